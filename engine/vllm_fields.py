@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from engine.types import Constraint, EngineRequest, FinishReason, TokenLogprob
+from eaglegate.engine.types import Constraint, EngineRequest, TokenLogprob
+from eaglegate.text.events import FinishReason
 
 DEPTH = "num_speculative_tokens"
 """A request's depth in vLLM's ``extra_args`` (over vLLM's HTTP: ``vllm_xargs``)."""

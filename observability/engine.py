@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 
-from engine.base import Engine
-from engine.supervision.policy import LossCause, RecoveryOutcome
-from engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step, revise
-from observability.middleware import current
-from observability.telemetry import Telemetry
+from eaglegate.engine.base import Engine
+from eaglegate.engine.supervision.policy import LossCause, RecoveryOutcome
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step, revise
+from eaglegate.observability.middleware import current
+from eaglegate.observability.telemetry import Telemetry
 
 
 class InstrumentedEngine:
@@ -62,7 +62,7 @@ def _find_trace_headers() -> Mapping[str, str]:
 
 
 class SupervisionObserver:
-    """``engine.supervision.policy.RecoveryObserver`` for the engine called ``name``."""
+    """``eaglegate.engine.supervision.policy.RecoveryObserver`` for the engine called ``name``."""
 
     def __init__(self, telemetry: Telemetry, name: str = "default") -> None:
         self._telemetry = telemetry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.speculation.totals import WORTHLESS, Totals
+from eaglegate.engine.speculation.totals import WORTHLESS, Totals
 
 MIN_VERIFY_STEPS = 200
 """Verify steps below which nothing is said."""
@@ -22,5 +22,5 @@ def find_problem(totals: Totals) -> str | None:
         f"Acceptance length is {length:.2f} over {totals.verify_steps} verify steps: hardly any "
         "draft token is right, so speculation costs time. Check that the draft was made for this "
         "model and chat template (eaglegate check); workers on a CPU need "
-        "--worker-extension-cls engine.vllm_backend.worker.DepthWorker (docs/workers.md)."
+        "--worker-extension-cls eaglegate.engine.DepthWorker (docs/workers.md)."
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.types import WORKLOADS
+from eaglegate.engine.types import WORKLOADS
 
 OTHER = "other"
 

@@ -18,8 +18,8 @@ from typing import Any, Protocol, TextIO
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from observability.observation import NOT_SENT, RequestObservation, RequestRecord
-from observability.sequence import MonotonicClock
+from eaglegate.observability.observation import NOT_SENT, RequestObservation, RequestRecord
+from eaglegate.observability.sequence import MonotonicClock
 
 QUIET = frozenset({"/", "/health", "/ready", "/metrics", "/debug/speculation"})
 """Polled all day: logged when the level is debug."""

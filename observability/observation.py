@@ -9,10 +9,11 @@ from functools import reduce
 from operator import add
 from typing import NamedTuple
 
-from engine.events import Ending, EventCallback, Outcome, Phase, Repair, RequestFacts, Usage
-from engine.speculation.totals import Totals
-from observability.labels import NO_DRAFT, OTHER, Labels
-from observability.sequence import MonotonicClock, PhaseShare, SequenceTimeline
+from eaglegate.engine.events import Ending, EventCallback, RequestFacts, Usage
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.observability.labels import NO_DRAFT, OTHER, Labels
+from eaglegate.observability.sequence import MonotonicClock, PhaseShare, SequenceTimeline
+from eaglegate.text.events import Outcome, Phase, Repair
 
 
 class SliceNames(NamedTuple):
@@ -178,7 +179,7 @@ NOT_SENT = ("", b"")
 
 
 class RequestObservation:
-    """``engine.events.Observation`` for one request; made by ``Telemetry.begin``."""
+    """``eaglegate.engine.events.Observation`` for one request; made by ``Telemetry.begin``."""
 
     __slots__ = (
         "_choices",

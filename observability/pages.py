@@ -17,13 +17,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from engine.fleet.types import WorkerStatus
-from engine.speculation.totals import Totals
-from engine.types import EngineInfo
-from observability.judgement import find_problem
-from observability.metrics.engine import summarize_planner
-from observability.telemetry import Telemetry
-from observability.windows import ALL, KINDS, SlidingWindow, WindowSums
+from eaglegate.engine.fleet.types import WorkerStatus
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import EngineInfo
+from eaglegate.observability.judgement import find_problem
+from eaglegate.observability.metrics.engine import summarize_planner
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.observability.windows import ALL, KINDS, SlidingWindow, WindowSums
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 

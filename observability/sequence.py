@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter, sub
 
-from engine.events import (
+from eaglegate.engine.events import Event, Finish, Usage
+from eaglegate.engine.speculation.accounting import spread_account, sum_steps, trim_decode
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import EngineRequest, Step
+from eaglegate.text.events import (
     ContentDelta,
-    Event,
-    Finish,
     Outcome,
     Phase,
     ReasoningDelta,
@@ -18,11 +20,7 @@ from engine.events import (
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
-    Usage,
 )
-from engine.speculation.accounting import spread_account, sum_steps, trim_decode
-from engine.speculation.totals import Totals
-from engine.types import EngineRequest, Step
 
 MonotonicClock = Callable[[], float]
 

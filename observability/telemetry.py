@@ -8,15 +8,21 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from engine.base import DraftSource, DraftSwap, DraftVersion, SupportsPlanning, SupportsUnclaimed
-from engine.events import Observation, RequestFacts
-from engine.fleet.types import WorkerStatus
-from engine.machine import GpuMonitor
-from engine.speculation.totals import Totals
-from engine.types import EngineInfo, EngineRequest
-from observability.capture.capture import RequestCapture
-from observability.capture.redaction import Decode
-from observability.labels import (
+from eaglegate.capture.capture import RequestCapture
+from eaglegate.capture.redaction import Decode
+from eaglegate.engine.base import (
+    DraftSource,
+    DraftSwap,
+    DraftVersion,
+    SupportsPlanning,
+    SupportsUnclaimed,
+)
+from eaglegate.engine.events import Observation, RequestFacts
+from eaglegate.engine.fleet.types import WorkerStatus
+from eaglegate.engine.machine import GpuMonitor
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import EngineInfo, EngineRequest
+from eaglegate.observability.labels import (
     NO_DRAFT,
     NO_TEMPLATE,
     KnownNames,
@@ -26,9 +32,14 @@ from observability.labels import (
     TopTemplates,
     name_context,
 )
-from observability.metrics.base import AdmissionQueue, MetricDeclaration, MetricGroup, MetricScope
-from observability.middleware import attach, note_refusal, take_body
-from observability.observation import (
+from eaglegate.observability.metrics.base import (
+    AdmissionQueue,
+    MetricDeclaration,
+    MetricGroup,
+    MetricScope,
+)
+from eaglegate.observability.middleware import attach, note_refusal, take_body
+from eaglegate.observability.observation import (
     ChoiceObservation,
     PendingMetrics,
     PhaseShares,
@@ -37,8 +48,8 @@ from observability.observation import (
     RequestRecord,
     SliceNames,
 )
-from observability.sequence import MonotonicClock, SequenceTimeline
-from observability.windows import SliceWindows
+from eaglegate.observability.sequence import MonotonicClock, SequenceTimeline
+from eaglegate.observability.windows import SliceWindows
 
 
 class CanarySource(Protocol):
@@ -60,7 +71,7 @@ COUNT_EVERY_S = 5.0
 
 
 class Telemetry:
-    """``engine.events.Observer``; made once by the composition root.
+    """``eaglegate.engine.events.Observer``; made once by the composition root.
 
     Steps and events are only recorded as they come. They are evaluated when a request ends, and
     counted in bulk on every scrape (``settle``), or else every few seconds.

@@ -18,10 +18,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from engine.events import Ending
-from observability.labels import OTHER, name_api
-from observability.middleware import QUIET, HttpExchange, RawHeaders
-from observability.observation import RequestRecord
+from eaglegate.engine.events import Ending
+from eaglegate.observability.labels import OTHER, name_api
+from eaglegate.observability.middleware import QUIET, HttpExchange, RawHeaders
+from eaglegate.observability.observation import RequestRecord
 
 SERVICE = "eaglegate"
 OPERATIONS = {"completions": "text_completion"}
@@ -29,7 +29,7 @@ OPERATIONS = {"completions": "text_completion"}
 
 
 class OpenTelemetry:
-    """``observability.middleware.Tracing`` on an OpenTelemetry provider."""
+    """``eaglegate.observability.middleware.Tracing`` on an OpenTelemetry provider."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider

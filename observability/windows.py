@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 
-from engine.events import Ending, Phase
-from engine.speculation.totals import Totals
-from observability.labels import Labels, TelemetrySettings
-from observability.observation import DecodeProgress, RequestRecord, SliceNames
-from observability.sequence import PhaseShare
+from eaglegate.engine.events import Ending
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.observability.labels import Labels, TelemetrySettings
+from eaglegate.observability.observation import DecodeProgress, RequestRecord, SliceNames
+from eaglegate.observability.sequence import PhaseShare
+from eaglegate.text.events import Phase
 
 BUCKETS = 30
 FAILED = (Ending.TIMEOUT, Ending.ENGINE)

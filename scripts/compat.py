@@ -13,9 +13,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / ".src"))
 
-from engine.vllm_contract import LOST, PACKAGES, PARTS, compare, split_parts
+from eaglegate.engine.vllm_contract import LOST, PACKAGES, PARTS, compare, split_parts
 
 
 def main(arguments: list[str]) -> int:

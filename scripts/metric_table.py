@@ -13,10 +13,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from observability.labels import LABELS, TelemetrySettings
-from observability.metrics import GROUPS
-from observability.metrics.base import MetricDeclaration
-from observability.telemetry import Telemetry
+from eaglegate.observability.labels import LABELS, TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.metrics.base import MetricDeclaration
+from eaglegate.observability.telemetry import Telemetry
 
 BEGIN = "<!-- made by python -m scripts.metric_table: begin -->\n"
 END = "<!-- end -->\n"

@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from engine.errors import EngineDead, EngineStartError
-from engine.orphan import die_with_parent
-from server.access.keys import generate_key_entry
-from server.cli.command_line import (
+from eaglegate.engine.errors import EngineDead, EngineStartError
+from eaglegate.engine.orphan import die_with_parent
+from eaglegate.server.access.keys import generate_key_entry
+from eaglegate.server.cli.command_line import (
     CommandLine,
     find_backend,
     list_given_names,
@@ -25,14 +26,16 @@ from server.cli.command_line import (
     read_command_line,
     read_engine_arguments,
 )
-from server.cli.console import StartupProgress, find_log_format
-from server.cli.first_read import open_ports, read_first
-from server.errors import ConfigError
+from eaglegate.server.cli.console import StartupProgress, find_log_format
+from eaglegate.server.cli.first_read import open_ports, read_first
+from eaglegate.server.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine.vllm_backend.child_process import EnginePreload
+    from eaglegate.engine.vllm_backend.child_process import EnginePreload
 
 MODELS = ("model", "model_tag")
+LAB = ("jsonschema", "tqdm")
+"""The packages of the extra ``lab``."""
 HELP = ("-h", "--help")
 USAGE = """\
 usage: eaglegate COMMAND [options]
@@ -65,21 +68,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         case "prove":
             return _prove(rest)
         case "parse":
-            return int(import_module("server.cli.parse").main(rest))
+            return int(import_module("eaglegate.server.cli.parse").main(rest))
         case "canary":
-            return int(import_module("improve.draft_command").main(["canary", *rest]))
+            return int(import_module("eaglegate.canary.draft_command").main(["canary", *rest]))
         case "draft":
-            return int(import_module("improve.draft_command").main(rest))
+            return int(import_module("eaglegate.canary.draft_command").main(rest))
         case "bench" | "replay":
-            return int(import_module(f"measure.{command}_command").main(rest))
+            return int(_lab(f"measure.{command}_command").main(rest))
         case "capture":
-            return int(import_module("observability.capture.command").main(rest))
+            return int(import_module("eaglegate.capture.command").main(rest))
         case "drafts" if rest[:1] == ["log"]:
-            return int(import_module("improve.ledger_command").main(rest[1:]))
+            return int(_lab("improve.ledger_command").main(rest[1:]))
         case "improve":
-            return int(import_module("improve.command").main(rest))
+            return int(_lab("improve.command").main(rest))
         case "drafts":
-            return int(import_module("measure.drafts_command").main(rest))
+            return int(_lab("measure.drafts_command").main(rest))
         case "key":
             return _key(rest)
         case "version" | "--version":
@@ -90,6 +93,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
     print(f"eaglegate: there is no command '{command}'\n\n{USAGE}", file=sys.stderr)
     return 2
+
+
+def _lab(name: str) -> ModuleType:
+    """A module of the lab, which nothing else of the gateway imports. Exits without its extra."""
+    try:
+        return import_module(f"eaglegate.lab.{name}")
+    except ModuleNotFoundError as error:
+        if error.name not in LAB:
+            raise
+        print(
+            f"eaglegate: this command needs {error.name}, which the lab brings: "
+            "pip install 'eaglegate[lab]'",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
 
 
 def _key(names: list[str]) -> int:
@@ -105,14 +123,14 @@ def _prove(argv: list[str]) -> int:
     """0: all checks passed, 1: one failed, 3: none failed, and one could not tell."""
     progress = StartupProgress()
     try:
-        from server.cli.prove_settings import ProveSettings
+        ProveSettings = _lab("prove.settings").ProveSettings
 
         read_first("prove", argv, ProveSettings)
         preload = _preload_engine(argv)
         line = read_command_line("prove", argv, progress, ProveSettings)
         if line.remote:
             raise ConfigError("prove starts the engines it checks: run it where vLLM runs")
-        prove = import_module("server.cli.prove").prove
+        prove = _lab("prove.command").prove
         return int(prove(replace(line, preload=preload), progress))
     except ConfigError as error:
         progress.close()
@@ -139,7 +157,7 @@ def _with_settings(command: str, argv: list[str]) -> int:
         preload = _preload_engine(argv)
         line = read_command_line(command, argv, progress)
         progress.use(line.settings.log_format)
-        from server.cli.serve import ServeCommand
+        from eaglegate.server.cli.serve import ServeCommand
 
         return ServeCommand(replace(line, preload=preload, listeners=listeners), progress).run()
     except (ConfigError, EngineStartError, EngineDead) as error:
@@ -160,8 +178,11 @@ def _preload_engine(argv: list[str]) -> EnginePreload | None:
     given = list_given_names(argv, os.environ)
     if find_backend(given) or any(arg.startswith(HELP) for arg in argv):
         return None
-    from engine.machine import detect_platform
-    from engine.vllm_backend.child_process import EnginePreload, predict_engine_environment
+    from eaglegate.engine.machine import detect_platform
+    from eaglegate.engine.vllm_backend.child_process import (
+        EnginePreload,
+        predict_engine_environment,
+    )
 
     if detect_platform() != "cpu":
         return None
@@ -172,7 +193,7 @@ def _preload_engine(argv: list[str]) -> EnginePreload | None:
 
 
 def _check_workers(line: CommandLine) -> int:
-    from server.cli.check import check_workers
+    from eaglegate.server.cli.check import check_workers
 
     backend = load_backend(line.backend)(line, lambda _: None)
     answers = asyncio.run(backend.ask_workers())
@@ -184,8 +205,8 @@ def _check_workers(line: CommandLine) -> int:
 def _check(line: CommandLine) -> int:
     if line.remote:
         return _check_workers(line)
-    from engine.preflight import make_plan
-    from server.cli.check import check
+    from eaglegate.engine.preflight import make_plan
+    from eaglegate.server.cli.check import check
 
     # A line that names a model is looked at as it is, so that one made for another machine can be.
     source = read_engine_arguments(line.namespace) if line.demo else line.namespace
@@ -199,7 +220,7 @@ def _plan_adapters(line: CommandLine) -> dict[str, str]:
     given = getattr(line.namespace, "lora_modules", None)
     if not given:
         return {}
-    from server.cli.command_line import read_adapters
+    from eaglegate.server.cli.command_line import read_adapters
 
     names = getattr(line.namespace, "served_model_name", None) or ()
     enabled = bool(getattr(line.namespace, "enable_lora", False))

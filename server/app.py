@@ -15,35 +15,35 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.access.budget import charge
-from server.apis.chat.request import ChatRequest
-from server.apis.chat.response import ChatFold, ChatStream
-from server.apis.chat.to_job import make_chat_job
-from server.apis.completions.response import CompletionFold, CompletionStream
-from server.apis.completions.to_job import CompletionRequest, make_completion_job
-from server.apis.messages.request import CountTokensRequest, MessagesRequest
-from server.apis.messages.response import MessageFold, MessageStream
-from server.apis.messages.to_job import make_counted_conversation, make_messages_job
-from server.apis.operations import admin, info
-from server.apis.shared.gateway import Gateway
-from server.apis.shared.openapi import complete_openapi, describe_body
-from server.apis.shared.request import NoticeHeader, parse, read_body
-from server.apis.shared.route import (
+from eaglegate.server.access.budget import charge
+from eaglegate.server.apis.chat.request import ChatRequest
+from eaglegate.server.apis.chat.response import ChatFold, ChatStream
+from eaglegate.server.apis.chat.to_job import make_chat_job
+from eaglegate.server.apis.completions.response import CompletionFold, CompletionStream
+from eaglegate.server.apis.completions.to_job import CompletionRequest, make_completion_job
+from eaglegate.server.apis.messages.request import CountTokensRequest, MessagesRequest
+from eaglegate.server.apis.messages.response import MessageFold, MessageStream
+from eaglegate.server.apis.messages.to_job import make_counted_conversation, make_messages_job
+from eaglegate.server.apis.operations import admin, info
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.apis.shared.openapi import complete_openapi, describe_body
+from eaglegate.server.apis.shared.request import NoticeHeader, parse, read_body
+from eaglegate.server.apis.shared.route import (
     GenerationApi,
     count_prompt_tokens,
     respond,
 )
-from server.errors import (
+from eaglegate.server.errors import (
     GatewayError,
     InvalidRequest,
     anthropic_body,
     error_body,
     openai_body,
 )
-from server.generation.prompt import render
-from server.http.auth import OPEN_PATHS, ApiCorsMiddleware, AuthMiddleware
-from server.http.middleware import HeadMiddleware, RootPathMiddleware
-from server.http.routing import method_error, path_error
+from eaglegate.server.generation.prompt import render
+from eaglegate.server.http.auth import OPEN_PATHS, ApiCorsMiddleware, AuthMiddleware
+from eaglegate.server.http.middleware import HeadMiddleware, RootPathMiddleware
+from eaglegate.server.http.routing import method_error, path_error
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Command-line flags: one for each field of a dataclass, and those of ``vllm serve``'s front end.
 
 Its name, type, default and help follow from the field, and so do its environment name and its key
-in the file (``server.cli.command_line``).
+in the file (``eaglegate.server.cli.command_line``).
 
 ``FLAGS`` are the flags of ``vllm serve``'s own HTTP front end that are no settings of this gateway.
 Each is accepted with a notice that says why it changes nothing here, or refused at the start where
@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from server.errors import ConfigError
+from eaglegate.server.errors import ConfigError
 
 ENV_PREFIX = "EAGLEGATE_"
 

@@ -3,7 +3,7 @@
 A setting is one field; its flag, environment name and help follow from it. It stands under the
 ``Heading`` whose heading it has in ``--help``. The engine's own flags
 come through the same parser, so they too can stand in the file and the environment
-(``server.cli.command_line``).
+(``eaglegate.server.cli.command_line``).
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import argparse
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from engine.errors import redact
-from engine.fleet.types import FleetSettings, RoutingSettings
-from engine.remote.upstream import ConnectionSettings
-from engine.supervision.policy import SupervisionTimeouts
-from server.access.admission import AdmissionLimits
-from server.errors import ConfigError
-from server.flags import Heading, flag, read_into, setting, setting_of
-from server.http.connection import TlsSettings
-from server.http.cross_origin import CrossOriginPolicy
-from server.http.response import StreamTiming
-from server.store.base import Retention, StoreLimits
+from eaglegate.engine.errors import redact
+from eaglegate.engine.fleet.types import FleetSettings, RoutingSettings
+from eaglegate.engine.remote.upstream import ConnectionSettings
+from eaglegate.engine.supervision.policy import SupervisionTimeouts
+from eaglegate.server.access.admission import AdmissionLimits
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.flags import Heading, flag, read_into, setting, setting_of
+from eaglegate.server.http.connection import TlsSettings
+from eaglegate.server.http.cross_origin import CrossOriginPolicy
+from eaglegate.server.http.response import StreamTiming
+from eaglegate.server.store.base import Retention, StoreLimits
 
 POSITIVE = (
     "responses_retention_s", "responses_most", "responses_bytes",
@@ -395,7 +395,7 @@ class Settings:
         if self.depth == "auto" and (self.upstream or self.upstream_file or self.upstream_dns):
             raise ConfigError(
                 "--depth auto plans in the engine of this process; leave it out and start workers "
-                "with --scheduler-cls engine.vllm_backend.scheduler.planning_scheduler"
+                "with --scheduler-cls eaglegate.engine.PlanningScheduler"
             )
 
     @property

@@ -106,8 +106,17 @@ def serving(
     log: Path, arguments: Sequence[str] = (), prefix: Sequence[str] = ()
 ) -> Iterator[RunningGateway]:
     """``eaglegate serve``, run by ``prefix``, on a free port until the block ends."""
-    command = [*prefix, sys.executable, "-m", "server", "serve", "--port", "0", *arguments]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [
+        *prefix,
+        sys.executable,
+        "-m",
+        "eaglegate.server",
+        "serve",
+        "--port",
+        "0",
+        *arguments,
+    ]
+    path = os.pathsep.join([str(ROOT / ".src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path}
     with log.open("w") as errors:
         process = subprocess.Popen(

@@ -14,8 +14,8 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from engine.remote.probe import PROBE
-from engine.rendering.renderer import ModelFiles, TemplateRenderer
+from eaglegate.engine.remote.probe import PROBE
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests import workers
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end
 

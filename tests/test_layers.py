@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("server", "engine", "improve", "measure", "observability")
+ROOMS = ("server", "engine", "text", "observability", "capture", "canary", "lab")
 KNOWS_ALL = {"server/cli/serve.py", "server/cli/observing.py", "server/app.py"}
-HTTP_CLIENTS = ("engine/remote/", "engine/machine.py", "measure/")
-CALLS_MEASURE = ("measure/", "server/cli/")
-LIGHT = ("engine/remote/", "engine/rendering/", "engine/fleet/", "server/backends/remote")
+HTTP_CLIENTS = ("engine/remote/", "engine/machine.py", "lab/")
+LIGHT = ("engine/remote/", "text/rendering/", "engine/fleet/", "server/backends/remote")
 """What a gateway in front of workers is made of."""
-MAY_IMPORT_VLLM: set[str] = set()
-"""Adapters outside engine/vllm_backend that need vLLM; keep this short."""
+VLLM = ("engine/vllm_backend/", "lab/training/", "lab/benchmarks/")
+"""Adapters of vLLM, and scripts that run it; keep this short."""
+PROMETHEUS = ("observability/", "lab/benchmarks/")
+MAY_NOT = {
+    "text": ("server", "engine", "observability", "capture", "canary", "fastapi"),
+    "engine": ("server", "observability", "capture", "canary", "fastapi"),
+    "observability": ("server", "canary"),
+    "capture": ("server", "canary"),
+    "canary": ("server", "capture", "fastapi"),
+    "lab/measure": ("server", "fastapi"),
+    "lab/improve": ("server", "fastapi"),
+}
+"""The rooms, and the rooms and packages that each may not import."""
 
 
 def sources() -> list[Path]:
@@ -32,21 +44,25 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
 def names(path: Path, package: str) -> list[str]:
-    return [name for name in imports(path) if name == package or name.startswith(package + ".")]
+    """What ``path`` imports of a room of ours, or of another's package."""
+    full = f"eaglegate.{package}" if package in ROOMS else package
+    return [name for name in imports(path) if name == full or name.startswith(full + ".")]
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_layers(path: Path) -> None:
     inside = path.relative_to(ROOT).as_posix()
-    if inside.startswith("engine/"):
-        assert not names(path, "server")
-        assert not names(path, "observability")
-        assert not names(path, "fastapi")
-    if not inside.startswith("engine/vllm_backend/") and inside not in MAY_IMPORT_VLLM:
+    for room, others in MAY_NOT.items():
+        if inside.startswith(room + "/"):
+            assert not [found for other in others for found in names(path, other)]
+    if not inside.startswith("lab/"):
+        assert not names(path, "lab"), "the gateway runs without the lab"
+    if not inside.startswith(VLLM):
         assert not names(path, "vllm"), "vLLM lives in engine/vllm_backend"
     if not inside.startswith(HTTP_CLIENTS):
         assert not names(path, "httpx"), "workers are talked to in engine/remote"
@@ -55,17 +71,29 @@ def test_layers(path: Path) -> None:
         assert not names(path, "transformers")
     if inside.startswith("server/") and inside not in KNOWS_ALL:
         assert not names(path, "observability")
-    if inside.startswith("measure/"):
-        assert not names(path, "server")
-        assert not names(path, "fastapi")
-    if inside.startswith("improve/"):
-        assert not names(path, "server")
-        assert not names(path, "fastapi")
-    if not inside.startswith(("improve/", "server/")):
-        assert not names(path, "improve"), "an engine does not judge its draft"
-    if not inside.startswith(CALLS_MEASURE):
-        assert not names(path, "measure"), "only commands measure"
-    if inside.startswith("observability/"):
-        assert not names(path, "server")
-    else:
+    if not inside.startswith(PROMETHEUS):
         assert not names(path, "prometheus_client")
+
+
+def test_nothing_imports_a_folder_by_its_own_name() -> None:
+    """``import server`` works from the root of a checkout only."""
+    files = [*sources(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    bare = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files
+        for name in imports(path)
+        if name.partition(".")[0] in ROOMS
+    ]
+    assert not bare
+
+
+def test_the_diagram_names_the_folders_that_there_are() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE))
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    there = {name.partition("/")[0] for name in listed.splitlines() if "/" in name}
+    there = {name for name in there if not name.startswith(".")}
+    assert shown == there
+    assert len(there) <= 12

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "package.md").read_text(encoding="utf-8")
-PUBLIC = re.findall(r"`((?:server|engine|observability)\.[\w.]+)`", PAGE)
+PUBLIC = re.findall(r"`(eaglegate\.[\w.]+)`", PAGE)
 HEAVY = ("vllm", "torch", "transformers", "fastapi", "prometheus_client")
 
 

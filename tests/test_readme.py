@@ -65,7 +65,7 @@ def test_the_python_example_works(demo_gateway):
 @pytest.mark.slow
 def test_check_of_the_demo_finds_nothing():
     done = subprocess.run(
-        [sys.executable, "-m", "server", "check", "--port", "0"],
+        [sys.executable, "-m", "eaglegate.server", "check", "--port", "0"],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.command_line import read_command_line
-from server.settings import Settings
+from eaglegate.server.cli.command_line import read_command_line
+from eaglegate.server.settings import Settings
 from tests.workers import ARGUMENTS, OURS, STOCK
 
 PAGE = (Path(__file__).parent.parent / "docs" / "workers.md").read_text(encoding="utf-8")

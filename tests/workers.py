@@ -41,14 +41,14 @@ ARGUMENTS = (
     "--kv-cache-memory-bytes=1073741824",
 )
 OURS = (
-    "--scheduler-cls=engine.vllm_backend.scheduler.server_scheduler",
-    "--worker-extension-cls=engine.vllm_backend.worker.DepthWorker",
-    "--middleware=engine.vllm_backend.steering.AllowSteering",
+    "--scheduler-cls=eaglegate.engine.Scheduler",
+    "--worker-extension-cls=eaglegate.engine.DepthWorker",
+    "--middleware=eaglegate.engine.AllowSteering",
 )
-PLANNING = ("--scheduler-cls=engine.vllm_backend.scheduler.planning_scheduler", *OURS[1:])
+PLANNING = ("--scheduler-cls=eaglegate.engine.PlanningScheduler", *OURS[1:])
 STOCK = ("--per-request-spec-decode-metrics=detailed",)
 ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT),
+    "PYTHONPATH": str(ROOT / ".src"),
     "OMP_NUM_THREADS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",

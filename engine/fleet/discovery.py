@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from engine.errors import redact
+from eaglegate.engine.errors import redact
 
 
 class DiscoveryError(Exception):

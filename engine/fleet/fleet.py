@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from engine.base import AppliedDepth, Engine
-from engine.errors import (
+from eaglegate.engine.base import AppliedDepth, Engine
+from eaglegate.engine.errors import (
     EngineDead,
     EngineFailed,
     EngineOverloaded,
@@ -26,16 +26,16 @@ from engine.errors import (
     EngineUnreachable,
     RequestRejected,
 )
-from engine.fleet.discovery import DiscoveryError, WorkerSource
-from engine.fleet.routing import Assignment, LoadBalancer, WorkerReservations
-from engine.fleet.types import (
+from eaglegate.engine.fleet.discovery import DiscoveryError, WorkerSource
+from eaglegate.engine.fleet.routing import Assignment, LoadBalancer, WorkerReservations
+from eaglegate.engine.fleet.types import (
     FleetSettings,
     RoutingReason,
     WorkerState,
     WorkerStatus,
 )
-from engine.fleet.worker import IncompatibleWorker, InspectWorker, Worker
-from engine.supervision.policy import (
+from eaglegate.engine.fleet.worker import IncompatibleWorker, InspectWorker, Worker
+from eaglegate.engine.supervision.policy import (
     LossCause,
     NullRecoveryObserver,
     RecoveryObserver,
@@ -43,9 +43,9 @@ from engine.supervision.policy import (
     create_loss,
     now,
 )
-from engine.supervision.pool import EnginePool, EngineSession, SessionSubmission
-from engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
-from engine.types import EngineInfo, EngineRequest, Health, Step
+from eaglegate.engine.supervision.pool import EnginePool, EngineSession, SessionSubmission
+from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, Step
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class WorkerSlot(SessionSubmission):
 
 @dataclass(eq=False)
 class Fleet(EnginePool):
-    """See ``engine.base.ResilientEngine``; ``make`` creates an engine for an address."""
+    """See ``eaglegate.engine.base.ResilientEngine``; ``make`` creates an engine for an address."""
 
     make: Callable[[str], Engine]
     sources: Sequence[WorkerSource]

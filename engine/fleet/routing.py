@@ -24,8 +24,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from engine.fleet.types import RoutingReason, RoutingSettings
-from engine.types import Arm, EngineRequest
+from eaglegate.engine.fleet.types import RoutingReason, RoutingSettings
+from eaglegate.engine.types import Arm, EngineRequest
 
 
 class WorkerLoad:

@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from random import random
 
-from engine.base import Engine, SupportsCounters
-from engine.errors import EngineError
-from engine.fleet.types import (
+from eaglegate.engine.base import Engine, SupportsCounters
+from eaglegate.engine.errors import EngineError
+from eaglegate.engine.fleet.types import (
     BreakerSettings,
     FleetSettings,
     WorkerCounters,
     WorkerFinding,
     WorkerState,
 )
-from engine.speculation.totals import Totals
-from engine.supervision.policy import LossCause, now
-from engine.supervision.pool import EngineSession, PoisonIsolation, close_engine
-from engine.supervision.recovery import FailureKind
-from engine.types import EngineInfo, EngineRequest, Health, Sampling
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.policy import LossCause, now
+from eaglegate.engine.supervision.pool import EngineSession, PoisonIsolation, close_engine
+from eaglegate.engine.supervision.recovery import FailureKind
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, Sampling
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.machine import Machine, check_hub
-from engine.preflight.context import (
+from eaglegate.engine.machine import Machine, check_hub
+from eaglegate.engine.preflight.context import (
     EnginePlan,
     PreflightContext,
     get_stored_scheme,
@@ -19,22 +19,26 @@ from engine.preflight.context import (
     make_context,
     make_plan,
 )
-from engine.preflight.memory import (
+from eaglegate.engine.preflight.memory import (
     check_devices,
     check_known_gpus,
     check_memory,
 )
-from engine.speculation.inspection import SpeculationReport
-from engine.speculation.inspection.checkpoint import (
+from eaglegate.engine.speculation.inspection import SpeculationReport
+from eaglegate.engine.speculation.inspection.checkpoint import (
     NotDownloaded,
     NotInspectable,
     open_model,
     read_json,
 )
-from engine.speculation.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
-from engine.speculation.inspection.weights import InvalidCheckpoint, TensorEntry, read_header
-from engine.speculation.naming import explain_missing_target
-from engine.vllm_contract import describe_broken
+from eaglegate.engine.speculation.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
+from eaglegate.engine.speculation.inspection.weights import (
+    InvalidCheckpoint,
+    TensorEntry,
+    read_header,
+)
+from eaglegate.engine.speculation.naming import explain_missing_target
+from eaglegate.engine.vllm_contract import describe_broken
 
 __all__ = ["EnginePlan", "PreflightReport", "make_plan", "preflight"]
 

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.machine import GIB, Machine
-from engine.speculation.inspection import SpeculationReport, inspect_draft
-from engine.speculation.inspection.checkpoint import (
+from eaglegate.engine.machine import GIB, Machine
+from eaglegate.engine.speculation.inspection import SpeculationReport, inspect_draft
+from eaglegate.engine.speculation.inspection.checkpoint import (
     Checkpoint,
     NotDownloaded,
     NotInspectable,
@@ -19,9 +19,9 @@ from engine.speculation.inspection.checkpoint import (
     open_model,
     read_config,
 )
-from engine.speculation.inspection.configs import TEXT_PARTS, TargetConfig, read_target
-from engine.speculation.inspection.weights import InvalidCheckpoint
-from engine.speculation.naming import SHORT, name_speculation
+from eaglegate.engine.speculation.inspection.configs import TEXT_PARTS, TargetConfig, read_target
+from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
+from eaglegate.engine.speculation.naming import SHORT, name_speculation
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from engine.gpus import GpuDevice, select_gpus
-from engine.machine import GIB
-from engine.preflight.context import (
+from eaglegate.engine.gpus import GpuDevice, select_gpus
+from eaglegate.engine.machine import GIB
+from eaglegate.engine.preflight.context import (
     EnginePlan,
     PreflightContext,
     format_bytes,
     get_stored_scheme,
 )
-from engine.speculation.inspection.checkpoint import Checkpoint
-from engine.speculation.inspection.weights import TensorEntry
+from eaglegate.engine.speculation.inspection.checkpoint import Checkpoint
+from eaglegate.engine.speculation.inspection.weights import TensorEntry
 
 FLOATS = ("F16", "BF16", "F32", "F64")
 EIGHT_BITS = (

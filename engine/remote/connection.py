@@ -16,8 +16,14 @@ from typing import Any
 import httpx
 import orjson
 
-from engine.errors import EngineDead, EngineError, EngineOverloaded, EngineUnreachable, redact
-from engine.remote.reading import (
+from eaglegate.engine.errors import (
+    EngineDead,
+    EngineError,
+    EngineOverloaded,
+    EngineUnreachable,
+    redact,
+)
+from eaglegate.engine.remote.reading import (
     QUESTION,
     REFUSAL,
     ReplyLimits,
@@ -29,9 +35,9 @@ from engine.remote.reading import (
     quote,
     read_json,
 )
-from engine.remote.refusals import AskedRequest, map_failure, map_refusal
-from engine.remote.transport import EVENT_COST, PIECE_COST, TurnBudget, WorkerTransport
-from engine.remote.upstream import ConnectionSettings, Upstream
+from eaglegate.engine.remote.refusals import AskedRequest, map_failure, map_refusal
+from eaglegate.engine.remote.transport import EVENT_COST, PIECE_COST, TurnBudget, WorkerTransport
+from eaglegate.engine.remote.upstream import ConnectionSettings, Upstream
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 seconds after which vLLM's server closes an idle connection."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 
-from engine.errors import EngineDead, EngineStartError
-from engine.remote.connection import WorkerConnection
-from engine.remote.reading import (
+from eaglegate.engine.errors import EngineDead, EngineStartError
+from eaglegate.engine.remote.connection import WorkerConnection
+from eaglegate.engine.remote.reading import (
     extract_message,
     read_integer,
     read_json,
@@ -18,8 +18,8 @@ from engine.remote.reading import (
     read_object,
     read_string,
 )
-from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
-from engine.types import EngineInfo, Health
+from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
+from eaglegate.engine.types import EngineInfo, Health
 
 POLL_S = 1.0
 MODELS = "/v1/models"
@@ -29,7 +29,7 @@ LONGEST_NAME = 500
 
 
 class RemoteEngineBase:
-    """The part of ``engine.base.Engine`` that does not depend on the wire protocol."""
+    """The part of ``eaglegate.engine.base.Engine`` that does not depend on the wire protocol."""
 
     def __init__(self, upstream: Upstream, model: LocalModel, access: ConnectionSettings) -> None:
         self._upstream = upstream

@@ -14,13 +14,13 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from engine.base import Engine
-from engine.errors import EngineDead, EngineError, EngineFailed
-from engine.remote import probe, wire
-from engine.remote.connection import WorkerConnection
-from engine.remote.driver import RemoteEngineBase
-from engine.remote.probe import SpeculationAccount, lay_decode_steps, parse_totals
-from engine.remote.reading import (
+from eaglegate.engine.base import Engine
+from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
+from eaglegate.engine.remote import probe, wire
+from eaglegate.engine.remote.connection import WorkerConnection
+from eaglegate.engine.remote.driver import RemoteEngineBase
+from eaglegate.engine.remote.probe import SpeculationAccount, lay_decode_steps, parse_totals
+from eaglegate.engine.remote.reading import (
     WorkerProtocolError,
     compute_limits,
     quote,
@@ -30,19 +30,19 @@ from engine.remote.reading import (
     read_object,
     read_optional_object,
 )
-from engine.remote.upstream import ENGINES, ConnectionSettings, LocalModel, Upstream
-from engine.speculation.accounting import intern_step
-from engine.speculation.totals import Totals
-from engine.types import (
+from eaglegate.engine.remote.upstream import ENGINES, ConnectionSettings, LocalModel, Upstream
+from eaglegate.engine.speculation.accounting import intern_step
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
     EngineRequest,
-    FinishReason,
     PositionLogprobs,
     Step,
     UndraftedReason,
 )
-from engine.vllm_fields import ABORT, FINISH
+from eaglegate.engine.vllm_fields import ABORT, FINISH
+from eaglegate.text.events import FinishReason
 
 ACCOUNT_S = 5.0
 """The longest to wait for the metrics that follow the last token."""
@@ -50,7 +50,7 @@ ACCOUNT_EVENTS = 16
 
 
 class RemoteEngine(RemoteEngineBase):
-    """See ``engine.base.Engine``: token ids over HTTP to and from one vLLM server.
+    """See ``eaglegate.engine.base.Engine``: token ids over HTTP to and from one vLLM server.
 
     The account of an answer's decode steps comes with its last step, because the worker reports it
     then. Answers that are broken off have none.

@@ -19,11 +19,11 @@ from typing import Any
 
 import httpx
 
-from engine.errors import EngineError, EngineStartError
-from engine.remote import wire
-from engine.remote.connection import WorkerConnection
-from engine.remote.driver import MOST_LENGTH
-from engine.remote.reading import (
+from eaglegate.engine.errors import EngineError, EngineStartError
+from eaglegate.engine.remote import wire
+from eaglegate.engine.remote.connection import WorkerConnection
+from eaglegate.engine.remote.driver import MOST_LENGTH
+from eaglegate.engine.remote.reading import (
     WorkerProtocolError,
     compute_limits,
     read_integer,
@@ -32,10 +32,10 @@ from engine.remote.reading import (
     read_object,
     read_optional_object,
 )
-from engine.remote.upstream import LocalModel
-from engine.speculation.accounting import intern_step
-from engine.speculation.totals import Totals
-from engine.types import (
+from eaglegate.engine.remote.upstream import LocalModel
+from eaglegate.engine.speculation.accounting import intern_step
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
     EngineRequest,

@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
-from engine.errors import EngineDead
-from engine.types import EngineRequest
+from eaglegate.engine.errors import EngineDead
+from eaglegate.engine.types import EngineRequest
 
 QUOTED = 200
 """Characters quoted of a worker's message."""

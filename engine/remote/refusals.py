@@ -10,7 +10,7 @@ import logging
 import re
 from dataclasses import dataclass
 
-from engine.errors import EngineError, EngineFailed, RequestRejected
+from eaglegate.engine.errors import EngineError, EngineFailed, RequestRejected
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
-from engine.errors import EngineDead, EngineStartError, RequestRejected
-from engine.remote.connection import REQUEST_ID, WorkerConnection, WorkerReply
-from engine.remote.driver import RemoteEngineBase
-from engine.remote.reading import (
+from eaglegate.engine.errors import EngineDead, EngineStartError, RequestRejected
+from eaglegate.engine.remote.connection import REQUEST_ID, WorkerConnection, WorkerReply
+from eaglegate.engine.remote.driver import RemoteEngineBase
+from eaglegate.engine.remote.reading import (
     WorkerProtocolError,
     compute_limits,
     extract_message,
@@ -28,17 +28,17 @@ from engine.remote.reading import (
     read_optional_object,
     read_string,
 )
-from engine.remote.upstream import Codec, LocalModel
-from engine.types import (
+from eaglegate.engine.remote.upstream import Codec, LocalModel
+from eaglegate.engine.types import (
     Constraint,
     EngineInfo,
     EngineRequest,
-    FinishReason,
     Sampling,
     SpeculationInfo,
     Step,
 )
-from engine.vllm_fields import ABORT
+from eaglegate.engine.vllm_fields import ABORT
+from eaglegate.text.events import FinishReason
 
 FINISH = {"length": FinishReason.LENGTH, "limit": FinishReason.LENGTH}
 """All other reasons are names for a stop: ``eos_token``, ``stop_sequence``, ..."""
@@ -48,7 +48,7 @@ LONGEST_TEXT = 1 << 20
 
 
 class TextEngine(RemoteEngineBase):
-    """See ``engine.base.Engine``."""
+    """See ``eaglegate.engine.base.Engine``."""
 
     async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
         self._name = name

@@ -15,7 +15,7 @@ from typing import Any
 import httpcore
 import httpx
 
-from engine.remote.reading import WorkerProtocolError
+from eaglegate.engine.remote.reading import WorkerProtocolError
 
 MAX_HEAD_BYTES = 64 << 10
 """Status line and headers, with all informational responses before them."""

@@ -9,8 +9,8 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 ENGINES: Mapping[str, str] = {
-    "": "engine.remote.engine:RemoteEngine",
-    "text+": "engine.remote.text:TextEngine",
+    "": "eaglegate.engine.remote.engine:RemoteEngine",
+    "text+": "eaglegate.engine.remote.text:TextEngine",
 }
 """The engine that drives a worker, by what stands before the URL in its address."""
 
@@ -107,4 +107,4 @@ class LocalModel:
     max_model_len: int | None = None
     """Context length of the model's config; None where it has none. The worker may allow less."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
-    """Model's generation config, by the field names of ``engine.types.Sampling``."""
+    """Model's generation config, by the field names of ``eaglegate.engine.types.Sampling``."""

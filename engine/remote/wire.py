@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.remote.reading import (
+from eaglegate.engine.remote.reading import (
     WorkerProtocolError,
     read_integer,
     read_list,
     read_number,
     read_object,
 )
-from engine.types import EngineRequest, PositionLogprobs, Sampling, TokenLogprob
-from engine.vllm_fields import build_sampling_fields, is_reasoning_ended, select_top
+from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling, TokenLogprob
+from eaglegate.engine.vllm_fields import build_sampling_fields, is_reasoning_ended, select_top
 
 GENERATE = "/inference/v1/generate"
 MOST_ALTERNATIVES = 256

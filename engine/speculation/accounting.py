@@ -19,8 +19,8 @@ from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 
-from engine.speculation.totals import Totals
-from engine.types import DecodeStep, Step, UndraftedReason
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import DecodeStep, Step, UndraftedReason
 
 _DELIVERED = attrgetter("delivered")
 

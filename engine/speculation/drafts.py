@@ -27,18 +27,18 @@ from weakref import finalize
 
 import numpy as np
 
-from engine.base import DraftVersion
-from engine.errors import DraftRefused
-from engine.speculation.inspection import SpeculationReport, inspect_draft
-from engine.speculation.inspection.checkpoint import (
+from eaglegate.engine.base import DraftVersion
+from eaglegate.engine.errors import DraftRefused
+from eaglegate.engine.speculation.inspection import SpeculationReport, inspect_draft
+from eaglegate.engine.speculation.inspection.checkpoint import (
     Checkpoint,
     NotInspectable,
     find_weight_files,
     open_checkpoint,
     open_model,
 )
-from engine.speculation.inspection.configs import read_draft
-from engine.speculation.inspection.weights import (
+from eaglegate.engine.speculation.inspection.configs import read_draft
+from eaglegate.engine.speculation.inspection.weights import (
     InvalidCheckpoint,
     TensorEntry,
     open_regular,
@@ -289,7 +289,7 @@ def check_apart(
     asked = {"plan": asdict(plan), "draft": draft, "running": running}
     try:
         ended = subprocess.run(
-            (sys.executable, "-m", "engine.speculation.drafts"),
+            (sys.executable, "-m", "eaglegate.engine.speculation.drafts"),
             cwd=ROOT,
             input=json.dumps(asked, default=str).encode(),
             capture_output=True,

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.errors import EngineStartError
-from engine.speculation.inspection.checkpoint import NotInspectable, locate, read_config
-from engine.speculation.inspection.speculators import (
+from eaglegate.engine.errors import EngineStartError
+from eaglegate.engine.speculation.inspection.checkpoint import NotInspectable, locate, read_config
+from eaglegate.engine.speculation.inspection.speculators import (
     METHOD_OF_TYPE,
     PART,
     TYPE,
     get_proposed_depth,
     get_verifier,
 )
-from engine.speculation.inspection.weights import InvalidCheckpoint
+from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
 
 SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """vLLM's short flags -> the key of ``speculative_config`` that each stands for."""

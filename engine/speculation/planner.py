@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.speculation.found import FoundShare
-from engine.speculation.probes import Optimum, Probes
-from engine.speculation.step_cost import StepCostModel
-from engine.speculation.step_graphs import GraphMode, StepGraphs
-from engine.speculation.survival import SurvivalEstimator
-from engine.speculation.totals import DepthReason, PlannedStep
-from engine.speculation.uniform import prefer_uniform
+from eaglegate.engine.speculation.found import FoundShare
+from eaglegate.engine.speculation.probes import Optimum, Probes
+from eaglegate.engine.speculation.step_cost import StepCostModel
+from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
+from eaglegate.engine.speculation.survival import SurvivalEstimator
+from eaglegate.engine.speculation.totals import DepthReason, PlannedStep
+from eaglegate.engine.speculation.uniform import prefer_uniform
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]

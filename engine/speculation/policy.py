@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from engine.types import Arm
+from eaglegate.engine.types import Arm
 
 SPECULATIVE = "speculative"
 PLAIN = "plain"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.speculation.step_cost import TIMED
+from eaglegate.engine.speculation.step_cost import TIMED
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.speculation.step_graphs import GraphMode, StepGraphs
+from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
 
 Floats = NDArray[np.floating[Any]]
 Row = list[float]

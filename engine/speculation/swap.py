@@ -15,9 +15,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from engine.base import DraftListener, DraftSwap, DraftVersion, SwapsDrafts
-from engine.errors import DraftRefused, DraftSwapBusy
-from engine.speculation.drafts import DraftPlan, DraftStore, check_apart, is_whole, make_version
+from eaglegate.engine.base import DraftListener, DraftSwap, DraftVersion, SwapsDrafts
+from eaglegate.engine.errors import DraftRefused, DraftSwapBusy
+from eaglegate.engine.speculation.drafts import (
+    DraftPlan,
+    DraftStore,
+    check_apart,
+    is_whole,
+    make_version,
+)
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.supervision.policy import RecoveryOutcome
-from engine.types import DecodeStep, EngineRequest, Sampling, Step, UndraftedReason
+from eaglegate.engine.supervision.policy import RecoveryOutcome
+from eaglegate.engine.types import DecodeStep, EngineRequest, Sampling, Step, UndraftedReason
 
 
 class ReplayDiverged(Exception):

@@ -11,7 +11,7 @@ from enum import StrEnum
 from time import monotonic
 from typing import Protocol
 
-from engine.types import EngineInfo
+from eaglegate.engine.types import EngineInfo
 
 
 def now() -> float:

@@ -14,17 +14,22 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
-from engine.base import Engine, SupportsUnclaimed
-from engine.speculation.totals import Totals
-from engine.supervision.policy import (
+from eaglegate.engine.base import Engine, SupportsUnclaimed
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.policy import (
     LossLog,
     RecoveryObserver,
     StallDetector,
     SupervisionTimeouts,
     now,
 )
-from engine.supervision.recovery import FailureKind, InFlightRequest, RequestRecovery, Submission
-from engine.types import EngineInfo, EngineRequest, Step
+from eaglegate.engine.supervision.recovery import (
+    FailureKind,
+    InFlightRequest,
+    RequestRecovery,
+    Submission,
+)
+from eaglegate.engine.types import EngineInfo, EngineRequest, Step
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +229,7 @@ class SessionSubmission(Submission):
 
 
 class EnginePool:
-    """Base of ``SupervisedEngine`` and ``Fleet``: see ``engine.base.ResilientEngine``."""
+    """Base of ``SupervisedEngine`` and ``Fleet``: see ``eaglegate.engine.base.ResilientEngine``."""
 
     timeouts: SupervisionTimeouts
     observer: RecoveryObserver

@@ -15,19 +15,25 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from engine.base import Engine
-from engine.errors import (
+from eaglegate.engine.base import Engine
+from eaglegate.engine.errors import (
     EngineDead,
     EngineFailed,
     EngineOverloaded,
     RequestQuarantined,
     RequestRejected,
 )
-from engine.speculation.accounting import sum_steps
-from engine.speculation.totals import Totals
-from engine.supervision.continuation import Continuation, ReplayDiverged
-from engine.supervision.policy import RecoveryObserver, RecoveryOutcome, SupervisionTimeouts, now
-from engine.types import EngineRequest, FinishReason, Step, StepSink, revise
+from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.continuation import Continuation, ReplayDiverged
+from eaglegate.engine.supervision.policy import (
+    RecoveryObserver,
+    RecoveryOutcome,
+    SupervisionTimeouts,
+    now,
+)
+from eaglegate.engine.types import EngineRequest, Step, StepSink, revise
+from eaglegate.text.events import FinishReason
 
 log = logging.getLogger(__name__)
 

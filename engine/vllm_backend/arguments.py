@@ -22,12 +22,12 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from engine.speculation.inspection.checkpoint import looks_like_hub_id
-from engine.speculation.inspection.recurrent import RECURRENT_ON_CPU
-from engine.speculation.naming import name_speculation
-from engine.vllm_backend import prepare_cpu, prepare_offline
-from engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths
-from engine.vllm_contract import SCHEDULER, WORKER, Area, find_broken
+from eaglegate.engine.speculation.inspection.checkpoint import looks_like_hub_id
+from eaglegate.engine.speculation.inspection.recurrent import RECURRENT_ON_CPU
+from eaglegate.engine.speculation.naming import name_speculation
+from eaglegate.engine.vllm_backend import prepare_cpu, prepare_offline
+from eaglegate.engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths
+from eaglegate.engine.vllm_contract import SCHEDULER, WORKER, Area, find_broken
 
 GIB = 1024**3
 HUB_S = 3.0

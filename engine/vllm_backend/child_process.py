@@ -48,16 +48,16 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from engine.logs import LineFormat, pass_line
-from engine.orphan import die_with_parent, kill_with_parent
-from engine.stop_signals import (
+from eaglegate.engine.logs import LineFormat, pass_line
+from eaglegate.engine.orphan import die_with_parent, kill_with_parent
+from eaglegate.engine.stop_signals import (
     END,
     block_stop_signals,
     children_block_stop_signals,
     end_on_request,
 )
-from engine.vllm_backend import list_cores
-from engine.vllm_contract import Area, find_broken
+from eaglegate.engine.vllm_backend import list_cores
+from eaglegate.engine.vllm_contract import Area, find_broken
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ READ_AT_LOAD = (
     "TORCHINDUCTOR_COMPILE_", "TORCHINDUCTOR_CPP_", "TRANSFORMERS_",
 )  # fmt: skip
 """How variables begin that libraries read when they are loaded, and not again."""
-PRELOADED = "engine.vllm_backend.preload"
+PRELOADED = "eaglegate.engine.vllm_backend.preload"
 """What the fork server imports."""
 ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
 """How vLLM reports an engine process that ended before it was ready; it may not know yet how."""

@@ -21,15 +21,15 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
-from engine.logs import LineFormat, pass_line
-from engine.machine import count_oom_kills, is_stopped
-from engine.speculation.methods import find_method
-from engine.speculation.totals import Totals
-from engine.supervision.policy import PostMortem
-from engine.types import EngineInfo, EngineRequest, Execution, Health, Step
-from engine.vllm_backend.arguments import make_engine_config
-from engine.vllm_backend.child_process import (
+from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
+from eaglegate.engine.logs import LineFormat, pass_line
+from eaglegate.engine.machine import count_oom_kills, is_stopped
+from eaglegate.engine.speculation.methods import find_method
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.policy import PostMortem
+from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, Health, Step
+from eaglegate.engine.vllm_backend.arguments import make_engine_config
+from eaglegate.engine.vllm_backend.child_process import (
     ChildLog,
     EnginePreload,
     kill_loading,
@@ -39,17 +39,17 @@ from engine.vllm_backend.child_process import (
     separate_engines,
     summarize_error,
 )
-from engine.vllm_backend.flight_record import FlightRecord
-from engine.vllm_backend.public_outputs import Outputs, PublicOutputs
-from engine.vllm_backend.translate import StepQueue, choose_reader, describe_engine
-from engine.vllm_backend.warm_up import (
+from eaglegate.engine.vllm_backend.flight_record import FlightRecord
+from eaglegate.engine.vllm_backend.public_outputs import Outputs, PublicOutputs
+from eaglegate.engine.vllm_backend.translate import StepQueue, choose_reader, describe_engine
+from eaglegate.engine.vllm_backend.warm_up import (
     PROFILE_BATCHES,
     TIMING_S,
     StepCosts,
     time_steps,
     warm_up,
 )
-from engine.vllm_contract import LOST, SCHEDULER, Area, describe_broken, find_broken
+from eaglegate.engine.vllm_contract import LOST, SCHEDULER, Area, describe_broken, find_broken
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import StatLoggerFactory
@@ -77,7 +77,7 @@ def ignore_progress(_: str) -> None:
 
 
 class VllmEngine:
-    """See ``engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
+    """See ``eaglegate.engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
 
     ``planning="auto"`` chooses the depth of requests that bring none at every step.
     ``stream_interval_s``: see ``translate.SinkFlusher``. ``preload`` forks the engine process.
@@ -210,7 +210,7 @@ class VllmEngine:
         return dict(await self._steer("describe_planning", recent) or {})
 
     async def freeze_planning(self, depth: int | None) -> bool:
-        """See ``engine.base.SupportsPlanning``."""
+        """See ``eaglegate.engine.base.SupportsPlanning``."""
         return bool(await self._steer("freeze_planning", depth))
 
     async def describe_execution(self) -> Execution | None:
@@ -218,7 +218,7 @@ class VllmEngine:
         llm, _ = self._require_running()
         if {Area.WORKER, Area.EXECUTION} & find_broken().keys():
             return None
-        from engine.vllm_backend.execution import read_execution
+        from eaglegate.engine.vllm_backend.execution import read_execution
 
         workers = await llm.collective_rpc("describe_execution")
         loggers = llm.logger_manager.stat_loggers if llm.logger_manager else ()
@@ -230,7 +230,7 @@ class VllmEngine:
         llm, _ = self._require_running()
         if llm.logger_manager is None or Area.EXECUTION in find_broken():
             return None
-        from engine.vllm_backend.execution import count_drafts
+        from eaglegate.engine.vllm_backend.execution import count_drafts
 
         return count_drafts(llm.logger_manager.stat_loggers)
 
@@ -271,7 +271,7 @@ class VllmEngine:
         return any(p.exitcode in OUTSIDE or is_stopped(p.pid) for p in self._processes)
 
     async def post_mortem(self) -> PostMortem:
-        """See ``engine.base.Explaining``."""
+        """See ``eaglegate.engine.base.Explaining``."""
         await asyncio.to_thread(self._log.join, LAST_WORDS_S)
         late = (process.exitcode or 0 for process in self._processes)
         codes = (*self._exits, *(code for code in late if code > 0))  # later signals are our own
@@ -340,10 +340,10 @@ class VllmEngine:
     def _choose_stat_loggers(self) -> list[StatLoggerFactory] | None:
         if self._arguments.disable_log_stats or Area.STATISTICS in find_broken():
             return None
-        from engine.vllm_backend.statistics import BatchedStatLogger
+        from eaglegate.engine.vllm_backend.statistics import BatchedStatLogger
 
         if self._arguments.cudagraph_metrics and Area.EXECUTION not in find_broken():
-            from engine.vllm_backend.execution import GraphCounter
+            from eaglegate.engine.vllm_backend.execution import GraphCounter
 
             return [BatchedStatLogger, GraphCounter]
         return [BatchedStatLogger]
@@ -352,11 +352,11 @@ class VllmEngine:
         """Each of these imports needs its area of vLLM."""
         broken = find_broken()
         if Area.WORKER not in broken:
-            from engine.vllm_backend import steering
+            from eaglegate.engine.vllm_backend import steering
 
             steering.allow(llm.input_processor)
         if Area.OUTPUTS not in broken:
-            from engine.vllm_backend.outputs import is_replaceable, take_over
+            from eaglegate.engine.vllm_backend.outputs import is_replaceable, take_over
 
             if is_replaceable(llm):
                 self._outputs = take_over(llm, choose_reader(info), self._stream_interval_s)

@@ -18,8 +18,8 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from engine.speculation.totals import Totals
-from engine.types import Execution, WorkerExecution
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import Execution, WorkerExecution
 
 SECOND_RUNNER = "vllm.v1.worker.gpu."
 """Where the classes of vLLM's second model runner are, and those of the first are not."""

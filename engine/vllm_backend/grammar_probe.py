@@ -26,11 +26,11 @@ import sys
 from collections import OrderedDict
 from contextlib import suppress
 
-from engine.errors import EngineFailed, EngineOverloaded, RequestRejected
-from engine.types import Constraint
-from engine.vllm_backend import grammar_trial
-from engine.vllm_backend.child_process import name_exit
-from engine.vllm_backend.grammar_trial import NO_GRAMMAR, OK
+from eaglegate.engine.errors import EngineFailed, EngineOverloaded, RequestRejected
+from eaglegate.engine.types import Constraint
+from eaglegate.engine.vllm_backend import grammar_trial
+from eaglegate.engine.vllm_backend.child_process import name_exit
+from eaglegate.engine.vllm_backend.grammar_trial import NO_GRAMMAR, OK
 
 log = logging.getLogger(__name__)
 

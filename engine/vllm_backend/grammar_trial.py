@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from engine.stop_signals import block_stop_signals
+from eaglegate.engine.stop_signals import block_stop_signals
 
 TOKENS_PER_S = 10_000
 """So many tokens of a vocabulary add a second: a bounded string takes 3 with 151,000."""

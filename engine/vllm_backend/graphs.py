@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from vllm.config import CUDAGraphMode, VllmConfig
 
-from engine.speculation.step_graphs import StepGraphs
+from eaglegate.engine.speculation.step_graphs import StepGraphs
 
 UNBOUNDED = 1 << 20
 """Last batch size of the last depth."""

@@ -33,14 +33,15 @@ from vllm.v1.engine.output_processor import (
 )
 from vllm.v1.metrics.stats import IterationStats
 
-from engine.errors import EngineDead, EngineFailed
-from engine.speculation.accounting import sum_steps
-from engine.speculation.totals import Totals
-from engine.types import DecodeStep, EngineRequest, FinishReason, Step
-from engine.vllm_backend import translate
-from engine.vllm_backend.translate import ABORTED, AccountReader, SinkFlusher, StepQueue
-from engine.vllm_contract import Area, find_broken
-from engine.vllm_fields import ABORT, FINISH
+from eaglegate.engine.errors import EngineDead, EngineFailed
+from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import DecodeStep, EngineRequest, Step
+from eaglegate.engine.vllm_backend import translate
+from eaglegate.engine.vllm_backend.translate import ABORTED, AccountReader, SinkFlusher, StepQueue
+from eaglegate.engine.vllm_contract import Area, find_broken
+from eaglegate.engine.vllm_fields import ABORT, FINISH
+from eaglegate.text.events import FinishReason
 
 NOTHING_TO_DO = OutputProcessorOutput([], [])
 

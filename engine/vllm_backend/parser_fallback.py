@@ -10,7 +10,13 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.parser.parser_manager import ParserManager
 from vllm.tokenizers import get_tokenizer
 
-from engine.events import ContentDelta, ParserEvent, ReasoningDelta, ToolCallDelta, ToolCallStart
+from eaglegate.text.events import (
+    ContentDelta,
+    ParserEvent,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
 
 
 def open_parsers(folder: str, tool_parser: str | None, reasoning: str | None) -> VllmParsers:

@@ -12,14 +12,14 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from engine.speculation.methods import StepBehaviour, StepDepth
-from engine.speculation.planner import DepthPlan, DepthPlanner
-from engine.speculation.step_graphs import GraphMode
-from engine.speculation.totals import DepthReason
-from engine.vllm_backend.graphs import read_graphs
-from engine.vllm_backend.steering import ReasoningSpan
-from engine.vllm_contract import SKIP
-from engine.vllm_fields import DEPTH, TENANT, TRAFFIC
+from eaglegate.engine.speculation.methods import StepBehaviour, StepDepth
+from eaglegate.engine.speculation.planner import DepthPlan, DepthPlanner
+from eaglegate.engine.speculation.step_graphs import GraphMode
+from eaglegate.engine.speculation.totals import DepthReason
+from eaglegate.engine.vllm_backend.graphs import read_graphs
+from eaglegate.engine.vllm_backend.steering import ReasoningSpan
+from eaglegate.engine.vllm_contract import SKIP
+from eaglegate.engine.vllm_fields import DEPTH, TENANT, TRAFFIC
 
 
 class Planner(Protocol):

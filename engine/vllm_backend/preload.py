@@ -11,15 +11,15 @@ import os
 from contextlib import suppress
 from importlib import import_module
 
-from engine.orphan import kill_with_parent
-from engine.stop_signals import block_stop_signals
+from eaglegate.engine.orphan import kill_with_parent
+from eaglegate.engine.stop_signals import block_stop_signals
 
 MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.cpu_worker",
-    "engine.vllm_backend.scheduler",
-    "engine.vllm_backend.worker",
+    "eaglegate.engine.vllm_backend.scheduler",
+    "eaglegate.engine.vllm_backend.worker",
 )
 
 

@@ -16,11 +16,12 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from engine.errors import EngineDead, EngineFailed
-from engine.speculation.totals import Totals
-from engine.types import EngineRequest, FinishReason, Step
-from engine.vllm_backend import translate
-from engine.vllm_fields import ABORT, FINISH
+from eaglegate.engine.errors import EngineDead, EngineFailed
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import EngineRequest, Step
+from eaglegate.engine.vllm_backend import translate
+from eaglegate.engine.vllm_fields import ABORT, FINISH
+from eaglegate.text.events import FinishReason
 
 
 class Inbox(Protocol):

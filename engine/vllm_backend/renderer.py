@@ -20,17 +20,28 @@ from vllm.renderers.hf import resolve_chat_template, resolve_chat_template_conte
 from vllm.renderers.registry import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
-from engine.rendering.encoding import NO_LIMITS, WINDOW, RenderLimits, TextEncoder, truncate_ids
-from engine.rendering.renderer import read_template
-from engine.rendering.sandbox import SMALL_BYTES, TemplateInput, TemplateRunner
-from engine.rendering.special_text import MarkedInput, Messages, SpecialText, SpecialTextRefused
-from engine.rendering.template import (
+from eaglegate.text.rendering.encoding import (
+    NO_LIMITS,
+    WINDOW,
+    RenderLimits,
+    TextEncoder,
+    truncate_ids,
+)
+from eaglegate.text.rendering.renderer import read_template
+from eaglegate.text.rendering.sandbox import SMALL_BYTES, TemplateInput, TemplateRunner
+from eaglegate.text.rendering.special_text import (
+    MarkedInput,
+    Messages,
+    SpecialText,
+    SpecialTextRefused,
+)
+from eaglegate.text.rendering.template import (
     CODED,
     ChatTemplate,
     filter_variables,
     merge_developer,
 )
-from engine.rendering.watchdog import RenderTooSlow
+from eaglegate.text.rendering.watchdog import RenderTooSlow
 
 READ_DEVELOPER = frozenset({"HfRenderer", "CohereRenderer", "InklingRenderer"})
 """Renderers that give OpenAI's developer role to a template that knows it, else as the system's.
@@ -51,7 +62,7 @@ LONGEST_CODED = 1 << 19
 
 
 class VllmRenderer:
-    """See ``engine.base.Renderer``. Raises ValueError where the template refuses."""
+    """See ``eaglegate.engine.base.Renderer``. Raises ValueError where the template refuses."""
 
     def __init__(
         self,

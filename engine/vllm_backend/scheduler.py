@@ -36,7 +36,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from engine.speculation.methods import (
+from eaglegate.engine.speculation.methods import (
     FULL_RUNS,
     DraftMethod,
     Runner,
@@ -44,13 +44,13 @@ from engine.speculation.methods import (
     StepDepth,
     find_method,
 )
-from engine.vllm_backend import draft_reload
-from engine.vllm_backend.child_process import exit_with_parent
-from engine.vllm_backend.flight_record import FlightRecorder
-from engine.vllm_backend.graphs import is_declaration
-from engine.vllm_backend.planning import StepPlanning
-from engine.vllm_contract import SKIP
-from engine.vllm_fields import DEPTH
+from eaglegate.engine.vllm_backend import draft_reload
+from eaglegate.engine.vllm_backend.child_process import exit_with_parent
+from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
+from eaglegate.engine.vllm_backend.graphs import is_declaration
+from eaglegate.engine.vllm_backend.planning import StepPlanning
+from eaglegate.engine.vllm_contract import SKIP
+from eaglegate.engine.vllm_fields import DEPTH
 
 
 class DepthSchedulerBase(Scheduler):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from engine.vllm_contract import SKIP
+from eaglegate.engine.vllm_contract import SKIP
 
 
 def execute_model(

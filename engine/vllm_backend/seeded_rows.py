@@ -28,7 +28,7 @@ from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from engine.vllm_backend import position_noise
+from eaglegate.engine.vllm_backend import position_noise
 
 REJECTED = -1
 """In the first runner's output: no token."""

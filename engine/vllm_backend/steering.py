@@ -42,7 +42,7 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
-from engine.vllm_contract import WORKER
+from eaglegate.engine.vllm_contract import WORKER
 
 
 class AllowSteering:

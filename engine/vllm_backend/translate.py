@@ -24,11 +24,17 @@ from vllm.sampling_params import (
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine.errors import EngineDead, EngineError, EngineFailed, EngineOverloaded, RequestRejected
-from engine.speculation.accounting import intern_step
-from engine.speculation.lossy import add_lossy, find_lossy
-from engine.speculation.methods import find_method
-from engine.types import (
+from eaglegate.engine.errors import (
+    EngineDead,
+    EngineError,
+    EngineFailed,
+    EngineOverloaded,
+    RequestRejected,
+)
+from eaglegate.engine.speculation.accounting import intern_step
+from eaglegate.engine.speculation.lossy import add_lossy, find_lossy
+from eaglegate.engine.speculation.methods import find_method
+from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
     EngineRequest,
@@ -39,8 +45,8 @@ from engine.types import (
     TokenLogprob,
     UndraftedReason,
 )
-from engine.vllm_contract import SCHEDULER, WORKER, find_broken
-from engine.vllm_fields import build_sampling_fields, is_reasoning_ended, select_top
+from eaglegate.engine.vllm_contract import SCHEDULER, WORKER, find_broken
+from eaglegate.engine.vllm_fields import build_sampling_fields, is_reasoning_ended, select_top
 
 log = logging.getLogger(__name__)
 

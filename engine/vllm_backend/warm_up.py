@@ -15,8 +15,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.errors import EngineError
-from engine.types import EngineInfo, EngineRequest, Sampling, Step
+from eaglegate.engine.errors import EngineError
+from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling, Step
 
 log = logging.getLogger(__name__)
 

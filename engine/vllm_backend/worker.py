@@ -39,11 +39,11 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import (
 )
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from engine.vllm_backend import second_runner, seeded_rows, steering
-from engine.vllm_backend.child_process import exit_with_parent
-from engine.vllm_backend.draft_reload import DraftReloader
-from engine.vllm_backend.execution import ExecutionReporter
-from engine.vllm_contract import SKIP
+from eaglegate.engine.vllm_backend import second_runner, seeded_rows, steering
+from eaglegate.engine.vllm_backend.child_process import exit_with_parent
+from eaglegate.engine.vllm_backend.draft_reload import DraftReloader
+from eaglegate.engine.vllm_backend.execution import ExecutionReporter
+from eaglegate.engine.vllm_contract import SKIP
 
 LORA_KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 

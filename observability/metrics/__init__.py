@@ -1,8 +1,8 @@
 """Every metric group, one class each. A new metric is a class and a row of its module's ``GROUPS``.
 
-There is no call site: ``observability.telemetry`` reports to every group what happens.
+There is no call site: ``eaglegate.observability.telemetry`` reports to every group what happens.
 """
 
-from observability.metrics import engine, requests, speculation
+from eaglegate.observability.metrics import engine, requests, speculation
 
 GROUPS = requests.GROUPS + speculation.GROUPS + engine.GROUPS

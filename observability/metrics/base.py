@@ -15,16 +15,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from engine.base import DraftSwap
-from engine.fleet.types import WorkerStatus
-from engine.machine import GpuMonitor
-from engine.speculation.totals import Totals
-from engine.types import EngineInfo
-from observability.capture.files import CaptureCounts
-from observability.labels import LABELS, Labels, TelemetrySettings
-from observability.observation import DecodeProgress, RequestRecord
-from observability.sequence import MonotonicClock
-from observability.windows import SliceWindows
+from eaglegate.capture.files import CaptureCounts
+from eaglegate.engine.base import DraftSwap
+from eaglegate.engine.fleet.types import WorkerStatus
+from eaglegate.engine.machine import GpuMonitor
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import EngineInfo
+from eaglegate.observability.labels import LABELS, Labels, TelemetrySettings
+from eaglegate.observability.observation import DecodeProgress, RequestRecord
+from eaglegate.observability.sequence import MonotonicClock
+from eaglegate.observability.windows import SliceWindows
 
 M = TypeVar("M", Counter, Gauge)
 Samples = Iterable[tuple[Sequence[str], float]]

@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.fleet.types import WorkerState, WorkerStatus
-from engine.machine import GpuReading
-from engine.types import EngineInfo
-from observability.labels import OTHER
-from observability.metrics.base import MetricGroup, Samples
+from eaglegate.engine.fleet.types import WorkerState, WorkerStatus
+from eaglegate.engine.machine import GpuReading
+from eaglegate.engine.types import EngineInfo
+from eaglegate.observability.labels import OTHER
+from eaglegate.observability.metrics.base import MetricGroup, Samples
 
 
 class EngineState(MetricGroup):

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
-from observability.labels import LABELS, CappedNames, KnownNames, Labels, name_api
-from observability.metrics.base import LONG_S, SHORT_S, MetricGroup
-from observability.observation import DecodeProgress, RequestRecord
+from eaglegate.observability.labels import LABELS, CappedNames, KnownNames, Labels, name_api
+from eaglegate.observability.metrics.base import LONG_S, SHORT_S, MetricGroup
+from eaglegate.observability.observation import DecodeProgress, RequestRecord
 
 
 class Requests(MetricGroup):

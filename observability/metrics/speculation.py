@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from engine.base import DraftSwap
-from engine.speculation.totals import Totals
-from observability.labels import LABELS, Labels
-from observability.metrics.base import MetricGroup, Samples
-from observability.observation import DecodeProgress, RequestRecord
-from observability.sequence import PhaseShare
-from observability.windows import SlidingWindow
+from eaglegate.engine.base import DraftSwap
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.observability.labels import LABELS, Labels
+from eaglegate.observability.metrics.base import MetricGroup, Samples
+from eaglegate.observability.observation import DecodeProgress, RequestRecord
+from eaglegate.observability.sequence import PhaseShare
+from eaglegate.observability.windows import SlidingWindow
 
 
 class Acceptance(MetricGroup):

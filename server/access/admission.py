@@ -22,10 +22,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.access.budget import charge
-from server.access.caller import Requester
-from server.access.fair_order import FairQueue, Flow, Priority, ServiceRate
-from server.errors import GatewayError, InvalidRequest, TooManyRequests
+from eaglegate.server.access.budget import charge
+from eaglegate.server.access.caller import Requester
+from eaglegate.server.access.fair_order import FairQueue, Flow, Priority, ServiceRate
+from eaglegate.server.errors import GatewayError, InvalidRequest, TooManyRequests
 
 Clock = Callable[[], float]
 

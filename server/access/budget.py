@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from server.errors import TooManyRequests
+from eaglegate.server.errors import TooManyRequests
 
 Result = TypeVar("Result")
 
@@ -44,7 +44,7 @@ RETRY_S = 2.0
 
 
 class TokenQuota(Protocol):
-    """The part of a key's quota that a charge is paid from (``server.access.caller``)."""
+    """The part of a key's quota that a charge is paid from (``eaglegate.server.access.caller``)."""
 
     def pay(self, tokens: float) -> float: ...
 

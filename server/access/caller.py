@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from server.access.fair_order import Priority
-from server.errors import InvalidRequest, TooManyRequests
+from eaglegate.server.access.fair_order import Priority
+from eaglegate.server.errors import InvalidRequest, TooManyRequests
 
 Clock = Callable[[], float]
 MINUTE_S = 60.0

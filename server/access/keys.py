@@ -33,9 +33,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.access.caller import ApiKey, KeyQuota
-from server.access.fair_order import Priority
-from server.errors import ConfigError, Unauthenticated
+from eaglegate.server.access.caller import ApiKey, KeyQuota
+from eaglegate.server.access.fair_order import Priority
+from eaglegate.server.errors import ConfigError, Unauthenticated
 
 PREFIX = "eg-"
 MIN_LENGTH = 16

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from server.errors import Unavailable
+from eaglegate.server.errors import Unavailable
 
 log = logging.getLogger(__name__)
 

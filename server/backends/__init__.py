@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from engine.base import Renderer, ResilientEngine
-from engine.fleet.types import WorkerStatus
-from engine.speculation.swap import DraftManager
-from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
-from engine.types import EngineInfo
-from server.generation.pipeline import ConstraintProbe
-from server.parsing.parser import ParserFallback
-from server.parsing.vocabulary import Vocabulary
+from eaglegate.engine.base import Renderer, ResilientEngine
+from eaglegate.engine.fleet.types import WorkerStatus
+from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
+from eaglegate.engine.types import EngineInfo
+from eaglegate.server.generation.pipeline import ConstraintProbe
+from eaglegate.text.parsing.parser import ParserFallback
+from eaglegate.text.parsing.vocabulary import Vocabulary
 
 
 class Backend(Protocol):

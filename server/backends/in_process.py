@@ -7,41 +7,41 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.errors import EngineStartError
-from engine.fleet.types import WorkerStatus
-from engine.logs import LineFormat, adopt_vllm, pass_line, wrap_line
-from engine.machine import inspect_machine
-from engine.preflight import make_plan, preflight
-from engine.speculation.drafts import DraftPlan, DraftStore
-from engine.speculation.lossy import add_lossy, find_lossy, refuse_lossy
-from engine.speculation.swap import DraftManager
-from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
-from engine.supervisor import SupervisedEngine
-from engine.types import EngineInfo
-from engine.vllm_backend.engine import VllmEngine
-from engine.vllm_backend.grammar_probe import GrammarProbe
-from engine.vllm_backend.renderer import VllmRenderer
-from engine.vllm_backend.warm_up import StepCosts
-from engine.vllm_contract import Area, find_broken
-from server.cli.command_line import (
+from eaglegate.engine.errors import EngineStartError
+from eaglegate.engine.fleet.types import WorkerStatus
+from eaglegate.engine.logs import LineFormat, adopt_vllm, pass_line, wrap_line
+from eaglegate.engine.machine import inspect_machine
+from eaglegate.engine.preflight import make_plan, preflight
+from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
+from eaglegate.engine.speculation.lossy import add_lossy, find_lossy, refuse_lossy
+from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
+from eaglegate.engine.supervisor import SupervisedEngine
+from eaglegate.engine.types import EngineInfo
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.engine.vllm_backend.warm_up import StepCosts
+from eaglegate.engine.vllm_contract import Area, find_broken
+from eaglegate.server.cli.command_line import (
     Arguments,
     CommandLine,
     read_adapters,
     read_engine_arguments,
     refuse_unknown_parsers,
 )
-from server.errors import ConfigError
-from server.parsing.parser import ParserFallback
-from server.parsing.registry import find_unknown_parsers
-from server.parsing.vocabulary import Vocabulary
-from server.settings import Settings
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.settings import Settings
+from eaglegate.text.parsing.parser import ParserFallback
+from eaglegate.text.parsing.registry import find_unknown_parsers
+from eaglegate.text.parsing.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from engine.speculation.inspection import SpeculationReport
+    from eaglegate.engine.speculation.inspection import SpeculationReport
 
 
 class InProcessBackend:
-    """See ``server.backends.Backend``."""
+    """See ``eaglegate.server.backends.Backend``."""
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings = line.settings
@@ -83,7 +83,7 @@ class InProcessBackend:
         unknown = find_unknown_parsers(tools, reasoning)
         if not unknown:
             return None
-        from engine.vllm_backend.parser_fallback import VllmParsers
+        from eaglegate.engine.vllm_backend.parser_fallback import VllmParsers
 
         self._progress(
             f"warning: no parser here for {' and '.join(unknown)}: vLLM's own reads all answers, "

@@ -8,24 +8,30 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from engine.base import Engine
-from engine.errors import EngineStartError, redact
-from engine.fleet.discovery import DiscoveryError, DnsSource, FileSource, StaticSource, WorkerSource
-from engine.fleet.fleet import Fleet
-from engine.fleet.types import FleetSettings, RoutingSettings, WorkerStatus
-from engine.fleet.worker import WorkerReport
-from engine.remote.engine import remote_engine
-from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
-from engine.rendering.renderer import ModelFiles, TemplateRenderer, UnsupportedModel
-from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
-from engine.types import EngineInfo
-from server.backends.worker_probe import WorkerProbe
-from server.cli.command_line import CommandLine, ModelArguments, refuse_unknown_parsers
-from server.errors import ConfigError
-from server.flags import make_part
-from server.generation.grammar import ParserFactory
-from server.parsing.vocabulary import Vocabulary
-from server.settings import Settings
+from eaglegate.engine.base import Engine
+from eaglegate.engine.errors import EngineStartError, redact
+from eaglegate.engine.fleet.discovery import (
+    DiscoveryError,
+    DnsSource,
+    FileSource,
+    StaticSource,
+    WorkerSource,
+)
+from eaglegate.engine.fleet.fleet import Fleet
+from eaglegate.engine.fleet.types import FleetSettings, RoutingSettings, WorkerStatus
+from eaglegate.engine.fleet.worker import WorkerReport
+from eaglegate.engine.remote.engine import remote_engine
+from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
+from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
+from eaglegate.engine.types import EngineInfo
+from eaglegate.server.backends.worker_probe import WorkerProbe
+from eaglegate.server.cli.command_line import CommandLine, ModelArguments, refuse_unknown_parsers
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.flags import make_part
+from eaglegate.server.generation.grammar import ParserFactory
+from eaglegate.server.settings import Settings
+from eaglegate.text.parsing.vocabulary import Vocabulary
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer, UnsupportedModel
 
 PROBE_S = 3.0
 """A worker that is not ready in this time is probed again later, or by the next `check`."""
@@ -80,7 +86,7 @@ class RenderingBackend:
 
 
 class RemoteBackend(RenderingBackend):
-    """See ``server.backends.Backend``."""
+    """See ``eaglegate.server.backends.Backend``."""
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings = line.settings

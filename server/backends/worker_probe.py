@@ -17,25 +17,17 @@ from typing import Any
 
 import orjson
 
-from engine.base import Engine, Renderer, SupportsInspection
-from engine.errors import EngineError
-from engine.events import Outcome, Phase
-from engine.fleet.types import FindingKind, WorkerFinding
-from engine.speculation.accounting import sum_steps
-from engine.speculation.totals import WORTHLESS, Totals
-from engine.types import (
-    Constraint,
-    DecodeStep,
-    EngineInfo,
-    EngineRequest,
-    FinishReason,
-    Sampling,
-    Step,
-)
-from server.errors import GatewayError
-from server.generation.grammar import ParserFactory
-from server.generation.job import Job, Prompt, ToolPolicy
-from server.parsing.fold import AnswerFold
+from eaglegate.engine.base import Engine, Renderer, SupportsInspection
+from eaglegate.engine.errors import EngineError
+from eaglegate.engine.fleet.types import FindingKind, WorkerFinding
+from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.speculation.totals import WORTHLESS, Totals
+from eaglegate.engine.types import Constraint, DecodeStep, EngineInfo, EngineRequest, Sampling, Step
+from eaglegate.server.errors import GatewayError
+from eaglegate.server.generation.grammar import ParserFactory
+from eaglegate.server.generation.job import Job, Prompt, ToolPolicy
+from eaglegate.text.events import FinishReason, Outcome, Phase
+from eaglegate.text.parsing.fold import AnswerFold
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +92,7 @@ class ProbeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProbe:
-    """See ``engine.fleet.worker.InspectWorker``."""
+    """See ``eaglegate.engine.fleet.worker.InspectWorker``."""
 
     renderer: Renderer
     parsers: ParserFactory
@@ -177,7 +169,7 @@ class Visit:
         return (
             f"its answers with a temperature are wrong where it drafts ({describe(sampled)} at "
             f"{NEAR_GREEDY:g}, {greedy.acceptance_length:.2f} without): on a CPU start it with "
-            "--worker-extension-cls engine.vllm_backend.worker.DepthWorker, or without a draft"
+            "--worker-extension-cls eaglegate.engine.DepthWorker, or without a draft"
         )
 
     async def _draft(self, temperature: float) -> Totals:

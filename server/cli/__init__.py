@@ -1,5 +1,5 @@
 """The command ``eaglegate``: serve, check, parse.
 
 ``serve.py`` is the composition root: settings, engine, observers, application, uvicorn. A new
-command is a module here and a row in ``server.__main__``.
+command is a module here and a row in ``eaglegate.server.__main__``.
 """

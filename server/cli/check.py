@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.errors import EngineStartError
-from engine.fleet.worker import WorkerReport
-from engine.machine import Machine, inspect_machine, is_port_free
-from engine.preflight import EnginePlan, preflight
-from engine.speculation.inspection import Severity, SpeculationReport
-from engine.speculation.lossy import find_lossy, refuse_lossy
-from server.cli.command_line import GatewayPlan
+from eaglegate.engine.errors import EngineStartError
+from eaglegate.engine.fleet.worker import WorkerReport
+from eaglegate.engine.machine import Machine, inspect_machine, is_port_free
+from eaglegate.engine.preflight import EnginePlan, preflight
+from eaglegate.engine.speculation.inspection import Severity, SpeculationReport
+from eaglegate.engine.speculation.lossy import find_lossy, refuse_lossy
+from eaglegate.server.cli.command_line import GatewayPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import orjson
 import yaml
 
-from server.cli.observing import CaptureSettings
-from server.errors import ConfigError
-from server.flags import (
+from eaglegate.server.cli.observing import CaptureSettings
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.flags import (
     ENV_PREFIX,
     Heading,
     add_arguments,
@@ -29,10 +29,10 @@ from server.flags import (
     read_into,
     setting,
 )
-from server.settings import Settings, describe_changes, read_settings
+from eaglegate.server.settings import Settings, describe_changes, read_settings
 
 if TYPE_CHECKING:
-    from engine.vllm_backend.child_process import EnginePreload
+    from eaglegate.engine.vllm_backend.child_process import EnginePreload
 
 ALIASES = {"VLLM_API_KEY": "api_key"}
 """Names from elsewhere that mean the same."""
@@ -193,9 +193,9 @@ DEMO_TOOL_PARSER = "hermes"
 """The format of the built-in demo; its reasoning format is an engine flag and set there."""
 
 
-VLLM = "server.backends.in_process:InProcessBackend"
+VLLM = "eaglegate.server.backends.in_process:InProcessBackend"
 BACKENDS: Mapping[str, str] = {
-    "upstream upstream_file upstream_dns": "server.backends.remote:RemoteBackend",
+    "upstream upstream_file upstream_dns": "eaglegate.server.backends.remote:RemoteBackend",
 }
 """What takes vLLM's place in this process, by the settings of which each chooses it."""
 
@@ -209,7 +209,7 @@ def find_backend(given: Collection[str]) -> tuple[str, str] | None:
 
 
 def load_backend(place: str) -> Any:
-    """A class that fits ``server.backends.Backend``."""
+    """A class that fits ``eaglegate.server.backends.Backend``."""
     module, name = place.split(":")
     return getattr(import_module(module), name)
 
@@ -259,7 +259,7 @@ def read_command_line(
     if found := find_backend(list_given_names(argv, os.environ)):
         return _read_without_vllm(command, argv, progress, *found)
     progress("loading vLLM")
-    from engine.vllm_backend.arguments import add_engine_arguments, make_engine_parser
+    from eaglegate.engine.vllm_backend.arguments import add_engine_arguments, make_engine_parser
 
     parser = make_engine_parser(
         prog=f"eaglegate {command}", usage=f"eaglegate {command} [MODEL] [options]"
@@ -344,7 +344,7 @@ def read_again(argv: list[str]) -> CommandLine:
 
 def read_engine_arguments(namespace: argparse.Namespace, depth: str | None = None) -> Arguments:
     """``depth``: see ``Settings``."""
-    from engine.vllm_backend.arguments import make_engine_arguments
+    from eaglegate.engine.vllm_backend.arguments import make_engine_arguments
 
     try:
         return make_engine_arguments(namespace, depth)
@@ -368,7 +368,7 @@ class GatewayPlan:
 
 
 def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
-    from server.parsing.registry import reasoning_format, tool_format
+    from eaglegate.text.parsing.registry import reasoning_format, tool_format
 
     reasoning = getattr(source, "reasoning_parser", None) or settings.reasoning_parser
     shown: dict[str, str] = {}

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TextIO
 
-from engine.logs import make_head, open_root_log, write_line
-from engine.types import EngineInfo
-from server.access.keys import KeyRing
-from server.generation.pipeline import AnswerFormat
-from server.http.cross_origin import parse_names
-from server.settings import Settings
+from eaglegate.engine.logs import make_head, open_root_log, write_line
+from eaglegate.engine.types import EngineInfo
+from eaglegate.server.access.keys import KeyRing
+from eaglegate.server.generation.pipeline import AnswerFormat
+from eaglegate.server.http.cross_origin import parse_names
+from eaglegate.server.settings import Settings
 
 HEARTBEAT_S = 5.0
 REMARKS = ("note:", "WARNING:")

@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine import vllm_flags
-from engine.speculation.inspection.checkpoint import (
+from eaglegate.engine import vllm_flags
+from eaglegate.engine.speculation.inspection.checkpoint import (
     NotInspectable,
     locate,
     looks_like_hub_id,
     read_config,
 )
-from engine.speculation.inspection.weights import InvalidCheckpoint
-from engine.vllm_contract import find_vllm
-from server.access.keys import load_keys
-from server.cli.command_line import find_backend, gather_arguments, list_given_names
-from server.cli.observing import CaptureSettings
-from server.errors import ConfigError
-from server.flags import (
+from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
+from eaglegate.engine.vllm_contract import find_vllm
+from eaglegate.server.access.keys import load_keys
+from eaglegate.server.cli.command_line import find_backend, gather_arguments, list_given_names
+from eaglegate.server.cli.observing import CaptureSettings
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.flags import (
     add_arguments,
     add_front_end_flags,
     flag,
@@ -38,8 +38,8 @@ from server.flags import (
     parse_json_object,
     read_into,
 )
-from server.http.connection import TlsSettings
-from server.settings import Settings, read_settings
+from eaglegate.server.http.connection import TlsSettings
+from eaglegate.server.settings import Settings, read_settings
 
 COMMON = {
     "speculative-config": "the draft: its method, model and num_speculative_tokens, as JSON",
@@ -196,6 +196,6 @@ def _check_folder(model: str) -> None:
 
 def open_ports(first: FirstRead) -> list[socket.socket]:
     """Bind the port of the API, and the operator's where it has one. Raises ConfigError."""
-    from server.cli.listener import bind_listeners
+    from eaglegate.server.cli.listener import bind_listeners
 
     return bind_listeners(first.settings)

@@ -1,6 +1,6 @@
 """Whether the gateway in this container is ready: the health check of the images.
 
-    python3 -m server.cli.health
+    python3 -m eaglegate.server.cli.health
 
 Asks ``/ready`` on ``EAGLEGATE_PORT``, over TLS where that port speaks it. The certificate is not
 checked: it names the gateway's address, not this machine's own. Where clients need certificates

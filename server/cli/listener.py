@@ -15,12 +15,12 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from server.access.admission import Admission
-from server.apis.shared.gateway import Gateway
-from server.errors import ConfigError, Unavailable
-from server.http.connection import HttpConnection, TlsSettings, make_server_config
-from server.http.connection_limits import LIMITS, ConnectionLimiter, ConnectionSlot
-from server.settings import Settings
+from eaglegate.server.access.admission import Admission
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.errors import ConfigError, Unavailable
+from eaglegate.server.http.connection import HttpConnection, TlsSettings, make_server_config
+from eaglegate.server.http.connection_limits import LIMITS, ConnectionLimiter, ConnectionSlot
+from eaglegate.server.settings import Settings
 
 log = logging.getLogger(__name__)
 

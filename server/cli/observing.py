@@ -5,23 +5,22 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
-from improve.config import ConfigInvalid, read_config
-from improve.process import ImproveProcess
-from observability.capture.capture import FULL, HASHES, MODES, RequestCapture
-from observability.capture.files import (
+from eaglegate.capture.capture import FULL, HASHES, MODES, RequestCapture
+from eaglegate.capture.files import (
     CaptureFolder,
     CaptureLimits,
     is_open_to_others,
     make_cipher,
 )
-from observability.capture.redaction import Redactor, SaltedHashes, load_salt
-from server.apis.responses.encryption import read_keys
-from server.errors import ConfigError
-from server.flags import Heading, make_part, read_into, setting, setting_of
-from server.settings import Settings
+from eaglegate.capture.redaction import Redactor, SaltedHashes, load_salt
+from eaglegate.server.apis.responses.encryption import read_keys
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.flags import Heading, make_part, read_into, setting, setting_of
+from eaglegate.server.settings import Settings
 
 SMALLEST_BYTES = 1 << 20
 
@@ -108,14 +107,23 @@ def open_capture(
     return RequestCapture(folder, settings.capture_share, hashes, kept, make_cipher(keys))
 
 
-def open_improve(settings: Settings, has_draft: bool) -> ImproveProcess | None:
+class BackgroundProcess(Protocol):
+    """A process that runs beside the gateway until it is cancelled."""
+
+    async def run(self, url: str) -> None: ...
+
+
+def open_improve(settings: Settings, has_draft: bool) -> BackgroundProcess | None:
     """Raises ConfigError for a loop that was asked for and cannot run."""
     if settings.improve is None:
         return None
     if not has_draft:
         raise ConfigError("--improve needs a draft in this process; start it beside a worker")
     path = Path(settings.improve).expanduser()
+    # By name: the gateway imports nothing of the lab, but where an operator asks for it.
+    lab = import_module("eaglegate.lab.improve.process")
     try:
-        return ImproveProcess(path, read_config(path), settings.admin_api_key)
-    except ConfigInvalid as error:
+        process: BackgroundProcess = lab.open_process(path, settings.admin_api_key)
+    except ValueError as error:
         raise ConfigError(f"--improve: {error}") from None
+    return process

@@ -17,19 +17,18 @@ from itertools import count, islice, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
-from engine.events import ParserEvent, Phase, ToolCallEnd
-from engine.types import FinishReason
-from server.parsing.answer import make_fallback_parser, make_parser
-from server.parsing.fold import fold
-from server.parsing.parser import Parser
-from server.parsing.registry import (
+from eaglegate.text.events import FinishReason, ParserEvent, Phase, ToolCallEnd
+from eaglegate.text.parsing.answer import make_fallback_parser, make_parser
+from eaglegate.text.parsing.fold import fold
+from eaglegate.text.parsing.parser import Parser
+from eaglegate.text.parsing.registry import (
     UnknownParser,
     reasoning_format,
     reasoning_parser_names,
     tool_format,
     tool_parser_names,
 )
-from server.parsing.vocabulary import Vocabulary
+from eaglegate.text.parsing.vocabulary import Vocabulary
 
 _FINISH = {"tool_calls": FinishReason.STOP, "abort": FinishReason.LENGTH} | {
     reason.value: reason for reason in FinishReason
@@ -140,7 +139,7 @@ def _parse_as_vllm(
 ) -> tuple[str, dict[str, Any]]:
     """What vLLM's parsers of the same names make of it. Raises ValueError where they cannot."""
     try:
-        from engine.vllm_backend.parser_fallback import open_parsers
+        from eaglegate.engine.vllm_backend.parser_fallback import open_parsers
     except ImportError as error:
         raise ValueError(f"--compare vllm needs vLLM, which is not installed: {error}") from error
 

@@ -6,14 +6,14 @@ import logging
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from engine.speculation.policy import SpeculationPolicy
-from server.access.admission import Admission, AdmissionLimits
-from server.access.keys import KeyRing, load_keys
-from server.apis.responses.encryption import ReasoningCipher, read_configured_keys
-from server.apis.shared.gateway import Gateway
-from server.cli.command_line import read_again
-from server.flags import make_part
-from server.settings import Settings
+from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.server.access.keys import KeyRing, load_keys
+from eaglegate.server.apis.responses.encryption import ReasoningCipher, read_configured_keys
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.cli.command_line import read_again
+from eaglegate.server.flags import make_part
+from eaglegate.server.settings import Settings
 
 log = logging.getLogger(__name__)
 

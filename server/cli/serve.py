@@ -13,39 +13,44 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 from starlette.types import ASGIApp
 
-from engine.errors import EngineDead
-from engine.fleet.fleet import Fleet
-from engine.machine import find_gpu_monitors
-from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
-from engine.supervision.policy import SupervisionTimeouts
-from engine.types import WORKLOADS, EngineInfo
-from improve.canary import CanaryRunner
-from improve.changes import CanaryChanges
-from improve.rules import PromotedRules
-from observability.engine import InstrumentedEngine, SupervisionObserver
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.middleware import AccessLog, NoTracing, TelemetryMiddleware, Tracing
-from observability.pages import make_routes
-from observability.telemetry import Telemetry
-from server.access.admission import Admission, AdmissionLimits
-from server.access.keys import KeyRing
-from server.access.memory import MemoryMonitor, find_sources
-from server.apis.responses import encryption, route
-from server.apis.responses.background import BackgroundRuns
-from server.apis.responses.service import maintain_store
-from server.apis.shared.gateway import Controls, Gateway
-from server.app import create_app
-from server.backends import Backend
-from server.cli.command_line import CommandLine, load_backend
-from server.cli.console import (
+from eaglegate.canary.canary import CanaryRunner
+from eaglegate.canary.changes import CanaryChanges
+from eaglegate.canary.rules import PromotedRules
+from eaglegate.engine.errors import EngineDead
+from eaglegate.engine.fleet.fleet import Fleet
+from eaglegate.engine.machine import find_gpu_monitors
+from eaglegate.engine.speculation.policy import (
+    PLAIN,
+    SPECULATIVE,
+    SpeculationPolicy,
+    SpeculationRules,
+)
+from eaglegate.engine.supervision.policy import SupervisionTimeouts
+from eaglegate.engine.types import WORKLOADS, EngineInfo
+from eaglegate.observability.engine import InstrumentedEngine, SupervisionObserver
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.middleware import AccessLog, NoTracing, TelemetryMiddleware, Tracing
+from eaglegate.observability.pages import make_routes
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.server.access.keys import KeyRing
+from eaglegate.server.access.memory import MemoryMonitor, find_sources
+from eaglegate.server.apis.responses import encryption, route
+from eaglegate.server.apis.responses.background import BackgroundRuns
+from eaglegate.server.apis.responses.service import maintain_store
+from eaglegate.server.apis.shared.gateway import Controls, Gateway
+from eaglegate.server.app import create_app
+from eaglegate.server.backends import Backend
+from eaglegate.server.cli.command_line import CommandLine, load_backend
+from eaglegate.server.cli.console import (
     StartupProgress,
     describe_clients,
     describe_exposure,
     format_banner,
     open_log,
 )
-from server.cli.listener import (
+from eaglegate.server.cli.listener import (
     LAST_WORDS_S,
     Drain,
     SignalHandlers,
@@ -54,26 +59,30 @@ from server.cli.listener import (
     format_url,
     serve,
 )
-from server.cli.observing import open_capture, open_improve
-from server.cli.reload import load_encryption_keys, load_key_ring, read_reloaded
-from server.errors import ConfigError
-from server.flags import make_part
-from server.generation.grammar import ParserFactory
-from server.generation.job import ServedModel
-from server.generation.model_defaults import check_default_sampling
-from server.generation.pipeline import ConstraintTrials, Pipeline
-from server.http.connection import TlsSettings
-from server.http.connection_limits import ConnectionLimiter, ConnectionLimits, raise_file_limit
-from server.http.cross_origin import CrossOriginPolicy
-from server.http.response import StreamTiming
-from server.settings import Settings
-from server.store.base import Retention, StoreLimits
-from server.store.database import StoreError, default_url, sqlite_directory
-from server.store.sql import SqlResponseStore
+from eaglegate.server.cli.observing import open_capture, open_improve
+from eaglegate.server.cli.reload import load_encryption_keys, load_key_ring, read_reloaded
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.flags import make_part
+from eaglegate.server.generation.grammar import ParserFactory
+from eaglegate.server.generation.job import ServedModel
+from eaglegate.server.generation.model_defaults import check_default_sampling
+from eaglegate.server.generation.pipeline import ConstraintTrials, Pipeline
+from eaglegate.server.http.connection import TlsSettings
+from eaglegate.server.http.connection_limits import (
+    ConnectionLimiter,
+    ConnectionLimits,
+    raise_file_limit,
+)
+from eaglegate.server.http.cross_origin import CrossOriginPolicy
+from eaglegate.server.http.response import StreamTiming
+from eaglegate.server.settings import Settings
+from eaglegate.server.store.base import Retention, StoreLimits
+from eaglegate.server.store.database import StoreError, default_url, sqlite_directory
+from eaglegate.server.store.sql import SqlResponseStore
 
 if TYPE_CHECKING:
-    from observability.capture.capture import RequestCapture
-    from server.store.base import ResponseStore
+    from eaglegate.capture.capture import RequestCapture
+    from eaglegate.server.store.base import ResponseStore
 
 
 class ServeCommand:
@@ -266,7 +275,7 @@ def _open_tracing(endpoint: str | None) -> Tracing:
     if endpoint is None:
         return NoTracing()
     try:
-        from observability.tracing import OpenTelemetry
+        from eaglegate.observability.tracing import OpenTelemetry
     except ImportError as error:
         raise ConfigError(
             f"--otlp-endpoint needs {error.name}: pip install 'eaglegate[otel]'"

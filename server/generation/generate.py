@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from engine.errors import EngineError, EngineFailed, RequestRejected
-from engine.events import (
+from eaglegate.engine.errors import EngineError, EngineFailed, RequestRejected
+from eaglegate.engine.events import (
     Batch,
     BatchSink,
     Ending,
@@ -23,24 +23,30 @@ from engine.events import (
     LogprobsDelta,
     Observation,
     Observer,
-    ParserEvent,
     PromptEcho,
     RequestFacts,
     TokensDelta,
     Usage,
     UsageDelta,
 )
-from engine.rendering.encoding import PromptTooLong
-from engine.speculation.accounting import Account
-from engine.speculation.totals import Totals
-from engine.types import EngineRequest, FinishReason, Step, revise
-from server.access.budget import charge
-from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
-from server.generation.job import Conversation, Deadline, Job, Prompt, PromptSource
-from server.generation.pipeline import AnswerParser, Pipeline
-from server.generation.prompt import encode, render, render_newest, room_for_messages, shorten
-from server.generation.prompt import prompt_limits as limits_of
-from server.generation.refusals import explain
+from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import EngineRequest, Step, revise
+from eaglegate.server.access.budget import charge
+from eaglegate.server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
+from eaglegate.server.generation.job import Conversation, Deadline, Job, Prompt, PromptSource
+from eaglegate.server.generation.pipeline import AnswerParser, Pipeline
+from eaglegate.server.generation.prompt import (
+    encode,
+    render,
+    render_newest,
+    room_for_messages,
+    shorten,
+)
+from eaglegate.server.generation.prompt import prompt_limits as limits_of
+from eaglegate.server.generation.refusals import explain
+from eaglegate.text.events import FinishReason, ParserEvent
+from eaglegate.text.rendering.encoding import PromptTooLong
 
 ENDINGS: dict[type[Exception], Ending] = {
     RequestRejected: Ending.REJECTED,

@@ -12,16 +12,16 @@ from typing import Any
 
 import orjson
 
-from engine.events import Phase
-from engine.types import Constraint
-from server.errors import InvalidRequest
-from server.generation.job import Job, Prompt, ToolPolicy
-from server.parsing.answer import fit_reasoning, make_fallback_parser, make_parser
-from server.parsing.message import CallFrame, ReasoningFormat, TagNode, matching
-from server.parsing.parser import Parser, ParserFallback
-from server.parsing.registry import find_frame, framed_names, tool_format
-from server.parsing.schemas import modernise
-from server.parsing.vocabulary import Vocabulary
+from eaglegate.engine.types import Constraint
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.server.generation.job import Job, Prompt, ToolPolicy
+from eaglegate.text.events import Phase
+from eaglegate.text.parsing.answer import fit_reasoning, make_fallback_parser, make_parser
+from eaglegate.text.parsing.message import CallFrame, ReasoningFormat, TagNode, matching
+from eaglegate.text.parsing.parser import Parser, ParserFallback
+from eaglegate.text.parsing.registry import find_frame, framed_names, tool_format
+from eaglegate.text.parsing.schemas import modernise
+from eaglegate.text.parsing.vocabulary import Vocabulary
 
 
 def answer_constraint(

@@ -15,8 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import orjson
 
-from engine.events import Phase
-from engine.types import (
+from eaglegate.engine.types import (
     CHAT,
     REASONING,
     STRUCTURED,
@@ -28,9 +27,10 @@ from engine.types import (
     Sampling,
     revise,
 )
-from server.access.caller import Caller
-from server.errors import DeadlineExceeded, context_overflow
-from server.generation.text_grammar import TextGrammar
+from eaglegate.server.access.caller import Caller
+from eaglegate.server.errors import DeadlineExceeded, context_overflow
+from eaglegate.text.events import Phase
+from eaglegate.text.grammars.text_grammar import TextGrammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from server.errors import ConfigError
+from eaglegate.server.errors import ConfigError
 
 RULES: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "temperature": ("0 or more", lambda value: value >= 0),

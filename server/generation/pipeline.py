@@ -12,16 +12,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from engine.base import Engine, Renderer
-from engine.errors import EngineError, RequestRejected
-from engine.events import ParserEvent, Phase
-from engine.speculation.policy import SpeculationPolicy
-from engine.types import Constraint, EngineInfo, FinishReason
-from server.access.admission import Admission, AdmissionLimits
-from server.access.caller import Requester
-from server.errors import InvalidRequest, TooManyRequests
-from server.generation.job import Job, Prompt, ServedModel
-from server.http.response import from_engine
+from eaglegate.engine.base import Engine, Renderer
+from eaglegate.engine.errors import EngineError, RequestRejected
+from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.types import Constraint, EngineInfo
+from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.server.access.caller import Requester
+from eaglegate.server.errors import InvalidRequest, TooManyRequests
+from eaglegate.server.generation.job import Job, Prompt, ServedModel
+from eaglegate.server.http.response import from_engine
+from eaglegate.text.events import FinishReason, ParserEvent, Phase
 
 BOUNDS = AdmissionLimits(running=1, queued=64, queued_tokens=4 << 20)
 """One compilation at a time; the limits of waiting requests and their characters."""
@@ -95,7 +95,7 @@ def _too_many(error: TooManyRequests) -> TooManyRequests:
 
 
 class AnswerParser(Protocol):
-    """Turns the tokens of one answer into events (``server.parsing.parser``)."""
+    """Turns the tokens of one answer into events (``eaglegate.text.parsing.parser``)."""
 
     @property
     def stopped(self) -> str | None:
@@ -113,7 +113,7 @@ class AnswerParser(Protocol):
 
 
 class AnswerFormat(Protocol):
-    """Format of the model's answers (``server.generation.grammar.ParserFactory``)."""
+    """Format of the model's answers (``eaglegate.server.generation.grammar.ParserFactory``)."""
 
     @property
     def tool_parser(self) -> str | None: ...

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from engine.base import Renderer
-from engine.errors import EngineOverloaded
-from engine.rendering.encoding import PromptTooLong, RenderLimits
-from server.access.budget import SMALL_BYTES, charge
-from server.errors import InvalidRequest, TooManyRequests
-from server.generation.job import LEAST, Conversation, Side
+from eaglegate.engine.base import Renderer
+from eaglegate.server.access.budget import SMALL_BYTES, charge
+from eaglegate.server.errors import InvalidRequest, TooManyRequests
+from eaglegate.server.generation.job import LEAST, Conversation, Side
+from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
+from eaglegate.text.rendering.sandbox import RendererLost
 
 TaskResult = TypeVar("TaskResult")
 AT_ONCE_BYTES = 4 << 10
@@ -59,9 +59,9 @@ async def render(
         return await _apart(work, limits, quick=not own)
     except PromptTooLong:
         raise
-    except EngineOverloaded as error:
+    except RendererLost as error:
         raise TooManyRequests(
-            str(error), code="engine_overloaded", retry_after_s=error.retry_after_s or 1
+            str(error), code="engine_overloaded", retry_after_s=error.retry_after_s
         ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(

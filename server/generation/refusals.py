@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.errors import EngineError, EngineFailed, RequestQuarantined, RequestRejected
-from engine.types import EngineRequest, Sampling
-from server.generation.job import Job
+from eaglegate.engine.errors import EngineError, EngineFailed, RequestQuarantined, RequestRejected
+from eaglegate.engine.types import EngineRequest, Sampling
+from eaglegate.server.generation.job import Job
 
 
 def explain(error: RequestRejected | EngineFailed, request: EngineRequest, job: Job) -> EngineError:

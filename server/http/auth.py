@@ -25,11 +25,11 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.access.budget import RequestCharge, charge
-from server.access.caller import ApiKey, Caller, caller
-from server.access.keys import KeyRing
-from server.apis.shared.gateway import Gateway
-from server.errors import (
+from eaglegate.server.access.budget import RequestCharge, charge
+from eaglegate.server.access.caller import ApiKey, Caller, caller
+from eaglegate.server.access.keys import KeyRing
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.errors import (
     Forbidden,
     GatewayError,
     InvalidRequest,
@@ -38,17 +38,17 @@ from server.errors import (
     Unauthenticated,
     error_body,
 )
-from server.http.connection_limits import group_address
-from server.http.cross_origin import (
+from eaglegate.server.http.connection_limits import group_address
+from eaglegate.server.http.cross_origin import (
     SAFE_METHODS,
     CrossOriginPolicy,
     RequestHeaders,
     check_content_type,
     read_host,
 )
-from server.http.middleware import find_writer
-from server.http.rate_limits import add_rate_limits
-from server.http.response import send_json
+from eaglegate.server.http.middleware import find_writer
+from eaglegate.server.http.rate_limits import add_rate_limits
+from eaglegate.server.http.response import send_json
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 OPERATOR_PATHS = ("/metrics", "/debug", "/admin")
@@ -70,7 +70,7 @@ def is_page(path: str) -> bool:
 
 
 class AuthMiddleware:
-    """ASGI middleware; sets ``server.access.keys.caller`` for what is inside."""
+    """ASGI middleware; sets ``eaglegate.server.access.keys.caller`` for what is inside."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app

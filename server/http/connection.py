@@ -21,9 +21,15 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from server.errors import ConfigError, GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
-from server.http.connection_limits import ConnectionSlot, build_response
-from server.http.middleware import FastWriteMiddleware
+from eaglegate.server.errors import (
+    ConfigError,
+    GatewayError,
+    HeadersTooLarge,
+    InvalidRequest,
+    RequestTimeout,
+)
+from eaglegate.server.http.connection_limits import ConnectionSlot, build_response
+from eaglegate.server.http.middleware import FastWriteMiddleware
 
 KEEP_ALIVE_S = 75
 """An idle connection is closed after this long: longer than most proxies keep one."""

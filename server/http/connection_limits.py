@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from server.errors import GatewayError, Unavailable, openai_body
+from eaglegate.server.errors import GatewayError, Unavailable, openai_body
 
 MOST_FILES = 1 << 20
 """Some hosts allow a thousand million, and programs that walk all of them hang."""

@@ -24,7 +24,7 @@ import orjson
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from server.errors import ConfigError, Forbidden, InvalidRequest, UnsupportedMediaType
+from eaglegate.server.errors import ConfigError, Forbidden, InvalidRequest, UnsupportedMediaType
 
 ANY = "*"
 LOCAL_NAMES = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})

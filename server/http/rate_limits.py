@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from starlette.types import Message, Send
 
-from server.access.caller import ApiKey, LimitState
+from eaglegate.server.access.caller import ApiKey, LimitState
 
 Headers = list[tuple[bytes, bytes]]
 

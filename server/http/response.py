@@ -21,7 +21,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.errors import (
+from eaglegate.engine.errors import (
     EngineDead,
     EngineError,
     EngineFailed,
@@ -29,8 +29,8 @@ from engine.errors import (
     RequestQuarantined,
     RequestRejected,
 )
-from engine.events import Batch, BatchSink, Event
-from server.errors import (
+from eaglegate.engine.events import Batch, BatchSink, Event
+from eaglegate.server.errors import (
     GatewayError,
     InvalidRequest,
     ReaderTooSlow,
@@ -38,7 +38,7 @@ from server.errors import (
     Unavailable,
     openai_body,
 )
-from server.http.middleware import CLOSED_WRITER, BodyWriter, WhileConnected, find_writer
+from eaglegate.server.http.middleware import CLOSED_WRITER, BodyWriter, WhileConnected, find_writer
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
-from server.errors import MethodNotAllowed, NotFound
+from eaglegate.server.errors import MethodNotAllowed, NotFound
 
 PREFIX = "/v1"
 """Clients whose base URL lacks it, or has it twice, ask for paths that do not exist."""

@@ -23,8 +23,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Connection, Engine
 
-from server.errors import InvalidRequest
-from server.store.base import StoredConversation, StoreLimits
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.server.store.base import StoredConversation, StoreLimits
 
 Result = TypeVar("Result", covariant=True)
 
@@ -88,7 +88,7 @@ def count_items(connection: Connection) -> None:
 
 
 class SqlConversationStore:
-    """See ``server.store.base.ConversationStore``."""
+    """See ``eaglegate.server.store.base.ConversationStore``."""
 
     def __init__(
         self, engine: Engine, run: RunQuery, limits: StoreLimits, retention_s: float

@@ -32,10 +32,10 @@ from sqlalchemy import (
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from server.errors import StoreFailed
-from server.store import conversations, items
-from server.store.base import Retention, StoredResponse, StoreLimits
-from server.store.database import (
+from eaglegate.server.errors import StoreFailed
+from eaglegate.server.store import conversations, items
+from eaglegate.server.store.base import Retention, StoredResponse, StoreLimits
+from eaglegate.server.store.database import (
     StoreError,
     add_columns,
     connect,

@@ -13,13 +13,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.apis.chat.request import ChatRequest
-from server.apis.completions.to_job import CompletionRequest
-from server.apis.messages.request import CountTokensRequest, MessagesRequest
-from server.apis.operations.info import DetokenizeRequest, TokenizeRequest
-from server.apis.responses.conversations import ConversationRequest
-from server.apis.responses.request import ResponsesRequest
-from server.apis.shared.fields import RequestModel
+from eaglegate.server.apis.chat.request import ChatRequest
+from eaglegate.server.apis.completions.to_job import CompletionRequest
+from eaglegate.server.apis.messages.request import CountTokensRequest, MessagesRequest
+from eaglegate.server.apis.operations.info import DetokenizeRequest, TokenizeRequest
+from eaglegate.server.apis.responses.conversations import ConversationRequest
+from eaglegate.server.apis.responses.request import ResponsesRequest
+from eaglegate.server.apis.shared.fields import RequestModel
 
 SAY = [{"role": "user", "content": "hi"}]
 ENDPOINTS: dict[str, tuple[type[RequestModel], dict[str, Any]]] = {

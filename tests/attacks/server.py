@@ -11,11 +11,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 
-from engine.rendering.renderer import ModelFiles, TemplateRenderer
-from engine.scripted import steps
-from engine.types import EngineRequest, FinishReason, Step
-from server.store.base import Retention
-from server.store.sql import SqlResponseStore
+from eaglegate.engine.scripted import steps
+from eaglegate.engine.types import EngineRequest, Step
+from eaglegate.server.store.base import Retention
+from eaglegate.server.store.sql import SqlResponseStore
+from eaglegate.text.events import FinishReason
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests.server.conftest import DEMO, EOS, Lab, on_a_port
 
 CONTEXT = 32_768

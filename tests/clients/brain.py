@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.remote.probe import PROBE
-from engine.rendering.renderer import ModelFiles, TemplateRenderer
+from eaglegate.engine.remote.probe import PROBE
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests import workers
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end
 

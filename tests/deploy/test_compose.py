@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.cli.listener import LAST_WORDS_S
-from server.http.connection import CLOSE_S
-from server.settings import Settings
+from eaglegate.server.cli.listener import LAST_WORDS_S
+from eaglegate.server.http.connection import CLOSE_S
+from eaglegate.server.settings import Settings
 
 pytestmark = pytest.mark.thorough
 

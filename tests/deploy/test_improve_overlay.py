@@ -6,8 +6,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from improve.config import read_config
-from server.apis.operations.admin import CanaryModel
+from eaglegate.lab.improve.config import read_config
+from eaglegate.server.apis.operations.admin import CanaryModel
 from tests.deploy.overlays import (
     VERSIONS,
     container,

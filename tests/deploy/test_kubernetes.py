@@ -15,12 +15,12 @@ import subprocess
 import kubernetes_validate
 import pytest
 
-from server.cli.listener import LAST_WORDS_S
-from server.cli.observing import CaptureSettings
-from server.flags import ENV_PREFIX
-from server.http.auth import OPEN_PATHS
-from server.http.connection import CLOSE_S
-from server.settings import Settings
+from eaglegate.server.cli.listener import LAST_WORDS_S
+from eaglegate.server.cli.observing import CaptureSettings
+from eaglegate.server.flags import ENV_PREFIX
+from eaglegate.server.http.auth import OPEN_PATHS
+from eaglegate.server.http.connection import CLOSE_S
+from eaglegate.server.settings import Settings
 from tests.deploy.overlays import (
     CUSTOM,
     EVERY_POD,

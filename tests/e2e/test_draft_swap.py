@@ -21,7 +21,15 @@ QUESTIONS = ("Count from one to twenty.", "What is 12 plus 30?", "Explain rain t
 
 
 def command(gateway: RunningGateway, *arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "server", "draft", *arguments, "--url", gateway.operator]
+    line = [
+        sys.executable,
+        "-m",
+        "eaglegate.server",
+        "draft",
+        *arguments,
+        "--url",
+        gateway.operator,
+    ]
     return subprocess.run([*line, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
 
 

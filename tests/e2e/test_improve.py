@@ -17,7 +17,7 @@ import httpx
 import pytest
 import yaml
 
-from improve.ledger import Candidate, CandidateVerdict, Ledger, Stage
+from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger, Stage
 from tests.conftest import ADMIN, ROOT, RunningGateway, serving
 from tests.engine.draft_copies import make_noise, perturb
 from tests.faults.engine_process import children, descendants, kill, title
@@ -105,7 +105,7 @@ def find_process(gateway: RunningGateway, words: str) -> int | None:
 
 
 def queue(config: Path, draft: Path) -> None:
-    line = [sys.executable, "-m", "server", "improve", "--config", str(config)]
+    line = [sys.executable, "-m", "eaglegate.server", "improve", "--config", str(config)]
     subprocess.run([*line, "--candidate", str(draft), "--force"], cwd=ROOT, check=True)
 
 
@@ -131,7 +131,7 @@ def test_the_serving_draft_is_promoted_whatever_is_killed(tmp_path: Path) -> Non
         promoted = read_drafts(gateway)["promoted"]["fingerprint"]
         for _ in range(30):
             traffic.send(gateway.url)
-        tuner = wait("tuner", lambda: find_process(gateway, "training.draft_cli"))
+        tuner = wait("tuner", lambda: find_process(gateway, "eaglegate.lab.training.draft_cli"))
         loop = find_process(gateway, "server improve")
         assert loop is not None
         os.kill(loop, signal.SIGKILL)

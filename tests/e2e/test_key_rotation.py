@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.access.keys import hash_key
+from eaglegate.server.access.keys import hash_key
 from tests.conftest import RunningGateway, serving
 from tests.faults import streams
 from tests.workers import MODEL, scripted_worker

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def prove(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "server", "prove", *arguments]
+    command = [sys.executable, "-m", "eaglegate.server", "prove", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=False
     )

@@ -9,8 +9,8 @@ import sys
 import httpx
 import pytest
 
-from engine.remote.probe import PROBE
-from engine.rendering.renderer import ModelFiles, TemplateRenderer
+from eaglegate.engine.remote.probe import PROBE
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests import workers
 from tests.conftest import ROOT
 from tests.conftest import serving as serving_gateway
@@ -63,7 +63,15 @@ async def test_check_says_what_the_worker_is(tmp_path):
     worker = StandIn(script, tokens=RENDERER.encode(PROBE, False), honours=False)
     async with serving_worker(worker.app()) as url:
         lost = "http://127.0.0.1:9"
-        command = [sys.executable, "-m", "server", "check", "--port", "0", *workers.GATEWAY]
+        command = [
+            sys.executable,
+            "-m",
+            "eaglegate.server",
+            "check",
+            "--port",
+            "0",
+            *workers.GATEWAY,
+        ]
         found = await asyncio.to_thread(
             subprocess.run,
             [*command, "--upstream", f"{url},{lost}"],

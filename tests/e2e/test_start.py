@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "server", "serve", *arguments],
+        [sys.executable, "-m", "eaglegate.server", "serve", *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,

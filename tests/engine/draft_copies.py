@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.vllm_backend.arguments import DEMO
+from eaglegate.engine.vllm_backend.arguments import DEMO
 
 EAGLE31 = DEMO / "eagle3_1"
 EAGLE3 = DEMO / "eagle3"

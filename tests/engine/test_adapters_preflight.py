@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.machine import GIB, Machine
-from engine.preflight import EnginePlan, preflight
+from eaglegate.engine.machine import GIB, Machine
+from eaglegate.engine.preflight import EnginePlan, preflight
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
 DEMO = Path(__file__).parents[2] / "engine" / "demo" / "target"

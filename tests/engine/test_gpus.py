@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.gpus import MIB, GpuDevice, list_gpus
+from eaglegate.engine.gpus import MIB, GpuDevice, list_gpus
 
 BIG, SMALL = "GPU-aaaa1111, B200, 180000, {free}, Disabled", "GPU-bbbb2222, L4, 23000, 22000, [N/A]"
 

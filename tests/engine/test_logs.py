@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from engine.logs import JsonFormatter, make_formatter, wrap_line
+from eaglegate.engine.logs import JsonFormatter, make_formatter, wrap_line
 
 
 def written(formatter: logging.Formatter, log: logging.Logger, emit) -> str:

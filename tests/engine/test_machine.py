@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from engine import machine
+from eaglegate.engine import machine
 
 V2 = "0::/kubepods/pod1\n"
 V1 = "9:name=systemd:/\n4:memory:/docker/1\n0::/\n"

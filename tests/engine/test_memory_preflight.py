@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from engine.gpus import GpuDevice
-from engine.machine import GIB, Machine
-from engine.preflight import EnginePlan, make_plan, preflight
-from engine.preflight.context import make_context
-from engine.preflight.memory import measure_rank
-from engine.speculation.inspection.weights import TensorEntry
+from eaglegate.engine.gpus import GpuDevice
+from eaglegate.engine.machine import GIB, Machine
+from eaglegate.engine.preflight import EnginePlan, make_plan, preflight
+from eaglegate.engine.preflight.context import make_context
+from eaglegate.engine.preflight.memory import measure_rank
+from eaglegate.engine.speculation.inspection.weights import TensorEntry
 from tests.engine.stand_ins import llama_70b
 
 EXPERTS, OTHERS = 64 * GIB, 8 * GIB
@@ -105,7 +105,7 @@ def test_experts_are_split_over_all_replicas(
         "model.layers.0.self_attn.q_proj.weight": make_tensor("BF16", 1 << 10, 4 << 20),
     }
     stored = SimpleNamespace(num_bytes=EXPERTS + OTHERS, tensors=tensors)
-    monkeypatch.setattr("engine.preflight.context.open_model", lambda *_: stored)
+    monkeypatch.setattr("eaglegate.engine.preflight.context.open_model", lambda *_: stored)
     scene = make_context(EnginePlan(str(tmp_path), **changes), make_machine(), offline)
     assert measure_rank(scene) == pytest.approx(gib)
 

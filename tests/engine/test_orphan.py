@@ -12,7 +12,7 @@ PARENT = """
 import multiprocessing, os, sys, time
 
 def child(alive):
-    from engine.orphan import die_with_parent
+    from eaglegate.engine.orphan import die_with_parent
     die_with_parent()
     os.write(alive, b"up")
     time.sleep(600)
@@ -35,7 +35,7 @@ def test_a_killed_parent_takes_its_child_along(tmp_path):
         pass_fds=(write,),
         stdout=subprocess.PIPE,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT / ".src")},
     )
     os.close(write)
     with os.fdopen(read, "rb") as alive:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from engine.gpus import GpuDevice
-from engine.machine import GIB, Machine
-from engine.preflight import EnginePlan, make_plan, preflight
-from engine.preflight.context import overlay_config
+from eaglegate.engine.gpus import GpuDevice
+from eaglegate.engine.machine import GIB, Machine
+from eaglegate.engine.preflight import EnginePlan, make_plan, preflight
+from eaglegate.engine.preflight.context import overlay_config
 from tests.engine.stand_ins import kimi, kimi_draft, llama_70b, llama_70b_draft
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"

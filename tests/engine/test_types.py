@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.types import EngineRequest, Sampling, revise
+from eaglegate.engine.types import EngineRequest, Sampling, revise
 
 
 def test_a_record_is_revised_as_dataclasses_replace_it():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import vllm_contract
-from engine.vllm_contract import (
+from eaglegate.engine import vllm_contract
+from eaglegate.engine.vllm_contract import (
     LOST,
     PARTS,
     Area,

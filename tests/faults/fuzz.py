@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from server.store.base import Retention
-from server.store.sql import SqlResponseStore
+from eaglegate.server.store.base import Retention
+from eaglegate.server.store.sql import SqlResponseStore
 from tests.server.conftest import Lab, on_a_port
 
 Body = dict[str, Any]
@@ -198,8 +198,8 @@ def on_the_scripted_engine(
 
 def _renderer() -> Any:
     """The demo's own tokenizer and chat template, as vLLM renders them."""
-    from engine.vllm_backend.arguments import make_demo_arguments
-    from engine.vllm_backend.renderer import VllmRenderer
+    from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+    from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 
     return VllmRenderer(make_demo_arguments())
 

@@ -16,12 +16,12 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import EngineOverloaded
-from engine.rendering import sandbox
-from engine.rendering.encoding import NO_LIMITS
-from engine.rendering.renderer import ModelFiles, TemplateRenderer
-from engine.rendering.sandbox import TemplateInput, TemplateRunner
-from observability.capture.files import CaptureWriter
+from eaglegate.capture.files import CaptureWriter
+from eaglegate.engine.errors import EngineOverloaded
+from eaglegate.text.rendering import sandbox
+from eaglegate.text.rendering.encoding import NO_LIMITS
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
+from eaglegate.text.rendering.sandbox import TemplateInput, TemplateRunner
 from tests.server.conftest import DEMO, Lab
 
 pytestmark = pytest.mark.thorough
@@ -140,7 +140,7 @@ def test_a_dead_capture_thread_is_named_and_replaced(caplog):
 
 def test_the_engine_goes_on_where_its_log_cannot_be_passed_on():
     pytest.importorskip("vllm")
-    from engine.vllm_backend.child_process import ChildLog
+    from eaglegate.engine.vllm_backend.child_process import ChildLog
 
     log = ChildLog()
     read, write = os.pipe()

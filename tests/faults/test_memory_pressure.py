@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from server.access.memory import ProcessTree
+from eaglegate.server.access.memory import ProcessTree
 from tests.conftest import serving
 from tests.workers import GATEWAY, scripted_worker
 

@@ -50,7 +50,7 @@ def renamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gateway(renamed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
-    prefix = ("env", f"PYTHONPATH={renamed}:{ROOT}")
+    prefix = ("env", f"PYTHONPATH={renamed}:{ROOT}/.src")
     log = tmp_path_factory.mktemp("log") / "serve.log"
     with serving(log, ADMIN, prefix) as running:
         yield running
@@ -84,12 +84,12 @@ def test_the_text_is_the_same_and_survives_the_engine(
 
 def test_check_says_what_is_lost(renamed: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "server", "check", "--port", "0"],
+        [sys.executable, "-m", "eaglegate.server", "check", "--port", "0"],
         capture_output=True,
         text=True,
         check=False,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{renamed}:{ROOT}"},
+        env=os.environ | {"PYTHONPATH": f"{renamed}:{ROOT}/.src"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "AsyncLLM.generate" in done.stdout

@@ -54,12 +54,12 @@ class Starting:
 @contextmanager
 def starting(*arguments: str) -> Iterator[Starting]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "server", "serve", "--port", "0", *arguments],
+        [sys.executable, "-m", "eaglegate.server", "serve", "--port", "0", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT / ".src")},
     )
     try:
         yield Starting(process)

@@ -121,14 +121,14 @@ def test_workers_of_tensor_parallelism_leave_signals_to_the_gateway(tmp_path):
 
 FORKING = """
 import multiprocessing, sys
-import engine.machine
+from eaglegate.engine import machine
 
 if __name__ == "__main__":
-    engine.machine.detect_platform = lambda: "cuda"
+    machine.detect_platform = lambda: "cuda"
     from vllm.v1.engine import utils
     utils.get_mp_context = lambda: multiprocessing.get_context("fork")
-    from server.__main__ import main
-    sys.exit(main(sys.argv[4:]))  # behind python -m server
+    from eaglegate.server.__main__ import main
+    sys.exit(main(sys.argv[4:]))  # behind python -m eaglegate.server
 """
 
 

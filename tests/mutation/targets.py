@@ -93,13 +93,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_chat_extras.py",
         "tests/server/test_admission.py",
     ),
-    "server/parsing/stop.py": ("tests/server/parsing/test_stop.py",),
-    "server/parsing/markers.py": (
-        "tests/server/parsing/test_markers.py",
-        "tests/server/parsing/test_golden.py",
-        "tests/server/parsing/test_parser.py",
-        "tests/server/parsing/test_free_text.py",
-        "tests/server/parsing/test_damaged.py",
+    "text/parsing/stop.py": ("tests/text/parsing/test_stop.py",),
+    "text/parsing/markers.py": (
+        "tests/text/parsing/test_markers.py",
+        "tests/text/parsing/test_golden.py",
+        "tests/text/parsing/test_parser.py",
+        "tests/text/parsing/test_free_text.py",
+        "tests/text/parsing/test_damaged.py",
     ),
     "engine/speculation/accounting.py": (
         "tests/engine/speculation/test_accounting.py",
@@ -134,29 +134,29 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/supervision/test_restarts.py",
         "tests/engine/fleet/test_fleet.py",
     ),
-    "observability/capture/capture.py": (
+    "capture/capture.py": (
         "tests/server/test_capture.py",
-        "tests/observability/capture/test_redaction.py",
+        "tests/capture/test_redaction.py",
     ),
-    "observability/capture/command.py": ("tests/observability/capture/test_command.py",),
-    "observability/capture/files.py": (
-        "tests/observability/capture/test_writer.py",
-        "tests/observability/capture/test_record.py",
-        "tests/observability/capture/test_command.py",
+    "capture/command.py": ("tests/capture/test_command.py",),
+    "capture/files.py": (
+        "tests/capture/test_writer.py",
+        "tests/capture/test_record.py",
+        "tests/capture/test_command.py",
     ),
-    "observability/capture/record.py": (
-        "tests/observability/capture/test_record.py",
-        "tests/observability/capture/test_command.py",
-        "tests/server/test_capture.py",
-    ),
-    "observability/capture/patterns.py": (
-        "tests/observability/capture/test_patterns.py",
-        "tests/observability/capture/test_redaction.py",
-    ),
-    "observability/capture/redaction.py": (
-        "tests/observability/capture/test_redaction.py",
-        "tests/observability/capture/test_patterns.py",
+    "capture/record.py": (
+        "tests/capture/test_record.py",
+        "tests/capture/test_command.py",
         "tests/server/test_capture.py",
     ),
-    "improve/sequential.py": ("tests/improve/test_sequential.py",),
+    "capture/patterns.py": (
+        "tests/capture/test_patterns.py",
+        "tests/capture/test_redaction.py",
+    ),
+    "capture/redaction.py": (
+        "tests/capture/test_redaction.py",
+        "tests/capture/test_patterns.py",
+        "tests/server/test_capture.py",
+    ),
+    "canary/sequential.py": ("tests/canary/test_sequential.py",),
 }

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.scripted import ScriptedEngine
-from engine.speculation.accounting import intern_step
-from engine.types import EngineRequest, FinishReason, Step, UndraftedReason
-from observability.engine import InstrumentedEngine
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.middleware import TelemetryMiddleware
-from observability.telemetry import Telemetry
+from eaglegate.engine.scripted import ScriptedEngine
+from eaglegate.engine.speculation.accounting import intern_step
+from eaglegate.engine.types import EngineRequest, Step, UndraftedReason
+from eaglegate.observability.engine import InstrumentedEngine
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.middleware import TelemetryMiddleware
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.text.events import FinishReason
 from tests.server.conftest import Lab
 
 WORDS = "The river runs past the old mill and out to sea while gulls call over it. "

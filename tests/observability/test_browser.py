@@ -24,18 +24,10 @@ import websockets
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from engine.events import (
-    ContentDelta,
-    Ending,
-    Finish,
-    ReasoningDelta,
-    RequestFacts,
-    ToolCallStart,
-    Usage,
-)
-from engine.fleet.types import FindingKind, WorkerFinding, WorkerState, WorkerStatus
-from engine.speculation.totals import Totals
-from engine.types import (
+from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.fleet.types import FindingKind, WorkerFinding, WorkerState, WorkerStatus
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
     EngineRequest,
@@ -44,10 +36,11 @@ from engine.types import (
     Step,
     UndraftedReason,
 )
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.pages import make_routes
-from observability.telemetry import Telemetry
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.pages import make_routes
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallStart
 
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.telemetry import Telemetry
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.telemetry import Telemetry
 from scripts.metric_table import list_metrics, rewrite_document
 
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"

@@ -12,9 +12,9 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.telemetry import Telemetry
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
@@ -86,7 +86,7 @@ def test_panels_cover_the_width():
 
 
 def test_objectives_lie_on_bucket_bounds(known):
-    from observability.metrics.base import LONG_S, SHORT_S
+    from eaglegate.observability.metrics.base import LONG_S, SHORT_S
 
     bounds = {str(float(bound)) for bound in (*LONG_S, *SHORT_S)}
     used = {bound for rule in rules() for bound in re.findall(r'le="([^"]+)"', rule["expr"])}

@@ -6,14 +6,15 @@ from typing import Any, ClassVar
 
 from prometheus_client import CollectorRegistry
 
-from engine.base import DraftListener, DraftSwap, DraftVersion
-from engine.events import ContentDelta, Ending, Finish, RequestFacts, Usage
-from engine.types import DecodeStep, Step
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.middleware import make_generation_fields
-from observability.pages import summarize_speculation
-from observability.telemetry import Telemetry
+from eaglegate.engine.base import DraftListener, DraftSwap, DraftVersion
+from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.types import DecodeStep, Step
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.middleware import make_generation_fields
+from eaglegate.observability.pages import summarize_speculation
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.text.events import ContentDelta
 
 
 class Drafts:

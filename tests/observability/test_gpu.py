@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.machine import GpuReading, NvmlGpu, find_gpu_monitors
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.telemetry import Telemetry
+from eaglegate.engine.machine import GpuReading, NvmlGpu, find_gpu_monitors
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.telemetry import Telemetry
 
 
 @dataclass

@@ -17,15 +17,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from prometheus_client import CollectorRegistry
 
-from engine.events import ContentDelta, Ending, Finish, RequestFacts, Usage
-from engine.scripted import ScriptedEngine, steps
-from engine.types import EngineRequest, Sampling
-from observability.engine import InstrumentedEngine
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.middleware import AccessLog, TelemetryMiddleware
-from observability.telemetry import Telemetry
-from observability.tracing import OpenTelemetry
+from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.scripted import ScriptedEngine, steps
+from eaglegate.engine.types import EngineRequest, Sampling
+from eaglegate.observability.engine import InstrumentedEngine
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.middleware import AccessLog, TelemetryMiddleware
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.observability.tracing import OpenTelemetry
+from eaglegate.text.events import ContentDelta
 
 SECRET = "the prompt nobody may read"
 

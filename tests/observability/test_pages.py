@@ -6,14 +6,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from engine.events import ContentDelta, Ending, Finish, ReasoningDelta, RequestFacts, Usage
-from engine.speculation.totals import Totals
-from engine.types import DecodeStep, Step
-from observability.judgement import find_problem
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.pages import MIN_AT_RISK, compute_conditional_slope, make_routes
-from observability.telemetry import Telemetry
+from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import DecodeStep, Step
+from eaglegate.observability.judgement import find_problem
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.pages import MIN_AT_RISK, compute_conditional_slope, make_routes
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.text.events import ContentDelta, ReasoningDelta
 
 
 class Now:

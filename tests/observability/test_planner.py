@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine.speculation.planner import DepthPlanner
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.metrics.engine import summarize_planner
-from observability.pages import render_metrics, summarize_speculation
-from observability.telemetry import Telemetry
+from eaglegate.engine.speculation.planner import DepthPlanner
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.metrics.engine import summarize_planner
+from eaglegate.observability.pages import render_metrics, summarize_speculation
+from eaglegate.observability.telemetry import Telemetry
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.metrics.engine import HELP
-from observability.pages import render_metrics
-from observability.telemetry import Telemetry
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.metrics.engine import HELP
+from eaglegate.observability.pages import render_metrics
+from eaglegate.observability.telemetry import Telemetry
 
 
 def test_every_value_that_is_known_is_shown():

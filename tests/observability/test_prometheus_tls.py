@@ -13,8 +13,8 @@ import httpx
 import pytest
 import yaml
 
-from engine.remote.probe import PROBE
-from engine.rendering.renderer import ModelFiles, TemplateRenderer
+from eaglegate.engine.remote.probe import PROBE
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests import workers
 from tests.conftest import ROOT
 from tests.conftest import serving as serving_gateway

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from observability.metrics import GROUPS
+from eaglegate.observability.metrics import GROUPS
 
 ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy/prometheus/rules").glob("*.yml"))

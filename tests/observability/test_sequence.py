@@ -1,18 +1,17 @@
 from __future__ import annotations
 
-from engine.events import (
+from eaglegate.engine.events import Finish, LogprobsDelta, Usage
+from eaglegate.engine.types import DecodeStep, PositionLogprobs, Step, TokenLogprob
+from eaglegate.observability.sequence import PhaseShare, SequenceTimeline
+from eaglegate.text.events import (
     ContentDelta,
-    Finish,
-    LogprobsDelta,
+    FinishReason,
     Outcome,
     Phase,
     ReasoningDelta,
     ToolCallEnd,
     ToolCallStart,
-    Usage,
 )
-from engine.types import DecodeStep, FinishReason, PositionLogprobs, Step, TokenLogprob
-from observability.sequence import PhaseShare, SequenceTimeline
 
 
 class Ticks:

@@ -8,23 +8,21 @@ from random import Random
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.events import (
+from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.types import DecodeStep, Step
+from eaglegate.observability.labels import CONTEXTS, TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.pages import summarize_speculation
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.text.events import (
     ContentDelta,
-    Ending,
-    Finish,
+    FinishReason,
     Outcome,
     Phase,
     ReasoningDelta,
-    RequestFacts,
     ToolCallEnd,
     ToolCallStart,
-    Usage,
 )
-from engine.types import DecodeStep, FinishReason, Step
-from observability.labels import CONTEXTS, TelemetrySettings
-from observability.metrics import GROUPS
-from observability.pages import summarize_speculation
-from observability.telemetry import Telemetry
 
 SETTINGS = TelemetrySettings(models=("m",), workloads=("chat", "tools", "batch"), templates=5)
 MODELS, LANES, WORKLOADS = (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine.scripted import DEFAULT_INFO
-from engine.supervision.policy import LossCause, RecoveryOutcome
-from observability.engine import SupervisionObserver
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.pages import render_metrics
-from observability.telemetry import Telemetry
+from eaglegate.engine.scripted import DEFAULT_INFO
+from eaglegate.engine.supervision.policy import LossCause, RecoveryOutcome
+from eaglegate.observability.engine import SupervisionObserver
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.pages import render_metrics
+from eaglegate.observability.telemetry import Telemetry
 
 
 def test_losses_and_what_became_of_requests_are_counted():

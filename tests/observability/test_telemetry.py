@@ -7,33 +7,24 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.events import (
-    ContentDelta,
-    Ending,
-    Finish,
-    Outcome,
-    RequestFacts,
-    ToolCallEnd,
-    ToolCallStart,
-    Usage,
-)
-from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
-from engine.speculation.totals import Totals
-from engine.types import (
+from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import (
     DecodeStep,
     EngineRequest,
-    FinishReason,
     Sampling,
     SpeculationInfo,
     Step,
     UndraftedReason,
 )
-from observability.engine import InstrumentedEngine
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.pages import render_metrics, summarize_speculation
-from observability.telemetry import Telemetry
-from server.access.admission import Admission, AdmissionLimits
+from eaglegate.observability.engine import InstrumentedEngine
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.pages import render_metrics, summarize_speculation
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.text.events import ContentDelta, FinishReason, Outcome, ToolCallEnd, ToolCallStart
 
 LABELS = {"model": "m", "lane": "default", "workload": "chat"}
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from observability.labels import NO_TEMPLATE, OTHER, TopTemplates
+from eaglegate.observability.labels import NO_TEMPLATE, OTHER, TopTemplates
 
 
 def test_the_first_ones_are_named_and_the_rest_is_other():

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.speculation.totals import Totals
-from observability.windows import SlidingWindow, WindowSums
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.observability.windows import SlidingWindow, WindowSums
 
 
 def sums(steps: int, accepted: int) -> WindowSums:

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
-from engine.fleet.types import (
+from eaglegate.engine.fleet.types import (
     FindingKind,
     RoutingReason,
     WorkerFinding,
     WorkerState,
     WorkerStatus,
 )
-from engine.speculation.totals import Totals
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.metrics.engine import MOST
-from observability.pages import summarize_speculation
-from observability.telemetry import Telemetry
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.metrics.engine import MOST
+from eaglegate.observability.pages import summarize_speculation
+from eaglegate.observability.telemetry import Telemetry
 
 PREFIX = "eaglegate_worker_"
 

@@ -18,30 +18,24 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
-from engine.rendering.encoding import NO_LIMITS, RenderLimits, TextEncoder
-from engine.scripted import ScriptedEngine, steps
-from engine.speculation.policy import SpeculationPolicy
-from engine.types import (
-    EngineInfo,
-    FinishReason,
-    PositionLogprobs,
-    SpeculationInfo,
-    Step,
-    TokenLogprob,
-)
-from server.apis.responses import route
-from server.apis.responses.background import BackgroundRuns
-from server.apis.shared.gateway import Gateway
-from server.app import create_app
-from server.generation.grammar import ParserFactory
-from server.generation.job import ServedModel
-from server.generation.pipeline import Pipeline
-from server.http.connection import KEEP_ALIVE_S
-from server.http.middleware import FastWriteMiddleware
-from server.http.response import StreamTiming
-from server.parsing.vocabulary import Vocabulary
-from server.store.base import Retention
-from server.store.sql import SqlResponseStore
+from eaglegate.engine.scripted import ScriptedEngine, steps
+from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.types import EngineInfo, PositionLogprobs, SpeculationInfo, Step, TokenLogprob
+from eaglegate.server.apis.responses import route
+from eaglegate.server.apis.responses.background import BackgroundRuns
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.app import create_app
+from eaglegate.server.generation.grammar import ParserFactory
+from eaglegate.server.generation.job import ServedModel
+from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.http.connection import KEEP_ALIVE_S
+from eaglegate.server.http.middleware import FastWriteMiddleware
+from eaglegate.server.http.response import StreamTiming
+from eaglegate.server.store.base import Retention
+from eaglegate.server.store.sql import SqlResponseStore
+from eaglegate.text.events import FinishReason
+from eaglegate.text.parsing.vocabulary import Vocabulary
+from eaglegate.text.rendering.encoding import NO_LIMITS, RenderLimits, TextEncoder
 
 DEMO = FilePath(__file__).parents[2] / "engine" / "demo" / "target"
 EOS = "<|im_end|>"

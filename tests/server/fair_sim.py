@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
-from server.access.admission import Admission, AdmissionLimits, AdmissionTicket
-from server.access.caller import Requester
-from server.errors import TooManyRequests
+from eaglegate.server.access.admission import Admission, AdmissionLimits, AdmissionTicket
+from eaglegate.server.access.caller import Requester
+from eaglegate.server.errors import TooManyRequests
 
 
 @dataclass

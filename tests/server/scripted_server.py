@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from engine.scripted import Pause
-from engine.types import FinishReason, Step
-from server.access.admission import Admission
-from server.cli.listener import Drain, SignalHandlers, bind, format_url, serve
-from server.errors import ConfigError
-from server.http.connection import TlsSettings
+from eaglegate.engine.scripted import Pause
+from eaglegate.engine.types import Step
+from eaglegate.server.access.admission import Admission
+from eaglegate.server.cli.listener import Drain, SignalHandlers, bind, format_url, serve
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.http.connection import TlsSettings
+from eaglegate.text.events import FinishReason
 from tests.server.conftest import Lab
 
 

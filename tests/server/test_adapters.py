@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.cli.command_line import read_adapters, read_command_line
-from server.errors import ConfigError
+from eaglegate.server.cli.command_line import read_adapters, read_command_line
+from eaglegate.server.errors import ConfigError
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.base import AppliedDepth
-from engine.supervision.policy import LossCause, create_loss
-from server.apis.shared.gateway import Controls
-from server.errors import ConfigError
+from eaglegate.engine.base import AppliedDepth
+from eaglegate.engine.supervision.policy import LossCause, create_loss
+from eaglegate.server.apis.shared.gateway import Controls
+from eaglegate.server.errors import ConfigError
 
 
 @pytest.fixture

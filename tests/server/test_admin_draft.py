@@ -8,16 +8,16 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import ClassVar
 
 import pytest
+from tests.lab.improve.test_canary import SimulatedTraffic
 
-from engine.base import AppliedDepth
-from engine.errors import EngineDead, EngineFailed
-from improve import draft_command as command
-from improve.canary import CanaryRunner
-from improve.changes import CanaryChanges
-from improve.rules import PromotedRules
-from server.apis.shared.gateway import Controls
+from eaglegate.canary.canary import CanaryRunner
+from eaglegate.canary.changes import CanaryChanges
+from eaglegate.canary.rules import PromotedRules
+from eaglegate.engine.base import AppliedDepth
+from eaglegate.engine.errors import EngineDead, EngineFailed
+from eaglegate.lab.improve import draft_command as command
+from eaglegate.server.apis.shared.gateway import Controls
 from tests.engine.speculation.test_drafts import DEMO, copy_draft, make_manager
-from tests.improve.test_canary import SimulatedTraffic
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.access.admission import Admission, AdmissionLimits
-from server.access.caller import KeyQuota, Requester
-from server.access.fair_order import Priority, ServiceRate
-from server.errors import InvalidRequest, TooManyRequests
+from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.server.access.caller import KeyQuota, Requester
+from eaglegate.server.access.fair_order import Priority, ServiceRate
+from eaglegate.server.errors import InvalidRequest, TooManyRequests
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.types import FinishReason
+from eaglegate.text.events import FinishReason
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from server.apis.chat.request import ChatRequest
-from server.apis.completions.to_job import CompletionRequest
-from server.apis.messages.request import MessagesRequest
-from server.apis.responses.request import ResponsesRequest
+from eaglegate.server.apis.chat.request import ChatRequest
+from eaglegate.server.apis.completions.to_job import CompletionRequest
+from eaglegate.server.apis.messages.request import MessagesRequest
+from eaglegate.server.apis.responses.request import ResponsesRequest
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
 WORDS = set(re.findall(r"[a-z_]+", TEXT))

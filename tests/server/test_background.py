@@ -10,19 +10,20 @@ import tracemalloc
 import orjson
 import pytest
 
-from engine.errors import EngineFailed
-from engine.scripted import Pause
-from engine.types import FinishReason, Step
-from server.access.caller import ApiKey
-from server.access.keys import KeyRing, hash_key
-from server.apis.responses.background import (
+from eaglegate.engine.errors import EngineFailed
+from eaglegate.engine.scripted import Pause
+from eaglegate.engine.types import Step
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.apis.responses.background import (
     BackgroundRun,
     BackgroundRuns,
     FrameLog,
     ResponseSnapshot,
 )
-from server.errors import StoreFailed
-from server.http.response import SSE_KEEP_ALIVE, ReplayedResponse, StreamTiming
+from eaglegate.server.errors import StoreFailed
+from eaglegate.server.http.response import SSE_KEEP_ALIVE, ReplayedResponse, StreamTiming
+from eaglegate.text.events import FinishReason
 from tests.server.conftest import Lab, call
 from tests.server.test_responses import URL, said
 
@@ -350,8 +351,8 @@ async def test_a_store_that_is_away_for_a_moment_ends_nothing(lab):
 
 
 def test_a_log_gives_back_what_it_was_given_and_stays_small(monkeypatch):
-    monkeypatch.setattr("server.apis.responses.background.BLOCK_BYTES", 2000)
-    monkeypatch.setattr("server.apis.responses.background.MOST_BYTES", 3000)
+    monkeypatch.setattr("eaglegate.server.apis.responses.background.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("eaglegate.server.apis.responses.background.MOST_BYTES", 3000)
     log, frames = FrameLog(), []
     for at in range(600):
         frames.append(
@@ -368,8 +369,8 @@ def test_a_log_gives_back_what_it_was_given_and_stays_small(monkeypatch):
 
 
 async def test_a_start_before_what_is_kept_is_refused(lab, monkeypatch):
-    monkeypatch.setattr("server.apis.responses.background.BLOCK_BYTES", 100)
-    monkeypatch.setattr("server.apis.responses.background.MOST_BYTES", 500)
+    monkeypatch.setattr("eaglegate.server.apis.responses.background.BLOCK_BYTES", 100)
+    monkeypatch.setattr("eaglegate.server.apis.responses.background.MOST_BYTES", 500)
     lab.says("word " * 40, [1])
     made = await begin(lab)
     run = lab.runs.get(made["id"], "")
@@ -385,7 +386,7 @@ async def test_a_start_before_what_is_kept_is_refused(lab, monkeypatch):
 
 
 async def test_finished_runs_are_bounded_in_bytes(lab, monkeypatch):
-    monkeypatch.setattr("server.apis.responses.background.KEPT_BYTES", 1000)
+    monkeypatch.setattr("eaglegate.server.apis.responses.background.KEPT_BYTES", 1000)
     lab.says("some words that are said", [1])
     ids = []
     for _ in range(12):
@@ -443,7 +444,7 @@ async def test_an_unexpected_fault_says_nothing_of_its_inside(lab, monkeypatch, 
         raise RuntimeError("a secret")
 
     endless(lab)
-    monkeypatch.setattr("server.apis.responses.background.LoggedStream.frames", broken)
+    monkeypatch.setattr("eaglegate.server.apis.responses.background.LoggedStream.frames", broken)
     made = await begin(lab)
     at = f"{URL}/{made['id']}"
     async with asyncio.timeout(10):

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from server.access.caller import ApiKey, KeyQuota
-from server.access.keys import KeyRing, hash_key
-from server.apis.shared.request import Notices
-from server.apis.shared.template import MediaPolicy
+from eaglegate.server.access.caller import ApiKey, KeyQuota
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.apis.shared.request import Notices
+from eaglegate.server.apis.shared.template import MediaPolicy
 
 SECRET = "k" * 20
 HEADERS = {"authorization": f"Bearer {SECRET}"}

@@ -8,10 +8,10 @@ from contextvars import Context
 
 import pytest
 
-from server.access.budget import BYTES_PER_TOKEN, RequestBudget, RequestCharge
-from server.access.budget import charge as current_charge
-from server.access.caller import KeyQuota
-from server.errors import TooManyRequests
+from eaglegate.server.access.budget import BYTES_PER_TOKEN, RequestBudget, RequestCharge
+from eaglegate.server.access.budget import charge as current_charge
+from eaglegate.server.access.caller import KeyQuota
+from eaglegate.server.errors import TooManyRequests
 
 
 def test_bytes_are_bounded_for_all_and_for_each():

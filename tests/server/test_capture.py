@@ -15,19 +15,20 @@ import pytest
 from cryptography.fernet import Fernet
 from prometheus_client import CollectorRegistry
 
-from engine.events import Ending
-from engine.scripted import Pause
-from engine.types import DecodeStep, FinishReason, Step
-from measure.replay import NOT_CAPTURED
-from observability.capture.capture import RequestCapture
-from observability.capture.files import CaptureFolder, CaptureLimits, make_cipher, read_records
-from observability.capture.record import CaptureRecord
-from observability.capture.redaction import Redactor, SaltedHashes, load_salt
-from observability.engine import InstrumentedEngine
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.middleware import TelemetryMiddleware
-from observability.telemetry import Telemetry
+from eaglegate.capture.capture import RequestCapture
+from eaglegate.capture.files import CaptureFolder, CaptureLimits, make_cipher, read_records
+from eaglegate.capture.record import CaptureRecord
+from eaglegate.capture.redaction import Redactor, SaltedHashes, load_salt
+from eaglegate.engine.events import Ending
+from eaglegate.engine.scripted import Pause
+from eaglegate.engine.types import DecodeStep, Step
+from eaglegate.lab.measure.replay import NOT_CAPTURED
+from eaglegate.observability.engine import InstrumentedEngine
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.middleware import TelemetryMiddleware
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.text.events import FinishReason
 from tests.server.conftest import EOS, Lab, call
 
 SECRET = "zanzibar"

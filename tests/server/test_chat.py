@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.types import DecodeStep, FinishReason, Step
+from eaglegate.engine.types import DecodeStep, Step
+from eaglegate.text.events import FinishReason
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 

@@ -8,12 +8,13 @@ from contextlib import suppress
 import orjson
 import pytest
 
-from engine.errors import EngineDead, EngineOverloaded, RequestRejected
-from engine.events import Ending, NullObservation, NullObserver
-from engine.scripted import Pause, ScriptedEngine
-from engine.types import FinishReason, Step
-from server.access.admission import AdmissionLimits
-from server.http.response import StreamTiming
+from eaglegate.engine.errors import EngineDead, EngineOverloaded, RequestRejected
+from eaglegate.engine.events import Ending, NullObservation, NullObserver
+from eaglegate.engine.scripted import Pause, ScriptedEngine
+from eaglegate.engine.types import Step
+from eaglegate.server.access.admission import AdmissionLimits
+from eaglegate.server.http.response import StreamTiming
+from eaglegate.text.events import FinishReason
 from tests.server.conftest import call
 from tests.server.test_chat import WEATHER, fold
 

@@ -8,8 +8,9 @@ import math
 import orjson
 import pytest
 
-from engine.errors import RequestRejected
-from engine.types import DecodeStep, FinishReason, PositionLogprobs, Step, TokenLogprob
+from eaglegate.engine.errors import RequestRejected
+from eaglegate.engine.types import DecodeStep, PositionLogprobs, Step, TokenLogprob
+from eaglegate.text.events import FinishReason
 
 WEATHER = {
     "type": "function",

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.machine import GIB, Machine
-from engine.preflight import EnginePlan
-from server.__main__ import main
-from server.cli.check import check
-from server.cli.command_line import GatewayPlan, plan_gateway
-from server.settings import Settings
+from eaglegate.engine.machine import GIB, Machine
+from eaglegate.engine.preflight import EnginePlan
+from eaglegate.server.__main__ import main
+from eaglegate.server.cli.check import check
+from eaglegate.server.cli.command_line import GatewayPlan, plan_gateway
+from eaglegate.server.settings import Settings
 
 pytestmark = pytest.mark.thorough
 

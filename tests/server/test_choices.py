@@ -7,11 +7,11 @@ import asyncio
 import orjson
 import pytest
 
-from engine.errors import EngineDead
-from engine.scripted import Pause, ScriptedEngine
-from engine.types import Step
-from server.errors import GatewayError
-from server.generation.generate import _merge
+from eaglegate.engine.errors import EngineDead
+from eaglegate.engine.scripted import Pause, ScriptedEngine
+from eaglegate.engine.types import Step
+from eaglegate.server.errors import GatewayError
+from eaglegate.server.generation.generate import _merge
 from tests.server.conftest import call
 
 LIMIT_S = 5

@@ -22,8 +22,8 @@ from langchain_openai import ChatOpenAI
 from openai import APIError, AsyncOpenAI, OpenAI, RateLimitError, pydantic_function_tool
 from pydantic import BaseModel
 
-from engine.errors import EngineDead, EngineOverloaded
-from engine.scripted import steps
+from eaglegate.engine.errors import EngineDead, EngineOverloaded
+from eaglegate.engine.scripted import steps
 
 pytestmark = pytest.mark.thorough
 

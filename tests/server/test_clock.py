@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from engine.scripted import Pause
-from engine.types import Step
-from server.access.caller import ApiKey, KeyQuota
-from server.access.keys import KeyRing, hash_key
+from eaglegate.engine.scripted import Pause
+from eaglegate.engine.types import Step
+from eaglegate.server.access.caller import ApiKey, KeyQuota
+from eaglegate.server.access.keys import KeyRing, hash_key
 
 YEARS = 10 * 365 * 86400.0
 KEY = "key-0123456789abcdef"

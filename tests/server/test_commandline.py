@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from server.backends.remote import AddressBook, build_sources
-from server.cli.command_line import read_command_line
-from server.errors import ConfigError
-from server.settings import Settings
+from eaglegate.server.backends.remote import AddressBook, build_sources
+from eaglegate.server.cli.command_line import read_command_line
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.settings import Settings
 
 WORKER = "http://10.0.0.7:8000"
 

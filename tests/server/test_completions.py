@@ -7,11 +7,12 @@ import time
 
 import pytest
 
-from engine.events import ContentDelta, LogprobsDelta, TokensDelta
-from engine.types import FinishReason, PositionLogprobs, Step, TokenLogprob
-from server.apis.completions.response import CompletionFold
-from server.apis.completions.to_job import CompletionRequest, make_completion_job
-from server.apis.shared.route import make_encoding_context
+from eaglegate.engine.events import LogprobsDelta, TokensDelta
+from eaglegate.engine.types import PositionLogprobs, Step, TokenLogprob
+from eaglegate.server.apis.completions.response import CompletionFold
+from eaglegate.server.apis.completions.to_job import CompletionRequest, make_completion_job
+from eaglegate.server.apis.shared.route import make_encoding_context
+from eaglegate.text.events import ContentDelta, FinishReason
 
 
 async def complete(lab, **fields):

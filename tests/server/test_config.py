@@ -7,14 +7,14 @@ from dataclasses import fields
 
 import pytest
 
-from engine.fleet.types import RoutingSettings
-from server.access.admission import AdmissionLimits
-from server.cli.command_line import gather_arguments
-from server.cli.serve import store_limits
-from server.errors import ConfigError
-from server.flags import add_arguments, make_part
-from server.settings import Settings, read_settings
-from server.store.base import Retention, StoreLimits
+from eaglegate.engine.fleet.types import RoutingSettings
+from eaglegate.server.access.admission import AdmissionLimits
+from eaglegate.server.cli.command_line import gather_arguments
+from eaglegate.server.cli.serve import store_limits
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.flags import add_arguments, make_part
+from eaglegate.server.settings import Settings, read_settings
+from eaglegate.server.store.base import Retention, StoreLimits
 
 
 def read(argv, environ=None):

@@ -17,7 +17,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter
 
-from engine.errors import EngineDead
+from eaglegate.engine.errors import EngineDead
 
 pytestmark = pytest.mark.thorough
 

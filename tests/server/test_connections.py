@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from server.cli.listener import GatewayServer
-from server.http.connection import TlsSettings, make_server_config
-from server.http.connection_limits import (
+from eaglegate.server.cli.listener import GatewayServer
+from eaglegate.server.http.connection import TlsSettings, make_server_config
+from eaglegate.server.http.connection_limits import (
     RESERVED_FILES,
     ConnectionLimiter,
     ConnectionLimits,
     TrustedProxies,
     group_address,
 )
-from server.http.response import send_json
+from eaglegate.server.http.response import send_json
 
 pytestmark = [
     pytest.mark.thorough,
@@ -346,7 +346,7 @@ def test_clients_are_counted_by_address_or_network():
 
 RAISED = """
 import resource
-from server.http.connection_limits import raise_file_limit
+from eaglegate.server.http.connection_limits import raise_file_limit
 print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 import pytest
 
-from engine.rendering.encoding import PromptTooLong
-from engine.rendering.renderer import ModelFiles, TemplateRenderer
-from server.errors import InvalidRequest, context_overflow
-from server.generation.job import fit
-from server.generation.prompt import AS_FITS, prompt_limits, room_for_messages, shorten
+from eaglegate.server.errors import InvalidRequest, context_overflow
+from eaglegate.server.generation.job import fit
+from eaglegate.server.generation.prompt import AS_FITS, prompt_limits, room_for_messages, shorten
+from eaglegate.text.rendering.encoding import PromptTooLong
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests.server.conftest import DEMO, Lab, PlainRenderer
 
 LONGEST = 256
@@ -27,8 +27,8 @@ SENTENCE = "This model's maximum context length is 256 tokens. However, your {} 
 def renderer_of(kind: str) -> Any:
     if kind == "files":
         return TemplateRenderer(ModelFiles.find(str(DEMO), None, None))
-    from engine.vllm_backend.arguments import make_demo_arguments
-    from engine.vllm_backend.renderer import VllmRenderer
+    from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+    from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 
     return VllmRenderer(make_demo_arguments(max_model_len=LONGEST))
 

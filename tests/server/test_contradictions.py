@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import EngineFailed, RequestQuarantined
+from eaglegate.engine.errors import EngineFailed, RequestQuarantined
 
 CHOICE = {"guided_choice": ["yes"]}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from openai import NotFoundError, OpenAI
 
-from server.store.base import Retention
-from server.store.sql import SqlResponseStore
+from eaglegate.server.store.base import Retention
+from eaglegate.server.store.sql import SqlResponseStore
 
 URL = "/v1/conversations"
 HELLO = {"type": "message", "role": "user", "content": "hello"}

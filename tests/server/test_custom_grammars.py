@@ -6,17 +6,16 @@ import json
 
 import pytest
 
-from engine.events import Phase
-from engine.types import FinishReason
-from server.generation.grammar import answer_constraint
-from server.generation.job import ToolPolicy
-from server.generation.lark_grammar import lark_grammar
-from server.parsing.answer import make_parser
-from server.parsing.fold import fold
-from server.parsing.message import CallFrame
-from server.parsing.registry import THINK, find_frame
-from server.parsing.tools import PARAMETERS
-from server.parsing.vocabulary import Vocabulary
+from eaglegate.server.generation.grammar import answer_constraint
+from eaglegate.server.generation.job import ToolPolicy
+from eaglegate.text.events import FinishReason, Phase
+from eaglegate.text.grammars.lark_grammar import lark_grammar
+from eaglegate.text.parsing.answer import make_parser
+from eaglegate.text.parsing.fold import fold
+from eaglegate.text.parsing.message import CallFrame
+from eaglegate.text.parsing.registry import THINK, find_frame
+from eaglegate.text.parsing.tools import PARAMETERS
+from eaglegate.text.parsing.vocabulary import Vocabulary
 from tests.server.test_responses import ask
 from tests.server.test_structure import FORMATS, accepts, job
 from tests.server.test_text_grammars import ADDED, PATCH

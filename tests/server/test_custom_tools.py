@@ -6,8 +6,8 @@ import orjson
 import pytest
 from openai import OpenAI
 
-from engine.types import FinishReason
-from server.parsing.tools import PARAMETERS
+from eaglegate.text.events import FinishReason
+from eaglegate.text.parsing.tools import PARAMETERS
 from tests.server.test_responses import plain, said
 
 TEXT = 'print("größe")\n'

@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, inspect
 from sqlalchemy.exc import OperationalError, StatementError
 
-from server.errors import StoreFailed
-from server.store import database
-from server.store.base import StoredResponse
-from server.store.database import (
+from eaglegate.server.errors import StoreFailed
+from eaglegate.server.store import database
+from eaglegate.server.store.base import StoredResponse
+from eaglegate.server.store.database import (
     StoreError,
     add_columns,
     connect,
@@ -28,7 +28,7 @@ from server.store.database import (
     shrink,
     sqlite_directory,
 )
-from server.store.sql import SqlResponseStore
+from eaglegate.server.store.sql import SqlResponseStore
 
 pytestmark = pytest.mark.thorough
 

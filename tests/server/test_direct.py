@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from server.cli.listener import GatewayServer
-from server.http.connection import TlsSettings, make_server_config
-from server.http.connection_limits import LIMITS, ConnectionLimiter
-from server.http.middleware import CLOSED_WRITER, WhileConnected, find_writer
+from eaglegate.server.cli.listener import GatewayServer
+from eaglegate.server.http.connection import TlsSettings, make_server_config
+from eaglegate.server.http.connection_limits import LIMITS, ConnectionLimiter
+from eaglegate.server.http.middleware import CLOSED_WRITER, WhileConnected, find_writer
 from tests.server.conftest import on_a_port
 
 START = {"type": "http.response.start", "status": 200, "headers": []}

@@ -8,13 +8,13 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
-import observability.pages
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.telemetry import Telemetry
-from server.access.caller import ApiKey, KeyQuota
-from server.access.fair_order import Priority
-from server.access.keys import KeyRing, hash_key, load_keys
+from eaglegate.observability import pages as operator_pages
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.server.access.caller import ApiKey, KeyQuota
+from eaglegate.server.access.fair_order import Priority
+from eaglegate.server.access.keys import KeyRing, hash_key, load_keys
 from tests.server.conftest import call, make_app
 
 USER, ADMIN, OLD = "user-key-0123456789", "admin-key-0123456789", "old-key-0123456789"
@@ -24,7 +24,7 @@ OPERATOR = {"/", "/metrics", "/debug/speculation"}
 
 
 def pages():
-    return observability.pages.make_routes(
+    return operator_pages.make_routes(
         Telemetry(GROUPS, TelemetrySettings(models=()), CollectorRegistry())
     )
 

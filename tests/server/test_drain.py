@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from engine.errors import EngineDead
-from engine.scripted import Pause
-from engine.types import Step
-from server.cli.listener import Drain
+from eaglegate.engine.errors import EngineDead
+from eaglegate.engine.scripted import Pause
+from eaglegate.engine.types import Step
+from eaglegate.server.cli.listener import Drain
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ async def test_a_second_signal_ends_the_grace(slow):
 
 
 async def test_those_in_the_queue_are_told_too(slow):
-    from server.access.admission import AdmissionLimits
+    from eaglegate.server.access.admission import AdmissionLimits
 
     slow.gateway.path.admission.bounds = AdmissionLimits(running=1)
     running = asyncio.create_task(slow.chat(stream=True))

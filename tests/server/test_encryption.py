@@ -9,17 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from cryptography.fernet import Fernet
 
-from server.apis.responses.encryption import (
+from eaglegate.server.apis.responses.encryption import (
     CannotDecrypt,
     ReasoningCipher,
     load_or_make_keys,
     read_configured_keys,
     read_keys,
 )
-from server.cli.serve import _open_cipher
-from server.errors import ConfigError
-from server.settings import Settings
-from server.store.database import sqlite_directory
+from eaglegate.server.cli.serve import _open_cipher
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.settings import Settings
+from eaglegate.server.store.database import sqlite_directory
 
 ONE, TWO = (Fernet.generate_key().decode() for _ in range(2))
 

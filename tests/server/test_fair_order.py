@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.access.admission import Admission, AdmissionTicket
-from server.access.caller import Requester
-from server.access.fair_order import FairQueue, Flow, Priority
+from eaglegate.server.access.admission import Admission, AdmissionTicket
+from eaglegate.server.access.caller import Requester
+from eaglegate.server.access.fair_order import FairQueue, Flow, Priority
 from tests.server.test_admission import Clock
 
 NORMAL, HIGH, LOW = Priority.NORMAL, Priority.HIGH, Priority.LOW

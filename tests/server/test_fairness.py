@@ -10,13 +10,13 @@ from random import Random
 import orjson
 import pytest
 
-from engine.errors import EngineDead
-from engine.scripted import Pause
-from server.access.admission import Admission, AdmissionLimits
-from server.access.caller import ApiKey, Requester
-from server.access.fair_order import Priority
-from server.access.keys import KeyRing, hash_key
-from server.errors import TooManyRequests
+from eaglegate.engine.errors import EngineDead
+from eaglegate.engine.scripted import Pause
+from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.server.access.caller import ApiKey, Requester
+from eaglegate.server.access.fair_order import Priority
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.errors import TooManyRequests
 from tests.server.conftest import Answer, call
 from tests.server.fair_sim import Load, Outcome, World, play
 from tests.server.test_admission import Client, Clock, settle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.events import NullObserver
+from eaglegate.engine.events import NullObserver
 
 HEADER = "x-eaglegate-ignored-fields"
 USER = [{"role": "user", "content": "hi"}]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from engine import vllm_flags
-from engine.vllm_contract import find_vllm
-from server.cli.first_read import make_option_parser, read_first
-from server.errors import ConfigError
-from server.flags import Heading, flag, list_settings
-from server.settings import Settings
+from eaglegate.engine import vllm_flags
+from eaglegate.engine.vllm_contract import find_vllm
+from eaglegate.server.cli.first_read import make_option_parser, read_first
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.flags import Heading, flag, list_settings
+from eaglegate.server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "engine" / "demo"
@@ -45,7 +45,7 @@ def refuse(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 def test_vllm_is_not_imported(argv: Sequence[str]) -> None:
     code = f"""
 import sys
-from server.__main__ import main
+from eaglegate.server.__main__ import main
 try:
     status = main({argv!r})
 except SystemExit as ended:
@@ -138,7 +138,7 @@ def test_a_model_of_the_command_line_replaces_that_of_the_file(tmp_path: Path) -
 @pytest.mark.thorough
 def test_the_table_of_flags_is_vllms() -> None:
     pytest.importorskip("vllm")
-    from engine.vllm_backend.arguments import add_engine_arguments, make_engine_parser
+    from eaglegate.engine.vllm_backend.arguments import add_engine_arguments, make_engine_parser
 
     theirs = make_engine_parser(prog="eaglegate")
     add_engine_arguments(theirs)
@@ -167,7 +167,7 @@ def test_a_correct_file_starts_in_silence(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(f"model_tag: {DEMO / 'target'}\nport: 1\nmax-model-len: 512\n")
     code = f"""
-from server.cli.command_line import read_command_line
+from eaglegate.server.cli.command_line import read_command_line
 line = read_command_line("serve", ["--config", {str(file)!r}, "--port", "0"], lambda _: None)
 print(line.settings.port, line.namespace.max_model_len)
 """
@@ -184,7 +184,8 @@ def test_a_port_in_use_is_found_before_vllm_is_loaded() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         done = run(
-            f"import sys; from server.__main__ import main; main(['serve', '--port', '{port}']); "
+            "import sys; from eaglegate.server.__main__ import main; "
+            f"main(['serve', '--port', '{port}']); "
             "print('vllm' in sys.modules)"
         )
     assert f"port {port} on 127.0.0.1 is in use" in done.stderr

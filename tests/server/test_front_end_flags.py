@@ -11,10 +11,10 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from server.cli.command_line import read_command_line
-from server.errors import ConfigError
-from server.flags import FLAGS, flag
-from server.settings import Settings
+from eaglegate.server.cli.command_line import read_command_line
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.flags import FLAGS, flag
+from eaglegate.server.settings import Settings
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "flags.md"
 HERE_TOO = {"config", "model_tag", "help"}

@@ -14,10 +14,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from observability.engine import InstrumentedEngine
-from observability.metrics import GROUPS
-from observability.middleware import TelemetryMiddleware
-from observability.telemetry import Telemetry, TelemetrySettings
+from eaglegate.observability.engine import InstrumentedEngine
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.middleware import TelemetryMiddleware
+from eaglegate.observability.telemetry import Telemetry, TelemetrySettings
 from tests.server.conftest import Lab, on_a_port
 
 OURS = ("server.", "engine.", "observability.")

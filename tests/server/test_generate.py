@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import RequestRejected
-from engine.events import (
+from eaglegate.engine.errors import RequestRejected
+from eaglegate.engine.events import (
     Ending,
     Event,
     Finish,
@@ -17,9 +17,10 @@ from engine.events import (
     RequestFacts,
     TokensDelta,
 )
-from engine.speculation.accounting import intern_step
-from engine.types import Constraint, FinishReason, Step
-from server.generation.pipeline import ConstraintTrials
+from eaglegate.engine.speculation.accounting import intern_step
+from eaglegate.engine.types import Constraint, Step
+from eaglegate.server.generation.pipeline import ConstraintTrials
+from eaglegate.text.events import FinishReason
 from tests.server.conftest import Lab
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.scripted import Pause
-from server.access.caller import ApiKey
-from server.access.keys import KeyRing, hash_key
+from eaglegate.engine.scripted import Pause
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.keys import KeyRing, hash_key
 
 KEYS = {name: f"{name}-key-0123456789" for name in ("ann", "bob")}
 SECRET = "the password is swordfish"

@@ -8,11 +8,11 @@ import pytest
 from openai import OpenAI
 from sqlalchemy import text as sql
 
-from server.access.caller import ApiKey
-from server.access.keys import KeyRing, hash_key
-from server.store import items
-from server.store.base import Retention, StoredResponse
-from server.store.sql import SqlResponseStore
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.store import items
+from eaglegate.server.store.base import Retention, StoredResponse
+from eaglegate.server.store.sql import SqlResponseStore
 from tests.server.test_responses import WEATHER, ask
 
 pytestmark = pytest.mark.thorough

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from server.access.caller import ApiKey
-from server.access.fair_order import Priority
-from server.access.keys import KeyRing, generate_key_entry, hash_key, load_keys
-from server.cli.console import describe_exposure
-from server.errors import ConfigError, TooManyRequests, Unauthenticated
-from server.settings import Settings
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.fair_order import Priority
+from eaglegate.server.access.keys import KeyRing, generate_key_entry, hash_key, load_keys
+from eaglegate.server.cli.console import describe_exposure
+from eaglegate.server.errors import ConfigError, TooManyRequests, Unauthenticated
+from eaglegate.server.settings import Settings
 
 FULL = """
 keys:

@@ -16,8 +16,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from engine.scripted import steps
-from engine.types import EngineRequest
+from eaglegate.engine.scripted import steps
+from eaglegate.engine.types import EngineRequest
 
 pytestmark = pytest.mark.slow
 

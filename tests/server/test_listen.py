@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.cli.listener import bind, format_url
-from server.errors import ConfigError
+from eaglegate.server.cli.listener import bind, format_url
+from eaglegate.server.errors import ConfigError
 
 
 def test_a_busy_port_is_named():

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from engine.scripted import Pause
-from engine.types import FinishReason, Step
-from server.access import memory
-from server.access.memory import (
+from eaglegate.engine.scripted import Pause
+from eaglegate.engine.types import Step
+from eaglegate.server.access import memory
+from eaglegate.server.access.memory import (
     GIB,
     ControlGroup,
     MemoryMonitor,
@@ -19,6 +19,7 @@ from server.access.memory import (
     find_control_groups,
     find_sources,
 )
+from eaglegate.text.events import FinishReason
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 

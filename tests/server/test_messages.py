@@ -6,7 +6,7 @@ import orjson
 import pytest
 from anthropic import Anthropic, BadRequestError, NotFoundError
 
-from engine.errors import EngineDead
+from eaglegate.engine.errors import EngineDead
 
 WEATHER = {
     "name": "get_weather",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.errors import ConfigError
-from server.generation.model_defaults import check_default_sampling
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.generation.model_defaults import check_default_sampling
 
 
 @pytest.mark.parametrize(

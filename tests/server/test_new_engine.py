@@ -16,28 +16,29 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from engine.remote.connection import WorkerConnection
-from engine.remote.driver import RemoteEngineBase
-from engine.remote.engine import remote_engine
-from engine.remote.reading import compute_limits, read_integers
-from engine.remote.upstream import ENGINES, ConnectionSettings, LocalModel, Upstream
-from engine.rendering.renderer import ModelFiles, TemplateRenderer
-from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
-from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
-from engine.supervisor import SupervisedEngine
-from engine.types import EngineInfo, EngineRequest, FinishReason, Sampling, Step
-from server.__main__ import main
-from server.backends import Backend
-from server.backends.remote import RenderingBackend
-from server.cli.command_line import (
+from eaglegate.engine.remote.connection import WorkerConnection
+from eaglegate.engine.remote.driver import RemoteEngineBase
+from eaglegate.engine.remote.engine import remote_engine
+from eaglegate.engine.remote.reading import compute_limits, read_integers
+from eaglegate.engine.remote.upstream import ENGINES, ConnectionSettings, LocalModel, Upstream
+from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
+from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
+from eaglegate.engine.supervisor import SupervisedEngine
+from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling, Step
+from eaglegate.server.__main__ import main
+from eaglegate.server.backends import Backend
+from eaglegate.server.backends.remote import RenderingBackend
+from eaglegate.server.cli.command_line import (
     BACKENDS,
     CommandLine,
     ModelArguments,
     load_backend,
     read_command_line,
 )
-from server.errors import ConfigError
-from server.flags import setting
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.flags import setting
+from eaglegate.text.events import FinishReason
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests.engine.remote.stand_in_worker import serving
 from tests.server.conftest import DEMO
 

@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 import pytest
 
-from engine.events import Outcome
-from server.apis.shared.all_of import merge_all_of
-from server.apis.shared.constraints import schema_constraint
-from server.parsing.message import matching
-from server.parsing.tools import OfferedTools
+from eaglegate.server.apis.shared.all_of import merge_all_of
+from eaglegate.server.apis.shared.constraints import schema_constraint
+from eaglegate.text.events import Outcome
+from eaglegate.text.parsing.message import matching
+from eaglegate.text.parsing.tools import OfferedTools
 
 xgrammar = pytest.importorskip("xgrammar")
 is_accepted = pytest.importorskip("xgrammar.testing")._is_grammar_accept_string

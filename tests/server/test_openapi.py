@@ -14,10 +14,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from engine.errors import EngineDead, EngineFailed, EngineOverloaded
-from server.access.caller import ApiKey
-from server.access.keys import KeyRing, hash_key
-from server.http.cross_origin import CrossOriginPolicy
+from eaglegate.engine.errors import EngineDead, EngineFailed, EngineOverloaded
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.http.cross_origin import CrossOriginPolicy
 
 OPERATIONS = [
     ("/v1/chat/completions", "POST"),

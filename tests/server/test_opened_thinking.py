@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from engine.rendering.encoding import TextEncoder
-from server.parsing.registry import (
+from eaglegate.text.parsing.registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,
     reasoning_format,
     thinking_names,
     tool_format,
 )
+from eaglegate.text.rendering.encoding import TextEncoder
 from tests.server.conftest import Lab, PlainRenderer
 
 CHANNELS = {

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from server.access.admission import Admission, AdmissionLimits, Priority, Requester
-from server.errors import TooManyRequests
+from eaglegate.server.access.admission import Admission, AdmissionLimits, Priority, Requester
+from eaglegate.server.errors import TooManyRequests
 from tests.server.test_admission import Client, Clock, settle
 
 

@@ -6,9 +6,9 @@ import io
 import threading
 from dataclasses import replace
 
-from engine.types import EngineInfo, SpeculationInfo
-from server.access.keys import KeyRing, load_keys
-from server.cli.console import StartupProgress, describe_clients, format_banner
+from eaglegate.engine.types import EngineInfo, SpeculationInfo
+from eaglegate.server.access.keys import KeyRing, load_keys
+from eaglegate.server.cli.console import StartupProgress, describe_clients, format_banner
 
 
 class Page(io.StringIO):

@@ -10,10 +10,10 @@ import httpx
 import orjson
 import pytest
 
-from server.cli.listener import GatewayServer
-from server.http.connection import TlsSettings, make_server_config
-from server.http.connection_limits import ConnectionLimiter, ConnectionLimits
-from server.http.response import send_json
+from eaglegate.server.cli.listener import GatewayServer
+from eaglegate.server.http.connection import TlsSettings, make_server_config
+from eaglegate.server.http.connection_limits import ConnectionLimiter, ConnectionLimits
+from eaglegate.server.http.response import send_json
 
 CLAIM = {"x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https"}
 

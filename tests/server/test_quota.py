@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
-from engine.scripted import Pause
-from engine.types import FinishReason, Step
-from server.access.caller import ApiKey, KeyQuota, Requester
-from server.access.keys import KeyRing, hash_key
-from server.http.cross_origin import READABLE
-from server.http.rate_limits import _format_duration
+from eaglegate.engine.scripted import Pause
+from eaglegate.engine.types import Step
+from eaglegate.server.access.caller import ApiKey, KeyQuota, Requester
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.http.cross_origin import READABLE
+from eaglegate.server.http.rate_limits import _format_duration
+from eaglegate.text.events import FinishReason
 
 SECRET = "k" * 20
 HEADERS = {"x-api-key": SECRET}

@@ -8,9 +8,9 @@ import pytest
 from cryptography.fernet import Fernet
 from openai import OpenAI
 
-from server.access.caller import ApiKey
-from server.access.keys import KeyRing, hash_key
-from server.apis.responses.encryption import ReasoningCipher
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.apis.responses.encryption import ReasoningCipher
 from tests.server.test_responses import ask, plain, said
 
 THOUGHT = "<think>\nso it is 42\n</think>\n\nForty-two."

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 
-import server.cli.reload
-from engine.speculation.policy import SpeculationPolicy
-from server.access.admission import Admission
-from server.access.keys import hash_key
-from server.apis.shared.gateway import Controls
-from server.cli import listener
-from server.cli.command_line import read_again
-from server.cli.reload import read_reloaded
-from server.errors import ConfigError
-from server.settings import Settings
+from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.server.access.admission import Admission
+from eaglegate.server.access.keys import hash_key
+from eaglegate.server.apis.shared.gateway import Controls
+from eaglegate.server.cli import listener, reload
+from eaglegate.server.cli.command_line import read_again
+from eaglegate.server.cli.reload import read_reloaded
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.settings import Settings
 
 USER, BOSS = "user-key-0123456789", "boss-key-0123456789"
 ENTRY = "  - {{name: {name}, sha256: {digest}, admin: {admin}, depth: 2, priority: {level}}}\n"
@@ -58,7 +57,7 @@ async def gateway(lab, tmp_path, monkeypatch):
     path = lab.gateway.path
     reloading = Reloading(lab, tmp_path, path.admission, path.policy, {})
     monkeypatch.setattr(
-        server.cli.reload,
+        reload,
         "read_again",
         lambda _argv: SimpleNamespace(settings=Settings(**reloading.settings)),
     )
@@ -100,7 +99,7 @@ async def test_a_reload_that_fails_at_any_step_changes_nothing(gateway, monkeypa
     def fail(*_given, **_named):
         raise ConfigError(f"{step} failed")
 
-    monkeypatch.setattr(server.cli.reload, step, fail)
+    monkeypatch.setattr(reload, step, fail)
     answer = await gateway.lab.call("POST", "/admin/reload", headers={"x-api-key": BOSS})
     assert (answer.status, answer.json["error"]["code"]) == (400, "bad_settings")
     assert f"{step} failed" in answer.json["error"]["message"]

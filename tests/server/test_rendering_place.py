@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from server.generation.prompt import AT_ONCE_BYTES
+from eaglegate.server.generation.prompt import AT_ONCE_BYTES
 
 
 @pytest.mark.parametrize(("size", "at_once"), [(100, True), (AT_ONCE_BYTES, False)])

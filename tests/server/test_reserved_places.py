@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 
-from server.access.admission import Admission, AdmissionLimits
-from server.access.caller import Requester
-from server.access.fair_order import Priority
-from server.errors import TooManyRequests
+from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.server.access.caller import Requester
+from eaglegate.server.access.fair_order import Priority
+from eaglegate.server.errors import TooManyRequests
 from tests.server.test_admission import Client, Clock, settle
 
 HIGH_AND_NORMAL = frozenset({Priority.HIGH, Priority.NORMAL})

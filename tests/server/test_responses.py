@@ -9,11 +9,11 @@ import orjson
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
-from engine.errors import EngineDead, EngineOverloaded
-from engine.events import NullObserver
-from engine.scripted import Pause
-from engine.types import Step
-from server.errors import StoreFailed
+from eaglegate.engine.errors import EngineDead, EngineOverloaded
+from eaglegate.engine.events import NullObserver
+from eaglegate.engine.scripted import Pause
+from eaglegate.engine.types import Step
+from eaglegate.server.errors import StoreFailed
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 ANSWER = f"<think>\nhm\n</think>\n\nLet me look.\n{CALL}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.access.caller import ApiKey
-from server.access.keys import KeyRing, hash_key
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.keys import KeyRing, hash_key
 from tests.server.conftest import call, make_app
 from tests.server.test_door import pages
 

@@ -13,21 +13,22 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.base import Engine
-from engine.errors import EngineFailed
-from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
-from engine.supervision.policy import EngineLoss, LossCause, create_loss
-from engine.types import Arm, DecodeStep, EngineRequest, FinishReason, Step, UndraftedReason
-from improve import draft_command as command
-from improve.canary import Canary, CanaryPlan, CanaryRunner
-from improve.changes import CanaryChanges
-from improve.rules import PromotedRules
-from improve.sequential import CanaryFindings, CanaryRules, CanaryVerdict
-from observability.engine import InstrumentedEngine
-from observability.labels import TelemetrySettings
-from observability.metrics import GROUPS
-from observability.telemetry import Telemetry
-from server.apis.shared.gateway import Controls
+from eaglegate.canary.canary import Canary, CanaryPlan, CanaryRunner
+from eaglegate.canary.changes import CanaryChanges
+from eaglegate.canary.rules import PromotedRules
+from eaglegate.canary.sequential import CanaryFindings, CanaryRules, CanaryVerdict
+from eaglegate.engine.base import Engine
+from eaglegate.engine.errors import EngineFailed
+from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
+from eaglegate.engine.supervision.policy import EngineLoss, LossCause, create_loss
+from eaglegate.engine.types import Arm, DecodeStep, EngineRequest, Step, UndraftedReason
+from eaglegate.lab.improve import draft_command as command
+from eaglegate.observability.engine import InstrumentedEngine
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.server.apis.shared.gateway import Controls
+from eaglegate.text.events import FinishReason
 from tests.server.conftest import EOS, Lab, on_a_port
 
 pytestmark = pytest.mark.thorough

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.types import PositionLogprobs, TokenLogprob
+from eaglegate.engine.types import PositionLogprobs, TokenLogprob
 
 STEERING = {"allowed_token_ids": [5, 3, 5], "bad_words": ["night"], "thinking_token_budget": 7}
 

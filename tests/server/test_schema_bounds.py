@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from engine.events import Outcome
-from engine.types import FinishReason
-from server.apis.shared.constraints import (
+from eaglegate.server.apis.shared.constraints import (
     MAX_BRANCHES,
     MAX_BYTES,
     MAX_PROPERTIES,
     check_readable,
     schema_constraint,
 )
-from server.apis.shared.strict_schema import Exclusion
-from server.errors import InvalidRequest
-from server.parsing.answer import make_parser
-from server.parsing.tools import ToolSchema
-from server.parsing.vocabulary import Vocabulary
+from eaglegate.server.apis.shared.strict_schema import Exclusion
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.text.events import FinishReason, Outcome
+from eaglegate.text.parsing.answer import make_parser
+from eaglegate.text.parsing.tools import ToolSchema
+from eaglegate.text.parsing.vocabulary import Vocabulary
 
 STRING = {"type": "string"}
 M3 = "]<]minimax[>["

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from server.apis.chat.request import ChatRequest
-from server.apis.completions.to_job import CompletionRequest
-from server.apis.messages.request import CountTokensRequest, MessagesRequest
-from server.apis.responses.request import ResponsesRequest
+from eaglegate.server.apis.chat.request import ChatRequest
+from eaglegate.server.apis.completions.to_job import CompletionRequest
+from eaglegate.server.apis.messages.request import CountTokensRequest, MessagesRequest
+from eaglegate.server.apis.responses.request import ResponsesRequest
 from tests.clients.sdk_fields import FIELDS, IGNORED, REFUSED, WORKS, list_undecided
 from tests.conftest import ROOT
 

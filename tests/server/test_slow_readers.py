@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from server.access.budget import RequestBudget
-from server.access.caller import ApiKey
-from server.access.keys import KeyRing, hash_key
-from server.access.memory import MemoryMonitor
-from server.http import response as http_response
-from server.http.response import PIECE, ReplayedResponse, StreamTiming, send_json
-from server.store.base import StoredConversation, StoredResponse
+from eaglegate.server.access.budget import RequestBudget
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.access.memory import MemoryMonitor
+from eaglegate.server.http import response as http_response
+from eaglegate.server.http.response import PIECE, ReplayedResponse, StreamTiming, send_json
+from eaglegate.server.store.base import StoredConversation, StoredResponse
 
 MB = 1_000_000
 READ = ("/v1/responses/resp_1", "/v1/responses/resp_1/input_items", "/v1/conversations/c/items",

@@ -11,12 +11,12 @@ import orjson
 import pytest
 from sqlalchemy import event
 
-from server.access.keys import load_keys
-from server.errors import InvalidRequest, StoreFailed
-from server.store import items
-from server.store.base import Retention, StoredConversation, StoredResponse, StoreLimits
-from server.store.database import StoreError
-from server.store.sql import SqlResponseStore
+from eaglegate.server.access.keys import load_keys
+from eaglegate.server.errors import InvalidRequest, StoreFailed
+from eaglegate.server.store import items
+from eaglegate.server.store.base import Retention, StoredConversation, StoredResponse, StoreLimits
+from eaglegate.server.store.database import StoreError
+from eaglegate.server.store.sql import SqlResponseStore
 
 pytestmark = pytest.mark.thorough
 
@@ -359,7 +359,7 @@ async def test_a_history_is_two_statements_however_long():
 
 
 async def test_a_history_is_at_most_so_long(monkeypatch):
-    monkeypatch.setattr("server.store.sql.LONGEST_HISTORY", 5)
+    monkeypatch.setattr("eaglegate.server.store.sql.LONGEST_HISTORY", 5)
     store = SqlResponseStore("sqlite://")
     for at in range(8):
         previous = f"r{at - 1}" if at else None

@@ -7,8 +7,8 @@ import time
 
 import orjson
 
-from server.store.base import Retention, StoredResponse
-from server.store.sql import SqlResponseStore
+from eaglegate.server.store.base import Retention, StoredResponse
+from eaglegate.server.store.sql import SqlResponseStore
 from tests.server.test_store import item_of
 
 

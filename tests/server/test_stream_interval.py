@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from benchmarks.variants import PacedEngine
-from engine.speculation.accounting import Account, intern_step
-from engine.types import Step
-from engine.vllm_backend.translate import SinkFlusher, StepQueue
+from eaglegate.engine.speculation.accounting import Account, intern_step
+from eaglegate.engine.types import Step
+from eaglegate.engine.vllm_backend.translate import SinkFlusher, StepQueue
+from eaglegate.lab.benchmarks.variants import PacedEngine
 from tests.server.conftest import Lab, on_a_port
 
 pytestmark = pytest.mark.thorough

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.apis.shared.request import MAX_DEPTH, MAX_ITEMS, BadJSON, loads
+from eaglegate.server.apis.shared.request import MAX_DEPTH, MAX_ITEMS, BadJSON, loads
 
 VALUES = st.recursive(
     st.none()

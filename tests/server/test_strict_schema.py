@@ -11,9 +11,9 @@ import xgrammar
 from openai.lib._pydantic import to_strict_json_schema
 from xgrammar.testing import _is_grammar_accept_string
 
-from server.apis.shared.strict_schema import FORMATS, check_strict
-from server.errors import InvalidRequest
-from server.parsing.message import matching
+from eaglegate.server.apis.shared.strict_schema import FORMATS, check_strict
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.text.parsing.message import matching
 
 S, I = {"type": "string"}, {"type": "integer"}  # noqa: E741
 BROKEN: dict[str, tuple[Any, str]] = {

@@ -8,16 +8,16 @@ from functools import cache
 import orjson
 import pytest
 
-from engine.events import Phase
-from engine.scripted import steps
-from engine.types import Constraint, FinishReason, Sampling
-from server.errors import InvalidRequest
-from server.generation.grammar import answer_constraint
-from server.generation.job import Job, ToolPolicy
-from server.parsing.answer import make_parser
-from server.parsing.fold import fold
-from server.parsing.registry import THINK, find_frame, framed_names
-from server.parsing.vocabulary import Vocabulary
+from eaglegate.engine.scripted import steps
+from eaglegate.engine.types import Constraint, Sampling
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.server.generation.grammar import answer_constraint
+from eaglegate.server.generation.job import Job, ToolPolicy
+from eaglegate.text.events import FinishReason, Phase
+from eaglegate.text.parsing.answer import make_parser
+from eaglegate.text.parsing.fold import fold
+from eaglegate.text.parsing.registry import THINK, find_frame, framed_names
+from eaglegate.text.parsing.vocabulary import Vocabulary
 
 CITY = {
     "type": "object",
@@ -175,7 +175,7 @@ def test_white_space_in_json_is_bounded(lab):
 
 
 def test_on_channels_the_engine_waits_for_the_content(lab):
-    from server.parsing.registry import reasoning_format
+    from eaglegate.text.parsing.registry import reasoning_format
 
     harmony = reasoning_format("openai_gptoss")
     asked = job(constraint=Constraint("json_object"))

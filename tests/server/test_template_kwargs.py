@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.rendering.renderer import ModelFiles, TemplateRenderer
-from engine.rendering.template import RESERVED
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
+from eaglegate.text.rendering.template import RESERVED
 from tests.server.conftest import DEMO, Lab
 
 pytestmark = pytest.mark.thorough

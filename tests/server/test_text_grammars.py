@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.generation.lark_grammar import lark_grammar, regex_grammar
-from server.generation.text_grammar import BadGrammar, TextGrammar
+from eaglegate.text.grammars.lark_grammar import lark_grammar, regex_grammar
+from eaglegate.text.grammars.text_grammar import BadGrammar, TextGrammar
 
 PATCH = r"""
 start: begin hunk+ end

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from server.cli.health import is_ready
-from server.errors import ConfigError
-from server.http.connection import TlsSettings
+from eaglegate.server.cli.health import is_ready
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.http.connection import TlsSettings
 from tests.server.test_signals import BODY, scripted
 
 pytestmark = pytest.mark.thorough

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import EngineFailed, RequestRejected
-from engine.types import Constraint
-from server.access.admission import AdmissionLimits
-from server.access.caller import ApiKey, Requester
-from server.access.keys import KeyRing, hash_key
-from server.errors import InvalidRequest, TooManyRequests
-from server.generation.pipeline import ConstraintTrials
+from eaglegate.engine.errors import EngineFailed, RequestRejected
+from eaglegate.engine.types import Constraint
+from eaglegate.server.access.admission import AdmissionLimits
+from eaglegate.server.access.caller import ApiKey, Requester
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.errors import InvalidRequest, TooManyRequests
+from eaglegate.server.generation.pipeline import ConstraintTrials
 from tests.server.conftest import DEMO
 
 FLOOD, VICTIM = "flood-key-0123456789", "victim-key-0123456789"
@@ -265,7 +265,7 @@ async def test_the_field_that_was_given_is_named(lab, url, body, param):
 @pytest.mark.slow
 async def test_a_pattern_whose_client_left_is_not_the_next_one_s_fault(probed):
     """With the real probe: what kills its child is answered for by nobody else."""
-    from engine.vllm_backend.grammar_probe import GrammarProbe
+    from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 
     probe = GrammarProbe(str(DEMO), limit_s=1.0)
     probed.gateway.open(replace(probed.gateway.path, trials=ConstraintTrials(probe)))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.generation.job import Conversation
-from server.generation.prompt import drop_oldest, render_newest
+from eaglegate.server.generation.job import Conversation
+from eaglegate.server.generation.prompt import drop_oldest, render_newest
 
 
 def talk(*roles: str) -> Conversation:

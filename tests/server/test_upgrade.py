@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from server.cli.listener import GatewayServer, bind
-from server.http.connection import TlsSettings, make_server_config
-from server.http.connection_limits import ConnectionLimiter, ConnectionLimits
-from server.http.response import send_json
+from eaglegate.server.cli.listener import GatewayServer, bind
+from eaglegate.server.http.connection import TlsSettings, make_server_config
+from eaglegate.server.http.connection_limits import ConnectionLimiter, ConnectionLimits
+from eaglegate.server.http.response import send_json
 from tests.server.test_connections import answered, rest
 
 BODY = b'{"model": "demo", "messages": []}'

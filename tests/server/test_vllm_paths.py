@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from engine.rendering.renderer import ModelFiles, TemplateRenderer
-from engine.scripted import Pause
-from engine.types import FinishReason, Step
-from server.access.caller import ApiKey
-from server.access.keys import KeyRing, hash_key
+from eaglegate.engine.scripted import Pause
+from eaglegate.engine.types import Step
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.text.events import FinishReason
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests.server.conftest import DEMO, EOS, make_app
 
 pytestmark = pytest.mark.thorough
@@ -124,8 +125,8 @@ def test_what_files_say_of_a_tokenizer_is_shown_without_paths(tmp_path):
 
 @pytest.mark.slow
 def test_vllm_and_files_say_the_same_of_the_demo():
-    from engine.vllm_backend.arguments import make_demo_arguments
-    from engine.vllm_backend.renderer import VllmRenderer
+    from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+    from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 
     ours = TemplateRenderer(ModelFiles.find(str(DEMO), None, None)).tokenizer_info()
     theirs = VllmRenderer(make_demo_arguments()).tokenizer_info()

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from engine.base import Engine
-from engine.fleet.fleet import Fleet
-from engine.fleet.types import WorkerState
-from engine.scripted import ScriptedEngine
-from engine.types import EngineRequest
-from improve import draft_command as command
-from improve.canary import Canary, CanaryPlan
-from improve.sequential import CanaryFindings, CanaryRules, CanaryVerdict
+from eaglegate.canary.canary import Canary, CanaryPlan
+from eaglegate.canary.sequential import CanaryFindings, CanaryRules, CanaryVerdict
+from eaglegate.engine.base import Engine
+from eaglegate.engine.fleet.fleet import Fleet
+from eaglegate.engine.fleet.types import WorkerState
+from eaglegate.engine.scripted import ScriptedEngine
+from eaglegate.engine.types import EngineRequest
+from eaglegate.lab.improve import draft_command as command
 from tests.engine.fleet.town import PATIENCE, RULES, Streets, until_serving
 from tests.engine.supervision.mortal import Notes
 from tests.server.conftest import Lab

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.errors import EngineFailed
-from engine.fleet.types import FindingKind
-from engine.rendering.renderer import ModelFiles, TemplateRenderer
-from engine.speculation.accounting import intern_step
-from engine.types import EngineInfo, EngineRequest, FinishReason, SpeculationInfo, Step
-from server.backends.worker_probe import WorkerProbe
-from server.generation.grammar import ParserFactory
-from server.parsing.vocabulary import Vocabulary
+from eaglegate.engine.errors import EngineFailed
+from eaglegate.engine.fleet.types import FindingKind
+from eaglegate.engine.speculation.accounting import intern_step
+from eaglegate.engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
+from eaglegate.server.backends.worker_probe import WorkerProbe
+from eaglegate.server.generation.grammar import ParserFactory
+from eaglegate.text.events import FinishReason
+from eaglegate.text.parsing.vocabulary import Vocabulary
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests.workers import MODEL
 
 FILES = ModelFiles.find(MODEL, None, None)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.speculation.inspection import (
+from eaglegate.engine.speculation.inspection import (
     block_drafts,
     block_rules,
     config_rules,
@@ -19,8 +19,8 @@ from engine.speculation.inspection import (
     speculators_rules,
     tensor_rules,
 )
-from engine.speculation.inspection.block_drafts import BlockDraft
-from engine.speculation.inspection.case import (
+from eaglegate.engine.speculation.inspection.block_drafts import BlockDraft
+from eaglegate.engine.speculation.inspection.case import (
     MODEL_FREE,
     DraftFinding,
     InspectionCase,
@@ -31,16 +31,16 @@ from engine.speculation.inspection.case import (
     detect_kind,
     resolve_method,
 )
-from engine.speculation.inspection.checkpoint import (
+from eaglegate.engine.speculation.inspection.checkpoint import (
     Checkpoint,
     NotInspectable,
     locate,
     open_model,
     read_config,
 )
-from engine.speculation.inspection.configs import TargetConfig, read_draft, read_target
-from engine.speculation.inspection.speculators import get_int
-from engine.speculation.inspection.weights import InvalidCheckpoint
+from eaglegate.engine.speculation.inspection.configs import TargetConfig, read_draft, read_target
+from eaglegate.engine.speculation.inspection.speculators import get_int
+from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
 
 __all__ = ["DraftFinding", "Severity", "SpeculationReport", "inspect_draft"]
 

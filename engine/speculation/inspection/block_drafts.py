@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.speculation.inspection.configs import (
+from eaglegate.engine.speculation.inspection.configs import (
     Dimension,
     DraftConfig,
     ExpectedTensor,
@@ -19,7 +19,7 @@ from engine.speculation.inspection.configs import (
     expect_grouped_attention,
     multiply,
 )
-from engine.speculation.inspection.speculators import (
+from eaglegate.engine.speculation.inspection.speculators import (
     BLOCK_LAYER_IDS,
     LAYER_IDS,
     get_int,

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from engine.speculation.inspection.block_drafts import (
+from eaglegate.engine.speculation.inspection.block_drafts import (
     DFLASH2,
     DFLASH_ARCHITECTURES,
     BlockDraft,
     CapturedLayers,
 )
-from engine.speculation.inspection.case import (
+from eaglegate.engine.speculation.inspection.case import (
     InspectionCase,
     RuleCheck,
     Violation,
     error,
     warning,
 )
-from engine.speculation.inspection.speculators import BLOCK_LAYER_IDS, get_int, get_proposed_depth
+from eaglegate.engine.speculation.inspection.speculators import (
+    BLOCK_LAYER_IDS,
+    get_int,
+    get_proposed_depth,
+)
 
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",

@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from engine.speculation.inspection.checkpoint import Checkpoint
-from engine.speculation.inspection.configs import DraftConfig, TargetConfig
-from engine.speculation.inspection.speculators import METHOD_OF_TYPE, TYPE, get_int, get_mapping
-from engine.speculation.inspection.weights import TensorEntry
-from engine.speculation.methods import find_method
+from eaglegate.engine.speculation.inspection.checkpoint import Checkpoint
+from eaglegate.engine.speculation.inspection.configs import DraftConfig, TargetConfig
+from eaglegate.engine.speculation.inspection.speculators import (
+    METHOD_OF_TYPE,
+    TYPE,
+    get_int,
+    get_mapping,
+)
+from eaglegate.engine.speculation.inspection.weights import TensorEntry
+from eaglegate.engine.speculation.methods import find_method
 
 
 class Severity(StrEnum):

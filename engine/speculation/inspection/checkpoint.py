@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.speculation.inspection.weights import (
+from eaglegate.engine.speculation.inspection.weights import (
     InvalidCheckpoint,
     TensorEntry,
     UnreadableArchive,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from engine.speculation.inspection.case import (
+from eaglegate.engine.speculation.inspection.case import (
     InspectionCase,
     RuleCheck,
     Violation,
@@ -16,8 +16,13 @@ from engine.speculation.inspection.case import (
     note,
     warning,
 )
-from engine.speculation.inspection.configs import ARCHITECTURES, DecoderLayer
-from engine.speculation.inspection.speculators import LAYER_IDS, LAYER_PART, TYPE, get_mapping
+from eaglegate.engine.speculation.inspection.configs import ARCHITECTURES, DecoderLayer
+from eaglegate.engine.speculation.inspection.speculators import (
+    LAYER_IDS,
+    LAYER_PART,
+    TYPE,
+    get_mapping,
+)
 
 FLAGS = (
     "fc_norm", "norm_output", "norm_before_fc", "norm_before_residual", "target_hidden_size",

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib.util import find_spec
 
-from engine import vllm_flags
-from engine.speculation.inspection.block_drafts import METHODS as BLOCK_METHODS
-from engine.speculation.inspection.block_drafts import BlockDraft, find_mask_token
-from engine.speculation.inspection.case import (
+from eaglegate.engine import vllm_flags
+from eaglegate.engine.speculation.inspection.block_drafts import METHODS as BLOCK_METHODS
+from eaglegate.engine.speculation.inspection.block_drafts import BlockDraft, find_mask_token
+from eaglegate.engine.speculation.inspection.case import (
     FROM_TARGET,
     METHODS,
     MODEL_FREE,
@@ -20,10 +20,10 @@ from engine.speculation.inspection.case import (
     note,
     warning,
 )
-from engine.speculation.inspection.configs import read_target
-from engine.speculation.inspection.speculators import get_int
-from engine.speculation.lossy import find_lossy
-from engine.vllm_contract import find_vllm
+from eaglegate.engine.speculation.inspection.configs import read_target
+from eaglegate.engine.speculation.inspection.speculators import get_int
+from eaglegate.engine.speculation.lossy import find_lossy
+from eaglegate.engine.vllm_contract import find_vllm
 
 KEYS = frozenset(
     {

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from engine.speculation.inspection.case import (
+from eaglegate.engine.speculation.inspection.case import (
     InspectionCase,
     RuleCheck,
     Violation,
@@ -14,7 +14,7 @@ from engine.speculation.inspection.case import (
     note,
     warning,
 )
-from engine.speculation.inspection.speculators import (
+from eaglegate.engine.speculation.inspection.speculators import (
     LAYER_PART,
     METHOD_OF_TYPE,
     NOT_LOADED,

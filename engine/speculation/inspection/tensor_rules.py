@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.speculation.inspection import block_drafts
-from engine.speculation.inspection.block_drafts import BlockDraft, list_block_tensors
-from engine.speculation.inspection.case import (
+from eaglegate.engine.speculation.inspection import block_drafts
+from eaglegate.engine.speculation.inspection.block_drafts import BlockDraft, list_block_tensors
+from eaglegate.engine.speculation.inspection.case import (
     InspectionCase,
     RuleCheck,
     Violation,
@@ -21,13 +21,13 @@ from engine.speculation.inspection.case import (
     note,
     warning,
 )
-from engine.speculation.inspection.configs import (
+from eaglegate.engine.speculation.inspection.configs import (
     ExpectedTensor,
     is_allowed,
     list_expected_tensors,
 )
-from engine.speculation.inspection.speculators import TYPE
-from engine.speculation.inspection.weights import TensorEntry, read_array
+from eaglegate.engine.speculation.inspection.speculators import TYPE
+from eaglegate.engine.speculation.inspection.weights import TensorEntry, read_array
 
 PADDING = 0.01
 """Checkpoints of one family differ by so much at most in padding and image tokens."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from server.apis.shared.fields import (
+from eaglegate.server.apis.shared.fields import (
     CALL_DISCRIMINATOR,
     UNSUPPORTED_VLLM,
     CacheHints,
@@ -28,7 +28,7 @@ from server.apis.shared.fields import (
     call_tag,
     type_of,
 )
-from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
+from eaglegate.server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
 
 
 def _tool_tag(value: Any) -> str:

@@ -7,31 +7,27 @@ from typing import Any, Final
 
 import orjson
 
-from engine.events import (
-    ContentDelta,
+from eaglegate.engine.events import (
     Event,
     Finish,
     LogprobsDelta,
-    Phase,
     PromptEcho,
-    ReasoningDelta,
     TokensDelta,
-    ToolCallDelta,
-    ToolCallStart,
     UsageDelta,
 )
-from engine.types import PositionLogprobs
-from server.apis.shared.response import (
+from eaglegate.engine.types import PositionLogprobs
+from eaglegate.server.apis.shared.response import (
     EncodingContext,
     list_logprobs,
     list_prompt_logprobs,
     usage_object,
     usage_tail,
 )
-from server.errors import GatewayError, openai_body
-from server.generation.job import Job
-from server.http.response import SSE_DONE, frame
-from server.parsing.fold import AnswerFold
+from eaglegate.server.errors import GatewayError, openai_body
+from eaglegate.server.generation.job import Job
+from eaglegate.server.http.response import SSE_DONE, frame
+from eaglegate.text.events import ContentDelta, Phase, ReasoningDelta, ToolCallDelta, ToolCallStart
+from eaglegate.text.parsing.fold import AnswerFold
 
 PLAIN: Final = b'},"logprobs":null,"finish_reason":null}]'
 """The rest of a chunk after its delta, when it carries nothing else."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.types import Sampling
-from server.apis.chat.request import (
+from eaglegate.engine.types import Sampling
+from eaglegate.server.apis.chat.request import (
     AllowedToolsChoice,
     ChatMessage,
     ChatRequest,
@@ -19,10 +19,10 @@ from server.apis.chat.request import (
     NamedFunctionChoice,
     ThinkingOptions,
 )
-from server.apis.shared import tools
-from server.apis.shared.constraints import content_constraint
-from server.apis.shared.fields import TextPart
-from server.apis.shared.template import (
+from eaglegate.server.apis.shared import tools
+from eaglegate.server.apis.shared.constraints import content_constraint
+from eaglegate.server.apis.shared.fields import TextPart
+from eaglegate.server.apis.shared.template import (
     MediaPolicy,
     custom_call,
     effort_kwargs,
@@ -33,7 +33,7 @@ from server.apis.shared.template import (
     template_kwargs,
     thinking_kwargs,
 )
-from server.apis.shared.to_job import (
+from eaglegate.server.apis.shared.to_job import (
     make_job,
     make_sampling,
     read_prompt_logprobs,
@@ -41,10 +41,10 @@ from server.apis.shared.to_job import (
     service_tier,
     wants_prompt,
 )
-from server.apis.shared.tools import read_text_grammar
-from server.errors import InvalidRequest
-from server.generation.job import Conversation, Job, ServedModel, ToolPolicy
-from server.generation.text_grammar import TextGrammar
+from eaglegate.server.apis.shared.tools import read_text_grammar
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.server.generation.job import Conversation, Job, ServedModel, ToolPolicy
+from eaglegate.text.grammars.text_grammar import TextGrammar
 
 OTHER_TEXT = ("input_text", "output_text")
 """Types of text parts in other APIs."""

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from engine.events import (
-    ContentDelta,
+from eaglegate.engine.events import (
     Event,
     Finish,
     LogprobsDelta,
@@ -17,18 +16,19 @@ from engine.events import (
     TokensDelta,
     UsageDelta,
 )
-from engine.types import PositionLogprobs
-from server.apis.chat.response import answer_metrics, end_stream, finish_fields
-from server.apis.shared.response import (
+from eaglegate.engine.types import PositionLogprobs
+from eaglegate.server.apis.chat.response import answer_metrics, end_stream, finish_fields
+from eaglegate.server.apis.shared.response import (
     EncodingContext,
     list_prompt_logprobs,
     logprob_value,
     usage_object,
     usage_tail,
 )
-from server.errors import GatewayError, openai_body
-from server.generation.job import Job
-from server.http.response import SSE_DONE, frame
+from eaglegate.server.errors import GatewayError, openai_body
+from eaglegate.server.generation.job import Job
+from eaglegate.server.http.response import SSE_DONE, frame
+from eaglegate.text.events import ContentDelta
 
 PLAIN: Final = b',"logprobs":null,"finish_reason":null}]'
 """The rest of a chunk after its text, when it carries nothing else."""

@@ -9,17 +9,22 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from server.apis.shared.constraints import content_constraint
-from server.apis.shared.fields import (
+from eaglegate.server.apis.shared.constraints import content_constraint
+from eaglegate.server.apis.shared.fields import (
     UNSUPPORTED_VLLM,
     Many,
     ResponseFormat,
     SamplingFields,
     TokenId,
 )
-from server.apis.shared.to_job import make_job, make_sampling, read_prompt_logprobs, resolve_model
-from server.errors import InvalidRequest
-from server.generation.job import Job, PromptSource, ServedModel
+from eaglegate.server.apis.shared.to_job import (
+    make_job,
+    make_sampling,
+    read_prompt_logprobs,
+    resolve_model,
+)
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.server.generation.job import Job, PromptSource, ServedModel
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's; a completion without a limit would run to the end of the context."""

@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.apis.shared.fields import Many, OpenModel, RequestModel, SpeculationMetrics
-from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
-from server.apis.shared.template import MediaPolicy, is_newest, join
-from server.errors import InvalidRequest
+from eaglegate.server.apis.shared.fields import Many, OpenModel, RequestModel, SpeculationMetrics
+from eaglegate.server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
+from eaglegate.server.apis.shared.template import MediaPolicy, is_newest, join
+from eaglegate.server.errors import InvalidRequest
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
 

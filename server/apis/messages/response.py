@@ -6,22 +6,14 @@ from typing import Any, Final
 
 import orjson
 
-from engine.events import (
-    ContentDelta,
-    Event,
-    Finish,
-    Phase,
-    PromptEcho,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallStart,
-)
-from server.apis.shared.response import EncodingContext
-from server.errors import GatewayError, anthropic_body
-from server.generation.job import Job
-from server.http.response import named_frame
-from server.parsing.fold import AnswerCall, AnswerFold, AnswerPart
-from server.parsing.tools import parse_object
+from eaglegate.engine.events import Event, Finish, PromptEcho
+from eaglegate.server.apis.shared.response import EncodingContext
+from eaglegate.server.errors import GatewayError, anthropic_body
+from eaglegate.server.generation.job import Job
+from eaglegate.server.http.response import named_frame
+from eaglegate.text.events import ContentDelta, Phase, ReasoningDelta, ToolCallDelta, ToolCallStart
+from eaglegate.text.parsing.fold import AnswerCall, AnswerFold, AnswerPart
+from eaglegate.text.parsing.tools import parse_object
 
 STOP_REASONS: Final = {
     "stop": "end_turn",

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.types import Constraint, Sampling
-from server.apis.messages.request import (
+from eaglegate.engine.types import Constraint, Sampling
+from eaglegate.server.apis.messages.request import (
     Container,
     CountTokensRequest,
     MessagesRequest,
@@ -23,19 +23,24 @@ from server.apis.messages.request import (
     system_message,
     template_messages,
 )
-from server.apis.messages.tool_changes import list_tools
-from server.apis.shared import tools
-from server.apis.shared.constraints import NO_CONSTRAINT, schema_constraint
-from server.apis.shared.request import ignore
-from server.apis.shared.template import (
+from eaglegate.server.apis.messages.tool_changes import list_tools
+from eaglegate.server.apis.shared import tools
+from eaglegate.server.apis.shared.constraints import NO_CONSTRAINT, schema_constraint
+from eaglegate.server.apis.shared.request import ignore
+from eaglegate.server.apis.shared.template import (
     effort_kwargs,
     own_template,
     template_kwargs,
     thinking_kwargs,
 )
-from server.apis.shared.to_job import default_sampling, make_job, read_stops, resolve_model
-from server.errors import InvalidRequest
-from server.generation.job import Conversation, Job, ServedModel, ToolPolicy
+from eaglegate.server.apis.shared.to_job import (
+    default_sampling,
+    make_job,
+    read_stops,
+    resolve_model,
+)
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.server.generation.job import Conversation, Job, ServedModel, ToolPolicy
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 FORMAT = "output_config.format"

@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from server.apis.messages.request import (
+from eaglegate.server.apis.messages.request import (
     TOOL_CHANGES,
     CountTokensRequest,
     MessageTool,
     OtherBlock,
 )
-from server.errors import InvalidRequest
+from eaglegate.server.errors import InvalidRequest
 
 
 def list_tools(request: CountTokensRequest) -> list[MessageTool]:

@@ -12,19 +12,19 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
-from engine.base import AppliedDepth, DraftControl, DraftSwap
-from engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineFailed
-from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
-from improve.arms import CanaryChange, ChangeRefused
-from improve.canary import CanaryBusy, CanaryPlan, CanaryRunner
-from improve.changes import CanaryChanges
-from improve.sequential import CanaryRules
-from server.apis.shared.fields import RequestModel
-from server.apis.shared.gateway import Controls, Gateway
-from server.apis.shared.openapi import describe_body
-from server.apis.shared.request import parse, read_body
-from server.errors import ConfigError, Conflict, GatewayError, InvalidRequest, Unavailable
-from server.generation.pipeline import Pipeline
+from eaglegate.canary.arms import CanaryChange, ChangeRefused
+from eaglegate.canary.canary import CanaryBusy, CanaryPlan, CanaryRunner
+from eaglegate.canary.changes import CanaryChanges
+from eaglegate.canary.sequential import CanaryRules
+from eaglegate.engine.base import AppliedDepth, DraftControl, DraftSwap
+from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineFailed
+from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
+from eaglegate.server.apis.shared.fields import RequestModel
+from eaglegate.server.apis.shared.gateway import Controls, Gateway
+from eaglegate.server.apis.shared.openapi import describe_body
+from eaglegate.server.apis.shared.request import parse, read_body
+from eaglegate.server.errors import ConfigError, Conflict, GatewayError, InvalidRequest, Unavailable
+from eaglegate.server.generation.pipeline import Pipeline
 
 Depth = Annotated[int, Field(ge=0)]
 

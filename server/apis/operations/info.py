@@ -11,24 +11,24 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from engine.rendering.encoding import RenderLimits
-from server.access.budget import charge
-from server.access.caller import caller
-from server.apis.chat.request import ChatMessage, ChatTool
-from server.apis.chat.to_job import list_offered_tools, template_messages
-from server.apis.completions.to_job import check_token_ids
-from server.apis.shared.fields import Many, RequestModel, TokenId
-from server.apis.shared.gateway import Gateway
-from server.apis.shared.openapi import describe_body
-from server.apis.shared.request import parse, read_body
-from server.apis.shared.route import admit, count_prompt_tokens
-from server.apis.shared.template import own_template, template_kwargs
-from server.apis.shared.to_job import check_model
-from server.errors import InvalidRequest, NotFound
-from server.generation.job import Conversation
-from server.generation.pipeline import Pipeline
-from server.generation.prompt import encode, render
-from server.http.response import json_response
+from eaglegate.server.access.budget import charge
+from eaglegate.server.access.caller import caller
+from eaglegate.server.apis.chat.request import ChatMessage, ChatTool
+from eaglegate.server.apis.chat.to_job import list_offered_tools, template_messages
+from eaglegate.server.apis.completions.to_job import check_token_ids
+from eaglegate.server.apis.shared.fields import Many, RequestModel, TokenId
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.apis.shared.openapi import describe_body
+from eaglegate.server.apis.shared.request import parse, read_body
+from eaglegate.server.apis.shared.route import admit, count_prompt_tokens
+from eaglegate.server.apis.shared.template import own_template, template_kwargs
+from eaglegate.server.apis.shared.to_job import check_model
+from eaglegate.server.errors import InvalidRequest, NotFound
+from eaglegate.server.generation.job import Conversation
+from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.generation.prompt import encode, render
+from eaglegate.server.http.response import json_response
+from eaglegate.text.rendering.encoding import RenderLimits
 
 RETRY = {"retry-after": "5"}
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import orjson
 
-from engine.errors import EngineError
-from server.apis.responses.response import ResponseStream
-from server.apis.responses.response_items import ReasoningStyle, ResponseEvent
-from server.apis.shared.response import EncodingContext
-from server.errors import GatewayError, InvalidRequest, StoreFailed
-from server.generation.job import Job
-from server.http.response import Batches, named_frame, to_gateway_error
-from server.store.base import ResponseStore
+from eaglegate.engine.errors import EngineError
+from eaglegate.server.apis.responses.response import ResponseStream
+from eaglegate.server.apis.responses.response_items import ReasoningStyle, ResponseEvent
+from eaglegate.server.apis.shared.response import EncodingContext
+from eaglegate.server.errors import GatewayError, InvalidRequest, StoreFailed
+from eaglegate.server.generation.job import Job
+from eaglegate.server.http.response import Batches, named_frame, to_gateway_error
+from eaglegate.server.store.base import ResponseStore
 
 logger = logging.getLogger(__name__)
 

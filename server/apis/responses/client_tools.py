@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from server.errors import InvalidRequest
+from eaglegate.server.errors import InvalidRequest
 
 Item = Mapping[str, Any]
 TEXT = {"type": "string"}

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field
 
-from server.access.budget import charge
-from server.apis.responses.items import REFERENCE, ItemDict, read_items
-from server.apis.responses.request import InputItem
-from server.apis.shared.fields import Many, Metadata, RequestModel
-from server.apis.shared.gateway import Gateway
-from server.errors import InvalidRequest, NotFound
-from server.store.base import ConversationStore, StoredConversation
+from eaglegate.server.access.budget import charge
+from eaglegate.server.apis.responses.items import REFERENCE, ItemDict, read_items
+from eaglegate.server.apis.responses.request import InputItem
+from eaglegate.server.apis.shared.fields import Many, Metadata, RequestModel
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.errors import InvalidRequest, NotFound
+from eaglegate.server.store.base import ConversationStore, StoredConversation
 
 MAX_ITEMS = 20
 """Per request, OpenAI's limit."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
-from server.errors import ConfigError
+from eaglegate.server.errors import ConfigError
 
 KEY_FILE = "encryption.key"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from server.apis.responses import client_tools
-from server.apis.responses.encryption import CannotDecrypt
-from server.apis.responses.ids import new_id
-from server.apis.responses.request import (
+from eaglegate.server.apis.responses import client_tools
+from eaglegate.server.apis.responses.encryption import CannotDecrypt
+from eaglegate.server.apis.responses.ids import new_id
+from eaglegate.server.apis.responses.request import (
     InputItem,
     ItemPart,
     ItemReference,
@@ -17,8 +17,8 @@ from server.apis.responses.request import (
     ReasoningItem,
     ResponsesRequest,
 )
-from server.apis.shared.request import ignore
-from server.apis.shared.template import (
+from eaglegate.server.apis.shared.request import ignore
+from eaglegate.server.apis.shared.template import (
     MediaPolicy,
     custom_call,
     is_newest,
@@ -26,8 +26,8 @@ from server.apis.shared.template import (
     parse_arguments,
     placeholder,
 )
-from server.errors import InvalidRequest
-from server.generation.job import flat_name
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.server.generation.job import flat_name
 
 ItemDict = Mapping[str, Any]
 Decrypt = Callable[[str], str]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from server.apis.shared.fields import (
+from eaglegate.server.apis.shared.fields import (
     CacheHints,
     CustomFormat,
     EngineFields,
@@ -24,7 +24,7 @@ from server.apis.shared.fields import (
     TextFormat,
     Verbosity,
 )
-from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
+from eaglegate.server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"

@@ -10,18 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from engine.events import (
-    ContentDelta,
-    Event,
-    Finish,
-    LogprobsDelta,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
-from engine.types import PositionLogprobs
-from server.apis.responses.response_items import (
+from eaglegate.engine.events import Event, Finish, LogprobsDelta
+from eaglegate.engine.types import PositionLogprobs
+from eaglegate.server.apis.responses.response_items import (
     CallWriter,
     ClientToolWriter,
     ItemWriter,
@@ -30,10 +21,17 @@ from server.apis.responses.response_items import (
     ResponseEvent,
     make_reasoning_writer,
 )
-from server.apis.shared.response import EncodingContext, list_logprobs
-from server.errors import GatewayError
-from server.generation.job import Job
-from server.http.response import named_frame
+from eaglegate.server.apis.shared.response import EncodingContext, list_logprobs
+from eaglegate.server.errors import GatewayError
+from eaglegate.server.generation.job import Job
+from eaglegate.server.http.response import named_frame
+from eaglegate.text.events import (
+    ContentDelta,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
 
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 

@@ -9,22 +9,22 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from server.access.budget import charge
-from server.apis.responses.background import BackgroundRuns
-from server.apis.responses.conversations import (
+from eaglegate.server.access.budget import charge
+from eaglegate.server.apis.responses.background import BackgroundRuns
+from eaglegate.server.apis.responses.conversations import (
     ConversationItems,
     ConversationRequest,
     ConversationsService,
     ConversationUpdate,
     make_page,
 )
-from server.apis.responses.request import ResponsesRequest
-from server.apis.responses.service import ResponsesService
-from server.apis.shared.gateway import Gateway
-from server.apis.shared.openapi import describe_body
-from server.apis.shared.request import Model, parse, read_body
-from server.apis.shared.route import admit
-from server.http.response import json_response
+from eaglegate.server.apis.responses.request import ResponsesRequest
+from eaglegate.server.apis.responses.service import ResponsesService
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.apis.shared.openapi import describe_body
+from eaglegate.server.apis.shared.request import Model, parse, read_body
+from eaglegate.server.apis.shared.route import admit
+from eaglegate.server.http.response import json_response
 
 
 def router(gateway: Gateway, runs: BackgroundRuns) -> APIRouter:

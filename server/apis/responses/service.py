@@ -13,33 +13,44 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from engine.events import BatchSink, Observer
-from server.access.budget import charge
-from server.apis.responses.background import HOLD_S, BackgroundRun, BackgroundRuns, LoggedStream
-from server.apis.responses.conversations import (
+from eaglegate.engine.events import BatchSink, Observer
+from eaglegate.server.access.budget import charge
+from eaglegate.server.apis.responses.background import (
+    HOLD_S,
+    BackgroundRun,
+    BackgroundRuns,
+    LoggedStream,
+)
+from eaglegate.server.apis.responses.conversations import (
     ConversationsService,
     ItemList,
     check_history,
     resolve_references,
 )
-from server.apis.responses.items import ItemDict, read_input
-from server.apis.responses.request import ENCRYPTED, ResponsesRequest
-from server.apis.responses.response import ResponseBuilder, ResponseFold, ResponseStream
-from server.apis.responses.response_items import ReasoningStyle
-from server.apis.responses.to_job import check_storage, make_responses_job
-from server.apis.shared.gateway import Gateway
-from server.apis.shared.request import find_header, parse, read_body
-from server.apis.shared.route import (
+from eaglegate.server.apis.responses.items import ItemDict, read_input
+from eaglegate.server.apis.responses.request import ENCRYPTED, ResponsesRequest
+from eaglegate.server.apis.responses.response import ResponseBuilder, ResponseFold, ResponseStream
+from eaglegate.server.apis.responses.response_items import ReasoningStyle
+from eaglegate.server.apis.responses.to_job import check_storage, make_responses_job
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.apis.shared.request import find_header, parse, read_body
+from eaglegate.server.apis.shared.route import (
     WORKLOAD_HEADER,
     count_prompt_tokens,
     make_encoding_context,
 )
-from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
-from server.generation.generate import events
-from server.generation.job import Conversation, Job, ServedModel
-from server.generation.pipeline import Pipeline
-from server.generation.prompt import render
-from server.http.response import (
+from eaglegate.server.errors import (
+    InvalidRequest,
+    NotFound,
+    ReaderTooSlow,
+    StoreFailed,
+    openai_body,
+)
+from eaglegate.server.generation.generate import events
+from eaglegate.server.generation.job import Conversation, Job, ServedModel
+from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.generation.prompt import render
+from eaglegate.server.http.response import (
     Batches,
     FoldedResponse,
     ReplayedResponse,
@@ -47,7 +58,7 @@ from server.http.response import (
     end_source,
     json_response,
 )
-from server.store.base import ConversationStore, ResponseStore, StoredResponse
+from eaglegate.server.store.base import ConversationStore, ResponseStore, StoredResponse
 
 SWEEP_S = 600.0
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.types import Constraint, Sampling
-from server.apis.responses import client_tools
-from server.apis.responses.items import ItemDict, messages
-from server.apis.responses.request import (
+from eaglegate.engine.types import Constraint, Sampling
+from eaglegate.server.apis.responses import client_tools
+from eaglegate.server.apis.responses.items import ItemDict, messages
+from eaglegate.server.apis.responses.request import (
     ENCRYPTED,
     HOSTED_TOOL_INCLUDES,
     LOGPROBS,
@@ -21,21 +21,28 @@ from server.apis.responses.request import (
     ResponseTool,
     TextJsonSchemaFormat,
 )
-from server.apis.shared import tools
-from server.apis.shared.constraints import (
+from eaglegate.server.apis.shared import tools
+from eaglegate.server.apis.shared.constraints import (
     NamedConstraint,
     read_structured_outputs,
     require_single,
     schema_constraint,
 )
-from server.apis.shared.fields import JsonObjectFormat
-from server.apis.shared.request import MAX_TOOLS, ignore
-from server.apis.shared.template import effort_kwargs, own_template, template_kwargs
-from server.apis.shared.to_job import make_job, make_sampling, resolve_model
-from server.apis.shared.tools import read_text_grammar
-from server.errors import InvalidRequest
-from server.generation.job import Conversation, Job, Namespaced, ServedModel, ToolPolicy, flat_name
-from server.generation.text_grammar import TextGrammar
+from eaglegate.server.apis.shared.fields import JsonObjectFormat
+from eaglegate.server.apis.shared.request import MAX_TOOLS, ignore
+from eaglegate.server.apis.shared.template import effort_kwargs, own_template, template_kwargs
+from eaglegate.server.apis.shared.to_job import make_job, make_sampling, resolve_model
+from eaglegate.server.apis.shared.tools import read_text_grammar
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.server.generation.job import (
+    Conversation,
+    Job,
+    Namespaced,
+    ServedModel,
+    ToolPolicy,
+    flat_name,
+)
+from eaglegate.text.grammars.text_grammar import TextGrammar
 
 
 def make_responses_job(

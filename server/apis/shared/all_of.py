@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.parsing.schemas import resolve, walk_schema
+from eaglegate.text.parsing.schemas import resolve, walk_schema
 
 MOST_SCHEMAS = 2000
 """Schemas looked at in all: references can multiply a small schema without end."""

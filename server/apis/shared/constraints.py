@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 from jsonschema_rs import Draft4Validator, Draft7Validator, Draft202012Validator
 
-from engine.types import Constraint
-from server.apis.shared.all_of import merge_all_of
-from server.apis.shared.fields import (
+from eaglegate.engine.types import Constraint
+from eaglegate.server.apis.shared.all_of import merge_all_of
+from eaglegate.server.apis.shared.fields import (
     EngineFields,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -20,11 +20,11 @@ from server.apis.shared.fields import (
     StructuredOutputs,
     TextFormat,
 )
-from server.apis.shared.request import BadJSON, loads
-from server.apis.shared.strict_schema import check_strict
-from server.apis.shared.text_grammars import to_ebnf
-from server.errors import InvalidRequest
-from server.parsing.schemas import modernise, normalise
+from eaglegate.server.apis.shared.request import BadJSON, loads
+from eaglegate.server.apis.shared.strict_schema import check_strict
+from eaglegate.server.apis.shared.text_grammars import to_ebnf
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.text.parsing.schemas import modernise, normalise
 
 MAX_BYTES = 256 << 10
 """Bytes of one schema as JSON; the limit of the engine's grammar compiler."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_ori
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
 
-from server.errors import InvalidRequest
+from eaglegate.server.errors import InvalidRequest
 
 Element = TypeVar("Element")
 Many = Annotated[list[Element], Field(fail_fast=True)]

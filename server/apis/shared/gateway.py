@@ -6,22 +6,22 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.base import AppliedDepth, DraftControl, SupportsPlanning
-from engine.events import NullObserver, Observer
-from engine.fleet.types import WorkerStatus
-from engine.supervision.policy import EngineLoss
-from improve.canary import CanaryRunner
-from server.access.budget import RequestBudget
-from server.access.caller import caller
-from server.access.keys import KeyRing
-from server.access.memory import MemoryMonitor
-from server.apis.responses.encryption import ReasoningCipher
-from server.errors import Unavailable
-from server.generation.pipeline import Pipeline
-from server.http.cross_origin import CrossOriginPolicy
-from server.http.response import StreamTiming
-from server.settings import Settings
-from server.store.base import ResponseStore
+from eaglegate.canary.canary import CanaryRunner
+from eaglegate.engine.base import AppliedDepth, DraftControl, SupportsPlanning
+from eaglegate.engine.events import NullObserver, Observer
+from eaglegate.engine.fleet.types import WorkerStatus
+from eaglegate.engine.supervision.policy import EngineLoss
+from eaglegate.server.access.budget import RequestBudget
+from eaglegate.server.access.caller import caller
+from eaglegate.server.access.keys import KeyRing
+from eaglegate.server.access.memory import MemoryMonitor
+from eaglegate.server.apis.responses.encryption import ReasoningCipher
+from eaglegate.server.errors import Unavailable
+from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.http.cross_origin import CrossOriginPolicy
+from eaglegate.server.http.response import StreamTiming
+from eaglegate.server.settings import Settings
+from eaglegate.server.store.base import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.access.budget import charge
-from server.apis.shared.fields import RequestModel
-from server.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
+from eaglegate.server.access.budget import charge
+from eaglegate.server.apis.shared.fields import RequestModel
+from eaglegate.server.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
@@ -349,7 +349,7 @@ def ignore(name: str, rule: str = "Unrecognized request argument supplied") -> N
 
 
 class NoticeObserver(Protocol):
-    """The part of ``engine.events.Observer`` that counts ignored fields."""
+    """The part of ``eaglegate.engine.events.Observer`` that counts ignored fields."""
 
     def record_ignored_fields(self, api: str, names: Sequence[str]) -> None: ...
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-from engine.events import Finish, Usage, UsageDelta
-from engine.speculation.accounting import sum_steps
-from engine.types import DecodeStep, PositionLogprobs, TokenLogprob
-from server.generation.job import Job
+from eaglegate.engine.events import Finish, Usage, UsageDelta
+from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.types import DecodeStep, PositionLogprobs, TokenLogprob
+from eaglegate.server.generation.job import Job
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,24 @@ from typing import Any, Generic
 from fastapi import Request
 from starlette.responses import Response
 
-from engine.events import BatchSink
-from engine.rendering.encoding import PromptTooLong, RenderLimits
-from server.access.budget import charge
-from server.access.caller import caller
-from server.apis.shared.gateway import Gateway
-from server.apis.shared.request import Model, find_header, read_body, read_json, validate
-from server.apis.shared.response import EncodingContext
-from server.errors import context_overflow
-from server.generation.generate import events
-from server.generation.job import Deadline, Job, ServedModel
-from server.generation.pipeline import Pipeline
-from server.http.response import ErrorBody, Fold, FoldedResponse, StreamedResponse, StreamEncoder
+from eaglegate.engine.events import BatchSink
+from eaglegate.server.access.budget import charge
+from eaglegate.server.access.caller import caller
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.apis.shared.request import Model, find_header, read_body, read_json, validate
+from eaglegate.server.apis.shared.response import EncodingContext
+from eaglegate.server.errors import context_overflow
+from eaglegate.server.generation.generate import events
+from eaglegate.server.generation.job import Deadline, Job, ServedModel
+from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.http.response import (
+    ErrorBody,
+    Fold,
+    FoldedResponse,
+    StreamedResponse,
+    StreamEncoder,
+)
+from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
 
 WORKLOAD_HEADER = b"x-eaglegate-workload"
 """Header with the metrics slice of a request; only configured names count."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from jsonschema_rs import Draft202012Validator, ReferencingError, RegexOptions, ValidationError
 
-from server.errors import InvalidRequest
+from eaglegate.server.errors import InvalidRequest
 
 Schema = Mapping[str, Any]
 Unenforced = tuple[str, str]

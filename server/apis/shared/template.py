@@ -14,11 +14,11 @@ from typing import Any
 
 import orjson
 
-from engine.rendering.template import GLOBALS, RESERVED
-from server.apis.shared.request import note
-from server.errors import InvalidRequest
-from server.generation.job import ServedModel
-from server.parsing.tools import ARGUMENT
+from eaglegate.server.apis.shared.request import note
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.server.generation.job import ServedModel
+from eaglegate.text.parsing.tools import ARGUMENT
+from eaglegate.text.rendering.template import GLOBALS, RESERVED
 
 END = " omitted: this model reads text only]"
 UNCLEAN = re.compile(r"[^a-z0-9_]")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from server.errors import InvalidRequest
-from server.generation.lark_grammar import lark_grammar, regex_grammar
-from server.generation.text_grammar import BadGrammar, TextGrammar
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.text.grammars.lark_grammar import lark_grammar, regex_grammar
+from eaglegate.text.grammars.text_grammar import BadGrammar, TextGrammar
 
 MAX_DEFINITION = 16 << 10
 """Characters; parsing more would delay other requests."""

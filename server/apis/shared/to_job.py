@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from engine.types import RepetitionStop, Sampling
-from server.access.caller import caller
-from server.apis.shared.constraints import NamedConstraint
-from server.apis.shared.fields import EngineFields, RepetitionDetection, SamplingFields
-from server.apis.shared.request import ignore
-from server.errors import Forbidden, InvalidRequest, NotFound
-from server.generation.job import (
+from eaglegate.engine.types import RepetitionStop, Sampling
+from eaglegate.server.access.caller import caller
+from eaglegate.server.apis.shared.constraints import NamedConstraint
+from eaglegate.server.apis.shared.fields import EngineFields, RepetitionDetection, SamplingFields
+from eaglegate.server.apis.shared.request import ignore
+from eaglegate.server.errors import Forbidden, InvalidRequest, NotFound
+from eaglegate.server.generation.job import (
     Conversation,
     Job,
     PromptSource,

@@ -9,15 +9,15 @@ from typing import Any
 
 import orjson
 
-from server.apis.shared.constraints import check_bounds, check_readable, check_schema
-from server.apis.shared.fields import CustomFormat
-from server.apis.shared.request import ignore
-from server.apis.shared.strict_schema import check_strict
-from server.apis.shared.text_grammars import compile_grammar
-from server.errors import InvalidRequest
-from server.generation.job import Namespaced, ServedModel, ToolPolicy
-from server.generation.text_grammar import TextGrammar
-from server.parsing.tools import PARAMETERS
+from eaglegate.server.apis.shared.constraints import check_bounds, check_readable, check_schema
+from eaglegate.server.apis.shared.fields import CustomFormat
+from eaglegate.server.apis.shared.request import ignore
+from eaglegate.server.apis.shared.strict_schema import check_strict
+from eaglegate.server.apis.shared.text_grammars import compile_grammar
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.server.generation.job import Namespaced, ServedModel, ToolPolicy
+from eaglegate.text.grammars.text_grammar import TextGrammar
+from eaglegate.text.parsing.tools import PARAMETERS
 
 OfferedTool = Mapping[str, Any]
 """A tool as chat completions write it: {"type": "function", "function": {...}}."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fleet.routing import (
+from eaglegate.engine.fleet.routing import (
     RoutingCandidate,
     RoutingRequest,
     WorkerReservations,
@@ -18,8 +18,8 @@ from engine.fleet.routing import (
     compute_bound,
     order_by_hash,
 )
-from engine.fleet.types import RoutingReason, RoutingSettings
-from engine.types import Arm
+from eaglegate.engine.fleet.types import RoutingReason, RoutingSettings
+from eaglegate.engine.types import Arm
 
 RULES = RoutingSettings(epsilon=0.25, slack=0.0)
 NAMES = [f"worker-{i}" for i in range(8)]

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fleet.routing import LoadBalancer, OutputEstimate, PrefixMemory, WorkerLoad, hash_blocks
-from engine.fleet.types import RoutingReason, RoutingSettings
-from engine.types import EngineRequest, Sampling
+from eaglegate.engine.fleet.routing import (
+    LoadBalancer,
+    OutputEstimate,
+    PrefixMemory,
+    WorkerLoad,
+    hash_blocks,
+)
+from eaglegate.engine.fleet.types import RoutingReason, RoutingSettings
+from eaglegate.engine.types import EngineRequest, Sampling
 
 RULES = RoutingSettings(block=4, key_blocks=2, memory_blocks=64, slack=1e9)
 

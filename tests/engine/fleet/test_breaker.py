@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fleet.types import BreakerSettings
-from engine.fleet.worker import CircuitBreaker, CircuitState
+from eaglegate.engine.fleet.types import BreakerSettings
+from eaglegate.engine.fleet.worker import CircuitBreaker, CircuitState
 
 RULES = BreakerSettings(failures=3, backoff_s=1.0, max_backoff_s=10.0, jitter=0.5)
 

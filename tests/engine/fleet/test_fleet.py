@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import (
+from eaglegate.engine.errors import (
     EngineDead,
     EngineFailed,
     EngineOverloaded,
     RequestQuarantined,
     RequestRejected,
 )
-from engine.fleet.types import BreakerSettings, WorkerState
-from engine.scripted import DEFAULT_INFO
-from engine.speculation.accounting import Account
-from engine.speculation.totals import Totals
-from engine.supervision.policy import RecoveryOutcome
-from engine.types import Constraint, SpeculationInfo
+from eaglegate.engine.fleet.types import BreakerSettings, WorkerState
+from eaglegate.engine.scripted import DEFAULT_INFO
+from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.policy import RecoveryOutcome
+from eaglegate.engine.types import Constraint, SpeculationInfo
 from tests.engine.fleet.town import PATIENCE, town, until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import EngineStartError
-from engine.fleet.types import WorkerState
-from engine.scripted import DEFAULT_INFO
+from eaglegate.engine.errors import EngineStartError
+from eaglegate.engine.fleet.types import WorkerState
+from eaglegate.engine.scripted import DEFAULT_INFO
 from tests.engine.fleet.town import town, until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import EngineOverloaded, RequestRejected
-from engine.fleet.discovery import FileSource
-from engine.fleet.fleet import Fleet
-from engine.remote.engine import remote_engine
-from engine.remote.probe import PROBE
-from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
-from engine.speculation.accounting import Account
+from eaglegate.engine.errors import EngineOverloaded, RequestRejected
+from eaglegate.engine.fleet.discovery import FileSource
+from eaglegate.engine.fleet.fleet import Fleet
+from eaglegate.engine.remote.engine import remote_engine
+from eaglegate.engine.remote.probe import PROBE
+from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
+from eaglegate.engine.speculation.accounting import Account
 from tests.engine.fleet.town import PATIENCE, RULES
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from engine.errors import EngineDead, EngineError, EngineStartError, EngineUnreachable
-from engine.fleet.discovery import DiscoveryError
-from engine.fleet.fleet import Fleet
-from engine.fleet.types import BreakerSettings, FleetSettings, RoutingSettings
-from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
-from engine.speculation.totals import Totals
-from engine.supervision.policy import SupervisionTimeouts
-from engine.types import EngineInfo, EngineRequest, FinishReason, Health
+from eaglegate.engine.errors import EngineDead, EngineError, EngineStartError, EngineUnreachable
+from eaglegate.engine.fleet.discovery import DiscoveryError
+from eaglegate.engine.fleet.fleet import Fleet
+from eaglegate.engine.fleet.types import BreakerSettings, FleetSettings, RoutingSettings
+from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.policy import SupervisionTimeouts
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health
+from eaglegate.text.events import FinishReason
 from tests.engine.supervision.mortal import Notes, following
 
 RULES = FleetSettings(

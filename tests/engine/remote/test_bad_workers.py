@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from engine.base import SupportsCounters
-from engine.errors import EngineDead, EngineError, EngineFailed, EngineOverloaded
-from engine.fleet.discovery import DiscoveryError, FileSource, StaticSource
-from engine.fleet.fleet import Fleet
-from engine.remote.connection import WorkerConnection
-from engine.remote.engine import RemoteEngine, remote_engine
-from engine.remote.text import TextEngine
-from engine.remote.upstream import ConnectionSettings, Upstream
-from engine.types import Sampling
+from eaglegate.engine.base import SupportsCounters
+from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineOverloaded
+from eaglegate.engine.fleet.discovery import DiscoveryError, FileSource, StaticSource
+from eaglegate.engine.fleet.fleet import Fleet
+from eaglegate.engine.remote.connection import WorkerConnection
+from eaglegate.engine.remote.engine import RemoteEngine, remote_engine
+from eaglegate.engine.remote.text import TextEngine
+from eaglegate.engine.remote.upstream import ConnectionSettings, Upstream
+from eaglegate.engine.types import Sampling
 from tests.engine.fleet.test_over_http import Worker
 from tests.engine.fleet.town import PATIENCE, RULES
 from tests.engine.remote import bad_workers
@@ -159,7 +159,7 @@ async def test_a_client_that_leaves_ends_a_stream_without_events():
 
 
 async def test_an_account_that_does_not_come_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("engine.remote.engine.ACCOUNT_S", 0.1)
+    monkeypatch.setattr("eaglegate.engine.remote.engine.ACCOUNT_S", 0.1)
     worker = StandIn(lambda _: [chunk(1), chunk(2, finish="length"), 30.0, end()])
     async with serving(worker.app()) as url, engine_at(url, access=replace(QUICK, idle_s=60)) as e:
         async with asyncio.timeout(PATIENT_S):

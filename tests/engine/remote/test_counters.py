@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.remote.probe import parse_totals
+from eaglegate.engine.remote.probe import parse_totals
 
 TEXT = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import h11
 import pytest
 
-from engine.errors import EngineDead
-from engine.remote import connection
-from engine.remote.connection import WorkerConnection
-from engine.remote.reading import MOST_PIECES, ReplyLimits, SseDecoder
-from engine.remote.transport import EVENT_COST, MAX_HEAD_BYTES, TURN_BYTES
-from engine.remote.upstream import ConnectionSettings, Upstream
+from eaglegate.engine.errors import EngineDead
+from eaglegate.engine.remote import connection
+from eaglegate.engine.remote.connection import WorkerConnection
+from eaglegate.engine.remote.reading import MOST_PIECES, ReplyLimits, SseDecoder
+from eaglegate.engine.remote.transport import EVENT_COST, MAX_HEAD_BYTES, TURN_BYTES
+from eaglegate.engine.remote.upstream import ConnectionSettings, Upstream
 from tests.engine.remote.bad_workers import BadWorker, Talk, listening, raw, repeats, says
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
 from tests.engine.remote.test_bad_workers import engine_at, take

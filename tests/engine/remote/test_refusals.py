@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from engine.errors import EngineError, RequestRejected
-from engine.remote.reading import quote
-from engine.remote.refusals import describe_refusal
-from engine.remote.upstream import ConnectionSettings
+from eaglegate.engine.errors import EngineError, RequestRejected
+from eaglegate.engine.remote.reading import quote
+from eaglegate.engine.remote.refusals import describe_refusal
+from eaglegate.engine.remote.upstream import ConnectionSettings
 from tests.engine.remote.bad_workers import BadWorker, listening, says, stream
 from tests.engine.remote.test_bad_workers import engine_at, take
 

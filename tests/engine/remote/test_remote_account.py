@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.remote.probe import SpeculationAccount, lay_decode_steps
-from engine.speculation.accounting import sum_steps
-from engine.types import DecodeStep, UndraftedReason
+from eaglegate.engine.remote.probe import SpeculationAccount, lay_decode_steps
+from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.types import DecodeStep, UndraftedReason
 
 PLAIN = DecodeStep(0, 0, 1, undrafted=UndraftedReason.REFUSED)
 

@@ -8,17 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import (
+from eaglegate.engine.errors import (
     EngineDead,
     EngineFailed,
     EngineOverloaded,
     EngineStartError,
     RequestRejected,
 )
-from engine.remote.engine import RemoteEngine
-from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
-from engine.speculation.accounting import Account
-from engine.types import Constraint, EngineRequest, FinishReason, Sampling, UndraftedReason
+from eaglegate.engine.remote.engine import RemoteEngine
+from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
+from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.types import Constraint, EngineRequest, Sampling, UndraftedReason
+from eaglegate.text.events import FinishReason
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
 
 pytestmark = pytest.mark.thorough
@@ -41,7 +42,7 @@ MODEL = LocalModel("demo", Letters(), vocab_size=2048, max_model_len=4096)
 
 @asynccontextmanager
 async def engine_of(worker: StandIn, access: ConnectionSettings = ACCESS):
-    from engine.remote.probe import PROBE
+    from eaglegate.engine.remote.probe import PROBE
 
     worker.tokens = worker.tokens or MODEL.codec.encode(PROBE, False)
     async with serving(worker.app()) as url:

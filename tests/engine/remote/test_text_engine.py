@@ -14,13 +14,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from engine.errors import EngineDead, EngineStartError, RequestRejected
-from engine.remote.engine import remote_engine
-from engine.remote.text import WORD, TextEngine
-from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
-from engine.rendering.renderer import ModelFiles, TemplateRenderer
-from engine.types import Constraint, EngineRequest, FinishReason, Sampling
-from server.parsing.vocabulary import Vocabulary
+from eaglegate.engine.errors import EngineDead, EngineStartError, RequestRejected
+from eaglegate.engine.remote.engine import remote_engine
+from eaglegate.engine.remote.text import WORD, TextEngine
+from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
+from eaglegate.engine.types import Constraint, EngineRequest, Sampling
+from eaglegate.text.events import FinishReason
+from eaglegate.text.parsing.vocabulary import Vocabulary
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests.engine.remote.stand_in_worker import serving
 
 pytestmark = pytest.mark.thorough

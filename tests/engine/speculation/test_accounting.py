@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.accounting import Account, spread_account, sum_steps, trim_step
-from engine.speculation.totals import Totals
-from engine.types import DecodeStep, FinishReason, Step, UndraftedReason
+from eaglegate.engine.speculation.accounting import Account, spread_account, sum_steps, trim_step
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import DecodeStep, Step, UndraftedReason
+from eaglegate.text.events import FinishReason
 
 
 def verify(drafted: int, accepted: int) -> DecodeStep:

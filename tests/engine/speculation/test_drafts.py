@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.errors import DraftRefused, DraftSwapBusy, EngineDead
-from engine.speculation.drafts import DraftPlan, DraftStore, fingerprint_draft
-from engine.speculation.inspection.checkpoint import open_checkpoint
-from engine.speculation.swap import DraftManager
+from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead
+from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore, fingerprint_draft
+from eaglegate.engine.speculation.inspection.checkpoint import open_checkpoint
+from eaglegate.engine.speculation.swap import DraftManager
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
 SPECULATION = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.speculation.inspection import (
+from eaglegate.engine.speculation.inspection import (
     ALL_RULES,
     Severity,
     SpeculationReport,
@@ -69,7 +69,7 @@ def test_good_draft_raises_no_alarm(case: DraftCase, tmp_path: Path):
 @pytest.mark.parametrize("installed", [True, False])
 def test_ngram_needs_its_library(installed: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "engine.speculation.inspection.general_rules.find_spec",
+        "eaglegate.engine.speculation.inspection.general_rules.find_spec",
         lambda name: object() if installed else None,
     )
     report = inspect_draft(DEMO / "target", {"method": "ngram", "num_speculative_tokens": 4})

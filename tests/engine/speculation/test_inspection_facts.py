@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.inspection.case import METHODS, MTP_METHODS
-from engine.speculation.inspection.config_rules import CONVERTED
-from engine.speculation.inspection.configs import ARCHITECTURES
-from engine.speculation.inspection.general_rules import KEYS, MOST_DRAFTED, WITHOUT_LOADER
-from engine.speculation.inspection.speculators import (
+from eaglegate.engine.speculation.inspection.case import METHODS, MTP_METHODS
+from eaglegate.engine.speculation.inspection.config_rules import CONVERTED
+from eaglegate.engine.speculation.inspection.configs import ARCHITECTURES
+from eaglegate.engine.speculation.inspection.general_rules import KEYS, MOST_DRAFTED, WITHOUT_LOADER
+from eaglegate.engine.speculation.inspection.speculators import (
     FROM_TOP,
     LAYER_IDS,
     LAYER_PART,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.speculation.found import FoundShare
-from engine.speculation.inspection.case import METHODS as KNOWN
-from engine.speculation.methods import (
+from eaglegate.engine.speculation.found import FoundShare
+from eaglegate.engine.speculation.inspection.case import METHODS as KNOWN
+from eaglegate.engine.speculation.methods import (
     FULL_RUNS,
     FULL_SKIPS,
     METHODS,
@@ -16,8 +16,8 @@ from engine.speculation.methods import (
     StepDepth,
     find_method,
 )
-from engine.speculation.planner import DepthPlanner
-from engine.speculation.step_cost import StepCostModel
+from eaglegate.engine.speculation.planner import DepthPlanner
+from eaglegate.engine.speculation.step_cost import StepCostModel
 
 DEPTH = 7
 

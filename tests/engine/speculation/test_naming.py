@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.errors import EngineStartError
-from engine.machine import inspect_machine
-from engine.preflight import make_plan, preflight
-from engine.speculation.naming import name_speculation
+from eaglegate.engine.errors import EngineStartError
+from eaglegate.engine.machine import inspect_machine
+from eaglegate.engine.preflight import make_plan, preflight
+from eaglegate.engine.speculation.naming import name_speculation
 from tests.engine.speculation.speculators_cases import described, make_draft
 
 TARGET = "engine/demo/target"

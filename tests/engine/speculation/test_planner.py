@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.regret_sim import (
+from eaglegate.engine.speculation.planner import BACKLOG, DepthPlan, DepthPlanner
+from eaglegate.engine.speculation.probes import PROBE_SHARE
+from eaglegate.engine.speculation.step_cost import SIZES, StepCostModel
+from eaglegate.engine.speculation.survival import LEVELS, START, SurvivalEstimator
+from eaglegate.engine.speculation.totals import DepthReason
+from eaglegate.lab.benchmarks.regret_sim import (
     FRIENDLY,
     HOSTILE,
     LONG,
@@ -18,11 +23,6 @@ from benchmarks.regret_sim import (
     run,
     step_ms,
 )
-from engine.speculation.planner import BACKLOG, DepthPlan, DepthPlanner
-from engine.speculation.probes import PROBE_SHARE
-from engine.speculation.step_cost import SIZES, StepCostModel
-from engine.speculation.survival import LEVELS, START, SurvivalEstimator
-from engine.speculation.totals import DepthReason
 
 DEPTH = 7
 
@@ -317,7 +317,7 @@ PHASES = (
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_it_loses_to_no_fixed_depth(seed: int) -> None:
-    """Short phases: the time to learn weighs more here than in ``benchmarks.regret``."""
+    """Short phases: the time to learn weighs more here than in ``lab.benchmarks.regret``."""
     lanes = [auto(), *(Lane(f"K={depth}", fixed(depth)) for depth in (0, 1, 3, 5, 7))]
     runs = {lane.name: run(lane, PHASES, seed) for lane in lanes}
     rates = {

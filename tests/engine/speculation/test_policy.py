@@ -1,7 +1,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from engine.speculation.policy import (
+from eaglegate.engine.speculation.policy import (
     PLAIN,
     SPECULATIVE,
     DepthSource,

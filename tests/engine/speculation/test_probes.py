@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.speculation.planner import DepthPlanner
-from engine.speculation.probes import (
+from eaglegate.engine.speculation.planner import DepthPlanner
+from eaglegate.engine.speculation.probes import (
     COLD_STEPS,
     COLD_TRIALS,
     LONGEST_WAIT,
@@ -15,8 +15,8 @@ from engine.speculation.probes import (
     Optimum,
     Probes,
 )
-from engine.speculation.step_cost import TIMED
-from engine.speculation.totals import DepthReason
+from eaglegate.engine.speculation.step_cost import TIMED
+from eaglegate.engine.speculation.totals import DepthReason
 
 DEPTH = 4
 TIMED_ALL = np.full(DEPTH + 1, 100.0)

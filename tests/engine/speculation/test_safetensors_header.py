@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.speculation.inspection.weights import InvalidCheckpoint, read_array, read_header
+from eaglegate.engine.speculation.inspection.weights import (
+    InvalidCheckpoint,
+    read_array,
+    read_header,
+)
 from tests.engine.speculation.draft_folder import Array, bf16, write_safetensors
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.regret_sim import profiled, step_ms
-from engine.speculation.planner import DepthPlanner
-from engine.speculation.step_cost import StepCostModel
+from eaglegate.engine.speculation.planner import DepthPlanner
+from eaglegate.engine.speculation.step_cost import StepCostModel
+from eaglegate.lab.benchmarks.regret_sim import profiled, step_ms
 
 DEPTH = 7
 

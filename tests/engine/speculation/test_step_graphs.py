@@ -7,13 +7,23 @@ import doctest
 import numpy as np
 import pytest
 
-from benchmarks.regret_sim import DEPTH, FRIENDLY, GPUS, HOSTILE, LONG, Phase, lanes, profiled, run
-from engine.speculation import step_graphs
-from engine.speculation.planner import GAIN, DepthPlanner
-from engine.speculation.probes import Optimum
-from engine.speculation.step_cost import StepCostModel
-from engine.speculation.step_graphs import GraphMode, StepGraphs
-from engine.speculation.uniform import prefer_uniform
+from eaglegate.engine.speculation import step_graphs
+from eaglegate.engine.speculation.planner import GAIN, DepthPlanner
+from eaglegate.engine.speculation.probes import Optimum
+from eaglegate.engine.speculation.step_cost import StepCostModel
+from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
+from eaglegate.engine.speculation.uniform import prefer_uniform
+from eaglegate.lab.benchmarks.regret_sim import (
+    DEPTH,
+    FRIENDLY,
+    GPUS,
+    HOSTILE,
+    LONG,
+    Phase,
+    lanes,
+    profiled,
+    run,
+)
 
 GRAPHS = StepGraphs((0, 1, 3, 7), (*range(1, 17), *range(24, 257, 8)))
 LARGE = GPUS[-1]

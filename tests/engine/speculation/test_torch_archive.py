@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.speculation.inspection import Severity, inspect_draft
-from engine.speculation.inspection.weights import UnreadableArchive, read_archive, read_array
+from eaglegate.engine.speculation.inspection import Severity, inspect_draft
+from eaglegate.engine.speculation.inspection.weights import (
+    UnreadableArchive,
+    read_archive,
+    read_array,
+)
 from tests.engine.speculation.draft_changes import reduced
 from tests.engine.speculation.draft_folder import DEMO, Folder, read_folder
 

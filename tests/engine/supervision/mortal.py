@@ -8,19 +8,24 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from engine.errors import EngineDead, EngineStartError
-from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
-from engine.supervision.policy import LossCause, PostMortem, RecoveryOutcome, SupervisionTimeouts
-from engine.supervisor import SupervisedEngine
-from engine.types import (
+from eaglegate.engine.errors import EngineDead, EngineStartError
+from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
+from eaglegate.engine.supervision.policy import (
+    LossCause,
+    PostMortem,
+    RecoveryOutcome,
+    SupervisionTimeouts,
+)
+from eaglegate.engine.supervisor import SupervisedEngine
+from eaglegate.engine.types import (
     EngineInfo,
     EngineRequest,
-    FinishReason,
     Health,
     Sampling,
     SpeculationInfo,
     Step,
 )
+from eaglegate.text.events import FinishReason
 
 FAST = SupervisionTimeouts(
     poll_s=0.005, start_s=5, hang_s=0.05, stall_s=60, wait_s=5, backoff_s=0, stable_s=60

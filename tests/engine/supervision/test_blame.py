@@ -7,8 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import EngineDead, RequestQuarantined
-from engine.supervision.policy import LossCause, PostMortem, RecoveryOutcome, SupervisionTimeouts
+from eaglegate.engine.errors import EngineDead, RequestQuarantined
+from eaglegate.engine.supervision.policy import (
+    LossCause,
+    PostMortem,
+    RecoveryOutcome,
+    SupervisionTimeouts,
+)
 from tests.engine.supervision.mortal import (
     FAST,
     Cradle,

@@ -9,14 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.accounting import Account, sum_steps
-from engine.supervision.continuation import Continuation, ReplayDiverged, is_resumable, skip_tokens
-from engine.supervision.policy import RecoveryOutcome
-from engine.types import (
+from eaglegate.engine.speculation.accounting import Account, sum_steps
+from eaglegate.engine.supervision.continuation import (
+    Continuation,
+    ReplayDiverged,
+    is_resumable,
+    skip_tokens,
+)
+from eaglegate.engine.supervision.policy import RecoveryOutcome
+from eaglegate.engine.types import (
     Constraint,
     DecodeStep,
     EngineRequest,
-    FinishReason,
     PositionLogprobs,
     RepetitionStop,
     Sampling,
@@ -24,6 +28,7 @@ from engine.types import (
     TokenLogprob,
     UndraftedReason,
 )
+from eaglegate.text.events import FinishReason
 
 ANSWER = tuple(range(100, 124))
 PLAIN = Sampling(max_tokens=len(ANSWER), temperature=0)

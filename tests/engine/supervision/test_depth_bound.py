@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.base import AppliedDepth
-from engine.types import Sampling
+from eaglegate.engine.base import AppliedDepth
+from eaglegate.engine.types import Sampling
 from tests.engine.supervision.mortal import FAST, Cradle, ask, supervised, until
 from tests.engine.supervision.test_supervisor import CONSTRAINT
 
@@ -131,7 +131,7 @@ async def test_a_bound_that_comes_while_a_new_engine_takes_another_counts():
 
 
 async def test_a_bound_does_not_wait_for_an_engine_that_hangs(monkeypatch):
-    monkeypatch.setattr("engine.supervisor.BOUND_S", 0.01)
+    monkeypatch.setattr("eaglegate.engine.supervisor.BOUND_S", 0.01)
     cradle = Cradle(depth=3)
     engine, _ = supervised(cradle, replace(FAST, hang_s=60))
     await engine.start()
@@ -195,7 +195,7 @@ async def test_a_planner_is_held_while_the_engine_is_away():
 
 
 async def test_what_the_planner_said_last_is_shown_while_it_cannot_answer(monkeypatch):
-    monkeypatch.setattr("engine.supervisor.BOUND_S", 0.01)
+    monkeypatch.setattr("eaglegate.engine.supervisor.BOUND_S", 0.01)
     cradle = Cradle(depth=3, start_hangs={1})
     planner = HeldPlanner(cradle)
     engine, _ = supervised(cradle)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from engine.speculation.accounting import Account
-from engine.supervision.continuation import Continuation
-from engine.types import DecodeStep, EngineRequest, FinishReason, Sampling, Step
+from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.supervision.continuation import Continuation
+from eaglegate.engine.types import DecodeStep, EngineRequest, Sampling, Step
+from eaglegate.text.events import FinishReason
 
 REQUEST = EngineRequest("r", (1, 2), Sampling(max_tokens=20, temperature=0.0))
 TWO = DecodeStep(3, 1, 2)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from engine.errors import EngineDead, EngineOverloaded, RequestQuarantined
-from engine.scripted import ScriptedEngine, steps
-from engine.supervision.continuation import Continuation
-from engine.supervision.policy import RecoveryOutcome, SupervisionTimeouts
-from engine.supervision.recovery import FailureKind, InFlightRequest, RequestRecovery
-from engine.types import EngineRequest, FinishReason, Step
+from eaglegate.engine.errors import EngineDead, EngineOverloaded, RequestQuarantined
+from eaglegate.engine.scripted import ScriptedEngine, steps
+from eaglegate.engine.supervision.continuation import Continuation
+from eaglegate.engine.supervision.policy import RecoveryOutcome, SupervisionTimeouts
+from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RequestRecovery
+from eaglegate.engine.types import EngineRequest, Step
+from eaglegate.text.events import FinishReason
 from tests.engine.supervision.mortal import (
     Cradle,
     Mortal,

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import EngineDead, EngineStartError
-from engine.supervision.policy import LossCause
+from eaglegate.engine.errors import EngineDead, EngineStartError
+from eaglegate.engine.supervision.policy import LossCause
 from tests.engine.supervision.mortal import (
     FAST,
     Cradle,
@@ -46,7 +46,7 @@ async def test_an_engine_that_hangs_is_replaced_and_its_requests_go_on():
 
 
 async def test_an_engine_that_answers_but_makes_no_steps_has_hung():
-    from engine.scripted import Pause
+    from eaglegate.engine.scripted import Pause
 
     engine, notes = supervised(cradle := Cradle(), replace(FAST, stall_s=0.03))
     await engine.start()

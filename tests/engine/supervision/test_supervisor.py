@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import EngineDead
-from engine.speculation.accounting import Account
-from engine.supervision.policy import LossCause, RecoveryOutcome
-from engine.types import Constraint, Sampling
+from eaglegate.engine.errors import EngineDead
+from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.supervision.policy import LossCause, RecoveryOutcome
+from eaglegate.engine.types import Constraint, Sampling
 from tests.engine.supervision.mortal import (
     FAST,
     Cradle,
@@ -114,7 +114,7 @@ async def test_a_replay_that_differs_ends_a_constrained_answer():
         return life
 
     def following_other(request):
-        from engine.scripted import steps as cut
+        from eaglegate.engine.scripted import steps as cut
 
         return cut([9] * request.sampling.max_tokens)
 

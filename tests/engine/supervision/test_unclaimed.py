@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.speculation.accounting import sum_steps
-from engine.speculation.totals import Totals
-from engine.types import Constraint, DecodeStep
+from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import Constraint, DecodeStep
 from tests.engine.supervision.mortal import Cradle, Mortal, ask, collect, supervised
 
 LOST = sum_steps([DecodeStep(3, 2, 3)], requests=0)

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 from vllm import envs
 
-from benchmarks.drive import render, running, speculation
-from engine.vllm_backend.arguments import make_demo_arguments
-from engine.vllm_backend.child_process import replace_environment
-from engine.vllm_backend.engine import VllmEngine
-from engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+from eaglegate.engine.vllm_backend.child_process import replace_environment
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.lab.benchmarks.drive import render, running, speculation
 
 FIRST_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0", "TRITON_INTERPRET": "0"}
 SECOND_RUNNER = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.vllm_backend.worker import DepthWorker
+from eaglegate.engine.vllm_backend.worker import DepthWorker
 
 
 class CountingWorker(DepthWorker):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.vllm_backend.arguments import DEMO
+from eaglegate.engine.vllm_backend.arguments import DEMO
 from tests.engine.speculation.draft_folder import read_folder
 from tests.engine.speculation.draft_kinds import eagle1
 

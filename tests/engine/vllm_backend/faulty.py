@@ -14,8 +14,8 @@ from vllm.v1.request import Request
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from engine.vllm_backend.scheduler import DepthSchedulerBase
-from engine.vllm_backend.worker import DepthWorker
+from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase
+from eaglegate.engine.vllm_backend.worker import DepthWorker
 
 IGNORES_TEMPERATURE = "a sampler that ignores the temperature"
 ACCEPTS_TOO_MANY = "a scheduler that accepts one draft too many"

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from engine.vllm_backend.arguments import DEMO
+from eaglegate.engine.vllm_backend.arguments import DEMO
 
 RANK = 4
 SCALE = 0.6

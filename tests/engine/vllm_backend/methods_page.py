@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from engine.speculation.methods import DraftMethod, Runner, StepBehaviour, StepDepth, find_method
+from eaglegate.engine.speculation.methods import (
+    DraftMethod,
+    Runner,
+    StepBehaviour,
+    StepDepth,
+    find_method,
+)
 from tests.conftest import ROOT
 from tests.engine.vllm_backend.drafters import READ, ROWS
 

@@ -2,8 +2,8 @@ import pytest
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
-from engine.types import DecodeStep, EngineInfo, SpeculationInfo, UndraftedReason
-from engine.vllm_backend.translate import (
+from eaglegate.engine.types import DecodeStep, EngineInfo, SpeculationInfo, UndraftedReason
+from eaglegate.engine.vllm_backend.translate import (
     choose_reader,
     read_decode_step,
     read_nothing,

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from benchmarks.drive import at, greedy, run, run_all, speculation
-from engine.types import EngineRequest
-from engine.vllm_backend.arguments import make_demo_arguments
-from engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.types import EngineRequest
+from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.lab.benchmarks.drive import at, greedy, run, run_all, speculation
 from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL
 from tests.engine.vllm_backend.lora import make_adapter
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
-from engine.remote.probe import SpeculationAccount, lay_decode_steps
-from engine.speculation.accounting import sum_steps
-from engine.vllm_backend.scheduler import RequestAccounts
+from eaglegate.engine.remote.probe import SpeculationAccount, lay_decode_steps
+from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.vllm_backend.scheduler import RequestAccounts
 
 
 def output(*token_ids: int, finish: FinishReason | None = None) -> EngineCoreOutput:

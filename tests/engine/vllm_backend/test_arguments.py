@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.vllm_backend import arguments as arguments_module
-from engine.vllm_backend.arguments import (
+from eaglegate.engine.vllm_backend import arguments as arguments_module
+from eaglegate.engine.vllm_backend.arguments import (
     DEMO,
     GIB,
     TABLE,
@@ -13,7 +13,7 @@ from engine.vllm_backend.arguments import (
     make_engine_arguments,
     make_engine_parser,
 )
-from engine.vllm_contract import SCHEDULER, WORKER
+from eaglegate.engine.vllm_contract import SCHEDULER, WORKER
 
 
 def parse(*argv: str) -> argparse.Namespace:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.drive import at, greedy, run_all
-from engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.lab.benchmarks.drive import at, greedy, run_all
 from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER, SMALL, TOKENS
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent.parent
 DEPTHS = (0, 2, None) if SECOND_RUNNER else (0, 1, 3, MOST, None)
 SCRIPT = """
 import asyncio, json, sys
-from benchmarks.drive import at, greedy, run_all, running, speculation
+from eaglegate.lab.benchmarks.drive import at, greedy, run_all, running, speculation
 async def main():
     prompts, depths, tokens, small, most = json.load(sys.stdin)
     async with running(**small, speculative_config=speculation(most)) as engine:

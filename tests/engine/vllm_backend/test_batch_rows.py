@@ -19,8 +19,8 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
-from engine.vllm_backend import steering
-from engine.vllm_backend import worker as worker
+from eaglegate.engine.vllm_backend import steering
+from eaglegate.engine.vllm_backend import worker as worker
 
 pytestmark = pytest.mark.thorough
 

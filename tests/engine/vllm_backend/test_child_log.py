@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from engine.vllm_backend import child_process
-from engine.vllm_backend.child_process import ChildLog, find_cause
+from eaglegate.engine.vllm_backend import child_process
+from eaglegate.engine.vllm_backend.child_process import ChildLog, find_cause
 
 MISSING_MODULE = """\
 (EngineCore pid=7) INFO 11-20 10:11:36 [core.py:1] Initializing a V1 LLM engine

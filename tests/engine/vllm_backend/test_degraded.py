@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.drive import greedy, run_all, running
-from engine import vllm_contract
-from engine.errors import EngineStartError
-from engine.vllm_backend.arguments import make_demo_arguments
-from engine.vllm_backend.engine import VllmEngine
-from engine.vllm_contract import Area
+from eaglegate.engine import vllm_contract
+from eaglegate.engine.errors import EngineStartError
+from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_contract import Area
+from eaglegate.lab.benchmarks.drive import greedy, run_all, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 

@@ -11,8 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from engine.vllm_backend import draft_reload
-from engine.vllm_backend.draft_reload import DraftReloader, discard_draft, get_staged, stage_draft
+from eaglegate.engine.vllm_backend import draft_reload
+from eaglegate.engine.vllm_backend.draft_reload import (
+    DraftReloader,
+    discard_draft,
+    get_staged,
+    stage_draft,
+)
 from tests.engine.draft_copies import EAGLE31, change_weights
 
 OTHER, RUNNING = "/other", "/running"

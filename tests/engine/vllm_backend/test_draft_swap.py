@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.drive import Outcome, greedy, run_all, running, speculation
-from engine.errors import DraftRefused, EngineFailed
-from engine.speculation.drafts import DraftPlan, DraftStore
-from engine.speculation.swap import DraftManager
-from engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
-from engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.errors import DraftRefused, EngineFailed
+from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
+from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.lab.benchmarks.drive import Outcome, greedy, run_all, running, speculation
 from tests.engine.draft_copies import EAGLE3, EAGLE31, change_weights, make_noise, perturb
 from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL
 

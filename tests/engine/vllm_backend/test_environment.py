@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from engine import vllm_backend
+from eaglegate.engine import vllm_backend
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.vllm_backend.flight_record import CAPACITY, VARIABLE, FlightRecord, FlightRecorder
+from eaglegate.engine.vllm_backend.flight_record import (
+    CAPACITY,
+    VARIABLE,
+    FlightRecord,
+    FlightRecorder,
+)
 from tests.engine.vllm_backend.test_scheduler import Pretence
 
 ROOT = Path(__file__).parents[3]
@@ -20,13 +25,13 @@ def test_what_ran_is_read_after_the_engine_was_killed() -> None:
     record = FlightRecord()
     code = (
         "import os, signal\n"
-        "from engine.vllm_backend.flight_record import FlightRecorder\n"
+        "from eaglegate.engine.vllm_backend.flight_record import FlightRecorder\n"
         "recorder = FlightRecorder()\n"
         "recorder.write(['a-1', 'b-2', 'c-3'])\n"
         "recorder.write(['b-2'])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    environment = os.environ | record.variables | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | record.variables | {"PYTHONPATH": str(ROOT / ".src")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
     assert record.read() == {"b-2"}

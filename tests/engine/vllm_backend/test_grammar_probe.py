@@ -14,11 +14,11 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from engine.errors import RequestRejected
-from engine.types import Constraint
-from engine.vllm_backend.arguments import DEMO
-from engine.vllm_backend.grammar_probe import MAX_BYTES, GrammarProbe
-from engine.vllm_backend.grammar_trial import shorten, split_repeated_groups
+from eaglegate.engine.errors import RequestRejected
+from eaglegate.engine.types import Constraint
+from eaglegate.engine.vllm_backend.arguments import DEMO
+from eaglegate.engine.vllm_backend.grammar_probe import MAX_BYTES, GrammarProbe
+from eaglegate.engine.vllm_backend.grammar_trial import shorten, split_repeated_groups
 
 pytestmark = pytest.mark.alone
 

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from engine.errors import EngineOverloaded, RequestRejected
-from engine.types import Constraint
-from engine.vllm_backend.grammar_probe import GrammarProbe
+from eaglegate.engine.errors import EngineOverloaded, RequestRejected
+from eaglegate.engine.types import Constraint
+from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 
 GOOD = Constraint("json_schema", '{"type": "object"}')
 OTHER = Constraint("regex", "[ab]{2}")

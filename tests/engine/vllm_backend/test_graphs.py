@@ -12,9 +12,9 @@ import pytest
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
-from engine.speculation.step_graphs import GraphMode, StepGraphs
-from engine.vllm_backend import graphs
-from engine.vllm_backend.graphs import WIDEST, choose_depths, choose_sizes, declare_depths
+from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
+from eaglegate.engine.vllm_backend import graphs
+from eaglegate.engine.vllm_backend.graphs import WIDEST, choose_depths, choose_sizes, declare_depths
 
 BATCHED_TOKENS = 8192
 

@@ -12,7 +12,7 @@ from vllm.v1.engine.core_client import BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
-from engine.vllm_backend.outputs import OutputReader, replace_output_reader
+from eaglegate.engine.vllm_backend.outputs import OutputReader, replace_output_reader
 
 
 class Lab:

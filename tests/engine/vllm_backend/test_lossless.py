@@ -17,11 +17,12 @@ import pytest_asyncio
 import torch
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from benchmarks.drive import Outcome, at, greedy, run, run_all
-from engine.speculation.totals import Totals
-from engine.types import Constraint, EngineRequest, FinishReason, Sampling
-from engine.vllm_backend.engine import VllmEngine
-from engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import Constraint, EngineRequest, Sampling
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.lab.benchmarks.drive import Outcome, at, greedy, run, run_all
+from eaglegate.text.events import FinishReason
 from tests.engine.vllm_backend.conftest import DEPTHS as SOME_DEPTHS
 from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER
 

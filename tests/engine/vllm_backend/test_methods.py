@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from benchmarks.drive import Outcome, at, greedy, run, run_all, running
-from engine.errors import DraftRefused
-from engine.speculation.drafts import DraftPlan, DraftStore
-from engine.speculation.swap import DraftManager
-from engine.speculation.totals import Totals
-from engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.errors import DraftRefused
+from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
+from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.lab.benchmarks.drive import Outcome, at, greedy, run, run_all, running
 from tests.engine.draft_copies import perturb
 from tests.engine.vllm_backend.conftest import SMALL
 from tests.engine.vllm_backend.drafters import EAGLE3, EAGLE31, PACKAGES, ROWS, TARGET, MethodRow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.speculation.methods import METHODS
+from eaglegate.engine.speculation.methods import METHODS
 from tests.engine.vllm_backend.drafters import READ, ROWS, ReadRow
 from tests.engine.vllm_backend.methods_page import FAILS, PAGE, read_results, render
 

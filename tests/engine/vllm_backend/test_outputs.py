@@ -13,10 +13,15 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 from vllm.v1.metrics.stats import IterationStats, PrefillStats, RequestSpecDecodeMetrics
 from vllm.v1.outputs import LogprobsLists
 
-from engine.errors import EngineDead, EngineFailed, RequestRejected
-from engine.types import DecodeStep, FinishReason, Step
-from engine.vllm_backend.outputs import StepOutputProcessor, is_replaceable
-from engine.vllm_backend.translate import StepQueue, convert_intake_error, read_decode_step
+from eaglegate.engine.errors import EngineDead, EngineFailed, RequestRejected
+from eaglegate.engine.types import DecodeStep, Step
+from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor, is_replaceable
+from eaglegate.engine.vllm_backend.translate import (
+    StepQueue,
+    convert_intake_error,
+    read_decode_step,
+)
+from eaglegate.text.events import FinishReason
 
 FIRST = PrefillStats(num_prompt_tokens=3, num_computed_tokens=1, num_cached_tokens=2)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from engine.types import FinishReason
-from engine.vllm_backend.parser_fallback import VllmParsers
-from server.parsing.answer import (
+from eaglegate.engine.vllm_backend.parser_fallback import VllmParsers
+from eaglegate.text.events import FinishReason
+from eaglegate.text.parsing.answer import (
     make_fallback_parser,
     make_parser,
 )
-from server.parsing.fold import fold
-from server.parsing.vocabulary import Vocabulary
+from eaglegate.text.parsing.fold import fold
+from eaglegate.text.parsing.vocabulary import Vocabulary
 
 TARGET = Path(__file__).parents[3] / "engine/demo/target"
 ANSWER = (

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.speculation.planner import DepthPlan
-from engine.speculation.totals import DepthReason
-from engine.vllm_backend.planning import MANY_HOLES, RandomPlanner, name_slice
-from engine.vllm_backend.scheduler import planning_scheduler
+from eaglegate.engine.speculation.planner import DepthPlan
+from eaglegate.engine.speculation.totals import DepthReason
+from eaglegate.engine.vllm_backend.planning import MANY_HOLES, RandomPlanner, name_slice
+from eaglegate.engine.vllm_backend.scheduler import planning_scheduler
 from tests.engine.vllm_backend import test_scheduler
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import setproctitle
 
-from engine.vllm_backend.child_process import (
+from eaglegate.engine.vllm_backend.child_process import (
     ChildLog,
     EnginePreload,
     create_context,
@@ -47,7 +47,7 @@ def hang() -> None:
 
 @pytest.fixture
 def preload() -> Iterator[EnginePreload]:
-    yield EnginePreload(dict(os.environ), module="engine.orphan")
+    yield EnginePreload(dict(os.environ), module="eaglegate.engine.orphan")
     forkserver._forkserver._stop()
 
 
@@ -167,7 +167,7 @@ def test_all_end_with_the_gateway() -> None:
         "import os, time\n"
         "from multiprocessing import forkserver\n"
         "from tests.engine.vllm_backend.test_preload import *\n"
-        "preload = EnginePreload(dict(os.environ), module='engine.orphan')\n"
+        "preload = EnginePreload(dict(os.environ), module='eaglegate.engine.orphan')\n"
         "process = start(preload, hang)\n"
         "wait_until_started(process.pid)\n"
         "print(process.pid, find_server(), flush=True)\n"
@@ -183,12 +183,12 @@ def test_all_end_with_the_gateway() -> None:
 def test_the_fork_server_that_still_imports_ends_with_the_gateway(tmp_path: Path) -> None:
     """And nobody who reads the gateway's streams waits for it."""
     (tmp_path / "slow.py").write_text(
-        "import time\nimport engine.vllm_backend.preload as preload\ntime.sleep(600)\n"
+        "import time\nimport eaglegate.engine.vllm_backend.preload as preload\ntime.sleep(600)\n"
     )
     code = (
         "import os, sys, time\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "from engine.vllm_backend.child_process import EnginePreload\n"
+        "from eaglegate.engine.vllm_backend.child_process import EnginePreload\n"
         "EnginePreload(dict(os.environ), module='slow')\n"
         "from multiprocessing import forkserver\n"
         "print(forkserver._forkserver._forkserver_pid, flush=True)\n"

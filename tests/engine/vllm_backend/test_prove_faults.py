@@ -14,16 +14,23 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from benchmarks.drive import running, speculation
-from engine.speculation.totals import Totals
-from engine.types import EngineInfo
-from engine.vllm_backend.arguments import DEMO
-from engine.vllm_backend.engine import VllmEngine
-from engine.vllm_backend.position_noise import draw_noise
-from engine.vllm_backend.renderer import VllmRenderer
-from engine.vllm_backend.translate import describe_engine
-from measure.prove import checks
-from measure.prove.trial import OPENINGS, QUICK, Evidence, ProofOutcome, Trial, record_reference
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import EngineInfo
+from eaglegate.engine.vllm_backend.arguments import DEMO
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.position_noise import draw_noise
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.engine.vllm_backend.translate import describe_engine
+from eaglegate.lab.benchmarks.drive import running, speculation
+from eaglegate.lab.prove import checks
+from eaglegate.lab.prove.trial import (
+    OPENINGS,
+    QUICK,
+    Evidence,
+    ProofOutcome,
+    Trial,
+    record_reference,
+)
 from tests.engine.draft_copies import make_noise
 from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL
 from tests.engine.vllm_backend.faulty import (

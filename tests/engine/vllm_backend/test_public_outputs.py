@@ -12,9 +12,10 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine.errors import EngineDead, EngineFailed, RequestRejected
-from engine.types import EngineRequest, FinishReason, PositionLogprobs, Sampling, Step, TokenLogprob
-from engine.vllm_backend.public_outputs import PublicInbox, PublicOutputs
+from eaglegate.engine.errors import EngineDead, EngineFailed, RequestRejected
+from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling, Step, TokenLogprob
+from eaglegate.engine.vllm_backend.public_outputs import PublicInbox, PublicOutputs
+from eaglegate.text.events import FinishReason
 
 REQUEST = EngineRequest("a", (1, 2, 3), Sampling(max_tokens=9))
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from vllm.model_executor.layers.mamba.ops.cpu.causal_conv1d import causal_conv1d_update_cpu
 
-from engine.machine import GIB, Machine
-from engine.preflight import EnginePlan, preflight
-from engine.speculation.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
-from engine.vllm_backend.arguments import make_demo_arguments, make_engine_config
+from eaglegate.engine.machine import GIB, Machine
+from eaglegate.engine.preflight import EnginePlan, preflight
+from eaglegate.engine.speculation.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
+from eaglegate.engine.vllm_backend.arguments import make_demo_arguments, make_engine_config
 from tests.engine.vllm_backend.drafters import TARGET
 
 HYBRID = {

@@ -4,10 +4,10 @@ from pathlib import Path
 import mistral_common
 import pytest
 
-from engine.rendering.encoding import PromptTooLong, RenderingCancelled, RenderLimits
-from engine.vllm_backend import renderer as vllm_renderer
-from engine.vllm_backend.arguments import DEMO, make_demo_arguments
-from engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.engine.vllm_backend import renderer as vllm_renderer
+from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.text.rendering.encoding import PromptTooLong, RenderingCancelled, RenderLimits
 
 QUESTION = [{"role": "user", "content": "Hi, \u00fcber-\u6f22!"}]
 TOOL = {

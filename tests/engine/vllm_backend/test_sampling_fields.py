@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from benchmarks.drive import Outcome, at, greedy, run, run_all
-from engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
-from engine.vllm_backend.engine import VllmEngine
-from engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.lab.benchmarks.drive import Outcome, at, greedy, run, run_all
 from tests.engine.vllm_backend.conftest import DEPTHS, FEW, MOST, SECOND_RUNNER, TOKENS
 from tests.engine.vllm_backend.test_lossless import preemptions
 

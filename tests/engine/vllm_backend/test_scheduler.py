@@ -18,15 +18,15 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from benchmarks.drive import speculation
-from engine.speculation.methods import AT_K, METHODS, Runner
-from engine.types import DecodeStep, UndraftedReason
-from engine.vllm_backend.arguments import make_demo_arguments
-from engine.vllm_backend.graphs import choose_depths, declare_depths
-from engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler, set_depth
-from engine.vllm_backend.translate import read_decode_step
-from engine.vllm_contract import SKIP
-from engine.vllm_fields import DEPTH
+from eaglegate.engine.speculation.methods import AT_K, METHODS, Runner
+from eaglegate.engine.types import DecodeStep, UndraftedReason
+from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+from eaglegate.engine.vllm_backend.graphs import choose_depths, declare_depths
+from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler, set_depth
+from eaglegate.engine.vllm_backend.translate import read_decode_step
+from eaglegate.engine.vllm_contract import SKIP
+from eaglegate.engine.vllm_fields import DEPTH
+from eaglegate.lab.benchmarks.drive import speculation
 
 BLOCK = 32
 MOST = 3

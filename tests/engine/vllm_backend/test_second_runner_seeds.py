@@ -11,7 +11,7 @@ import torch
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
-from engine.vllm_backend import position_noise, seeded_rows
+from eaglegate.engine.vllm_backend import position_noise, seeded_rows
 
 SEEDS = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 77, 2**40])
 VOCABULARY = 2500

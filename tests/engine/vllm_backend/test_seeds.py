@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from benchmarks.drive import Outcome, at, run, run_all
-from engine.speculation.totals import Totals
-from engine.types import EngineRequest, Sampling
-from engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import EngineRequest, Sampling
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.lab.benchmarks.drive import Outcome, at, run, run_all
 from tests.engine.draft_copies import make_noise
 from tests.engine.vllm_backend.conftest import MOST
 from tests.engine.vllm_backend.test_draft_swap import manage

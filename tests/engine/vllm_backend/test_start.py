@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.drive import Outcome, greedy, run, running, speculation
-from engine.errors import EngineDead, EngineStartError
-from engine.speculation.accounting import Account
-from engine.types import EngineRequest
-from engine.vllm_backend.arguments import DEMO, make_demo_arguments
-from engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.errors import EngineDead, EngineStartError
+from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.types import EngineRequest
+from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.lab.benchmarks.drive import Outcome, greedy, run, running, speculation
 from tests.engine.vllm_backend.conftest import SMALL
 
 pytestmark = pytest.mark.slow
@@ -105,7 +105,7 @@ def children(pid: int) -> list[int]:
 
 FRONT = """
 import asyncio, sys
-from benchmarks.drive import running
+from eaglegate.lab.benchmarks.drive import running
 async def main():
     async with running(speculative_config=None):
         print("ready", flush=True)

@@ -16,8 +16,8 @@ from vllm.v1.metrics.stats import (
 )
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from engine.vllm_backend import statistics as module
-from engine.vllm_backend.statistics import BatchedStatLogger, observe
+from eaglegate.engine.vllm_backend import statistics as module
+from eaglegate.engine.vllm_backend.statistics import BatchedStatLogger, observe
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
 Recorded = tuple[SchedulerStats | None, IterationStats | None]

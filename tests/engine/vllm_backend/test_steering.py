@@ -18,8 +18,8 @@ from vllm.v1.sample.logits_processor import (
     MinTokensLogitsProcessor,
 )
 
-from engine.vllm_backend import steering
-from engine.vllm_contract import WORKER
+from eaglegate.engine.vllm_backend import steering
+from eaglegate.engine.vllm_contract import WORKER
 
 VOCABULARY = 50
 COUNTS = [2, 0, 3, 1]

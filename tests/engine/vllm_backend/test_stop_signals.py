@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from engine.rendering.encoding import RenderLimits
-from engine.rendering.sandbox import TemplateInput, TemplateRunner
-from engine.stop_signals import STOP
-from engine.types import Constraint
-from engine.vllm_backend.arguments import DEMO
-from engine.vllm_backend.child_process import EnginePreload, create_context
-from engine.vllm_backend.grammar_probe import GrammarProbe
+from eaglegate.engine.stop_signals import STOP
+from eaglegate.engine.types import Constraint
+from eaglegate.engine.vllm_backend.arguments import DEMO
+from eaglegate.engine.vllm_backend.child_process import EnginePreload, create_context
+from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
+from eaglegate.text.rendering.encoding import RenderLimits
+from eaglegate.text.rendering.sandbox import TemplateInput, TemplateRunner
 
 pytestmark = pytest.mark.thorough
 
@@ -56,7 +56,7 @@ def preload(request: pytest.FixtureRequest) -> EnginePreload | None:
     if request.param == "spawned":
         return None
     request.addfinalizer(forkserver._forkserver._stop)
-    return EnginePreload(dict(os.environ), module="engine.orphan")
+    return EnginePreload(dict(os.environ), module="eaglegate.engine.orphan")
 
 
 def test_an_engine_outlives_signals_and_ends_when_it_is_asked_to(
@@ -75,7 +75,7 @@ def test_an_engine_outlives_signals_and_ends_when_it_is_asked_to(
 def test_the_fork_server_outlives_a_signal() -> None:
     from multiprocessing import forkserver
 
-    preload = EnginePreload(dict(os.environ), module="engine.orphan")
+    preload = EnginePreload(dict(os.environ), module="eaglegate.engine.orphan")
     pid: int = forkserver._forkserver._forkserver_pid
     send_stop_signals(pid)
     process, pipe = start(preload)
@@ -89,7 +89,7 @@ def test_the_fork_server_outlives_a_signal() -> None:
 FORKING = """
 import asyncio, json, multiprocessing, os, signal, socket, sys
 from vllm.v1.engine import utils
-from engine.vllm_backend.child_process import separate_engines
+from eaglegate.engine.vllm_backend.child_process import separate_engines
 
 def report(pipe):
     files = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if n != "0"

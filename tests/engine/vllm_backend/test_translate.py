@@ -7,11 +7,11 @@ from vllm.logprobs import Logprob
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from engine.errors import EngineDead, EngineFailed, EngineOverloaded, RequestRejected
-from engine.remote import wire
-from engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
-from engine.vllm_backend import translate
-from engine.vllm_fields import build_structured_outputs, is_reasoning_ended
+from eaglegate.engine.errors import EngineDead, EngineFailed, EngineOverloaded, RequestRejected
+from eaglegate.engine.remote import wire
+from eaglegate.engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
+from eaglegate.engine.vllm_backend import translate
+from eaglegate.engine.vllm_fields import build_structured_outputs, is_reasoning_ended
 
 REQUEST = EngineRequest("r", (1, 2), Sampling(max_tokens=5, temperature=0.0))
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from engine.errors import EngineDead
-from engine.scripted import DEFAULT_INFO
-from engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
-from engine.vllm_backend.warm_up import StepCosts, list_batches, time_steps, warm_up
+from eaglegate.engine.errors import EngineDead
+from eaglegate.engine.scripted import DEFAULT_INFO
+from eaglegate.engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
+from eaglegate.engine.vllm_backend.warm_up import StepCosts, list_batches, time_steps, warm_up
 
 LEARNT: dict[str, object] = {"steps": 250}
 

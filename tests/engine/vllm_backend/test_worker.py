@@ -5,8 +5,8 @@ import pytest
 import torch
 from vllm.utils import cpu_triton_utils
 
-from engine.vllm_backend import worker
-from engine.vllm_contract import SKIP
+from eaglegate.engine.vllm_backend import worker
+from eaglegate.engine.vllm_contract import SKIP
 
 
 @pytest.mark.parametrize(

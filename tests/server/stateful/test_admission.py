@@ -19,10 +19,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from server.access.admission import Admission, AdmissionLimits
-from server.access.caller import KeyQuota, Requester
-from server.access.fair_order import Priority
-from server.errors import TooManyRequests
+from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.server.access.caller import KeyQuota, Requester
+from eaglegate.server.access.fair_order import Priority
+from eaglegate.server.errors import TooManyRequests
 from tests.server.stateful.machine import FEW, OTHER, OWNERS, Machine
 
 

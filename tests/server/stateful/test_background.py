@@ -8,10 +8,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, rule, run_state_machine_as_test
 
-from engine.scripted import Pause
-from engine.types import FinishReason, Step
-from server.access.caller import ApiKey
-from server.access.keys import KeyRing, hash_key
+from eaglegate.engine.scripted import Pause
+from eaglegate.engine.types import Step
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.text.events import FinishReason
 from tests.server.conftest import Lab, call
 from tests.server.stateful.machine import FEW, OWNERS, Machine
 from tests.server.test_responses import URL, said

@@ -16,9 +16,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from server.errors import InvalidRequest
-from server.store.base import StoredConversation, StoredResponse, StoreLimits
-from server.store.sql import SqlResponseStore
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.server.store.base import StoredConversation, StoredResponse, StoreLimits
+from eaglegate.server.store.sql import SqlResponseStore
 from tests.server.stateful.machine import FEW, OWNERS, Machine
 
 pytestmark = pytest.mark.thorough

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from engine.fleet.discovery import DiscoveryError, DnsSource, FileSource, StaticSource
+from eaglegate.engine.fleet.discovery import DiscoveryError, DnsSource, FileSource, StaticSource
 
 
 def check(address: str) -> str:

@@ -1,0 +1,281 @@
+"""A canary: a change meets a part of the live traffic until it is decided.
+
+The change (``changes.py``) is on trial: whatever happens to the engine or the gateway, what comes
+up again is what served before. One that concerns the whole engine, such as its draft, serves
+randomly chosen *slots* of time in turn with the control (``sequential.py``); one that concerns
+single requests can serve randomly drawn *sessions* beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from eaglegate.canary.arms import (
+    FAILURES,
+    ArmsNow,
+    ArmSums,
+    CanaryChange,
+    Collapsed,
+    Interrupted,
+    Traffic,
+    measure_ending,
+    measure_request,
+)
+from eaglegate.canary.changes import CanaryChanges
+from eaglegate.canary.effects import describe_effect
+from eaglegate.canary.sequential import (
+    CanaryFindings,
+    CanaryRules,
+    CanaryTest,
+    CanaryVerdict,
+    SlotPair,
+)
+from eaglegate.engine.types import Arm
+
+if TYPE_CHECKING:
+    from eaglegate.observability.observation import RequestRecord
+
+log = logging.getLogger(__name__)
+
+Values = dict[str, dict[Hashable, list[float]]]
+
+
+STOPPED, FAILED = "stopped", "failed"
+"""How a canary ends that reaches no verdict."""
+
+
+class CanaryBusy(Exception):
+    """Another canary is running."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryPlan:
+    """How a candidate is tried."""
+
+    slot_s: float = 30.0
+    """Half a block: the time of a slot, where there are slots."""
+    watch_s: float = 1.0
+    """How often a serving candidate is looked at for a collapse."""
+    rules: CanaryRules = field(default_factory=CanaryRules)
+
+    @staticmethod
+    def count_blocks(slot_s: float, max_s: float) -> int:
+        """How many fit into ``max_s`` seconds; at least one."""
+        return max(1, int(max_s / (2 * slot_s)))
+
+
+class Canary:
+    """One trial of one candidate."""
+
+    def __init__(
+        self,
+        plan: CanaryPlan,
+        change: CanaryChange,
+        traffic: Traffic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        draws: random.Random | None = None,
+    ) -> None:
+        self.plan = plan
+        self.change = change
+        self.findings: CanaryFindings | None = None
+        self.started_at = time.time()
+        self._traffic, self._sleep = traffic, sleep
+        self._draws = draws or random.Random()
+        self._test = CanaryTest(plan.rules, concurrent=not change.by_slots)
+        self._values: dict[Arm, Values] = {arm: {} for arm in Arm}
+        self._sums = {arm: ArmSums() for arm in Arm}
+        self._watched = ArmSums()
+        """Of the candidate, in this block."""
+        self._block = 0
+        self._began: dict[Hashable, int] = {}
+        """The block in which each session began, where sessions are drawn."""
+        self._failed_late: set[Hashable] = set()
+        """Sessions of which a failure was counted after that block; once each."""
+        self._served_s = 0.0
+        """Seconds in which the candidate served."""
+
+    async def start(self) -> None:
+        """See ``CanaryChange.start``."""
+        await self.change.start()
+
+    async def run(self) -> CanaryFindings:
+        """Serve blocks until there is a verdict, then promote the candidate or roll it back."""
+        self._traffic.watch_requests(self._record)
+        try:
+            self.findings = await self._decide()
+            await self._conclude(self.findings.verdict)
+        finally:
+            self._traffic.watch_requests(None)
+            await self.change.leave()
+        told = self.describe()
+        log.warning(
+            "canary ended: %s: %s%s",
+            self.findings.verdict,
+            self.findings.reason,
+            "".join(f"; {row['text']}" for row in told["evidence"][:1]),
+            extra={"fields": {"canary": told}},
+        )
+        return self.findings
+
+    async def _decide(self) -> CanaryFindings:
+        found = self._test.judge()
+        try:
+            while not found.ended:
+                self._test.add(await self._run_block())
+                self.findings = found = self._test.judge()
+        except Collapsed as why:
+            log.warning("canary rolls back at once: %s", why)
+            return replace(found, verdict=CanaryVerdict.ROLL_BACK, reason=str(why), ended=True)
+        except Interrupted as why:
+            return replace(found, verdict=CanaryVerdict.UNDECIDED, reason=str(why), ended=True)
+        return found
+
+    async def _run_block(self) -> SlotPair:
+        self._block += 1
+        self._watched = ArmSums()
+        self._values = {arm: {} for arm in Arm}
+        if self.change.by_slots:
+            arms = list(Arm)
+            self._draws.shuffle(arms)
+            for arm in arms:
+                await self.change.enter(arm)
+                await self._serve(self.plan.slot_s, arm is Arm.CANDIDATE)
+        else:
+            await self._serve(2 * self.plan.slot_s, watched=True)
+        return SlotPair(self._values[Arm.CONTROL], self._values[Arm.CANDIDATE])
+
+    async def _serve(self, seconds: float, watched: bool) -> None:
+        left = seconds
+        while left > 0:
+            pause = min(left, self.plan.watch_s)
+            await self._sleep(pause)
+            left -= pause
+            if watched:
+                self._served_s += pause
+                self.change.check(ArmsNow(self._watched, self._sums[Arm.CONTROL]))
+
+    def _record(self, record: RequestRecord) -> None:
+        served = self.change.find_arm(record)
+        arm = served or self.change.find_start(record)
+        if arm is None:
+            return
+        for sums in (self._sums[arm], *([self._watched] if arm is Arm.CANDIDATE else ())):
+            sums.add(record, whole=served is not None)
+        session = getattr(record.facts, "session", None) or record.facts.id
+        metrics = measure_request if served else measure_ending
+        if not self.change.by_slots and self._began.setdefault(session, self._block) != self._block:
+            if record.ending not in FAILURES or session in self._failed_late:
+                return
+            self._failed_late.add(session)
+            metrics = measure_ending
+        for metric, value in metrics(record):
+            self._values[arm].setdefault(metric, {}).setdefault(session, []).append(value)
+
+    async def _conclude(self, verdict: CanaryVerdict) -> None:
+        if verdict is CanaryVerdict.PROMOTE:
+            await self.change.promote()
+        elif verdict is CanaryVerdict.ROLL_BACK:
+            await self.change.roll_back()
+
+    def measure_cost(self) -> dict[str, float]:
+        """What the candidate has served, and the seconds of decoding beyond the control's rate."""
+        ours, theirs = self._sums[Arm.CANDIDATE], self._sums[Arm.CONTROL]
+        extra_s = ours.decode_s - ours.tokens * theirs.token_s if theirs.tokens else 0.0
+        return {
+            "served_s": round(self._served_s, 1),
+            "requests": ours.requests,
+            "failed": ours.failed,
+            "tokens": ours.tokens,
+            "extra_s": round(extra_s, 3),
+            **self.change.measure_cost(),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """For operators."""
+        found = self.findings
+        return {
+            "kind": self.change.kind,
+            "by": "slots" if self.change.by_slots else "sessions",
+            **self.change.describe(),
+            "candidate": self.change.candidate,
+            "control": self.change.control,
+            "started_at": self.started_at,
+            "ended": bool(found and found.ended),
+            "verdict": found and found.verdict.value,
+            "reason": found and found.reason,
+            "blocks": found.blocks if found else 0,
+            "max_blocks": self.plan.rules.max_blocks,
+            "sessions": found.sessions if found else 0,
+            "cost": self.measure_cost(),
+            "evidence": [describe_evidence(asdict(one)) for one in found.evidence] if found else [],
+        }
+
+
+def describe_evidence(evidence: dict[str, Any]) -> dict[str, Any]:
+    """Numbers and words. JSON has no infinity: an open end is null."""
+    interval = evidence.pop("interval")
+    ends = {end: interval[end] if math.isfinite(interval[end]) else None for end in ("low", "high")}
+    row = {**evidence, "mean": interval["mean"], **ends, "blocks": interval["blocks"]}
+    return {**row, "text": describe_effect(row)}
+
+
+class CanaryRunner:
+    """Runs one canary at a time and keeps the last one for operators."""
+
+    def __init__(self, changes: CanaryChanges) -> None:
+        self.changes = changes
+        self._task: asyncio.Task[CanaryFindings] | None = None
+        self._starting = False
+        self.last: Canary | None = None
+        self.verdicts = dict.fromkeys((*CanaryVerdict, STOPPED, FAILED), 0)
+        """Each is there from the start: Prometheus sees no increase where a series begins."""
+
+    @property
+    def running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def start(self, change: CanaryChange, plan: CanaryPlan) -> Canary:
+        """Raises CanaryBusy, ChangeRefused, DraftRefused, DraftSwapBusy and EngineError."""
+        if self.running or self._starting:
+            raise CanaryBusy("Another canary is running; stop it, or wait for its verdict.")
+        canary = Canary(plan, change, self.changes.traffic)
+        self._starting = True
+        try:
+            await canary.start()
+        finally:
+            self._starting = False
+        self.last = canary
+        self._task = asyncio.create_task(canary.run())
+        self._task.add_done_callback(self._count)
+        return canary
+
+    def _count(self, task: asyncio.Task[CanaryFindings]) -> None:
+        if task.cancelled():
+            verdict = STOPPED
+        elif error := task.exception():
+            log.error("canary failed", exc_info=error)
+            verdict = FAILED
+        else:
+            verdict = task.result().verdict.value
+        self.verdicts[verdict] += 1
+
+    async def stop(self) -> None:
+        """End it without a verdict: the control serves."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            if self.last is not None:  # a task that had not begun cannot end the trial itself
+                await self.last.change.leave()
+
+    def describe(self) -> dict[str, Any] | None:
+        """The running canary, or the last one."""
+        if self.last is None:
+            return None
+        return {**self.last.describe(), "running": self.running}

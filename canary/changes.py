@@ -1,0 +1,198 @@
+"""What a canary can try (``CanaryChange``): another draft, other rules, one worker of a fleet."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from eaglegate.canary.arms import (
+    ArmsNow,
+    ChangeRefused,
+    Collapsed,
+    CollapseLimits,
+    Interrupted,
+    Traffic,
+)
+from eaglegate.canary.rules import PromotedRules, RulesChange
+from eaglegate.canary.workers import WorkerChange
+from eaglegate.engine.base import DraftVersion
+from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineError
+from eaglegate.engine.fleet.fleet import Fleet
+from eaglegate.engine.speculation.policy import SpeculationPolicy, SpeculationRules
+from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.policy import EngineLoss
+from eaglegate.engine.types import Arm
+
+if TYPE_CHECKING:
+    from eaglegate.observability.observation import RequestRecord
+
+log = logging.getLogger(__name__)
+
+SERVES_NO_MORE = "the candidate serves no more: an engine restart, or an operator"
+
+
+class DraftChange:
+    """Another draft. One engine has one draft at a time: it serves in slots, on trial."""
+
+    kind = "draft"
+    by_slots = True
+
+    def __init__(
+        self,
+        path: str,
+        drafts: DraftManager,
+        traffic: Traffic,
+        limits: CollapseLimits | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.path = path
+        self.version: DraftVersion | None = None
+        self._promoted: DraftVersion | None = None
+        self._drafts, self._traffic = drafts, traffic
+        self._limits, self._clock = limits or CollapseLimits(), clock
+        self._slots: list[tuple[float, Arm]] = []
+        """When each slot began."""
+        self._began = Totals()
+        """Of the candidate, before it served in this canary."""
+        self._slot = Totals()
+        """Of the candidate, before it served in this slot."""
+        self._arm = Arm.CONTROL
+        """What serves, as long as nothing happens to the engine."""
+
+    @property
+    def control(self) -> str:
+        return "" if self._promoted is None else self._promoted.fingerprint
+
+    @property
+    def candidate(self) -> str:
+        return "" if self.version is None else self.version.fingerprint
+
+    async def start(self) -> None:
+        """Load the candidate for the first time. Raises DraftRefused, EngineError and others."""
+        self._promoted = self._drafts.promoted
+        await self._drafts.swap(self.path, trial=True)
+        self.version = self._drafts.serving
+        self._began = self._traffic.total_of(self.candidate)
+        if not self._drafts.in_trial:
+            raise DraftRefused("The candidate is the promoted draft itself.")
+        self._arm = Arm.CANDIDATE
+
+    async def enter(self, arm: Arm) -> None:
+        """Raises Interrupted; Collapsed where the engine was lost while the candidate served."""
+        serving = self._drafts.serving
+        if serving is None or serving.fingerprint not in (self.control, self.candidate):
+            raise Interrupted("a draft could not be exchanged: another draft was loaded meanwhile")
+        assert self.version is not None
+        if self._arm is Arm.CANDIDATE and serving.fingerprint != self.candidate:
+            raise Collapsed(SERVES_NO_MORE)
+        try:
+            if arm is Arm.CANDIDATE:
+                await self._drafts.try_again(self.version)
+            elif self._drafts.in_trial:
+                await self._drafts.rollback()
+        except (EngineError, DraftRefused, DraftSwapBusy) as error:
+            if self._arm is Arm.CANDIDATE and isinstance(error, EngineDead):
+                raise Collapsed(SERVES_NO_MORE) from error
+            raise Interrupted(f"a draft could not be exchanged: {error}") from error
+        self._arm = arm
+        self._slots.append((self._clock(), arm))
+        self._slot = self._traffic.total_of(self.candidate)
+
+    def find_arm(self, record: RequestRecord) -> Arm | None:
+        """None for one that ran over a swap."""
+        return self.find_start(record) if len(record.drafts) == 1 else None
+
+    def find_start(self, record: RequestRecord) -> Arm | None:
+        """By the slot in which it was admitted, where it failed before a draft served it."""
+        if record.drafts:
+            arms = {self.control: Arm.CONTROL, self.candidate: Arm.CANDIDATE}
+            return arms.get(record.drafts[0])
+        admitted = record.facts.admitted
+        return next((arm for began, arm in reversed(self._slots) if began <= admitted), None)
+
+    def check(self, arms: ArmsNow) -> None:  # noqa: ARG002
+        """Raises Collapsed."""
+        serving = self._drafts.serving
+        if serving is None or serving.fingerprint != self.candidate:
+            raise Collapsed(SERVES_NO_MORE)
+        now, control = (self._traffic.total_of(name) for name in (self.candidate, self.control))
+        steps, least = now.verify_steps - self._slot.verify_steps, self._limits.steps
+        if steps < least or control.verify_steps < least:
+            return
+        ours = (now.accepted - self._slot.accepted) / steps
+        theirs = control.accepted / control.verify_steps
+        if ours < self._limits.acceptance * theirs:
+            raise Collapsed(
+                f"acceptance collapsed: {ours:.2f} accepted tokens per verify step, "
+                f"{theirs:.2f} with the promoted draft"
+            )
+
+    async def promote(self) -> None:
+        assert self.version is not None
+        await self._drafts.promote(self.version)
+
+    async def roll_back(self) -> None:
+        """All of it is in ``leave``."""
+
+    async def leave(self) -> None:
+        await self._drafts.wait_idle()
+        if not self._drafts.in_trial:
+            return
+        try:
+            await self._drafts.rollback()
+        except (EngineError, DraftRefused, DraftSwapBusy) as error:
+            log.error("the candidate could not be rolled back: %s", error)
+
+    def describe(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def measure_cost(self) -> dict[str, float]:
+        """Verify steps, and those beyond the control's rate."""
+        ours, theirs = (self._traffic.total_of(name) for name in (self.candidate, self.control))
+        steps = ours.verify_steps - self._began.verify_steps
+        tokens = steps + ours.accepted - self._began.accepted
+        usual = tokens * theirs.verify_steps / ((theirs.verify_steps + theirs.accepted) or 1)
+        extra = round(steps - usual, 1) if theirs.verify_steps else 0.0
+        return {"tokens": tokens, "verify_steps": steps, "extra_steps": extra}
+
+
+@dataclass(slots=True)
+class CanaryChanges:
+    """Makes what a canary of this gateway can try."""
+
+    traffic: Traffic
+    policy: SpeculationPolicy
+    memory: PromotedRules
+    losses: Callable[[], Iterable[EngineLoss]] = tuple
+    drafts: DraftManager | None = None
+    fleet: Fleet | None = None
+
+    def try_draft(self, path: str) -> DraftChange:
+        assert self.drafts is not None
+        return DraftChange(path, self.drafts, self.traffic)
+
+    def try_rules(self, rules: SpeculationRules, share: float | None) -> RulesChange:
+        return RulesChange(rules, self.policy, self.memory, share, self.losses)
+
+    def try_worker(self, worker: str) -> WorkerChange:
+        """Raises ChangeRefused."""
+        return WorkerChange(worker, self.require_fleet(), self.policy)
+
+    def release(self, worker: str) -> None:
+        """Send requests to a worker again that was rolled back. Raises ChangeRefused."""
+        held = self.require_fleet().reservations.held
+        if worker not in held:
+            raise ChangeRefused(
+                f"The worker {worker!r} is not held. Held: {', '.join(sorted(held)) or 'none'}."
+            )
+        held.discard(worker)
+
+    def require_fleet(self) -> Fleet:
+        """Raises ChangeRefused."""
+        if self.fleet is None:
+            raise ChangeRefused("This gateway has an engine of its own and no workers.")
+        return self.fleet

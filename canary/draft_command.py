@@ -1,0 +1,147 @@
+"""``eaglegate draft`` and ``canary``: exchange a running gateway's draft, try a change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eaglegate.canary.client import CallFailed, send
+from eaglegate.canary.effects import describe_effect
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; 1 when the gateway refuses."""
+    options = _make_argument_parser().parse_args(argv)
+    try:
+        answer = _call(options)
+    except CallFailed as error:
+        name = "canary" if options.command == "canary" else "draft"
+        print(f"eaglegate {name}: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(answer, indent=2) if options.json else _format(answer))
+    return 0
+
+
+def _make_argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="eaglegate draft", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    swap = commands.add_parser("swap", help="serve the draft in a folder from the next step on")
+    swap.add_argument("path", help="folder of the draft, as the gateway sees it")
+    swap.add_argument(
+        "--trial", action="store_true", help="do not promote it: a restart ends the trial"
+    )
+    rollback = commands.add_parser("rollback", help="end a trial, or serve the draft before")
+    canary = commands.add_parser(
+        "canary",
+        prog="eaglegate canary",
+        help="try a draft, rules or a worker on live traffic; show or stop that",
+    )
+    canary.add_argument("path", nargs="?", help="folder of the draft; without it, show the canary")
+    canary.add_argument(
+        "--speculation",
+        metavar="JSON",
+        help="try these rules, as PUT /admin/speculation takes them",
+    )
+    canary.add_argument("--worker", metavar="URL", help="try this worker against the others")
+    canary.add_argument("--release", metavar="URL", help="use a worker that was rolled back again")
+    canary.add_argument(
+        "--primary", choices=("acceptance", "tpot"), help="what must become better; tpot for rules"
+    )
+    canary.add_argument("--share", type=float, help="try rules on this share of the sessions")
+    canary.add_argument("--stop", action="store_true", help="serve what served before")
+    canary.add_argument("--slot-s", type=float, help="seconds each draft serves at a time")
+    canary.add_argument("--max-s", type=float, help="seconds after which it ends undecided")
+    show = commands.add_parser("show", help="show which draft serves, and the last swaps")
+    for command in (swap, rollback, canary, show):
+        command.add_argument(
+            "--url", default="http://127.0.0.1:8000", help="operator address (default: %(default)s)"
+        )
+        command.add_argument("--json", action="store_true", help="print the answer as JSON")
+        command.add_argument(
+            "--key",
+            default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
+            help="an admin's API key [EAGLEGATE_ADMIN_API_KEY]",
+        )
+    return parser
+
+
+def _call(options: argparse.Namespace) -> dict[str, Any]:
+    """Raises CallFailed."""
+    if options.command == "canary":
+        return _call_canary(options)
+    body: dict[str, Any] | None = None
+    path = "/admin/draft"
+    if options.command == "rollback":
+        path, body = "/admin/draft/rollback", {}
+    elif options.command == "swap":
+        body = {"path": _resolve(options.path), "trial": options.trial}
+    return send(options.url.rstrip("/") + path, body, options.key)
+
+
+def _call_canary(options: argparse.Namespace) -> dict[str, Any]:
+    """Raises CallFailed."""
+    url = options.url.rstrip("/") + "/admin/canary"
+    if options.stop:
+        return send(url, None, options.key, "DELETE")
+    if options.release is not None:
+        return send(f"{url}/release", {"worker": options.release}, options.key)
+    times = {"slot_s": options.slot_s, "max_s": options.max_s}
+    change = {
+        "path": options.path and _resolve(options.path),
+        "speculation": _read_rules(options.speculation),
+        "share": options.share,
+        "worker": options.worker,
+        "primary": options.primary,
+    }
+    given = {name: value for name, value in (change | times).items() if value is not None}
+    return send(url, given or None, options.key)
+
+
+def _read_rules(text: str | None) -> Any:
+    """Raises CallFailed."""
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as error:
+        raise CallFailed(f"--speculation is not JSON: {error}") from None
+
+
+def _resolve(path: str) -> str:
+    """A folder of this machine by its full name: the gateway may run elsewhere in it."""
+    return str(Path(path).resolve()) if Path(path).is_dir() else path
+
+
+def _format(answer: Mapping[str, Any]) -> str:
+    if "canary" in answer:
+        return _format_canary(answer["canary"])
+    lines = []
+    if swap := answer.get("swap"):
+        pause, took = 1000 * swap["pause_s"], swap["took_s"]
+        lines.append(
+            f"{swap['kind']}: {swap['before']} -> {swap['after']}, "
+            f"pause {pause:.0f} ms, {took:.1f} s in all"
+        )
+    for role in ("serving", "promoted", "previous", "configured"):
+        version = answer[role]
+        lines.append(f"{role:11}" + (_format_version(version) if version else "none"))
+    return "\n".join(lines)
+
+
+def _format_version(version: Mapping[str, Any]) -> str:
+    return f"{version['fingerprint']}  {version['method']}  {version['source']}"
+
+
+def _format_canary(canary: Mapping[str, Any] | None) -> str:
+    if canary is None:
+        return "no canary has run"
+    verdict = "running" if canary["running"] else canary["verdict"] or "stopped"
+    lines = [
+        f"{verdict}: {canary['candidate']} against {canary['control']}, {canary['blocks']} of "
+        f"{canary['max_blocks']} blocks by {canary['by']}, {canary['sessions']} sessions",
+        *([canary["reason"]] if canary["reason"] else []),
+    ]
+    return "\n".join([*lines, *(f"  {describe_effect(row)}" for row in canary["evidence"])])

@@ -1,0 +1,207 @@
+"""A canary of other rules of speculation, and the memory of those it promoted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eaglegate.canary.arms import (
+    ArmsNow,
+    ChangeRefused,
+    Collapsed,
+    CollapseLimits,
+    Interrupted,
+    check_collapse,
+    draw_arm,
+)
+from eaglegate.engine.speculation.drafts import write_json
+from eaglegate.engine.speculation.policy import (
+    FlagMode,
+    PolicyTrial,
+    SpeculationFlag,
+    SpeculationPolicy,
+    SpeculationRules,
+    draw_position,
+)
+from eaglegate.engine.supervision.policy import EngineLoss
+from eaglegate.engine.types import Arm
+
+if TYPE_CHECKING:
+    from eaglegate.observability.observation import RequestRecord
+
+log = logging.getLogger(__name__)
+
+
+class PromotedRules:
+    """Remembers the rules that a canary promoted in place of those on the command line.
+
+    In the folder of the promoted draft; without one they end with the process.
+    """
+
+    def __init__(self, folder: str | None, configured: SpeculationRules) -> None:
+        self._path = None if folder is None else Path(folder).expanduser() / "rules.json"
+        self._rules = configured
+        self._configured = describe_rules(configured)
+
+    def choose(self) -> SpeculationRules:
+        """The rules for a gateway that starts."""
+        promoted = self.recall()
+        if promoted is not None:
+            log.warning("serving the promoted rules of speculation: %s", describe_rules(promoted))
+        return promoted or self._rules
+
+    def remember(self, rules: SpeculationRules) -> None:
+        if self._path is None:
+            return
+        known = {"configured": self._configured, "promoted": describe_rules(rules)}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._path, known)
+        except OSError as error:
+            log.error("the promoted rules cannot be remembered: %s", error)
+
+    def recall(self) -> SpeculationRules | None:
+        """The rules promoted in place of the configured ones; the keys' depths are not in them."""
+        if self._path is None:
+            return None
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            known = json.loads(self._path.read_text(encoding="utf-8"))
+            if known["configured"] == self._configured:
+                return read_rules(known["promoted"])
+        return None
+
+    def forget(self) -> None:
+        """An operator has set other rules: a restart returns to the configured ones."""
+        if self._path is None:
+            return
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.error("the promoted rules cannot be forgotten: %s", error)
+
+
+def describe_rules(rules: SpeculationRules) -> dict[str, Any]:
+    """What differs from the defaults, in types that JSON has; without the keys' depths."""
+    plain, default = asdict(rules), asdict(SpeculationRules())
+    del plain["key_depths"]
+    return {name: value for name, value in plain.items() if value != default[name]}
+
+
+def read_rules(described: dict[str, Any]) -> SpeculationRules:
+    """The rules of ``describe_rules``. Raises KeyError, TypeError and ValueError."""
+    flags = {name: read_flag(one) for name, one in described.get("workload_flags", {}).items()}
+    return SpeculationRules(
+        flag=read_flag(described.get("flag", {})),
+        workload_flags=flags,
+        depth=described.get("depth"),
+        workload_depths=described.get("workload_depths", {}),
+    )
+
+
+def read_flag(described: dict[str, Any]) -> SpeculationFlag:
+    return SpeculationFlag(**described | {"mode": FlagMode(described.get("mode", FlagMode.ON))})
+
+
+class RulesChange:
+    """Other rules of speculation: for all requests in slots, or for a share of the sessions.
+
+    A request's rules are those of its arm when it came; of one that ran over the end of a slot only
+    its ending counts. A request that asks for a depth of its own is on neither side.
+    """
+
+    kind = "speculation"
+
+    def __init__(
+        self,
+        rules: SpeculationRules,
+        policy: SpeculationPolicy,
+        memory: PromotedRules,
+        share: float | None = None,
+        losses: Callable[[], Iterable[EngineLoss]] = tuple,
+        limits: CollapseLimits | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.by_slots = share is None
+        self._policy, self._memory, self._share = policy, memory, share
+        self._control = policy.rules
+        self._candidate = replace(rules, key_depths=policy.rules.key_depths)
+        self._losses, self._clock = losses, clock
+        self._limits = limits or CollapseLimits()
+        self._last_loss: EngineLoss | None = None
+        self._slot: Arm | None = None
+        self._slot_at = -1.0
+        """When this slot began."""
+
+    @property
+    def control(self) -> str:
+        return json.dumps(describe_rules(self._control))
+
+    @property
+    def candidate(self) -> str:
+        return json.dumps(describe_rules(self._candidate))
+
+    async def start(self) -> None:
+        """Raises ChangeRefused."""
+        if self._candidate == self._control:
+            raise ChangeRefused("The candidate's rules are the rules in force.")
+        self._last_loss = find_last(self._losses())
+        if self._share is not None:
+            salt, share = secrets.token_hex(8), self._share
+            self._policy.trial = PolicyTrial(
+                lambda unit: draw_arm(draw_position(salt, unit) < share), self._candidate
+            )
+
+    async def enter(self, arm: Arm) -> None:
+        """Raises Interrupted."""
+        self._check_rules()
+        self._policy.trial = PolicyTrial(lambda _: arm, self._candidate)
+        self._slot, self._slot_at = arm, self._clock()
+        self._last_loss = find_last(self._losses())
+
+    def find_arm(self, record: RequestRecord) -> Arm | None:
+        """One that waited for its turn may have got its rules in the slot before."""
+        facts = record.facts
+        if self.by_slots and (facts.arm is not self._slot or facts.admitted < self._slot_at):
+            return None
+        return facts.arm
+
+    def find_start(self, record: RequestRecord) -> Arm | None:
+        return record.facts.arm
+
+    def check(self, arms: ArmsNow) -> None:
+        """Raises Collapsed and Interrupted."""
+        self._check_rules()
+        if find_last(self._losses()) is not self._last_loss:
+            raise Collapsed("an engine was lost while the candidate served")
+        check_collapse(arms, self._limits)
+
+    def _check_rules(self) -> None:
+        if self._policy.rules != self._control:
+            raise Interrupted("the rules of speculation were changed meanwhile")
+
+    async def promote(self) -> None:
+        self._policy.rules = self._candidate
+        self._memory.remember(self._candidate)
+
+    async def roll_back(self) -> None:
+        """All of it is in ``leave``."""
+
+    async def leave(self) -> None:
+        self._policy.trial = None
+
+    def describe(self) -> dict[str, Any]:
+        return {"speculation": describe_rules(self._candidate), "share": self._share}
+
+    def measure_cost(self) -> dict[str, float]:
+        return {}
+
+
+def find_last(losses: Iterable[EngineLoss]) -> EngineLoss | None:
+    return next(reversed(tuple(losses)), None)

@@ -1,0 +1,428 @@
+"""Capture files: written off the event loop, bounded in size and age; read back by commands.
+
+One thread empties a bounded queue once a second: waking it for each request would cost more than
+the writing. What does not fit, or cannot be written, is dropped and counted; nothing waits for it.
+A record is one ``write``; a record that was written in part, as on a
+full disk, is taken back. Files are ``capture-TIME-PID-N.jsonl``, mode 0600 in a folder of 0700.
+
+A record is one line, so that a file is readable to its last whole record, however it was cut off.
+With a key, a line is the Fernet token (AES-128-CBC with HMAC-SHA256) of the record; rotated files
+may be gzipped. This module and ``record.py`` are the format; they import nothing else of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import logging
+import os
+import stat
+import time
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from eaglegate.capture.record import (
+    CaptureError,
+    CaptureRecord,
+    DamagedRecord,
+    format_record,
+    parse_record,
+)
+
+logger = logging.getLogger(__name__)
+
+QUEUE_REQUESTS = 2048
+QUEUE_BYTES = 64 << 20
+GATHER_S = 1.0
+"""Seconds for which ended requests are gathered before they are written."""
+PARTS = 16
+"""A file holds at most this part of all bytes and of the age, so that the oldest can go alone."""
+LARGEST_PART = 64 << 20
+PRUNE_EVERY_S = 60.0
+RETRY_S = 10.0
+"""Seconds for which records are dropped after a failed write, before the disk is tried again."""
+LOG_EVERY_S = 60.0
+CLOSE_S = 5.0
+
+QUEUE, DISK, SIZE, SLOW, FAULT = REASONS = ("queue", "disk", "size", "slow", "fault")
+"""Why a record was dropped."""
+
+
+class RecordDropped(Exception):
+    """A record that its formatter does not want written: the reason, and why for the log."""
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason
+
+
+SUFFIXES = (".jsonl", ".jsonl.gz")
+KEY_FILE_VARIABLE = "EAGLEGATE_CAPTURE_KEY_FILE"
+_TOKEN = b"gAAAA"
+"""First bytes of every Fernet token."""
+_GZIP = b"\x1f\x8b"
+CHUNK_BYTES = 1 << 20
+
+
+def make_cipher(keys: Sequence[str]) -> MultiFernet | None:
+    """The first key encrypts, all decrypt; None without keys. Raises ValueError for a wrong one."""
+    return MultiFernet([Fernet(key) for key in keys]) if keys else None
+
+
+def read_keys(path: Path) -> list[str]:
+    """Fernet keys, one per line. Raises OSError."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def add_key_file_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--key-file",
+        type=Path,
+        default=os.environ.get(KEY_FILE_VARIABLE),
+        metavar="FILE",
+        help=f"Fernet keys of an encrypted capture [{KEY_FILE_VARIABLE}]",
+    )
+
+
+def load_cipher(key_file: Path | None) -> MultiFernet | None:
+    """Make a cipher of the keys in a file. Raises OSError, and ValueError for a wrong key."""
+    return make_cipher(read_keys(key_file)) if key_file else None
+
+
+def write_records(
+    path: Path,
+    records: Iterable[CaptureRecord],
+    cipher: MultiFernet | None = None,
+    compress: bool = False,
+) -> int:
+    """A new file of these records; how many there are."""
+    count = 0
+    with gzip.open(path, "wb") if compress else path.open("wb") as file:
+        for record in records:
+            line = format_record(record)
+            file.write((cipher.encrypt(line) if cipher else line) + b"\n")
+            count += 1
+    return count
+
+
+Skip = Callable[[str], None]
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+def read_records(
+    path: Path, cipher: MultiFernet | None = None, skip: Skip = _ignore
+) -> Iterator[CaptureRecord]:
+    """The records of a file, or of all files of a capture folder, in the order of their names.
+
+    ``skip`` is called with a sentence for each line that is damaged or cut. Raises CaptureError for
+    a file that is not there, holds no readable record at all, or is encrypted and no key was given.
+    """
+    for file in list_files(path):
+        whole = 0
+        for record in read_file(file, cipher, skip):
+            whole += 1
+            yield record
+        if not whole and path == file:
+            raise CaptureError(f"{file} holds no capture record")
+
+
+def read_file(file: Path, cipher: MultiFernet | None, skip: Skip) -> Iterator[CaptureRecord]:
+    """See ``read_records``; a file without any record is empty."""
+    for number, line in enumerate(read_lines(file, skip), 1):
+        try:
+            yield parse_record(decrypt_line(line, cipher, file))
+        except DamagedRecord as error:
+            skip(f"{file.name}:{number}: {error}")
+
+
+def list_files(path: Path) -> list[Path]:
+    """Raises CaptureError."""
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
+    if not path.is_file():
+        raise CaptureError(f"{path} is neither a capture file nor a folder of them")
+    return [path]
+
+
+def read_lines(path: Path, skip: Skip = _ignore) -> Iterator[bytes]:
+    """Lines that are not empty; the last may be cut."""
+    rest = b""
+    with path.open("rb") as file:
+        chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
+        if is_gzipped(path):
+            chunks = _inflate(chunks, lambda why: skip(f"{path.name}: {why}"))
+        for chunk in chunks:
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from (line for line in lines if line.strip())
+    if rest.strip():
+        yield rest
+
+
+def is_gzipped(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_GZIP)) == _GZIP
+
+
+def _inflate(chunks: Iterable[bytes], skip: Skip) -> Iterator[bytes]:
+    """One member after the other, as of files that were gzipped apart and put together."""
+    member = None
+    for chunk in chunks:
+        rest = chunk
+        while rest := rest if member else rest.lstrip(b"\0"):
+            member = member or zlib.decompressobj(wbits=31)
+            try:
+                yield member.decompress(rest)
+            except zlib.error:
+                skip("its gzip data is damaged: what follows cannot be read")
+                return
+            rest, member = member.unused_data, None if member.eof else member
+    if member:
+        skip("its gzip data is cut: what followed cannot be read")
+
+
+def decrypt_line(line: bytes, cipher: MultiFernet | None, file: Path) -> bytes:
+    """Raises DamagedRecord, or CaptureError without a key."""
+    if not line.startswith(_TOKEN):
+        return line
+    if cipher is None:
+        raise CaptureError(f"{file} is encrypted: give its key with --key-file")
+    try:
+        return cipher.decrypt(line)
+    except InvalidToken:
+        raise DamagedRecord("damaged, or encrypted with another key") from None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureLimits:
+    """``max_bytes`` of all files together; files older than ``max_age_s`` are deleted."""
+
+    max_bytes: int = 1 << 30
+    max_age_s: float = 7 * 86400.0
+
+    @property
+    def part_bytes(self) -> int:
+        return max(1, min(LARGEST_PART, self.max_bytes // PARTS))
+
+
+def make_private(directory: Path) -> None:
+    """Make the folder, or take it and its captures from other users. Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _tighten(directory, 0o700)
+    for path in directory.iterdir():
+        if path.name.endswith(SUFFIXES):
+            _tighten(path, 0o600)
+
+
+def _tighten(path: Path, mode: int) -> None:
+    if not is_open_to_others(path):
+        return
+    with suppress(PermissionError):
+        path.chmod(mode)
+    if is_open_to_others(path):
+        raise OSError(
+            f"{path} is open to other users, and its mode cannot be changed to {mode:o}: "
+            "give a folder that belongs to the gateway's user, or one that does not exist yet"
+        )
+
+
+def is_open_to_others(path: Path) -> bool:
+    return bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
+
+
+class CaptureFolder:
+    """The files of one writer, and the age and size of all files in its folder."""
+
+    def __init__(
+        self, directory: Path, limits: CaptureLimits, wall: Callable[[], float] = time.time
+    ) -> None:
+        """Raises OSError."""
+        make_private(directory)
+        self._directory = directory
+        self.limits = limits
+        self._wall = wall
+        self._file = -1
+        self._path = directory
+        self._size = 0
+        self._opened = 0.0
+        self._others = 0
+        """Bytes of all other files, when last counted."""
+        self._pruned = 0.0
+        self._number = 0
+        self.prune()
+
+    def append(self, line: bytes) -> None:
+        """Write one record, in one system call but for a disk that fills.
+
+        Raises OSError; then nothing of it is left in the file.
+        """
+        if self._file < 0 or self._is_full(len(line)):
+            self._open_next()
+        if self._others + self._size + len(line) > self.limits.max_bytes or (
+            self._wall() - self._pruned > PRUNE_EVERY_S
+        ):
+            self.prune(len(line))
+        try:
+            rest = line
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            self._take_back()
+            raise
+        self._size += len(line)
+
+    def _is_full(self, more: int) -> bool:
+        old = self._wall() - self._opened > self.limits.max_age_s / PARTS
+        large = self._size > 0 and self._size + more > self.limits.part_bytes
+        return old or large or os.fstat(self._file).st_nlink == 0
+
+    def _open_next(self) -> None:
+        self.close()
+        self._number += 1
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self._wall()))
+        name = f"capture-{stamp}-{os.getpid()}-{self._number:04}.jsonl"
+        path = self._directory / name
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o600)
+        self._path, self._size, self._opened = path, 0, self._wall()
+        self.prune()
+
+    def _take_back(self) -> None:
+        """Cut what was written of a record that did not fit; else begin another file."""
+        try:
+            os.ftruncate(self._file, self._size)
+        except OSError:
+            self.close()
+
+    def prune(self, more: int = 0) -> None:
+        """Delete the oldest files until ``more`` bytes fit, and every file past its age."""
+        self._pruned = now = self._wall()
+        found = []
+        for path in self._directory.iterdir():
+            if path.name.endswith(SUFFIXES) and not (self._file >= 0 and path == self._path):
+                try:
+                    found.append((path.stat().st_mtime, path.name, path.stat().st_size, path))
+                except FileNotFoundError:
+                    continue
+        self._others = sum(size for _, _, size, _ in found)
+        for changed, _, size, path in sorted(found):
+            fits = self._others + self._size + more <= self.limits.max_bytes
+            if fits and now - changed <= self.limits.max_age_s:
+                break
+            path.unlink(missing_ok=True)
+            self._others -= size
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureCounts:
+    """Since the start."""
+
+    records: int
+    bytes: int
+    dropped: dict[str, int]
+
+
+class CaptureWriter:
+    """``put`` never waits; ``format`` turns an item into a line, on the writer's thread."""
+
+    def __init__(self, folder: CaptureFolder, format: Callable[[Any], bytes]) -> None:
+        self._folder = folder
+        self._format = format
+        self._queue: deque[tuple[Any, int]] = deque()
+        self._ready, self._closing = Event(), Event()
+        self._put_bytes = self._taken_bytes = 0
+        self._records = 0
+        self._bytes = 0
+        self._dropped = Counter(dict.fromkeys(REASONS, 0))
+        self._retry_at = 0.0
+        self._log_at = 0.0
+        self._thread = self._start()
+
+    def _start(self) -> Thread:
+        thread = Thread(target=self._run, name="capture", daemon=True)
+        thread.start()
+        return thread
+
+    def put(self, item: Any, size: int) -> None:
+        """``size`` is about what the item holds in memory, in bytes."""
+        waiting = self._put_bytes - self._taken_bytes
+        if waiting + size > QUEUE_BYTES or len(self._queue) >= QUEUE_REQUESTS:
+            self._drop(QUEUE, "the writer is behind")
+            return
+        self._queue.append((item, size))
+        self._put_bytes += size
+        if not self._thread.is_alive() and not self._closing.is_set():
+            logger.error("the thread that writes captures has died; another one is started")
+            self._thread = self._start()
+        if not self._ready.is_set():
+            self._ready.set()
+
+    def counts(self) -> CaptureCounts:
+        dropped = dict(self._dropped)
+        return CaptureCounts(self._records, self._bytes, dropped)
+
+    def close(self) -> None:
+        """Write what waits, for a few seconds at most."""
+        self._closing.set()
+        self._ready.set()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._ready.wait()
+            self._closing.wait(GATHER_S)
+            self._ready.clear()
+            self._write_all()
+        self._write_all()  # what came between that and the closing
+        self._folder.close()
+
+    def _write_all(self) -> None:
+        while self._queue:
+            item, size = self._queue.popleft()
+            self._taken_bytes += size
+            try:
+                self._write(item)
+            except RecordDropped as drop:
+                self._drop(drop.reason, str(drop))
+            except Exception as error:
+                self._drop(FAULT, type(error).__name__)
+
+    def _write(self, item: Any) -> None:
+        if time.monotonic() < self._retry_at:
+            self._drop(DISK, "the last write failed")
+            return
+        line = self._format(item) + b"\n"
+        if len(line) > self._folder.limits.part_bytes:
+            self._drop(SIZE, f"{len(line)} bytes are more than a file may hold")
+            return
+        try:
+            self._folder.append(line)
+        except OSError as error:
+            self._retry_at = time.monotonic() + RETRY_S
+            self._drop(DISK, os.strerror(error.errno) if error.errno else str(error))
+            return
+        self._records += 1
+        self._bytes += len(line)
+
+    def _drop(self, reason: str, why: str) -> None:
+        self._dropped[reason] += 1
+        if time.monotonic() >= self._log_at:
+            self._log_at = time.monotonic() + LOG_EVERY_S
+            total = self._dropped.total()
+            logger.warning("capture dropped a request: %s (%d since the start)", why, total)

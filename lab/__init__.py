@@ -1,0 +1,6 @@
+"""The lab: what measures, proves, tunes and trains. The running gateway never imports it.
+
+``measure`` is load, statistics and reports behind ``eaglegate bench`` and ``replay``; ``prove``
+checks an engine against itself without a draft; ``improve`` tunes a draft on captured traffic;
+``training`` makes the demo checkpoint; ``benchmarks`` are side-by-side figures for developers.
+"""

@@ -1,0 +1,115 @@
+"""The pause of a draft exchange: the draft staged while steps go on, against read in the pause.
+
+One engine serves a stream and exchanges two drafts of some hundred MB in turn, one way and the
+other. Before each exchange the page cache forgets the files, as it has where a draft is new.
+
+    python -m eaglegate.lab.benchmarks.draft_pause [--hidden 2048] [--rounds 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
+from eaglegate.engine.vllm_backend.engine import VllmEngine, _call_core
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.lab.benchmarks.drive import greedy, render, run, running
+
+SOURCE = DEMO / "eagle3_1"
+HEAD = 64
+DEPTH = 3
+
+
+def make_draft(folder: Path, hidden: int, seed: int) -> Path:
+    """An EAGLE 3.1 draft for the demo's target, of random numbers and ``hidden`` wide."""
+    config = json.loads((SOURCE / "config.json").read_text(encoding="utf-8"))
+    target, words, inner = config["hidden_size"], config["vocab_size"], 4 * hidden
+    heads = hidden // HEAD
+    config |= {"hidden_size": hidden, "intermediate_size": inner, "target_hidden_size": target}
+    config |= {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": HEAD}
+    shapes = {
+        "fc": (hidden, 3 * target),
+        "lm_head": (words, hidden),
+        "embed_tokens": (words, hidden),
+    }
+    shapes |= {f"midlayer.self_attn.{one}_proj": (hidden, 2 * hidden) for one in "qkv"}
+    shapes |= {f"midlayer.mlp.{one}_proj": (inner, hidden) for one in ("gate", "up")}
+    shapes |= {"midlayer.self_attn.o_proj": (hidden, hidden)}
+    shapes |= {"midlayer.mlp.down_proj": (hidden, inner)}
+    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    draws = torch.Generator().manual_seed(seed)
+    tensors = {f"{n}.weight": torch.randn(s, generator=draws) * 0.02 for n, s in shapes.items()}
+    tensors |= {f"midlayer.{name}.weight": torch.ones(hidden) for name in norms}
+    tensors |= {"norm.weight": torch.ones(hidden)}
+    tensors |= {f"fc_norm.{at}.weight": torch.ones(target) for at in range(3)}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def forget_pages(folder: Path) -> None:
+    with (folder / "model.safetensors").open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+async def exchange(engine: VllmEngine, staged: bool, path: Path, before: Path) -> float:
+    if staged:
+        return await engine.swap_draft(str(path), str(before))
+    assert engine._llm is not None
+    return float(await _call_core(engine._llm, "swap_draft", str(path), str(before)))
+
+
+async def measure(hidden: int, rounds: int, folder: Path) -> dict[bool, list[float]]:
+    drafts = [make_draft(folder / name, hidden, at) for at, name in enumerate(("one", "two"))]
+    size = (drafts[0] / "model.safetensors").stat().st_size
+    print(f"drafts of {size / 1e6:.0f} MB", flush=True)
+    chosen = {"method": "eagle3", "model": str(drafts[0]), "num_speculative_tokens": DEPTH}
+    prompt = render(VllmRenderer(make_demo_arguments()))[1]
+    pauses: dict[bool, list[float]] = {True: [], False: []}
+    async with running(dtype="float32", speculative_config=chosen) as engine:
+        stop = asyncio.Event()
+        stream = asyncio.create_task(serve(engine, prompt, stop))
+        serving = 0
+        for at in range(2 * rounds):
+            staged = at % 2 == 0
+            for draft in drafts:
+                forget_pages(draft)
+            before, serving = serving, 1 - serving
+            pauses[staged].append(await exchange(engine, staged, drafts[serving], drafts[before]))
+        stop.set()
+        await stream
+    return pauses
+
+
+async def serve(engine: VllmEngine, prompt: tuple[int, ...], stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        await run(engine, greedy("stream", prompt, 64))
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=4)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        pauses = await measure(options.hidden, options.rounds, Path(folder))
+    for staged, name in ((False, "read in the pause"), (True, "staged before")):
+        found = sorted(1000 * one for one in pauses[staged])
+        print(f"{name:18s} median {statistics.median(found):5.0f} ms of {[*map(round, found)]}")
+    ratio = statistics.median(pauses[True]) / statistics.median(pauses[False])
+    print(f"staged against read in the pause: {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

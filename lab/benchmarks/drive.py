@@ -1,0 +1,104 @@
+"""Drive engines as the gateway does and keep all a request gave: for benchmarks and tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling
+from eaglegate.engine.vllm_backend.arguments import DEMO_SPECULATION, make_demo_arguments
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.text.events import FinishReason
+
+QUESTIONS = (
+    "What is the weather in Paris?",
+    "Tell me a short story about a cat and a key.",
+    "Count from one to twenty.",
+    "What is 12 plus 30?",
+    "Explain rain to a child.",
+    "Qwertz uiop, \u00fc\u00f1\u00ef \u6f22\u5b57 :: {}[]",
+)
+WEATHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything one request gave."""
+
+    token_ids: tuple[int, ...]
+    finish: FinishReason | None
+    logprobs: tuple[PositionLogprobs, ...]
+    cached_tokens: int
+    account: Account
+
+    @property
+    def totals(self) -> Totals:
+        return self.account.totals
+
+
+async def run(engine: VllmEngine, request: EngineRequest, leave_after: int = 0) -> Outcome:
+    """Read a request to its end, or leave once ``leave_after`` tokens have come."""
+    account = Account()
+    tokens: list[int] = []
+    logprobs: list[PositionLogprobs] = []
+    finish, cached = None, 0
+    async with aclosing(engine.generate(request)) as steps:
+        async for step in steps:
+            account.add(step)
+            tokens += step.token_ids
+            logprobs += step.logprobs
+            finish, cached = step.finish, step.cached_tokens or cached
+            if leave_after and len(tokens) >= leave_after:
+                break
+    return Outcome(tuple(tokens), finish, tuple(logprobs), cached, account)
+
+
+async def run_all(engine: VllmEngine, requests: Iterable[EngineRequest]) -> list[Outcome]:
+    """All at once, in one batch as far as the engine has room."""
+    return list(await asyncio.gather(*(run(engine, request) for request in requests)))
+
+
+def at(depth: int | None, request: EngineRequest) -> EngineRequest:
+    return replace(request, id=f"{request.id}@{depth}", depth=depth)
+
+
+def speculation(depth: int) -> dict[str, Any]:
+    return DEMO_SPECULATION | {"num_speculative_tokens": depth}
+
+
+@asynccontextmanager
+async def running(planning: str = "off", **chosen: Any) -> AsyncGenerator[VllmEngine, None]:
+    engine = VllmEngine(make_demo_arguments(**chosen), planning=planning)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+def greedy(name: str, prompt: Iterable[int], max_tokens: int = 64, **more: Any) -> EngineRequest:
+    sampling = Sampling(max_tokens=max_tokens, temperature=0.0, **more)
+    return EngineRequest(name, tuple(prompt), sampling)
+
+
+def render(renderer: VllmRenderer, questions: Sequence[str] = QUESTIONS) -> list[tuple[int, ...]]:
+    """Prompts as a chat would make them; questions about the weather come with a tool."""
+
+    def one(question: str) -> tuple[int, ...]:
+        tools = [WEATHER_TOOL] if "weather" in question else None
+        return tuple(renderer.render_chat([{"role": "user", "content": question}], tools))
+
+    return [one(question) for question in questions]

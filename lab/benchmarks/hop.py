@@ -1,0 +1,134 @@
+"""What a gateway in front of a worker costs: beside asking the worker itself.
+
+    python -m eaglegate.lab.benchmarks.hop [--rounds 6] [--clients 1 8] [--tokens 256]
+
+One vLLM server of the built-in demo (EAGLE 3.1, K = 3), asked for streamed chat completions with
+tools offered: through its own API, and through a gateway that drives it at token level. The rounds
+alternate, so that what else the machine does falls on both. CPU is user and system time of the two
+server processes, from their CPU clocks; the engine has a process of its own and is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import httpx
+import orjson
+
+from eaglegate.lab.benchmarks.wire import DEMO, ENGINE, Server, free_port, started
+from eaglegate.lab.benchmarks.wire import request as body_of
+
+TARGET = str(DEMO / "target")
+WORKER = [
+    *ENGINE,
+    "--served-model-name=demo",
+    "--host=127.0.0.1",
+    "--enable-scale-out",
+    "--scheduler-cls=eaglegate.engine.Scheduler",
+]
+GATEWAY = ["--served-model-name=demo", "--tool-call-parser=hermes", "--reasoning-parser=qwen3"]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Of one round: medians over its streams, and CPU per token of each process."""
+
+    ttft_ms: float
+    token_ms: float
+    """From the first token to the end, per further token of the stream."""
+    gateway_us: float
+    worker_us: float
+
+    @property
+    def server_us(self) -> float:
+        return self.gateway_us + self.worker_us
+
+
+def worker_command(port: int) -> list[str]:
+    module = "vllm.entrypoints.openai.api_server"
+    return [sys.executable, "-m", module, f"--model={TARGET}", *WORKER, f"--port={port}"]
+
+
+def gateway_command(port: int, worker: Server) -> list[str]:
+    serve = [sys.executable, "-m", "eaglegate.server", "serve", TARGET, "--upstream", worker.url]
+    return [*serve, *GATEWAY, f"--port={port}", "--responses-store=none"]
+
+
+async def timed(client: httpx.AsyncClient, url: str, tokens: int) -> tuple[float, float, int]:
+    """Seconds to the first token and to the end, and tokens, of one streamed answer."""
+    began, first, usage = time.perf_counter(), 0.0, 0
+    async with client.stream("POST", f"{url}/v1/chat/completions", json=body_of(tokens)) as answer:
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = orjson.loads(line[6:])
+            if not first and says_something(chunk):
+                first = time.perf_counter() - began
+            usage = (chunk.get("usage") or {}).get("completion_tokens", usage)
+    return first, time.perf_counter() - began, usage
+
+
+def says_something(chunk: dict) -> bool:
+    delta = chunk["choices"][0]["delta"] if chunk["choices"] else {}
+    return any(delta.get(name) for name in ("content", "reasoning", "reasoning_content"))
+
+
+async def load(url: str, gateway: Server, worker: Server, clients: int, tokens: int) -> Round:
+    async with httpx.AsyncClient(timeout=300) as client:
+        before = gateway.cpu_s(), worker.cpu_s()
+        done = await asyncio.gather(*(timed(client, url, tokens) for _ in range(clients)))
+        after = gateway.cpu_s(), worker.cpu_s()
+    made = sum(count for _, _, count in done)
+    return Round(
+        statistics.median(first for first, _, _ in done) * 1e3,
+        statistics.median((end - first) / (count - 1) for first, end, count in done) * 1e3,
+        (after[0] - before[0]) / made * 1e6,
+        (after[1] - before[1]) / made * 1e6,
+    )
+
+
+def median(rounds: list[Round], name: str) -> float:
+    return statistics.median(getattr(one, name) for one in rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--tokens", type=int, default=256)
+    options = parser.parse_args()
+    found: dict[tuple[int, str], list[Round]] = defaultdict(list)
+    with ExitStack() as alive:
+        port = free_port()
+        worker = alive.enter_context(started("worker", port, worker_command(port)))
+        port = free_port()
+        gateway = alive.enter_context(started("gateway", port, gateway_command(port, worker)))
+        for number in range(options.rounds + 1):
+            for clients in options.clients:
+                for name, url in (("direct", worker.url), ("hop", gateway.url)):
+                    one = asyncio.run(load(url, gateway, worker, clients, options.tokens))
+                    if number:
+                        found[clients, name].append(one)
+    for clients in options.clients:
+        tell(clients, found[clients, "direct"], found[clients, "hop"])
+
+
+def tell(clients: int, direct: list[Round], hop: list[Round]) -> None:
+    said = {}
+    for name in ("ttft_ms", "token_ms", "server_us", "worker_us", "gateway_us"):
+        there, here = median(direct, name), median(hop, name)
+        said[name] = {"direct": round(there, 2), "hop": round(here, 2)}
+        if there > 1e-6 and name != "gateway_us":
+            said[name]["ratio"] = round(here / there, 3)
+    print(orjson.dumps({"clients": clients, **said}).decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""A vLLM worker whose model takes no time: ``--instant`` of ``eaglegate.lab.benchmarks.wire``.
+
+The engine's loop, scheduler and messages are vLLM's own; what it sends is one text over and over,
+in steps of one to four tokens, some 2.2 on average. So the front ends are what is waited for, as
+with an accelerator that is faster than they are.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import cycle, islice
+from typing import Any
+
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from eaglegate.lab.benchmarks.observing import TEXT, Renderer
+
+TOKENS = tuple(Renderer().encode(TEXT * 8, False))
+DICE = random.Random(3)
+ACCEPTED = tuple(min(3, int(DICE.expovariate(0.55))) for _ in range(997))
+
+
+class InstantWorker(CPUWorker):  # type: ignore[misc]
+    """Loads the model, and never runs it."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._made: ModelRunnerOutput | None = None
+        self._prompts: dict[str, int] = {}
+        """How long they are, by request."""
+
+    def execute_model(self, scheduled: SchedulerOutput) -> None:
+        prompts = self._prompts
+        for name in scheduled.finished_req_ids:
+            prompts.pop(name, None)
+        computed = {}
+        for new in scheduled.scheduled_new_reqs:
+            prompts[new.req_id] = len(new.prompt_token_ids or ())
+            computed[new.req_id] = new.num_computed_tokens
+        cached = scheduled.scheduled_cached_reqs
+        computed |= zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        drafts = scheduled.scheduled_spec_decode_tokens
+        tokens = []
+        for name, before in computed.items():
+            reached = before + scheduled.num_scheduled_tokens[name]
+            drafted = len(drafts.get(name, ()))
+            place = reached - drafted - prompts[name]
+            kept = min(ACCEPTED[place % len(ACCEPTED)], drafted)
+            tokens.append(read_text(place, kept + 1) if place >= 0 else [])
+        names = list(computed)
+        places = {name: place for place, name in enumerate(names)}
+        self._made = ModelRunnerOutput(names, places, sampled_token_ids=tokens)
+
+    def sample_tokens(self, _grammar: GrammarOutput | None) -> ModelRunnerOutput | None:
+        return self._made
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        made = self._made
+        return made and DraftTokenIds(made.req_ids, [[1, 2, 3] for _ in made.req_ids])
+
+
+def read_text(start: int, count: int) -> list[int]:
+    """So many tokens of the text, from the ``start``-th on."""
+    return list(islice(cycle(TOKENS), start % len(TOKENS), start % len(TOKENS) + count))

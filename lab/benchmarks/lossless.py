@@ -1,0 +1,99 @@
+"""Greedy text with and without the draft over many prompts, depths and two dtypes.
+
+Every difference is explained by the target's own gap between its two best tokens at the first
+token that differs: a near tie that another order of additions may turn, or a fault.
+Usage: ``python -m eaglegate.lab.benchmarks.lossless [--prompts 100] [--dtype float32 bfloat16]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+
+from eaglegate.engine.types import EngineRequest
+from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.lab.benchmarks.drive import Outcome, at, greedy, run, run_all, running, speculation
+
+MOST = 7
+DEPTHS = (0, 1, 2, 3, 5, 7)
+TOKENS = 96
+STARTS = ("Tell me about", "Count", "Explain", "Write a poem about", "What is", "List", "Repeat:")
+THINGS = ("a cat", "rain", "the harbor", "12 plus 30", "Paris", "an old key", "numbers", "Emma")
+NEAR_TIE = 0.05
+"""Natural log; float32 keeps the order of tokens that are further apart than this."""
+
+
+def many(count: int) -> list[tuple[int, ...]]:
+    """Questions like those of the demo's training, and as many token soups nobody would write."""
+    renderer, dice = VllmRenderer(make_demo_arguments()), random.Random(0)
+    pairs = itertools.cycle(itertools.product(STARTS, THINGS))
+    asked = [
+        tuple(renderer.render_chat([{"role": "user", "content": f"{start} {thing}."}], None))
+        for start, thing in itertools.islice(pairs, count // 2)
+    ]
+    soup = [
+        tuple(dice.randrange(10, 2000) for _ in range(dice.randint(1, 200)))
+        for _ in range(count - len(asked))
+    ]
+    return asked + soup
+
+
+async def gap(engine: VllmEngine, request: EngineRequest, position: int) -> float:
+    """How far apart the target's two best tokens are where the texts part."""
+    told = greedy("gap", request.prompt, position + 1, logprobs=2, ignore_eos=True)
+    first, second = (await run(engine, told)).logprobs[position].top[:2]
+    return first.logprob - second.logprob
+
+
+def parting(left: Outcome, right: Outcome) -> int | None:
+    pairs = itertools.zip_longest(left.token_ids, right.token_ids)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), None)
+
+
+async def compare(dtype: str, prompts: list[tuple[int, ...]]) -> None:
+    requests = [
+        greedy(f"p{number}", prompt, TOKENS, ignore_eos=bool(number % 3))
+        for number, prompt in enumerate(prompts)
+    ]
+    async with (
+        running(dtype=dtype, speculative_config=None) as without,
+        running(dtype=dtype, speculative_config=speculation(MOST)) as with_draft,
+    ):
+        reference = await run_all(without, requests)
+        for batch in (*DEPTHS, None):
+            depths = itertools.cycle(DEPTHS if batch is None else (batch,))
+            told = [at(depth, request) for depth, request in zip(depths, requests, strict=False)]
+            got = await run_all(with_draft, told)
+            partings = [parting(*pair) for pair in zip(got, reference, strict=True)]
+            gaps = [
+                await gap(without, request, position)
+                for request, position in zip(requests, partings, strict=True)
+                if position is not None
+            ]
+            faults = sum(distance > NEAR_TIE for distance in gaps)
+            name = "mixed" if batch is None else str(batch)
+            widest = f"{max(gaps):.4f}" if gaps else ""
+            print(
+                f"| {dtype} | {name} | {len(prompts)} | {len(gaps)} | {widest} | {faults} |",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    options = parser.parse_args()
+    prompts = many(options.prompts)
+    print("| dtype | depth | prompts | differ | widest gap | not a near tie |")
+    print("|---|---|---|---|---|---|")
+    for dtype in options.dtype:
+        asyncio.run(compare(dtype, prompts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""What observing costs: server CPU per token with telemetry, access log and ids, and without.
+
+    python -m eaglegate.lab.benchmarks.observing  the scripted engine: HTTP and parsing alone
+    python -m eaglegate.lab.benchmarks.observing --engine demo     vLLM with the built-in demo
+    python -m eaglegate.lab.benchmarks.observing --what capture
+        telemetry with a capture of all, and without
+
+One process serves two gateways, alike but for the observing, on two ports. One client streams from
+them in turn, round after round; each round's CPU time is read from the scheduler, for all threads
+of the server process. vLLM's engine core is a process of its own and not in it. What counts is the
+ratio; the scripted engine is the hard case, because nothing but the gateway is in the denominator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import random
+import socket
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path as File
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.types import ASGIApp
+from tokenizers import Tokenizer
+
+from eaglegate.capture.capture import RequestCapture
+from eaglegate.capture.files import GATHER_S, CaptureFolder, CaptureLimits
+from eaglegate.capture.redaction import Redactor, SaltedHashes, load_salt
+from eaglegate.engine.base import Engine
+from eaglegate.engine.scripted import ScriptedEngine, steps
+from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
+from eaglegate.observability.engine import InstrumentedEngine
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.middleware import AccessLog, TelemetryMiddleware
+from eaglegate.observability.pages import make_routes
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.app import create_app
+from eaglegate.server.generation.grammar import ParserFactory
+from eaglegate.server.generation.job import ServedModel
+from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.text.parsing.vocabulary import Vocabulary
+
+DEMO = File(__file__).parents[2] / "engine" / "demo" / "target"
+INFO = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="scripted"))
+TEXT = "The engine proposes and the target decides what is kept of it. "
+NAMES = ("off", "on")
+SETTLE_S = 2 * GATHER_S
+"""Until what a round left to other threads is done, and counted with it."""
+OBSERVING, CAPTURE = ("observing", "capture")
+
+
+class Renderer:
+    """One line per message."""
+
+    def __init__(self) -> None:
+        self.tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], _tools: object, **_options: Any
+    ) -> list[int]:
+        text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+        return self.encode(text, False)
+
+    def encode(self, text: str, add_special_tokens: bool, _limits: object = None) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+
+def scripted(num_tokens: int) -> ScriptedEngine:
+    """Answers every request alike, in steps of one to four tokens."""
+    ids = Renderer().encode(TEXT * num_tokens, False)[:num_tokens]
+    dice = random.Random(3)
+    cuts = [1, *(1 + min(3, int(dice.expovariate(0.7))) for _ in ids)]
+    script = steps(ids, cuts)
+
+    def play(_request: EngineRequest) -> list[Step]:
+        return script
+
+    return ScriptedEngine(play, INFO)
+
+
+def demo() -> Engine:
+    from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+    from eaglegate.engine.vllm_backend.engine import VllmEngine
+
+    return VllmEngine(make_demo_arguments())
+
+
+def open_capture(folder: File) -> RequestCapture:
+    """Of every request, in mode full."""
+    files = CaptureFolder(folder, CaptureLimits())
+    return RequestCapture(files, 1.0, SaltedHashes(load_salt(folder)), Redactor())
+
+
+def make_app(engine: Engine, observing: bool, folder: File | None = None) -> ASGIApp:
+    """The gateway as the composition root builds it; with a folder it captures there."""
+    renderer = Renderer()
+    parsers = ParserFactory(Vocabulary.from_tokenizers(renderer.tokenizer), "hermes", "qwen3")
+    served = ServedModel(("demo",), 3, True, {})
+    gateway = Gateway(models=("demo",), created=1)
+    if not observing:
+        gateway.open(Pipeline(engine, INFO, renderer, parsers, served, SpeculationPolicy()))
+        return create_app(gateway)
+    telemetry = Telemetry(
+        GROUPS, TelemetrySettings(models=("demo",), lanes=("speculative", "plain"))
+    )
+    gateway.observer = telemetry
+    if folder is not None:
+        telemetry.watch_capture(open_capture(folder), renderer.decode)
+    observed = InstrumentedEngine(engine, telemetry)
+    gateway.open(Pipeline(observed, INFO, renderer, parsers, served, SpeculationPolicy()))
+    log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    app = create_app(gateway, make_routes(telemetry))
+    return TelemetryMiddleware(app, log, keep_bodies=folder is not None)
+
+
+def serve(kind: str, what: str, num_tokens: int, told: Connection) -> None:
+    """The server process: both gateways, until the other end of the pipe is closed."""
+    asyncio.run(_serve(scripted(num_tokens) if kind == "scripted" else demo(), what, told))
+
+
+async def _serve(engine: Engine, what: str, told: Connection) -> None:
+    await engine.start()
+    servers, serving, ports = [], [], []
+    folder = tempfile.TemporaryDirectory()
+    for on in (False, True):
+        listener = socket.create_server(("127.0.0.1", 0))
+        ports.append(listener.getsockname()[1])
+        captures = what == CAPTURE
+        app = make_app(engine, on or captures, File(folder.name) if on and captures else None)
+        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
+        servers.append(uvicorn.Server(config))
+        serving.append(asyncio.create_task(servers[-1].serve(sockets=[listener])))
+    told.send(ports)
+    with suppress(EOFError):
+        await asyncio.to_thread(told.recv)
+    for server in servers:
+        server.should_exit = True
+    await asyncio.gather(*serving)
+    await engine.aclose()
+    folder.cleanup()
+
+
+class Server:
+    """The process with both gateways in it."""
+
+    def __init__(self, kind: str, what: str, num_tokens: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, there = spawn.Pipe()
+        self.process = spawn.Process(target=serve, args=(kind, what, num_tokens, there))
+        self.process.start()
+        there.close()
+        ports = self._pipe.recv()
+        self.urls = {
+            name: f"http://127.0.0.1:{port}" for name, port in zip(NAMES, ports, strict=True)
+        }
+
+    def close(self) -> None:
+        self._pipe.close()
+        self.process.join()
+
+    def cpu_s(self) -> float:
+        """CPU time all threads have had, to the nanosecond."""
+        threads = File(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return sum(int(each.read_text(encoding="ascii").split()[0]) for each in threads) / 1e9
+
+
+async def round_of(server: Server, name: str, requests: int, num_tokens: int) -> float:
+    """CPU microseconds per token over ``requests`` streams, four at a time."""
+    gate = asyncio.Semaphore(4)
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    async with httpx.AsyncClient(base_url=server.urls[name], timeout=120) as client:
+
+        async def one() -> None:
+            async with gate, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                async for _ in answer.aiter_raw():
+                    pass
+
+        await one()
+        await asyncio.sleep(SETTLE_S)
+        before = server.cpu_s()
+        await asyncio.gather(*(one() for _ in range(requests)))
+        await asyncio.sleep(SETTLE_S)
+        return 1e6 * (server.cpu_s() - before) / (requests * num_tokens)
+
+
+async def compare(kind: str, what: str, rounds: int, requests: int, num_tokens: int) -> None:
+    server = Server(kind, what, num_tokens)
+    cost: dict[str, list[float]] = {name: [] for name in NAMES}
+    try:
+        for at in range(rounds + 1):
+            for name in NAMES if at % 2 else reversed(NAMES):
+                spent = await round_of(server, name, requests, num_tokens)
+                if at:
+                    cost[name].append(spent)
+    finally:
+        server.close()
+    report(kind, what, cost, num_tokens)
+
+
+def report(kind: str, what: str, cost: dict[str, list[float]], num_tokens: int) -> None:
+    ratios = sorted(on / off for on, off in zip(cost["on"], cost["off"], strict=True))
+    quarter = len(ratios) // 4
+    print(f"{kind} engine, {num_tokens} tokens per answer, {len(ratios)} rounds each, in turn")
+    for name in NAMES:
+        print(f"{what} {name:>3}: {statistics.median(cost[name]):6.2f} us of CPU per token")
+    print(
+        f"median of paired ratios {statistics.median(ratios):.3f} "
+        f"(middle half {ratios[quarter]:.3f} .. {ratios[-1 - quarter]:.3f})"
+    )
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--engine", choices=("scripted", "demo"), default="scripted")
+    options.add_argument("--what", choices=(OBSERVING, CAPTURE), default=OBSERVING)
+    options.add_argument("--rounds", type=int, default=60)
+    options.add_argument("--requests", type=int, default=8, help="per round")
+    options.add_argument("--tokens", type=int, default=200, help="per answer")
+    chosen = options.parse_args()
+    asyncio.run(compare(chosen.engine, chosen.what, chosen.rounds, chosen.requests, chosen.tokens))

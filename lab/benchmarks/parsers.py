@@ -1,0 +1,199 @@
+"""What a parser costs a token: ours beside vLLM's for the same format, in the same run.
+
+An output of 1, 16 or 64 kB arrives one or four tokens a step: by ``--shapes`` one call with a file,
+one with a file that quotes the format's own markers, one with a list of small objects, small calls
+in a row, or prose without calls. The figures are microseconds of CPU time a token, over the whole
+output; ``worst`` is the longest single step in milliseconds of wall time. Ours turn token ids into
+events, so that detokenisation is in them; vLLM's parser is handed the text as well, made
+beforehand, the way its chat server drives it (``parse_delta``). A measurement of vLLM stops after
+``--budget`` seconds and is then marked ``>``: its cost still grew; 0 leaves vLLM out. ``!`` marks a
+result of vLLM's that differs from ours. The ratio is vLLM's figure to ours.
+
+    python -m eaglegate.lab.benchmarks.parsers [--formats NAME ...] [--shapes file calls ...] \\
+        [--sizes 1000 16000]
+        [--budget 10]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from eaglegate.lab.benchmarks.parser_outputs import OUTPUTS, SHAPES, TOOL
+from eaglegate.text.events import FinishReason, Outcome, ParserEvent, ToolCallDelta, ToolCallEnd
+from eaglegate.text.parsing.answer import (
+    make_parser,
+)
+from eaglegate.text.parsing.registry import tool_format
+from eaglegate.text.parsing.vocabulary import Vocabulary
+
+TOKENIZER = Path(__file__).parents[2] / "engine/demo/target/tokenizer.json"
+
+
+def tokenizer_with(name: str) -> Tokenizer:
+    """The demo's tokenizer with the markers of a format as added tokens."""
+    form = tool_format(name)
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    known = set(tokenizer.get_vocab())
+    own = form.texts or (*form.markers, form.fragment)
+    missing = [text for text in own if text and text not in known]
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(text, special=True)
+            for text in missing
+            if not form.fragment or form.fragment not in text or text == form.fragment
+        ]
+    )
+    return tokenizer
+
+
+def steps(ids: list[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """CPU seconds of an output, the wall time of its longest step, and its calls' arguments."""
+
+    seconds: float
+    longest_s: float
+    arguments: str
+
+
+def ours(name: str, vocabulary: Vocabulary, parts: list[list[int]]) -> Cost:
+    """Measures the whole, and then each step of a second run."""
+    parser = make_parser(vocabulary, tool_parser=name, tools=[TOOL])
+    started = time.process_time()
+    for part in parts:
+        parser.feed(part)
+    parser.flush(FinishReason.STOP)
+    seconds = time.process_time() - started
+    parser = make_parser(vocabulary, tool_parser=name, tools=[TOOL])
+    events, longest = list[ParserEvent](), 0.0
+    for part in parts:
+        began = time.perf_counter()
+        events += parser.feed(part)
+        longest = max(longest, time.perf_counter() - began)
+    events += parser.flush(FinishReason.STOP)
+    outcomes = {event.outcome for event in events if isinstance(event, ToolCallEnd)}
+    assert outcomes <= {Outcome.VALID, Outcome.UNCHECKED}, (name, outcomes)
+    return Cost(seconds, longest, arguments_of(events))
+
+
+def arguments_of(events: list[ParserEvent]) -> str:
+    return "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
+
+
+class Vllm:
+    """vLLM's parser of one format, driven as its chat server does."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer) -> None:
+        from transformers import PreTrainedTokenizerFast
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.parser.parser_manager import ParserManager
+
+        self._tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+        self._make: Any = ParserManager.get_parser(tool_parser_name=name, enable_auto_tools=True)
+        self._request = ChatCompletionRequest(
+            model="m", messages=[{"role": "user", "content": "hi"}], tools=[TOOL], stream=True
+        )
+
+    def run(self, ids: list[int], size: int, budget_s: float) -> Measured:
+        parser = self._make(self._tokenizer, self._request.tools)
+        parts = list(steps(ids, size))
+        texts = [self._tokenizer.decode(part, skip_special_tokens=False) for part in parts]
+        deltas, done, started = [], 0, time.process_time()
+        for number, (part, text) in enumerate(zip(parts, texts, strict=True)):
+            delta = parser.parse_delta(
+                delta_text=text,
+                delta_token_ids=part,
+                request=self._request,
+                prompt_token_ids=[1],
+                finished=number == len(parts) - 1,
+            )
+            deltas.append(delta)
+            done += len(part)
+            if time.process_time() - started > budget_s:
+                break
+        return Measured(time.process_time() - started, done, _arguments(deltas))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """CPU time for so many tokens, and the arguments that came out."""
+
+    seconds: float
+    tokens: int
+    arguments: str
+
+
+def _arguments(deltas: list[Any]) -> str:
+    calls = [call for delta in deltas if delta for call in delta.tool_calls or ()]
+    return "".join(call.function.arguments or "" for call in calls if call.function)
+
+
+def same(theirs: str, mine: str) -> bool:
+    """Blanks and the spelling of characters aside."""
+    return _values(theirs) == _values(mine)
+
+
+def _values(arguments: str) -> list[Any] | None:
+    """Objects one behind the other."""
+    found, at, decoder = [], 0, json.JSONDecoder()
+    try:
+        while at < len(arguments):
+            value, at = decoder.raw_decode(arguments, at)
+            found.append(value)
+    except ValueError:
+        return None
+    return found
+
+
+def row(name: str, shape: str, size: int, step: int, options: argparse.Namespace) -> str:
+    tokenizer = tokenizer_with(name)
+    ids = tokenizer.encode(SHAPES[shape](name, size), add_special_tokens=False).ids
+    vocabulary, parts = Vocabulary.from_tokenizers(tokenizer), list(steps(ids, step))
+    costs = [ours(name, vocabulary, parts) for _ in range(options.repeat)]
+    best = min(cost.seconds for cost in costs) / len(ids) * 1e6
+    worst = min(cost.longest_s for cost in costs) * 1e3
+    head = f"{name:16} {shape:8} {size // 1000:4} kB {step:2} {best:8.2f} {worst:8.2f}"
+    if not options.budget:
+        return head
+    if name == "openai":  # its parser needs the harmony vocabulary, which is not ours to fetch
+        return f"{head} {'-':>10} {'-':>9}"
+    vllm = Vllm(name, tokenizer).run(ids, step, options.budget)
+    theirs = vllm.seconds / vllm.tokens * 1e6
+    grew = vllm.tokens < len(ids)
+    mark = ">" if grew else " " if same(vllm.arguments, costs[0].arguments) else "!"
+    return f"{head} {mark}{theirs:9.2f} {theirs / best:9.1f}"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--formats", nargs="+", default=list(OUTPUTS), choices=list(OUTPUTS))
+    arguments.add_argument("--shapes", nargs="+", default=["file"], choices=list(SHAPES))
+    arguments.add_argument("--sizes", nargs="+", type=int, default=[1000, 16000, 64000])
+    arguments.add_argument("--steps", nargs="+", type=int, default=[1, 4])
+    arguments.add_argument(
+        "--budget", type=float, default=10.0, help="seconds, for vLLM; 0 leaves it out"
+    )
+    arguments.add_argument("--repeat", type=int, default=3)
+    options = arguments.parse_args()
+    titles = f"{'format':16} {'shape':8} {'size':>7} {'k':>2} {'ours us':>8} {'worst ms':>8}"
+    print(f"{titles} {'vLLM us':>10} {'ratio':>9}")
+    each = product(options.formats, options.shapes, options.sizes, options.steps)
+    for name, shape, size, step in each:
+        print(row(name, shape, size, step, options), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,347 @@
+"""A simulated engine for the depth planner: known survivals, a known cost table, any seed.
+
+Requests of several kinds decode in a closed loop. Acceptance is drawn from each kind's conditional
+acceptance per position; step times come with noise from a table: ``COST_MS`` was measured (the
+40-layer demo on two cores), ``GPUS`` are shaped like GPUs. Lanes are fixed depths, no draft, the
+planner, and an oracle that knows all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eaglegate.engine.speculation.planner import DepthPlanner
+from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
+
+Ints = NDArray[np.integer[Any]]
+Floats = NDArray[np.floating[Any]]
+
+DEPTH = 7
+MEASURED_BATCHES = np.array([1.0, 16.0])
+MEASURED_DEPTHS = np.array([0.0, 1.0, 5.0, 7.0])
+COST_MS = np.array([[9.8, 11.4, 13.9, 15.4], [18.4, 21.6, 36.0, 39.5]])
+"""Step time by batch size and depth, all drafts verified."""
+DRAFT_SHARE = 0.45
+"""Share of a step's extra time that is drafting, not verifying."""
+NO_DRAFT = 0.95
+"""A step without a draft over one at depth 0 with a draft loaded."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of traffic: conditional acceptance per position, answer length in tokens."""
+
+    name: str
+    acceptance: tuple[float, ...]
+    tokens: int = 120
+
+    @property
+    def conditional(self) -> Floats:
+        tail = (self.acceptance[-1],) * (DEPTH - len(self.acceptance))
+        return np.array(self.acceptance + tail)
+
+
+FRIENDLY = Kind("friendly", (0.97, 0.96, 0.96, 0.95, 0.95, 0.94, 0.94))
+HOSTILE = Kind("hostile", (0.12, 0.08, 0.05))
+LONG = Kind("long", (0.9, 0.75, 0.55, 0.4, 0.3), 200)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """``kinds`` take turns; ``batch`` requests at a time; ``requests`` in all."""
+
+    name: str
+    kinds: tuple[Kind, ...]
+    batch: int
+    requests: int
+
+
+PHASES = (
+    Phase("friendly", (FRIENDLY,), 4, 60),
+    Phase("hostile", (HOSTILE,), 4, 40),
+    Phase("long context", (LONG,), 4, 40),
+    Phase("burst 1", (FRIENDLY,), 1, 10),
+    Phase("burst 16", (FRIENDLY,), 16, 120),
+    Phase("burst 1 again", (FRIENDLY,), 1, 10),
+    Phase("mixed", (FRIENDLY, HOSTILE), 8, 100),
+    Phase("friendly at last", (FRIENDLY,), 4, 60),
+)
+
+
+def step_ms(batch: int, verified: float, depth: int) -> float:
+    """The table between its points; verified tokens count as their share of a full width."""
+
+    def at(d: float) -> float:
+        rows = [np.interp(d, MEASURED_DEPTHS, row) for row in COST_MS]
+        return float(np.interp(batch, MEASURED_BATCHES, rows))
+
+    base = at(0)
+    width = verified / batch
+    return base + DRAFT_SHARE * (at(depth) - base) + (1 - DRAFT_SHARE) * (at(width) - base)
+
+
+class CpuTable:
+    """The measured table. No step depends on how widths are spread over requests."""
+
+    graphs: StepGraphs | None = None
+
+    def step_ms(self, widths: Sequence[int], depth: int) -> float:
+        """Of a step that verifies so many drafts of each request, and drafts so deep after it."""
+        return step_ms(len(widths), float(sum(widths)), depth)
+
+
+@dataclass(frozen=True)
+class GpuTable:
+    """Step times shaped like those of a GPU with vLLM's second model runner.
+
+    A step reads all weights once (``base_ms``), computes the tokens that it is padded to, and turns
+    from memory-bound to compute-bound at ``knee`` tokens. Without a FULL graph, kernels of every
+    layer are launched one by one. A pass of the draft reads the draft's weights.
+
+    What the numbers come from: an H100 reads 3.35 TB/s and computes 989 TFLOP/s in bf16 (its data
+    sheet), so that 300 tokens take as long to compute as weights to read; real kernels reach some
+    70 %. The time that PIECEWISE graphs cost is vLLM's own: pull requests 21477 (8B: on par), 16072
+    (1.5B: 7 %) and 25444 (30B with 3B active: 47 %). Sizes and depths are those of ``graphs.py``.
+    """
+
+    name: str
+    base_ms: float
+    token_ms: float
+    compute_ms: float
+    """Of each token beyond the knee."""
+    request_ms: float
+    """Reading the KV cache of a context of 1,000 tokens."""
+    piecewise_ms: float
+    draft_ms: float
+    """Of each pass of the draft; the first also fills its KV cache."""
+    knee: int = 200
+    graphs: StepGraphs = StepGraphs(
+        (0, 1, 3, 7), (*range(1, 17), *range(24, 257, 8), *range(272, 513, 16))
+    )
+
+    def step_ms(self, widths: Sequence[int], depth: int) -> float:
+        return self.run_ms(widths, depth, self.graphs.find_mode(widths))
+
+    def run_ms(self, widths: Sequence[int], depth: int, mode: GraphMode) -> float:
+        tokens = self.graphs.pad(len(widths) + sum(widths))
+        target = self.base_ms + self.token_ms * tokens + self.request_ms * len(widths)
+        target += self.compute_ms * max(0.0, tokens - self.knee)
+        target += (0.0, self.piecewise_ms, 3 * self.piecewise_ms)[mode]
+        return target + self.draft_ms * depth + (depth > 0) * self.draft_ms
+
+
+GPUS = (
+    GpuTable("dense 8B", 6.9, 0.004, 0.023, 0.05, 0.14, 0.35),
+    GpuTable("dense 1.5B", 1.9, 0.001, 0.005, 0.012, 0.16, 0.2),
+    GpuTable("30B, 3B active", 7.5, 0.03, 0.01, 0.03, 3.5, 0.4),
+)
+
+
+@dataclass
+class Running:
+    name: str
+    kind: Kind
+    left: int
+    width: int = 0
+
+
+Chooser = Callable[[Sequence[Running]], tuple[int, Ints]]
+
+
+@dataclass
+class Lane:
+    """One way to choose depths, run over all phases."""
+
+    name: str
+    choose: Chooser
+    planner: DepthPlanner | None = None
+    factor: float = 1.0
+    table: CpuTable | GpuTable = field(default_factory=CpuTable)
+    depth: int | None = None
+    """A fixed one."""
+
+
+@dataclass
+class PhaseResult:
+    phase: str
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: list[tuple[float, int, int]] = field(default_factory=list)
+    """Seconds, tokens and depth of every step."""
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def fixed(depth: int) -> Chooser:
+    return lambda running: (depth, np.full(len(running), depth))
+
+
+def oracle(running: Sequence[Running]) -> tuple[int, Ints]:
+    """Greedy over true survivals for every depth: no approximation but the step's own horizon."""
+    survival = np.cumprod([r.kind.conditional for r in running], axis=1)
+    best = (len(running) / step_ms(len(running), 0, 0), 0, np.zeros(len(running), dtype=np.int64))
+    for depth in range(1, DEPTH + 1):
+        order = np.sort(survival[:, :depth].ravel())[::-1]
+        gains = np.concatenate([[0.0], np.cumsum(order)])
+        counts = np.arange(len(gains))
+        times = np.array([step_ms(len(running), float(n), depth) for n in counts])
+        rates = (len(running) + gains) / times
+        n = int(rates.argmax())
+        if rates[n] > best[0]:
+            least = order[n - 1] if n else 2.0
+            best = (float(rates[n]), depth, (survival[:, :depth] >= least).sum(axis=1))
+    return best[1], best[2]
+
+
+def make_oracle(table: CpuTable | GpuTable) -> Chooser:
+    """The best of all depths with all thresholds of true survival, and of all equal widths."""
+
+    def choose(running: Sequence[Running]) -> tuple[int, Ints]:
+        survival = np.cumprod([r.kind.conditional for r in running], axis=1)
+        best, rate = (0, np.zeros(len(running), dtype=np.int64)), 0.0
+        for depth in range(DEPTH + 1):
+            gains = survival[:, :depth]
+            for least in {0.0, *np.unique(gains.round(3)).tolist()}:
+                widths = (gains >= least).sum(axis=1)
+                got = len(running) + float((gains * (gains >= least)).sum())
+                found = got / table.step_ms(widths.tolist(), depth)
+                if found > rate:
+                    rate, best = found, (depth, widths)
+        return best
+
+    return choose
+
+
+def planned(planner: DepthPlanner) -> Chooser:
+    def choose(running: Sequence[Running]) -> tuple[int, Ints]:
+        names = [r.name for r in running]
+        plan = planner.plan(names, [min(DEPTH, max(0, r.left - 1)) for r in running])
+        return plan.depth, np.array(plan.widths)
+
+    return choose
+
+
+def run(
+    lane: Lane,
+    phases: Sequence[Phase],
+    seed: int,
+    noise: float = 0.05,
+    slowness: Callable[[int], float] = lambda _: 1.0,
+) -> list[PhaseResult]:
+    """Every phase to its last request. Equal seeds draw equal requests for every lane.
+
+    ``slowness`` of the machine at a phase's n-th step: times are observed times that, and counted
+    without it.
+    """
+    rng = np.random.default_rng(seed)
+    results = []
+    for number, phase in enumerate(phases):
+        result = PhaseResult(phase.name)
+        waiting = _arrivals(phase, number)
+        running = [r for r, _ in zip(waiting, range(phase.batch), strict=False)]
+        _add(lane, running)
+        while running:
+            _step(lane, running, result, rng, noise, slowness(len(result.steps)))
+            for index in [i for i, r in enumerate(running) if r.left <= 0][::-1]:
+                done = running.pop(index)
+                if lane.planner is not None:
+                    lane.planner.survival.remove(done.name)
+                new = next(waiting, None)
+                if new is not None:
+                    running.append(new)
+                    _add(lane, [new])
+        results.append(result)
+    return results
+
+
+def _arrivals(phase: Phase, number: int) -> Iterator[Running]:
+    for i in range(phase.requests):
+        kind = phase.kinds[i % len(phase.kinds)]
+        yield Running(f"{number}-{i}", kind, kind.tokens)
+
+
+def _add(lane: Lane, new: Sequence[Running]) -> None:
+    if lane.planner is not None:
+        for r in new:
+            lane.planner.survival.add(r.name)
+
+
+def _step(
+    lane: Lane,
+    running: list[Running],
+    result: PhaseResult,
+    rng: np.random.Generator,
+    noise: float,
+    slowness: float,
+) -> None:
+    """Verify the drafts of the step before, then draft: that order, as an engine does."""
+    depth, widths = lane.choose(running)
+    verified = np.array([r.width for r in running])
+    draws = rng.random((len(running), DEPTH))
+    conditional = np.array([r.kind.conditional for r in running])
+    hits = np.cumprod(draws < conditional, axis=1)
+    accepted = (hits * (np.arange(1, DEPTH + 1) <= verified[:, None])).sum(axis=1)
+    ms = _take(lane, verified.tolist(), depth) * lane.factor
+    seconds = ms / 1e3 * float(rng.lognormal(0.0, noise))
+    if rng.random() < 0.005:
+        seconds *= 4.0
+    tokens = 0
+    for r, got, width in zip(running, accepted, widths, strict=True):
+        made = min(int(got) + 1, r.left)
+        tokens += made
+        r.left -= made
+        r.width = int(width)
+    result.seconds += seconds
+    result.tokens += tokens
+    result.steps.append((seconds, tokens, depth))
+    if lane.planner is not None:
+        lane.planner.observe([r.name for r in running], verified.tolist(), accepted.tolist())
+        graphs = lane.table.graphs
+        mode = graphs.find_mode(verified.tolist()) if graphs else GraphMode.FULL
+        lane.planner.observe_step(
+            len(running), int(verified.sum()), depth, seconds * slowness, mode=mode
+        )
+
+
+def _take(lane: Lane, widths: list[int], depth: int) -> float:
+    """Milliseconds of a step. A fixed depth has graphs of its own."""
+    if isinstance(lane.table, GpuTable) and lane.depth is not None:
+        own = replace(lane.table.graphs, widths=(lane.depth,))
+        return lane.table.run_ms(widths, depth, own.find_mode(widths))
+    return lane.table.step_ms(widths, depth)
+
+
+def profiled(planner: DepthPlanner, table: CpuTable | GpuTable | None = None) -> DepthPlanner:
+    """What an engine times while it warms up."""
+    table = table or CpuTable()
+    shapes = [[depth] * batch for batch in (1, 4, 16) for depth in (0, 1, 3, DEPTH)]
+    if table.graphs is not None:
+        shapes += [[depth, 0] * (batch // 2) for batch in (4, 16) for depth in (1, 4, DEPTH)]
+    for widths in shapes:
+        mode = table.graphs.find_mode(widths) if table.graphs else GraphMode.FULL
+        for _ in range(3):
+            seconds = table.step_ms(widths, max(widths)) / 1e3
+            planner.cost.observe(len(widths), sum(widths), max(widths), seconds, mode=mode)
+    return planner
+
+
+def lanes(table: CpuTable | GpuTable | None = None) -> list[Lane]:
+    """``line`` is the planner that knows nothing of graphs."""
+    table = table or CpuTable()
+    planner = profiled(DepthPlanner(DEPTH, graphs=table.graphs), table)
+    line = profiled(DepthPlanner(DEPTH), table)
+    straight = Lane("line", planned(line), line, table=table)
+    return [
+        Lane("none", fixed(0), factor=NO_DRAFT, table=table, depth=0),
+        *(Lane(f"K={d}", fixed(d), table=table, depth=d) for d in (0, 1, 3, 5, 7)),
+        *([] if table.graphs is None else [straight]),
+        Lane("auto", planned(planner), planner, table=table),
+        Lane("oracle", oracle if table.graphs is None else make_oracle(table), table=table),
+    ]

@@ -1,0 +1,247 @@
+"""Regret of the depth planner step by step: one engine changes its lane every forty steps.
+
+Lanes of an engine each, or blocks of seconds, differ by a tenth on a machine that others use, so a
+regret of two percent cannot be seen in them. Here the lanes are the same engine's, serving the same
+requests: the planner (``auto``), fixed depths, and ``right``, the best fixed depth of each kind of
+request. They take turns in an order drawn anew for every cycle, for ``SWITCH`` steps each, of which
+the first ``SKIPPED`` count for nobody. Steps that hold a prompt are left out. The planner learns in
+its own steps alone; its planning counts for it and for nobody else.
+
+    python -m eaglegate.lab.training.cost_scaled --identity-layers 32 --out DIR
+    python -m eaglegate.lab.benchmarks.regret_switch DIR [--phase-s 60] [--phases "hostile 4" ...]
+
+Printed: tokens per second over those at the best fixed depth, compared within each cycle, with the
+standard error over cycles, and the share of the planner's own seconds that planning took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eaglegate.engine.speculation.planner import DepthPlan, DepthPlanner
+from eaglegate.engine.speculation.step_graphs import GraphMode
+from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+from eaglegate.engine.vllm_backend.planning import PLANNERS
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
+from eaglegate.lab.benchmarks.drive import running
+from eaglegate.lab.benchmarks.regret_engine import (
+    FIXED,
+    MOST,
+    PHASES,
+    RIGHT,
+    Block,
+    Phase,
+    Traffic,
+    describe_target,
+    serve,
+)
+
+SWITCH = 40
+SKIPPED = 4
+"""Steps after a change that still verify or pay for what the last lane drafted."""
+LANES = ("auto", "right", *(f"K={depth}" for depth in FIXED))
+NAMED = "REGRET_LANES"
+"""Environment of the engine's process: its lanes."""
+Floats = NDArray[np.floating[Any]]
+
+
+class SwitchingPlanner(DepthPlanner):
+    """A planner that is only asked in the steps of its own lane."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+        self._draw = random.Random(0)
+        self._lanes = os.environ.get(NAMED, "").split(",")
+        self._waiting: list[str] = []
+        self._lane = "auto"
+        self._steps = -math.inf
+        """Of the lane; it does not end before the first call of ``describe``."""
+        self._planned_s = 0.0
+        self._segment = make_segment(self._lane)
+        self._segments: list[list[Any]] = []
+
+    def plan(
+        self, requests: Sequence[str], bounds: list[int], floors: list[int] | None = None
+    ) -> DepthPlan:
+        if self._steps >= SWITCH:
+            self._switch()
+        self.frozen = None
+        if self._lane != "auto":
+            depths = map(self._get_depth, requests)
+            bounds = [min(pair) for pair in zip(bounds, depths, strict=True)]
+            self.frozen = max(bounds, default=0)
+        before = self.totals.planning_s
+        plan = super().plan(requests, bounds, floors)
+        self._planned_s = self.totals.planning_s - before
+        return plan
+
+    def observe(
+        self, requests: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        if self._is_learning():
+            super().observe(requests, drafted, accepted)
+        self._committed = len(requests) + sum(accepted)
+
+    def observe_step(
+        self,
+        batch: int,
+        verified: int,
+        depth: int,
+        seconds: float,
+        prompt: int = 0,
+        mode: GraphMode = GraphMode.FULL,
+    ) -> None:
+        self._steps += 1
+        if self._is_learning():
+            super().observe_step(batch, verified, depth, seconds, prompt, mode)
+        if self._steps <= SKIPPED:
+            return
+        if self._lane != "auto":
+            seconds -= self._planned_s
+        self._segment[1] += self._committed
+        self._segment[2] += seconds
+        self._segment[3] += 1
+        self._segment[4] += self._planned_s
+
+    def describe(self, recent: int = 0) -> dict[str, object]:
+        """The whole segments since the last call, as lane, tokens, seconds, steps, planning."""
+        segments, self._segments = self._segments, []
+        self._steps, self._segment = 0, make_segment(self._lane)
+        return super().describe(recent) | {"segments": segments}
+
+    def _switch(self) -> None:
+        self._segments.append(self._segment)
+        if not self._waiting:
+            self._waiting = list(self._lanes)
+            self._draw.shuffle(self._waiting)
+        self._lane, self._steps = self._waiting.pop(), 0
+        self._segment = make_segment(self._lane)
+        self._fresh = True
+
+    def _is_learning(self) -> bool:
+        return self._lane == "auto" and (self._steps < 0 or self._steps > SKIPPED)
+
+    def _get_depth(self, request: str) -> int:
+        if self._lane == "right":
+            return next((d for kind, d in RIGHT.items() if request[0] == kind[0]), MOST)
+        return int(self._lane[2:])
+
+
+def make_segment(lane: str) -> list[Any]:
+    """Of a lane: tokens, seconds, steps, and seconds of planning."""
+    return [lane, 0, 0.0, 0, 0.0]
+
+
+def switching_scheduler(*args: Any, **kwargs: Any) -> DepthSchedulerBase:
+    """What ``scheduler_cls`` names: the planner switches, and all times are CPU times."""
+    PLANNERS["auto"] = SwitchingPlanner
+    made = scheduler(*args, **kwargs)
+    made.planning.clock = time.thread_time
+    return made
+
+
+async def measure(
+    demo: Path, phases: Sequence[Phase], lanes: Sequence[str], phase_s: float, out: Path | None
+) -> None:
+    os.environ[NAMED] = ",".join(lanes)
+    target = describe_target(demo)
+    traffic = Traffic(VllmRenderer(make_demo_arguments(**target)))
+    async with running(
+        **target,
+        speculative_config={"model": str(demo / "eagle3_1"), "num_speculative_tokens": MOST},
+        planning="auto",
+        scheduler_cls="eaglegate.lab.benchmarks.regret_switch.switching_scheduler",
+    ) as engine:
+        found: dict[str, Any] = {}
+        for number, phase in enumerate(phases):
+            before = await engine.describe_planning(0)
+            supply = [
+                (
+                    (kind, replace(request, workload=kind, tenant=kind))
+                    for kind, request in traffic.make(phase, number, client)
+                )
+                for client in range(phase.batch)
+            ]
+            await serve(engine, supply, phase_s, Block(phase.name, "", 0.0, 0.0, 0, 0.0))
+            found[phase.name] = await engine.describe_planning(0)
+            print_phase(phase.name, lanes, found[phase.name], before)
+            if out is not None:
+                await asyncio.to_thread(out.write_text, json.dumps(found))
+
+
+def print_phase(
+    name: str, lanes: Sequence[str], planner: dict[str, Any], before: dict[str, Any]
+) -> None:
+    cycles = list(group_cycles(planner["segments"], len(lanes)))
+    rates = {lane: np.array([cycle[lane] for cycle in cycles]) for lane in lanes}
+    fixed = [lane for lane in lanes if lane.startswith("K=")]
+    best = max(fixed, key=lambda lane: rates[lane].sum())
+    cells = [compare(rates[lane], rates[best]) for lane in lanes]
+    own = [segment for segment in planner["segments"] if segment[0] == "auto"]
+    share = sum(s[4] for s in own) / (sum(s[2] for s in own) or 1.0)
+    reasons = {
+        reason: count - before["steps_by_reason"][reason]
+        for reason, count in planner["steps_by_reason"].items()
+    }
+    cells += [best, str(len(cycles)), f"{share:.2%}", str(reasons)]
+    print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+def group_cycles(segments: list[list[Any]], lanes: int) -> Iterator[dict[str, float]]:
+    """The logarithm of every lane's tokens per second, of each whole cycle."""
+    cycle: dict[str, float] = {}
+    for lane, tokens, seconds, steps, _ in segments:
+        if lane in cycle:
+            cycle = {}
+        if steps:
+            cycle[lane] = math.log(tokens / seconds)
+        if len(cycle) == lanes:
+            yield cycle
+            cycle = {}
+
+
+def compare(rates: Floats, best: Floats) -> str:
+    """By pairs of one cycle, between which the machine's speed changes least: the geometric mean
+    of the ratios, and the standard error of its logarithm.
+    """
+    if len(rates) < 2:
+        return "-"
+    ratios = rates - best
+    error = float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
+    return f"{math.exp(ratios.mean()):.3f} ± {error:.3f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("demo", type=Path)
+    parser.add_argument("--phase-s", type=float, default=60.0, help="CPU seconds of the engine")
+    parser.add_argument("--phases", nargs="*", default=[])
+    parser.add_argument("--lanes", nargs="*", choices=LANES, default=LANES)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    phases = [phase for phase in PHASES if not options.phases or phase.name in options.phases]
+    lanes = options.lanes
+    if not any(lane.startswith("K=") for lane in lanes):
+        parser.error("--lanes: name a fixed depth, too, such as K=3")
+    print(f"| phase | {' | '.join(lanes)} | best fixed | cycles | planning | steps by reason |")
+    asyncio.run(measure(options.demo, phases, lanes, options.phase_s, options.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The depth planner on realistic sessions, simulated: an hour of phases of 5 to 60 seconds.
+
+``lab/benchmarks/sessions_traffic.py`` draws the traffic, ``lab/benchmarks/regret_sim.py`` has the
+step
+times of the 40-layer demo. Every lane serves each phase for as long, with the same requests; what a
+change of traffic costs counts. A request's own acceptance is drawn around that of its kind.
+
+    python -m eaglegate.lab.benchmarks.sessions [--minutes 60] [--seeds 2] [--phases]
+    python -m eaglegate.lab.benchmarks.sessions --laps
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eaglegate.engine.speculation.planner import DepthPlanner
+from eaglegate.lab.benchmarks.regret_sim import DEPTH, profiled, step_ms
+from eaglegate.lab.benchmarks.sessions_traffic import Sent, SessionPhase, make_laps, make_sessions
+
+Floats = NDArray[np.floating]
+FIXED = (0, 1, 3, 5, 7)
+NO_DRAFT = 0.975
+"""A step without a draft over one at depth 0 with a draft loaded, as measured."""
+PREFILL_MS = 6.0
+"""What the prompt of a request adds to the step that reads it."""
+PROMPT_TOKENS = 64
+SPREAD = 0.5
+"""Deviation of a request from its kind, in logits of acceptance."""
+LAPS = (1, 8), (4, 16), (16, 32)
+"""Streams, and requests of a lap."""
+LONG_S = 20.0
+"""Phases at least this long are held to the best fixed depth."""
+ACCEPTANCE = {
+    "friendly": (0.97, 0.96, 0.96, 0.95, 0.95, 0.94, 0.94),
+    "structured": (0.94, 0.93, 0.92, 0.91, 0.9, 0.9, 0.9),
+    "tools": (0.88, 0.86, 0.84, 0.83, 0.82, 0.81, 0.8),
+    "chat": (0.74, 0.7, 0.66, 0.63, 0.6, 0.58, 0.56),
+    "long": (0.9, 0.75, 0.55, 0.4, 0.3, 0.3, 0.3),
+    "creative": (0.45, 0.4, 0.35, 0.3, 0.3, 0.3, 0.3),
+    "hostile": (0.12, 0.08, 0.05, 0.05, 0.05, 0.05, 0.05),
+}
+"""Conditional acceptance of each kind, by position."""
+_positions = np.arange(1, DEPTH + 1)
+_step_ms = cache(step_ms)
+
+
+@dataclass
+class Running:
+    """A request that is decoded; ``width``: drafts that its next step verifies."""
+
+    sent: Sent
+    conditional: Floats
+    left: int
+    width: int = 0
+
+
+@dataclass
+class Served:
+    """What one lane made of one phase."""
+
+    phase: SessionPhase
+    seconds: float = 0.0
+    tokens: int = 0
+    depths: list[int] = field(default_factory=lambda: [0] * (DEPTH + 1))
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Lane:
+    """One way to choose depths: ``none``, ``K=3`` or ``auto``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.planner = profiled(DepthPlanner(DEPTH)) if name == "auto" else None
+        self.factor = NO_DRAFT if name == "none" else 1.0
+        self._depth = int(name[2:]) if name.startswith("K=") else 0
+
+    def choose(self, running: Sequence[Running]) -> tuple[int, list[int]]:
+        if self.planner is None:
+            return self._depth, [self._depth] * len(running)
+        bounds = [min(DEPTH, max(0, one.left - 1)) for one in running]
+        plan = self.planner.plan([one.sent.name for one in running], bounds)
+        return plan.depth, plan.widths
+
+    def begin(self, sent: Sent) -> None:
+        if self.planner is not None:
+            application = sent.application
+            self.planner.begin(sent.name, f"{application.workload}/answer/1k", application.name)
+
+    def end(self, sent: Sent) -> None:
+        if self.planner is not None:
+            self.planner.end(sent.name)
+
+    def observe(
+        self, running: list[Running], accepted: list[int], depth: int, seconds: float, prompt: int
+    ) -> None:
+        if self.planner is None:
+            return
+        widths = [one.width for one in running]
+        self.planner.observe([one.sent.name for one in running], widths, accepted)
+        self.planner.observe_step(len(running), sum(widths), depth, seconds, prompt)
+
+
+def serve(lane: Lane, phases: Sequence[SessionPhase], seed: int) -> list[Served]:
+    """Every phase for its seconds, or all of its requests; then its clients leave."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for phase in phases:
+        served = Served(phase)
+        running: list[tuple[Running, Iterator[Sent]]] = []
+        waiting = [phase.send(client) for client in range(len(phase.clients))]
+        while served.seconds < phase.seconds:
+            new = [pair for supply in waiting for pair in _begin(lane, supply)]
+            waiting = []
+            running += new
+            if not running:
+                break
+            _step(lane, [one for one, _ in running], len(new), served, rng)
+            ended = [pair for pair in running if pair[0].left <= 0]
+            for one, supply in ended:
+                lane.end(one.sent)
+                waiting.append(supply)
+            running = [pair for pair in running if pair[0].left > 0]
+        for one, _ in running:
+            lane.end(one.sent)
+        found.append(served)
+    return found
+
+
+def _begin(lane: Lane, supply: Iterator[Sent]) -> Iterator[tuple[Running, Iterator[Sent]]]:
+    """A client's next request, if it sends one."""
+    for sent in itertools.islice(supply, 1):
+        lane.begin(sent)
+        yield Running(sent, draw_acceptance(sent), sent.tokens), supply
+
+
+def draw_acceptance(sent: Sent) -> Floats:
+    """A request's conditional acceptance by position: its kind's, moved in logits."""
+    base = np.array(ACCEPTANCE[sent.kind])
+    shift = np.random.default_rng(list(sent.name.encode())).normal(0.0, SPREAD)
+    return np.asarray(1 / (1 + (1 / base - 1) * np.exp(-shift)))
+
+
+def _step(
+    lane: Lane, running: list[Running], prompts: int, served: Served, rng: np.random.Generator
+) -> None:
+    """Verify the drafts of the step before, then draft: that order, as an engine does."""
+    depth, widths = lane.choose(running)
+    verified = np.array([one.width for one in running])
+    conditional = np.array([one.conditional for one in running])
+    hits = np.cumprod(rng.random(conditional.shape) < conditional, axis=1)
+    accepted = (hits * (_positions <= verified[:, None])).sum(axis=1).tolist()
+    batch = len(running)
+    ms = _step_ms(batch, int(verified.sum()), depth) * lane.factor + PREFILL_MS * prompts
+    seconds = ms / 1e3 * float(rng.lognormal(0.0, 0.05))
+    seconds *= 4.0 if rng.random() < 0.005 else 1.0
+    lane.observe(running, accepted, depth, seconds, PROMPT_TOKENS * prompts)
+    for one, got, width in zip(running, accepted, widths, strict=True):
+        made = min(got + 1, one.left)
+        served.tokens += made
+        one.left -= made
+        one.width = width
+    served.seconds += seconds
+    served.depths[depth] += 1
+
+
+@dataclass
+class Score:
+    """``auto`` against the other lanes."""
+
+    total: float
+    """Tokens per second over those of the best fixed depth over all phases."""
+    best: str
+    over_best: list[tuple[float, Served, str]]
+    """By long phase: over its own best fixed depth."""
+    over_none: list[tuple[float, Served]]
+    planning_us: float
+
+
+def score(lanes: dict[str, list[Served]], planner: DepthPlanner) -> Score:
+    fixed = [name for name in lanes if name.startswith("K=")]
+    totals = {name: sum(s.tokens for s in lanes[name]) for name in lanes}
+    seconds = {name: sum(s.seconds for s in lanes[name]) for name in lanes}
+    rates = {name: totals[name] / seconds[name] for name in lanes}
+    best = max(fixed, key=lambda name: rates[name])
+    over_best, over_none = [], []
+    for number, auto in enumerate(lanes["auto"]):
+        own = max(fixed, key=lambda name: lanes[name][number].rate)
+        over_none.append((auto.rate / lanes["none"][number].rate, auto))
+        if auto.phase.seconds >= LONG_S:
+            over_best.append((auto.rate / lanes[own][number].rate, auto, own))
+    steps = max(1, sum(planner.totals.depths))
+    us = planner.totals.planning_s / steps * 1e6
+    return Score(rates["auto"] / rates[best], best, over_best, over_none, us)
+
+
+def run(phases: Sequence[SessionPhase], seed: int) -> tuple[dict[str, list[Served]], DepthPlanner]:
+    lanes = [Lane(name) for name in ("none", *(f"K={depth}" for depth in FIXED), "auto")]
+    found = {lane.name: serve(lane, phases, seed) for lane in lanes}
+    planner = lanes[-1].planner
+    assert planner is not None
+    return found, planner
+
+
+def report(minutes: float, seeds: Sequence[int], every: bool) -> None:
+    print(
+        "| seed | phases | auto over the best fixed depth | phases of 20 s: at 0.95 of their best "
+        "| lowest | median | all phases: at 0.95 of no draft | lowest | planning us |"
+    )
+    print("|---" * 9 + "|")
+    for seed in seeds:
+        lanes, planner = run(make_sessions(seed, minutes * 60), seed)
+        found = score(lanes, planner)
+        best = [ratio for ratio, *_ in found.over_best]
+        none = [ratio for ratio, _ in found.over_none]
+        print(
+            f"| {seed} | {len(none)} | {found.total:.3f} ({found.best}) "
+            f"| {sum(r >= 0.95 for r in best)} of {len(best)} | {min(best):.3f} "
+            f"| {statistics.median(best):.3f} | {sum(r >= 0.95 for r in none)} of {len(none)} "
+            f"| {min(none):.3f} | {found.planning_us:.0f} |",
+            flush=True,
+        )
+        if every:
+            for ratio, auto, own in sorted(found.over_best, key=lambda row: row[0])[:12]:
+                print(f"  {ratio:.3f} of {own}: {auto.phase.name}, {auto.depths}")
+            for ratio, auto in sorted(found.over_none, key=lambda row: row[0])[:12]:
+                print(f"  {ratio:.3f} of none: {auto.phase.name}, {auto.depths}")
+
+
+def report_laps(seeds: Sequence[int]) -> None:
+    """Friendly laps that alternate with hostile ones: tokens per second over no draft."""
+    print("| streams | requests | kind | K=0 | K=7 | best fixed | auto |")
+    print("|---" * 7 + "|")
+    for streams, requests in LAPS:
+        found = [run(make_laps(streams, requests), seed)[0] for seed in seeds]
+        for kind in ("friendly", "hostile"):
+            rates = {
+                name: sum(s.tokens for s in mine) / sum(s.seconds for s in mine)
+                for name in found[0]
+                for mine in [[s for one in found for s in one[name] if s.phase.name == kind]]
+            }
+            over = {name: rate / rates["none"] for name, rate in rates.items()}
+            best = max(over[f"K={depth}"] for depth in FIXED)
+            print(
+                f"| {streams} | {requests} | {kind} | {over['K=0']:.2f} | {over['K=7']:.2f} "
+                f"| {best:.2f} | {over['auto']:.2f} |",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--phases", action="store_true", help="also print the lowest phases")
+    parser.add_argument("--laps", action="store_true", help="friendly laps between hostile ones")
+    options = parser.parse_args()
+    if options.laps:
+        report_laps(options.seeds)
+    else:
+        report(options.minutes, options.seeds, options.phases)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Gateways on a scripted engine that differ in one layer, each in a process of its own.
+
+For ``lab/benchmarks/layers.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import multiprocessing
+import os
+import socket
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from eaglegate.engine.scripted import Script, ScriptedEngine
+from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.types import EngineInfo, EngineRequest, Step
+from eaglegate.engine.vllm_backend.translate import SinkFlusher, StepQueue
+from eaglegate.lab.benchmarks.observing import INFO, Renderer, open_capture, scripted
+from eaglegate.lab.benchmarks.wire import clock_of
+from eaglegate.observability.engine import InstrumentedEngine
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.middleware import AccessLog, TelemetryMiddleware
+from eaglegate.observability.pages import make_routes
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.server.access.caller import ApiKey, KeyQuota
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.apis.responses import route as responses
+from eaglegate.server.apis.responses.background import BackgroundRuns
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.app import create_app
+from eaglegate.server.generation import generate
+from eaglegate.server.generation.grammar import ParserFactory
+from eaglegate.server.generation.job import ServedModel
+from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.http.middleware import FastWriteMiddleware
+from eaglegate.server.settings import Settings
+from eaglegate.server.store.sql import SqlResponseStore
+from eaglegate.text.parsing.vocabulary import Vocabulary
+
+KEY = "eg-benchmark-key-0123456789abcdef"
+PLENTY = 1 << 40
+TOKENS = 256
+WIDE = replace(INFO, max_model_len=1 << 20)
+CHAT, RESPONSES = ("/v1/chat/completions", "/v1/responses")
+TOKENS_PER_STEP = 2.2
+"""About what the script has; only for the pace of the engine."""
+TIMER_S = 0.001
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A gateway; everything but capture and store is on. A ``step_s`` of 0: as fast as it goes."""
+
+    name: str
+    keys: bool = True
+    quota: bool = True
+    admission: bool = True
+    parsers: bool = True
+    accounting: bool = True
+    observers: bool = True
+    capture: bool = False
+    store: bool = False
+    path: str = CHAT
+    interval_ms: float | None = 0.0
+    step_s: float = 0.0
+    real_template: bool = False
+
+
+ALL = Variant("all")
+TABLE = (
+    ALL,
+    Variant("authentication", keys=False),
+    Variant("quota", quota=False),
+    Variant("admission", admission=False),
+    Variant("parsers", parsers=False),
+    Variant("accounting", accounting=False),
+    Variant("observers", observers=False),
+    Variant("capture", capture=True),
+    Variant("responses", path=RESPONSES),
+    Variant("store", path=RESPONSES, store=True),
+)
+
+
+class PacedEngine(ScriptedEngine):
+    """Gives all requests their steps at the same moment, as one engine message does."""
+
+    def __init__(
+        self, script: Script, info: EngineInfo, step_s: float, interval_ms: float | None
+    ) -> None:
+        super().__init__(script, info)
+        self._step_s = step_s
+        self._flusher = SinkFlusher(None if interval_ms is None else interval_ms / 1000)
+        self._live: dict[str, tuple[StepQueue, Iterator[Step]]] = {}
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+        queue = StepQueue(request.id, 1, self._flusher)
+        queue.sink = request.sink
+        script: Any = self.script(request) if callable(self.script) else self.script
+        self._live[request.id] = (queue, iter(script))
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick())
+        try:
+            while True:
+                step = await queue.get()
+                yield step
+                if step.finish is not None:
+                    return
+        finally:
+            self._live.pop(request.id, None)
+
+    async def _tick(self) -> None:
+        now = asyncio.get_running_loop().time
+        began, done = now(), 0
+        while self._live:
+            due = int((now() - began) / self._step_s) + 1 if self._step_s else done + 1
+            for _ in range(due - done):
+                self._push_steps()
+            done = due
+            await asyncio.sleep(_round_up(began + done * self._step_s - now()))
+        self._ticking = None
+
+    def _push_steps(self) -> None:
+        for name, (queue, steps) in list(self._live.items()):
+            step = next(steps)
+            queue.push(step)
+            if step.finish is not None:
+                del self._live[name]
+
+
+def _round_up(seconds: float) -> float:
+    """To what timers of the event loop tell apart: it would turn round and round for less."""
+    return max(seconds, TIMER_S) if seconds > 0 else 0.0
+
+
+class FreeEntry:
+    """Admission that admits everybody at once and counts nothing."""
+
+    queued = 0
+    bounds = AdmissionLimits()
+
+    def check(self, _requester: object) -> None: ...
+
+    def count_places(self, _requester: object) -> int:
+        return 0
+
+    def enter(self, _requester: object) -> FreeEntry:
+        return self
+
+    def __enter__(self) -> FreeEntry:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    async def admit(self, _sequences: int, _tokens: int) -> None: ...
+
+    def pay(self, _tokens: int) -> None: ...
+
+    def record_served(self) -> None: ...
+
+
+class FreeAccount(Account):
+    """Knows the number of tokens only."""
+
+    def add(self, step: Step) -> None:
+        self.tokens += len(step.token_ids)
+
+
+def make_app(variant: Variant, folder: Path) -> ASGIApp:
+    """The gateway as the composition root builds it, but for what ``variant`` leaves out."""
+    if not variant.accounting:
+        generate.Account = FreeAccount  # type: ignore[misc]
+    renderer = make_renderer(variant)
+    vocabulary = Vocabulary.from_tokenizers(Renderer().tokenizer)
+    formats = ("hermes", "qwen3") if variant.parsers else (None, None)
+    gateway = Gateway(models=("demo",), created=1, settings=Settings(max_body_bytes=1 << 26))
+    gateway.keys = KeyRing(make_keys(variant)) if variant.keys else KeyRing()
+    if variant.store:
+        gateway.store = SqlResponseStore(f"sqlite:///{folder}/responses.db")
+    engine: Any = PacedEngine(scripted(TOKENS).script, WIDE, variant.step_s, variant.interval_ms)
+    limits = AdmissionLimits(running=4096, queued=4096, queued_tokens=PLENTY)
+    pipeline = Pipeline(
+        engine,
+        WIDE,
+        renderer,
+        ParserFactory(vocabulary, *formats),
+        ServedModel(("demo",), 3, True, {}),
+        SpeculationPolicy(),
+        Admission(limits) if variant.admission else FreeEntry(),  # type: ignore[arg-type]
+    )
+    stateful = [responses.router(gateway, BackgroundRuns())]
+    if not variant.observers:
+        gateway.open(pipeline)
+        return create_app(gateway, stateful=stateful)
+    telemetry = Telemetry(
+        GROUPS, TelemetrySettings(models=("demo",), lanes=("speculative", "plain"))
+    )
+    gateway.observer = telemetry
+    if variant.capture:
+        telemetry.watch_capture(open_capture(folder), renderer.decode)
+    gateway.open(replace(pipeline, engine=InstrumentedEngine(engine, telemetry)))
+    log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    app = create_app(gateway, make_routes(telemetry), stateful)
+    return TelemetryMiddleware(app, log, keep_bodies=variant.capture)
+
+
+def make_renderer(variant: Variant) -> Any:
+    if not variant.real_template:
+        return Renderer()
+    from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+    from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+
+    return VllmRenderer(make_demo_arguments())
+
+
+def make_keys(variant: Variant) -> tuple[ApiKey, ...]:
+    quota = KeyQuota("load", PLENTY, PLENTY) if variant.quota else None
+    return (ApiKey("load", hash_key(KEY), quota=quota),)
+
+
+def serve(variant: Variant, pipe: Connection) -> None:
+    """The serving process, until the other end of the pipe is closed."""
+    with tempfile.TemporaryDirectory() as folder:
+        uvloop.run(_serve(make_app(variant, Path(folder)), pipe))
+        os._exit(0)
+
+
+async def _serve(app: ASGIApp, pipe: Connection) -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    config = uvicorn.Config(
+        FastWriteMiddleware(app), log_level="error", access_log=False, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    gc.collect()
+    gc.freeze()
+    pipe.send(listener.getsockname()[1])
+    with contextlib.suppress(EOFError):
+        await asyncio.to_thread(pipe.recv)
+    server.should_exit = True
+    await serving
+
+
+class ServingProcess:
+    """One variant, in a process forked from this one before it has threads or a loop."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        fork = multiprocessing.get_context("fork")
+        self._pipe, there = fork.Pipe()
+        self._process = fork.Process(target=serve, args=(variant, there), daemon=True)
+        self._process.start()
+        there.close()
+
+    def wait_ready(self) -> None:
+        self.port = self._pipe.recv()
+        self.idle_bytes = self.rss_bytes()
+
+    def cpu_s(self) -> float:
+        return time.clock_gettime(clock_of(self._process.pid or 0))
+
+    def rss_bytes(self) -> int:
+        pages = Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()

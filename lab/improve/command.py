@@ -1,0 +1,106 @@
+"""``eaglegate improve``: tune the served draft on captured traffic and promote what is better.
+
+eaglegate improve --config FILE [--serve URL]        run the loop
+eaglegate improve --config FILE --candidate FOLDER   queue a draft of your own for it
+eaglegate improve --config FILE --stop [REASON]      stop it; --start lets it go on
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from eaglegate.engine.errors import DraftRefused
+from eaglegate.engine.speculation.drafts import find_folder
+from eaglegate.lab.improve.config import ConfigInvalid, ImproveConfig, read_config
+from eaglegate.lab.improve.ledger import Ledger
+from eaglegate.lab.improve.loop import LoopRunning, Switch, lock_state, make_loop
+
+WRONG_USAGE = 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0, 1 where another loop runs or a draft is refused, 2 for wrong usage."""
+    options = _make_argument_parser().parse_args(argv)
+    try:
+        config = read_config(options.config)
+        return _run(options, config)
+    except ConfigInvalid as error:
+        print(f"eaglegate improve: {error}", file=sys.stderr)
+        return WRONG_USAGE
+    except (LoopRunning, DraftRefused, OSError) as error:
+        print(f"eaglegate improve: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _make_argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "eaglegate improve",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--serve", metavar="URL", help="operator address of the gateway")
+    parser.add_argument("--once", action="store_true", help="end after one candidate, if any")
+    parser.add_argument("--candidate", type=Path, metavar="FOLDER", help="queue this draft")
+    parser.add_argument(
+        "--force", action="store_true", help="with --candidate: a canary whatever is compared"
+    )
+    parser.add_argument("--stop", nargs="?", const="stopped by an operator", metavar="REASON")
+    parser.add_argument("--start", action="store_true", help="let a stopped loop go on")
+    parser.add_argument(
+        "--key",
+        default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
+        help="an admin's API key [EAGLEGATE_ADMIN_API_KEY]",
+    )
+    return parser
+
+
+def _run(options: argparse.Namespace, config: ImproveConfig) -> int:
+    switch = Switch(config.state)
+    if options.stop is not None:
+        switch.turn_off(options.stop)
+        print(f"stopped: {switch.path}")
+        return 0
+    if options.start:
+        switch.turn_on()
+        print("the loop may run")
+        return 0
+    if options.candidate is not None:
+        return _queue(options, config)
+    return _run_loop(options, config)
+
+
+def _queue(options: argparse.Namespace, config: ImproveConfig) -> int:
+    """Raises DraftRefused."""
+    folder = find_folder(str(options.candidate))
+    one = Ledger(config.state / "ledger.sqlite3").add(str(folder), options.force)
+    print(f"candidate {one.id} is queued: {folder}")
+    return 0
+
+
+def _run_loop(options: argparse.Namespace, config: ImproveConfig) -> int:
+    """Raises ConfigInvalid and LoopRunning."""
+    url = options.serve or config.serve
+    if not url:
+        raise ConfigInvalid("name the gateway: --serve URL, or serve in the configuration")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s improve: %(message)s")
+    signal.signal(signal.SIGTERM, _interrupt)
+    with lock_state(config.state) as lock:
+        one = make_loop(config, url, options.key, lock).run(options.once)
+    if one is not None:
+        print(f"candidate {one.id} {one.verdict}: {one.reason}")
+    return 0
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    """End the running command, too: ``Stages.run_command`` does on its way out."""
+    raise KeyboardInterrupt

@@ -1,0 +1,110 @@
+"""The file that configures the improvement loop (docs/improve.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+DEMO_TARGET = Path(__file__).parents[2] / "engine" / "demo" / "target"
+
+
+class ConfigInvalid(ValueError):
+    """The file cannot be used; the message names the field."""
+
+
+class _Section(BaseModel):
+    """Unknown fields are errors: a misspelled setting must not become a default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WindowConfig(_Section):
+    """How much traffic makes a candidate, and which part of it judges."""
+
+    answers: Annotated[int, Field(ge=1)] = 500
+    """New answers with token ids before a draft is tuned."""
+    sessions: Annotated[int, Field(ge=5)] = 50
+    """New sessions, likewise."""
+    judge_share: Share = 0.3
+    """Share of sessions that is never trained on and judges candidates."""
+    history: Annotated[int, Field(ge=0)] = 4
+    """Earlier windows that are trained on and judged by as well."""
+    pause_s: Annotated[float, Field(ge=0)] = 0.0
+    """Least seconds between the end of one candidate and the next."""
+
+
+class TuneConfig(_Section):
+    """How ``eaglegate-train-draft`` is run."""
+
+    steps: Annotated[int, Field(ge=1)] = 200
+    keep_share: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    threads: Annotated[int, Field(ge=1)] = 1
+    nice: Annotated[int, Field(ge=0, le=19)] = 10
+    arguments: tuple[str, ...] = ()
+    """Further arguments, such as ``--batch-tokens 2048``."""
+
+
+class GateConfig(_Section):
+    """What a candidate must show on captured traffic before it meets live traffic."""
+
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("all",)
+    """Slices of the comparison that must become better: ``all``, ``workload tools``."""
+    margin: Annotated[float, Field(ge=0, lt=1)] = 0.03
+    """How much fewer tokens per step are tolerated in any other slice."""
+    depth: Annotated[int, Field(ge=1)] = 3
+    """The depth that is served."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """Answers that are compared at most."""
+    threads: Annotated[int, Field(ge=1)] = 1
+
+
+class ImproveConfig(_Section):
+    """Everything the loop needs to know. Paths are relative to the file."""
+
+    state: Path
+    """Folder of the ledger, the candidates and the stop file."""
+    capture: Path
+    """The capture folder of the gateway."""
+    serve: str | None = None
+    """Operator address of the gateway."""
+    target: Path = DEMO_TARGET
+    reference: Path | None = None
+    """A capture of traffic that must not be forgotten: trained on, and judged by."""
+    keep: Path | None = None
+    """What the draft was trained on, replayed as well: exchanges, as ``eaglegate-train-draft``
+    reads them, or a capture."""
+    key_file: Path | None = None
+    """Fernet keys of encrypted captures; windows are then encrypted, too."""
+    window: WindowConfig = WindowConfig()
+    tune: TuneConfig = TuneConfig()
+    gate: GateConfig = GateConfig()
+    canary: dict[str, float] = Field(default_factory=dict)
+    """Fields of ``POST /admin/canary``: ``slot_s``, ``max_s``, ``min_sessions``, ..."""
+    attempts: Annotated[int, Field(ge=1)] = 3
+    """Failures of a stage before the candidate is given up."""
+    poll_s: Annotated[float, Field(gt=0)] = 5.0
+
+
+def read_config(path: Path) -> ImproveConfig:
+    """Raises ConfigInvalid."""
+    try:
+        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = ImproveConfig.model_validate(content)
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigInvalid(f"{path} cannot be read: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigInvalid(f"{path}: {where}: {first['msg']}") from None
+    return _resolve(found, path.resolve().parent)
+
+
+def _resolve(config: ImproveConfig, base: Path) -> ImproveConfig:
+    names = ("state", "capture", "target", "reference", "keep", "key_file")
+    given = {name: getattr(config, name) for name in names}
+    paths = {name: base / path.expanduser() for name, path in given.items() if path is not None}
+    return config.model_copy(update=paths)

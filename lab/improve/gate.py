@@ -1,0 +1,84 @@
+"""The offline gate: what a comparison on captured traffic must show before a canary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from eaglegate.lab.improve.config import GateConfig
+
+PARENT, CANDIDATE = "parent", "candidate"
+"""Labels of the two drafts in the report of ``eaglegate drafts compare``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceFinding:
+    """Tokens per step of the candidate over those of its parent, in one slice."""
+
+    slice: str
+    target: bool
+    ratio: float | None
+    low: float | None
+    """None with too few sessions for an interval."""
+    high: float | None
+    sessions: int
+    passed: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class GateFindings:
+    """Whether the candidate may meet live traffic, and why."""
+
+    passed: bool
+    reason: str
+    slices: tuple[SliceFinding, ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def judge_comparison(report: Mapping[str, Any], rules: GateConfig) -> GateFindings:
+    """Every target slice better, no other slice beyond the margin."""
+    for label in (CANDIDATE, PARENT):
+        described = report["drafts"][label]
+        if described["refused"]:
+            reason = f"inspection refuses the {label}: {'; '.join(described['findings'][:2])}"
+            return GateFindings(False, reason)
+    pairs = report["against"]["drafts"][CANDIDATE]
+    missing = [name for name in rules.targets if name not in pairs]
+    if missing:
+        known = ", ".join(pairs)
+        return GateFindings(False, f"no judging answer is in slice '{missing[0]}'; slices: {known}")
+    found = tuple(judge_slice(name, pair["ratio"], rules) for name, pair in pairs.items())
+    failed = [one for one in found if not one.passed]
+    if failed:
+        return GateFindings(False, f"{failed[0].slice}: {failed[0].why}", found)
+    best = next(one for one in found if one.target)
+    return GateFindings(True, f"{best.slice}: {best.why}; no other slice is worse", found)
+
+
+def judge_slice(name: str, ratio: Mapping[str, Any] | None, rules: GateConfig) -> SliceFinding:
+    target = name in rules.targets
+    if ratio is None:
+        return SliceFinding(name, target, None, None, None, 0, not target, "nothing to compare")
+    value, low, high = ratio["value"], ratio["low"], ratio["high"]
+    passed, why = _decide(target, value, low, high, rules.margin)
+    return SliceFinding(name, target, value, low, high, ratio["clusters"], passed, why)
+
+
+def _decide(
+    target: bool, value: float, low: float | None, high: float | None, margin: float
+) -> tuple[bool, str]:
+    if low is None or high is None:
+        if target:
+            return False, "too few judging sessions for an interval"
+        return value >= 1 - margin, f"{value - 1:+.1%} with too few sessions for an interval"
+    span = f"{value - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})"
+    if target and low <= 1:
+        return False, f"{span} is not shown to be better"
+    if low <= 1 - margin:
+        worse = "is worse than" if high < 1 - margin else "may be worse than"
+        return False, f"{span} {worse} the margin of {margin:.0%}"
+    return True, span

@@ -1,0 +1,103 @@
+"""``eaglegate drafts log``: every candidate of the improvement loop, and how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from eaglegate.canary.effects import describe_effect
+from eaglegate.lab.improve.ledger import Candidate, Ledger
+
+HEAD = ("id", "created", "draft", "parent", "answers", "offline", "live", "verdict")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status 1 where there is no ledger, or no such candidate."""
+    options = _make_argument_parser().parse_args(argv)
+    path = options.state / "ledger.sqlite3" if options.state.is_dir() else options.state
+    if not path.is_file():
+        print(f"eaglegate drafts log: there is no ledger at {path}", file=sys.stderr)
+        return 1
+    ledger = Ledger(path)
+    found = ledger.list_candidates()
+    if options.id is not None:
+        found = [one for one in found if one.id == options.id]
+        if not found:
+            print(f"eaglegate drafts log: no candidate {options.id}", file=sys.stderr)
+            return 1
+    if options.json:
+        rows = [asdict(one) | {"events": ledger.list_events(one.id)} for one in found]
+        print(json.dumps(rows, indent=1))
+    elif options.id is not None:
+        print(format_candidate(found[0], ledger.list_events(options.id)))
+    else:
+        print("\n".join(format_table(found)))
+    return 0
+
+
+def _make_argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("eaglegate drafts log", description=__doc__)
+    parser.add_argument("state", type=Path, help="the loop's state folder")
+    parser.add_argument("id", type=int, nargs="?", help="one candidate, with all that is known")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def format_table(found: Sequence[Candidate]) -> list[str]:
+    if not found:
+        return ["no candidate yet"]
+    rows = [HEAD, *(_format_row(one) for one in found)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(HEAD))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _format_row(one: Candidate) -> tuple[str, ...]:
+    verdict = f"{one.verdict}: {one.reason}" if one.verdict else f"in progress: {one.stage}"
+    return (
+        str(one.id),
+        _format_time(one.created_at),
+        (one.fingerprint or "-")[-8:],
+        one.parent.get("fingerprint", "-")[-8:],
+        str(one.data.get("answers", "-")),
+        _format_offline(one.offline),
+        _format_live(one.live),
+        ("forced, " if one.forced else "") + verdict,
+    )
+
+
+def _format_time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+def _format_offline(offline: Mapping[str, Any]) -> str:
+    """Tokens per step of the candidate over its parent's, in the first target slice."""
+    targets = [one for one in offline.get("slices", ()) if one["target"] and one["ratio"]]
+    return f"{targets[0]['ratio'] - 1:+.1%}" if targets else "-"
+
+
+def _format_live(live: Mapping[str, Any]) -> str:
+    """The same of the canary, whose evidence is in logarithms."""
+    rows = [row for row in live.get("evidence", ()) if row["metric"] == "acceptance"]
+    return f"{math.expm1(rows[0]['mean']):+.1%}" if rows else "-"
+
+
+def format_candidate(one: Candidate, events: Sequence[Mapping[str, Any]]) -> str:
+    lines = [*format_table([one]), ""]
+    lines += [
+        f"{_format_time(event['at'])}  {event['stage']:8} {event['text']}" for event in events
+    ]
+    for row in one.offline.get("slices", ()):
+        mark = "ok  " if row["passed"] else "FAIL"
+        lines.append(f"offline {mark} {row['slice']:24} {row['why']}")
+    lines += [f"live         {describe_effect(row)}" for row in one.live.get("evidence", ())]
+    return "\n".join(lines)

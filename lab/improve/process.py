@@ -1,0 +1,76 @@
+"""The improvement loop as a child process of the gateway: ``serve --improve FILE``."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from eaglegate.lab.improve.config import ImproveConfig, read_config
+
+log = logging.getLogger(__name__)
+
+NICE = 5
+RESTART_S = 30.0
+STOP_S = 10.0
+WRONG_USAGE = 2
+PR_SET_PDEATHSIG = 1
+
+
+def become_background(nice: int) -> None:
+    """For a child before it runs: low priority, and its end with its parent's."""
+    os.nice(nice)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class ImproveProcess:
+    """Runs ``eaglegate improve`` until it is cancelled; a loop that dies is started again."""
+
+    file: Path
+    config: ImproveConfig
+    key: str | None = None
+    """An admin's API key; the environment has it, so that no process list shows it."""
+    restart_s: float = RESTART_S
+
+    async def run(self, url: str) -> None:
+        while True:
+            status = await self._run_once(url)
+            if status in (0, WRONG_USAGE):
+                log.error("the improvement loop ended with %s; it is not started again", status)
+                return
+            log.error("the improvement loop ended with %s; it is started again", status)
+            await asyncio.sleep(self.restart_s)
+
+    async def _run_once(self, url: str) -> int:
+        """Its exit status; it is ended when this is cancelled."""
+        command = ("-m", "eaglegate.server", "improve", "--config", str(self.file))
+        address = ("--serve", self.config.serve or url)
+        key = {} if self.key is None else {"EAGLEGATE_ADMIN_API_KEY": self.key}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command,
+            *address,
+            env=os.environ | key,
+            preexec_fn=lambda: become_background(NICE),
+        )
+        try:
+            return await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                try:
+                    await asyncio.wait_for(process.wait(), STOP_S)
+                except TimeoutError:
+                    process.kill()
+
+
+def open_process(file: Path, key: str | None) -> ImproveProcess:
+    """The loop that ``file`` configures. Raises ConfigInvalid."""
+    return ImproveProcess(file, read_config(file), key)

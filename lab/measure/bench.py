@@ -1,0 +1,364 @@
+"""``eaglegate bench``: settings side by side under load, taking turns in one run.
+
+Every repeat visits every load point, and at each of them every setting in turn, in an order that
+alternates, so that what disturbs the machine disturbs all. Ratios are of blocks of one repeat; the
+repeats are what intervals are made of. A journal makes a run resumable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+from tqdm import tqdm
+
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.lab.measure.counters import Counters, parse_counters
+from eaglegate.lab.measure.datasets import Session, take_block
+from eaglegate.lab.measure.figures import Block, Goal
+from eaglegate.lab.measure.load import (
+    LoadClient,
+    Target,
+    draw_arrivals,
+    draw_bursts,
+    read_arrivals,
+    run_closed,
+    run_open,
+)
+from eaglegate.lab.measure.servers import Say, Setting, describe_target, serve
+from eaglegate.lab.measure.stream import RequestResult
+
+PRIVATE = ("text", "reasoning", "tool_calls", "token_ids", "logprobs")
+"""Of a result: stays out of files."""
+
+
+class BenchError(RuntimeError):
+    """A run that cannot be made; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """A concurrency, or arrivals at a rate."""
+
+    concurrency: int = 0
+    rate: float = 0.0
+    """Sessions per second; 0 with a concurrency or a recorded trace."""
+    burstiness: float = 1.0
+    burst: int = 0
+    """Sessions that arrive at once."""
+    speed: float = 0.0
+    """Recorded arrivals, so many times as fast."""
+
+    @property
+    def name(self) -> str:
+        if self.concurrency:
+            return f"{self.concurrency}"
+        if self.speed:
+            return f"trace x{self.speed:g}"
+        shape = f" in bursts of {self.burst}" if self.burst else ""
+        return f"{self.rate:g}/s{shape}"
+
+    @property
+    def x(self) -> float:
+        return self.concurrency or self.rate or self.speed
+
+    async def send(
+        self,
+        client: LoadClient,
+        sessions: Sequence[Session],
+        seed: int,
+        report: Any,
+    ) -> float:
+        if self.concurrency:
+            return await run_closed(client, sessions, self.concurrency, report)
+        count = len(sessions)
+        if self.speed:
+            times = read_arrivals(sessions, self.speed)
+        elif self.burst:
+            times = draw_bursts(count, self.rate, self.burst)
+        else:
+            times = draw_arrivals(count, self.rate, self.burstiness, seed)
+        return await run_open(client, sessions, times, report)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """What a run does; all of it decides whether a journal belongs to it."""
+
+    settings: tuple[Setting, ...]
+    """The last one is the baseline where ``has_baseline``."""
+    has_baseline: bool
+    loads: tuple[LoadPoint, ...]
+    sessions: tuple[Session, ...]
+    requests: int
+    """In each block, about: sessions are not cut. 0: four times the concurrency, at least 8."""
+    repeats: int
+    warmup: int
+    seed: int
+    model: str = ""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    timeout_s: float = 600.0
+    goal: Goal | None = None
+    depths: tuple[int, ...] = ()
+    """Where depths of one engine are compared: all of them, rising, 0 included."""
+
+    @property
+    def baseline(self) -> Setting | None:
+        return self.settings[-1] if self.has_baseline else None
+
+    @property
+    def shares_server(self) -> bool:
+        """Settings run on one server: none must find the prompts of another in its cache."""
+        return len({setting.server for setting in self.settings}) < len(self.settings)
+
+    def take_sessions(self, load: LoadPoint, repeat: int) -> list[Session]:
+        if load.speed:
+            return sorted(self.sessions, key=lambda session: session.turns[0].at or 0.0)
+        requests = self.requests or max(8, 4 * load.concurrency)
+        return take_block(list(self.sessions), repeat, requests)
+
+    def order(self) -> Iterator[tuple[int, LoadPoint, Setting]]:
+        """The blocks in the order they are run."""
+        for repeat in range(self.repeats):
+            turn = self.settings if repeat % 2 == 0 else self.settings[::-1]
+            for load in self.loads:
+                for setting in turn:
+                    yield repeat, load, setting
+
+    def count_requests(self) -> int:
+        return sum(
+            len(session.turns)
+            for repeat, load, _ in self.order()
+            for session in self.take_sessions(load, repeat)
+        )
+
+    def digest(self) -> dict[str, Any]:
+        """What must be the same for a journal to be continued."""
+        return {
+            "settings": [
+                {"name": s.name, "url": s.url, "flags": list(s.flags), "fields": dict(s.fields)}
+                for s in self.settings
+            ],
+            "loads": [load.name for load in self.loads],
+            "sessions": [session.id for session in self.sessions],
+            "requests": self.requests,
+            "repeats": self.repeats,
+            "seed": self.seed,
+            "defaults": self.defaults,
+        }
+
+
+class Journal:
+    """Blocks that are done, a line each. No prompt and no answer is in it."""
+
+    def __init__(self, path: Path, digest: dict[str, Any], *, resume: bool) -> None:
+        self._path = path
+        self.blocks: list[Block] = []
+        if resume and path.exists():
+            self._read(digest)
+        elif path.exists():
+            raise BenchError(
+                f"{path.parent} holds a run already: --resume continues it, or give another --out"
+            )
+        else:
+            self._append({"plan": digest})
+
+    def _read(self, digest: dict[str, Any]) -> None:
+        first, *rows = _read_lines(self._path)
+        if orjson.loads(orjson.dumps(digest)) != first.get("plan"):
+            raise BenchError(
+                f"{self._path} was made with other settings: give the command it was made with "
+                "(report.json has it), or another --out"
+            )
+        self.blocks = [_read_block(row) for row in rows]
+
+    def add(self, block: Block) -> None:
+        self.blocks.append(block)
+        row = {
+            "setting": block.setting,
+            "load": block.load,
+            "number": block.number,
+            "duration": block.duration,
+            "totals": None if block.totals is None else asdict(block.totals),
+            "results": [strip_private(result) for result in block.results],
+        }
+        self._append(row)
+
+    def has(self, setting: str, load: str, number: int) -> bool:
+        return any((b.setting, b.load, b.number) == (setting, load, number) for b in self.blocks)
+
+    def _append(self, row: dict[str, Any]) -> None:
+        with self._path.open("ab") as file:
+            file.write(orjson.dumps(row) + b"\n")
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines; a last one that was cut by a kill is dropped from the file, too."""
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) != len(data):
+        path.write_bytes(whole)
+    rows = [orjson.loads(line) for line in whole.splitlines()]
+    if not rows:
+        raise BenchError(f"{path} is empty: remove it")
+    return rows
+
+
+def _read_block(row: dict[str, Any]) -> Block:
+    totals = None
+    if row["totals"] is not None:
+        counts: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in row["totals"].items()
+        }
+        totals = Totals(**counts)
+    results = tuple(RequestResult.from_json(result) for result in row["results"])
+    return Block(row["setting"], row["load"], row["number"], row["duration"], results, totals)
+
+
+def strip_private(result: RequestResult) -> dict[str, Any]:
+    return {name: value for name, value in result.to_json().items() if name not in PRIVATE}
+
+
+@asynccontextmanager
+async def open_targets(
+    plan: BenchPlan, folder: Path, say: Say
+) -> AsyncGenerator[dict[str, LoadClient], None]:
+    """A client for each setting by its name; starts the servers that are ours to start."""
+    async with AsyncExitStack() as stack:
+        urls: dict[tuple[str, tuple[str, ...]], str] = {}
+        clients: dict[str, LoadClient] = {}
+        for setting in plan.settings:
+            if setting.server not in urls:
+                urls[setting.server] = setting.url or await stack.enter_async_context(
+                    serve(setting, folder / f"serve-{len(urls)}.log", say)
+                )
+            target = await describe_target(
+                Target(
+                    urls[setting.server],
+                    plan.model,
+                    setting.fields,
+                    plan.defaults,
+                    plan.headers,
+                    plan.timeout_s,
+                )
+            )
+            if plan.depths:
+                await check_depths(target, plan.depths[-1])
+            clients[setting.name] = await stack.enter_async_context(LoadClient.open(target))
+        yield clients
+
+
+async def check_depths(target: Target, deepest: int) -> None:
+    """Raises BenchError where requests cannot bring a depth, or not one as deep."""
+    if not target.reports_steps:
+        raise BenchError(
+            f"--depths needs an eaglegate, whose requests may bring a depth; {target.url} is none"
+        )
+    async with LoadClient.open(target) as client:
+        try:
+            most = (await client.get("/ready")).json()["engine"]["num_speculative_tokens"]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return  # the warm-up asks for every depth
+    if deepest > most:
+        raise BenchError(
+            f"--depths: {target.url} drafts at most {most} tokens, not {deepest}: leave the deeper "
+            "ones out, or start it with a greater num_speculative_tokens"
+        )
+
+
+async def run_bench(
+    plan: BenchPlan, folder: Path, say: Say, *, resume: bool = False, bar: bool = True
+) -> list[Block]:
+    """All blocks, those of a resumed journal included. Raises BenchError, ServerError."""
+    journal = Journal(folder / "blocks.jsonl", plan.digest(), resume=resume)
+    left = [
+        block for block in plan.order() if not journal.has(block[2].name, block[1].name, block[0])
+    ]
+    if not left:
+        return journal.blocks
+    async with open_targets(plan, folder, say) as clients:
+        await _warm_up(plan, clients, say)
+        done = sum(len(block.results) for block in journal.blocks)
+        with tqdm(
+            total=plan.count_requests(), initial=done, unit="req", disable=not bar, smoothing=0.1
+        ) as progress:
+            for repeat, load, setting in left:
+                progress.set_description(
+                    f"{repeat + 1}/{plan.repeats} C={load.name} {setting.name}"
+                )
+                client = clients[setting.name]
+                block = await _run_block(plan, client, setting.name, load, repeat, progress)
+                journal.add(block)
+    return journal.blocks
+
+
+async def _warm_up(plan: BenchPlan, clients: dict[str, LoadClient], say: Say) -> None:
+    """Some requests to every setting, which count for nothing. Raises BenchError."""
+    for name, client in clients.items():
+        say(f"warming up {name}")
+        results: list[RequestResult] = []
+        sessions = take_block(list(plan.sessions), 0, max(1, plan.warmup))
+        most = max((load.concurrency for load in plan.loads), default=0) or 4
+        await run_closed(client, sessions, most, results.append)
+        failed = [result.error for result in results if not result.ok]
+        if len(failed) == len(results):
+            raise BenchError(f"{name} answered no request of the warm-up: {failed[0]}")
+
+
+async def _run_block(
+    plan: BenchPlan,
+    client: LoadClient,
+    setting: str,
+    load: LoadPoint,
+    repeat: int,
+    progress: Any,
+) -> Block:
+    sessions = plan.take_sessions(load, repeat)
+    results: list[RequestResult] = []
+
+    def report(result: RequestResult) -> None:
+        results.append(result)
+        progress.update()
+
+    if plan.shares_server:
+        client.cache_salt = f"{load.name} {repeat} {setting}"
+    before = await read_counters(client)
+    duration = await load.send(client, sessions, plan.seed + repeat, report)
+    after = await read_counters(client)
+    return Block(setting, load.name, repeat, duration, tuple(results), _subtract(before, after))
+
+
+async def read_counters(client: LoadClient) -> Counters | None:
+    """None where there is no /metrics."""
+    try:
+        reply = await client.get("/metrics")
+    except httpx.HTTPError:
+        return None
+    return parse_counters(reply.text) if reply.status_code == httpx.codes.OK else None
+
+
+def _subtract(before: Counters | None, after: Counters | None) -> Totals | None:
+    if before is None or after is None or (grown := after - before).reset:
+        return None
+    return grown.totals()
+
+
+def run(plan: BenchPlan, folder: Path, say: Say, *, resume: bool, bar: bool) -> list[Block]:
+    return asyncio.run(run_bench(plan, folder, say, resume=resume, bar=bar))
+
+
+def name_settings(settings: Sequence[Setting]) -> tuple[Setting, ...]:
+    """The same settings with names that differ."""
+    out: list[Setting] = []
+    for setting in settings:
+        same = sum(other.name.partition("#")[0] == setting.name for other in out)
+        out.append(replace(setting, name=f"{setting.name}#{same + 1}") if same else setting)
+    return tuple(out)

@@ -1,0 +1,299 @@
+"""The command line of ``eaglegate bench``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from eaglegate.capture.record import CaptureError
+from eaglegate.lab.measure.bench import BenchError, BenchPlan, LoadPoint, name_settings, run
+from eaglegate.lab.measure.bench_report import make_report
+from eaglegate.lab.measure.datasets import DataError, list_own_sets, load_sessions
+from eaglegate.lab.measure.depths import make_depth_settings, parse_depths
+from eaglegate.lab.measure.figures import Goal
+from eaglegate.lab.measure.replay import is_trace, read_trace
+from eaglegate.lab.measure.report import describe_run
+from eaglegate.lab.measure.servers import (
+    DEMO,
+    DEMO_DEPTH,
+    ServerError,
+    Setting,
+    demo_flags,
+    drop_speculation,
+    make_cost_scaled_demo,
+)
+
+EPILOG = """\
+What is measured: --url, or a server this starts with the flags after `--` (`eaglegate serve` flags;
+the demo without any). What it is measured against, --baseline: `none` is the same server without a
+draft, a URL another server, a JSON object the same server with these fields in every body, such as
+'{"num_speculative_tokens": 0}', and --baseline='--flag ...' the same server with more flags.
+With --depths: the depths of one server with each other, depth 0 as the baseline; without --url and
+flags it is the demo's. Definitions of every figure: docs/measure.md."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 for a whole run, 1 for one that cannot be made, 2 for wrong usage."""
+    stop_on_sigterm()
+    given, flags = _split_flags(argv)
+    options = make_parser().parse_args(given)
+    try:
+        plan = make_plan(options, flags)
+        folder = Path(options.out or time.strftime("eaglegate-bench-%Y%m%d-%H%M%S"))
+        folder.mkdir(parents=True, exist_ok=True)
+        blocks = run(plan, folder, say, resume=options.resume, bar=not options.quiet)
+    except (BenchError, CaptureError, DataError, ServerError, ValueError) as error:
+        print(f"eaglegate bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; --resume with the same --out continues", file=sys.stderr)
+        return 130
+    report = make_report(plan, blocks, describe_run("bench", argv))
+    written = report.write(folder)
+    print(report.render_text(), "", *written, sep="\n")
+    return 0
+
+
+def stop_on_sigterm() -> None:
+    """As on Ctrl-C: the servers a run has started stop with it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Leave it to SIGINT's handler: asyncio's cancels the run. An exception raised here would come
+    up in the middle of a task, and out of its group as another one."""
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(number, frame)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    given = list(argv)
+    if "--" not in given:
+        return given, []
+    at = given.index("--")
+    return given[:at], given[at + 1 :]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "eaglegate bench",
+        usage="eaglegate bench [options] [-- MODEL --serve-flags ...]",
+        description="Settings side by side under load: speed, latency, acceptance.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_argument_group("what")
+    what.add_argument(
+        "--url",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="an OpenAI-compatible server, without /v1; a second one is its baseline",
+    )
+    what.add_argument(
+        "--baseline",
+        metavar="none|URL|FIELDS|FLAGS",
+        help="measured in turn with it; without --url: none",
+    )
+    what.add_argument(
+        "--depths",
+        metavar="0,1,3",
+        help="these depths of one eaglegate, side by side: which of them pays",
+    )
+    what.add_argument("--no-baseline", action="store_true", help="measure one setting alone")
+    what.add_argument(
+        "--cost-scaled",
+        action="store_true",
+        help="the demo at 40 layers, where a target step costs what it would in life",
+    )
+    what.add_argument("--model", default="", help="the server's first model if left out")
+    add_request_arguments(parser)
+    load = parser.add_argument_group("load")
+    load.add_argument("--concurrency", default="1,4,16", help="sessions at a time: 1,4,16")
+    load.add_argument("--rate", help="sessions per second instead: 0.5,2; or trace")
+    load.add_argument(
+        "--burstiness",
+        type=float,
+        default=1.0,
+        help="with --rate: below 1 bursts, above 1 evener (gamma arrivals)",
+    )
+    load.add_argument("--burst", type=int, default=0, help="with --rate: so many arrive at once")
+    load.add_argument(
+        "--requests",
+        type=int,
+        default=0,
+        help="of a block; four times the concurrency, 8 at least, if left out",
+    )
+    load.add_argument("--repeats", type=int, default=5, help="blocks of each kind; 5 for intervals")
+    load.add_argument("--warmup", type=int, default=8, help="requests before, to each setting")
+    add_data_arguments(parser)
+    out = parser.add_argument_group("results")
+    out.add_argument(
+        "--goodput",
+        nargs="+",
+        default=[],
+        metavar="NAME:MS",
+        help="limits a request must meet: ttft:500 tpot:50 e2el:10000",
+    )
+    add_result_arguments(out)
+    return parser  # fmt: skip
+
+
+def add_request_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("requests")
+    group.add_argument(
+        "--fields", type=json.loads, default={}, metavar="JSON", help="fields laid over every body"
+    )
+    group.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        metavar="NAME: VALUE",
+        help="a header of every request, such as a key",
+    )
+    group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
+                       help="longest silence of a server")  # fmt: skip
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data")
+    group.add_argument(
+        "--data",
+        default="mixed",
+        help=f"file, folder, random:INPUT:OUTPUT, or {', '.join(list_own_sets())}",
+    )
+    group.add_argument("--category", action="append", default=[], help="this category alone")
+    group.add_argument("--sessions", type=int, help="so many of the data set")
+    group.add_argument("--max-tokens", type=int, default=128)
+    group.add_argument("--temperature", type=float, default=0.0)
+    group.add_argument("--ignore-eos", action="store_true", help="always --max-tokens long")
+    group.add_argument("--seed", type=int, default=0)  # fmt: skip
+
+
+def add_result_arguments(group: Any) -> None:
+    group.add_argument("--out", metavar="DIR", help="report.json, report.html and the journal")
+    group.add_argument("--resume", action="store_true", help="continue the run in --out")
+    group.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def make_plan(options: argparse.Namespace, flags: Sequence[str]) -> BenchPlan:
+    """Raises BenchError, DataError, ServerError and ValueError."""
+    depths = parse_depths(options.depths) if options.depths else ()
+    settings, has_baseline = choose_settings(options, flags, depths)
+    trace = Path(options.data)
+    sessions = (
+        read_trace(trace) if is_trace(trace) else load_sessions(options.data, seed=options.seed)
+    )
+    if options.rate == "trace" and not any(turn.at for s in sessions for turn in s.turns):
+        raise BenchError(f"--rate trace: {options.data} records no times; give a capture or trace")
+    if options.category:
+        sessions = [s for s in sessions if s.category in options.category]
+        if not sessions:
+            raise BenchError(f"--category {', '.join(options.category)}: the data has none of it")
+    defaults = {"temperature": options.temperature, "max_tokens": options.max_tokens}
+    return BenchPlan(
+        settings=settings,
+        has_baseline=has_baseline,
+        loads=choose_loads(options),
+        sessions=tuple(sessions[: options.sessions]),
+        requests=options.requests,
+        repeats=options.repeats,
+        warmup=options.warmup,
+        seed=options.seed,
+        model=options.model,
+        defaults=defaults | ({"ignore_eos": True} if options.ignore_eos else {}),
+        headers=parse_headers(options.header),
+        timeout_s=options.timeout,
+        goal=Goal.parse(options.goodput) if options.goodput else None,
+        depths=depths,
+    )
+
+
+def parse_headers(given: Sequence[str]) -> dict[str, str]:
+    """Raises ValueError."""
+    headers = {}
+    for line in given:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise ValueError("--header: write NAME: VALUE")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def choose_loads(options: argparse.Namespace) -> tuple[LoadPoint, ...]:
+    """Raises ValueError."""
+    if options.rate == "trace":
+        return (LoadPoint(speed=1.0),)
+    if options.rate:
+        return tuple(
+            LoadPoint(rate=float(rate), burstiness=options.burstiness, burst=options.burst)
+            for rate in options.rate.split(",")
+        )
+    return tuple(LoadPoint(concurrency=int(count)) for count in options.concurrency.split(","))
+
+
+def choose_settings(
+    options: argparse.Namespace, flags: Sequence[str], depths: Sequence[int] = ()
+) -> tuple[tuple[Setting, ...], bool]:
+    """What is measured, the baseline last. Raises BenchError, ServerError."""
+    urls = [url.rstrip("/").removesuffix("/v1") for url in options.url]
+    if urls and (flags or options.cost_scaled):
+        raise BenchError("--url measures a server that runs; leave out --cost-scaled and flags")
+    measured = [Setting(url, url, fields=options.fields) for url in urls]
+    if not urls:
+        started = _serve_flags(options, flags, depths[-1] if depths else DEMO_DEPTH)
+        measured = [Setting("speculative", flags=started, fields=options.fields)]
+    if depths:
+        if len(urls) > 1 or options.baseline or options.no_baseline:
+            raise BenchError(
+                "--depths compares depths of one server with depth 0: leave out --baseline, "
+                "--no-baseline and a second --url"
+            )
+        return make_depth_settings(depths, measured[0]), True
+    baseline = None if options.no_baseline else options.baseline or (None if urls else "none")
+    if baseline is None:
+        return name_settings(measured), len(urls) > 1
+    return name_settings([*measured, read_baseline(baseline, measured[0])]), True
+
+
+def _serve_flags(options: argparse.Namespace, flags: Sequence[str], depth: int) -> tuple[str, ...]:
+    """``depth``: of the demo."""
+    if not options.cost_scaled:
+        own = demo_flags(DEMO / "target", DEMO / "eagle3_1", num_speculative_tokens=depth)
+        return tuple(flags) or own
+    folder = make_cost_scaled_demo(say)
+    own = demo_flags(folder / "target", folder / "eagle3_1", num_speculative_tokens=depth)
+    return (*own, *flags)
+
+
+def read_baseline(text: str, measured: Setting) -> Setting:
+    """Raises BenchError, ServerError."""
+    if text == "none":
+        if measured.url:
+            raise BenchError(
+                "--baseline none needs a server this can start: give a URL that serves without a "
+                "draft, or fields, such as '{\"num_speculative_tokens\": 0}' for an eaglegate"
+            )
+        return Setting("none", flags=drop_speculation(measured.flags), fields=measured.fields)
+    if text.startswith("{"):
+        fields = {**measured.fields, **json.loads(text)}
+        return Setting(text, measured.url, measured.flags, fields)
+    if text.startswith(("http://", "https://")):
+        url = text.rstrip("/").removesuffix("/v1")
+        return Setting(url, url, fields=measured.fields)
+    if text.startswith("-") and not measured.url:
+        return Setting(text, flags=(*measured.flags, *text.split()), fields=measured.fields)
+    raise BenchError(f"--baseline {text}: write none, a URL, a JSON object of fields, or flags")

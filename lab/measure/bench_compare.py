@@ -1,0 +1,133 @@
+"""Settings of a bench, compared: ratios of the figures in its tables, and a verdict in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eaglegate.lab.measure.bench import BenchPlan
+from eaglegate.lab.measure.figures import (
+    Block,
+    compare_pooled,
+    sum_decoding,
+    sum_output,
+    sum_waiting,
+)
+from eaglegate.lab.measure.report import Conclusion, format_ratio
+from eaglegate.lab.measure.statistics import (
+    LEAST_CLUSTERS,
+    Estimate,
+    Finding,
+    Verdict,
+    judge_ratio,
+    share_level,
+)
+
+MARGIN = 0.02
+RELATIONS = {
+    Verdict.BETTER: "is faster than",
+    Verdict.WORSE: "is slower than",
+    Verdict.SAME: "is as fast as",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A setting over the baseline at one load point.
+
+    Ratios divide the pooled figures of both; they are None without an interval.
+    """
+
+    setting: str
+    baseline: str
+    load: str
+    user_speed: Estimate | None
+    throughput: Estimate | None
+    ttft: Estimate | None
+    finding: Finding
+    """Verdict on the speed per user."""
+    repeats: int
+    """Repeats that both settings have."""
+
+
+def compare_settings(plan: BenchPlan, blocks: Sequence[Block]) -> list[Comparison]:
+    """Every setting over the baseline; the intervals of a load point hold all at once."""
+    baseline = plan.baseline
+    if baseline is None:
+        return []
+    level = share_level(len(plan.settings) - 1)
+    return [
+        compare(
+            select_blocks(blocks, baseline.name, load.name),
+            select_blocks(blocks, setting.name, load.name),
+            level,
+        )
+        for load in plan.loads
+        for setting in plan.settings[:-1]
+    ]
+
+
+def select_blocks(blocks: Sequence[Block], setting: str, load: str) -> list[Block]:
+    return [block for block in blocks if (block.setting, block.load) == (setting, load)]
+
+
+def compare(base: Sequence[Block], other: Sequence[Block], level: float) -> Comparison:
+    speed, throughput, ttft = (
+        compare_pooled(base, other, measure, level)
+        for measure in (sum_decoding, sum_output, sum_waiting)
+    )
+    return Comparison(
+        setting=other[0].setting,
+        baseline=base[0].setting,
+        load=base[0].load,
+        user_speed=_require_interval(speed),
+        throughput=_require_interval(throughput),
+        ttft=_require_interval(ttft),
+        finding=judge_speed(speed),
+        repeats=len({block.number for block in base} & {block.number for block in other}),
+    )
+
+
+def judge_speed(ratio: Estimate | None) -> Finding:
+    if ratio is None:
+        return Finding(Verdict.UNKNOWN, "no answer has a speed in every setting")
+    return judge_ratio(ratio, lower_is_better=False, margin=MARGIN, unit="repeats")
+
+
+def _require_interval(ratio: Estimate | None) -> Estimate | None:
+    return ratio if ratio is not None and ratio.low is not None else None
+
+
+def conclude(comparisons: Sequence[Comparison], places: dict[str, str]) -> Conclusion | None:
+    """A sentence per comparison; None without a baseline. ``places``: its begin by load point."""
+    if not comparisons:
+        return None
+    verdicts = [found.finding.verdict for found in comparisons]
+    lines = [places[c.load] + describe_comparison(c) for c in comparisons]
+    return Conclusion(combine_verdicts(verdicts), tuple(lines))
+
+
+def combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
+    """Worse if anything is; unknown if anything is, else."""
+    for verdict in (Verdict.WORSE, Verdict.UNKNOWN, Verdict.BETTER):
+        if verdict in verdicts:
+            return verdict
+    return Verdict.SAME
+
+
+def describe_comparison(found: Comparison) -> str:
+    if found.user_speed is None:
+        return f"{found.setting} against {found.baseline}: no verdict, {found.finding.reason}"
+    speed = f"{format_ratio(found.user_speed)} tokens/s per user"
+    if found.throughput is not None:
+        speed += f", {format_ratio(found.throughput)} in total"
+    relation = RELATIONS.get(found.finding.verdict)
+    if relation is None:
+        names = f"{found.setting} against {found.baseline}"
+        return f"{names}: not enough data to tell, {speed}; give more --repeats"
+    return f"{found.setting} {relation} {found.baseline}: {speed}"
+
+
+def describe_missing(repeats: int) -> str:
+    """In the place of a ratio."""
+    return f"{repeats} of {LEAST_CLUSTERS} repeats" if repeats < LEAST_CLUSTERS else "no data"

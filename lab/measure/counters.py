@@ -1,0 +1,101 @@
+"""Speculation counters of a server, read from its /metrics before and after a run.
+
+An eaglegate's counters are exact for what was delivered, and say how often a position was drafted.
+vLLM's own (`vllm:spec_decode_*`) count what the target accepted, before a stop or a token limit
+takes its part; they do not say which drafts reached a position, so that per-position figures need a
+constant depth there. Counters are those of the whole server: other traffic shows in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from eaglegate.engine.speculation.totals import Totals
+
+SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
+POSITION = re.compile(r'position="(\d+)"')
+OUTCOME = re.compile(r'outcome="(\w+)"')
+OURS = "eaglegate_"
+VLLM = "vllm:spec_decode_num_"
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Sums over a server's series."""
+
+    source: str
+    """eaglegate, vllm, or empty: the server exports neither."""
+    values: Mapping[tuple[str, str], float]
+    """By name and by position or outcome."""
+
+    def __sub__(self, before: Counters) -> Counters:
+        """Since ``before``. A restart in between makes it meaningless, and negative."""
+        names = self.values.keys() | before.values.keys()
+        grown = {n: self.values.get(n, 0.0) - before.values.get(n, 0.0) for n in names}
+        return Counters(self.source, grown)
+
+    def value(self, name: str, label: str = "") -> int:
+        return round(self.values.get((name, label), 0.0))
+
+    def by_label(self, name: str) -> dict[str, int]:
+        return {label: round(v) for (found, label), v in self.values.items() if found == name}
+
+    def _positions(self, name: str, first: int) -> tuple[int, ...]:
+        counts = {int(label) - first: n for label, n in self.by_label(name).items() if label}
+        return tuple(counts.get(at, 0) for at in range(max(counts, default=-1) + 1))
+
+    @property
+    def reset(self) -> bool:
+        """A counter fell: the server was started again."""
+        return any(value < 0 for value in self.values.values())
+
+    def totals(self) -> Totals | None:
+        """None where the server says nothing of speculation."""
+        if self.source == "eaglegate":
+            return self._read_ours()
+        return self._read_vllm() if self.source == "vllm" else None
+
+    def _read_ours(self) -> Totals:
+        first = 1
+        return Totals(
+            tokens=self.value("completion_tokens_total"),
+            verify_steps=self.value("verify_steps_total"),
+            proposed=self.value("drafted_tokens_total"),
+            accepted=self.value("accepted_tokens_total"),
+            cut=self.value("cut_tokens_total"),
+            rejected=self.value("decode_steps_total", "rejected"),
+            undrafted=self.value("decode_steps_total", "undrafted"),
+            off=self.value("decode_steps_total", "off"),
+            accepted_at=self._positions("accepted_at_total", first),
+            proposed_at=self._positions("drafted_at_total", first),
+        )
+
+    def _read_vllm(self) -> Totals:
+        return Totals(
+            verify_steps=self.value("drafts_total"),
+            proposed=self.value("draft_tokens_total"),
+            accepted=self.value("accepted_tokens_total"),
+            accepted_at=self._positions("accepted_tokens_per_pos_total", 0),
+        )
+
+
+def parse_counters(text: str) -> Counters:
+    """From the Prometheus text format. An eaglegate's own counters go before vLLM's beside them."""
+    ours: dict[tuple[str, str], float] = defaultdict(float)
+    theirs: dict[tuple[str, str], float] = defaultdict(float)
+    for name, labels, value in SAMPLE.findall(text):
+        if name.startswith(OURS) and name.endswith("_total"):
+            ours[name.removeprefix(OURS), _find_label(labels)] += float(value)
+        elif name.startswith(VLLM) and name.endswith("_total"):
+            theirs[name.removeprefix(VLLM), _find_label(labels)] += float(value)
+    if "eaglegate_" in text:
+        return Counters("eaglegate", dict(ours))
+    return Counters("vllm" if theirs else "", dict(theirs))
+
+
+def _find_label(labels: str) -> str:
+    found = POSITION.search(labels) or OUTCOME.search(labels)
+    return found[1] if found else ""

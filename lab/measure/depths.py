@@ -1,0 +1,167 @@
+"""``eaglegate bench --depths``: the depths of one engine side by side, and which of them pays.
+
+Every depth is a setting whose requests bring it as a field; depth 0, no speculation, is the
+baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eaglegate.lab.measure.bench import BenchPlan
+from eaglegate.lab.measure.bench_compare import (
+    Comparison,
+    combine_verdicts,
+    judge_speed,
+    select_blocks,
+)
+from eaglegate.lab.measure.figures import Block, Figures, compare_pooled, sum_decoding
+from eaglegate.lab.measure.report import Conclusion, capitalise, format_ends
+from eaglegate.lab.measure.servers import DEPTH_FIELD, Setting
+from eaglegate.lab.measure.statistics import Verdict, share_level
+
+COST_TABLE = "step-costs.json"
+
+
+def parse_depths(text: str) -> tuple[int, ...]:
+    """From `0,1,3`, rising; 0 is always among them. Raises ValueError."""
+    try:
+        depths = {int(part) for part in text.split(",")}
+    except ValueError:
+        depths = {-1}
+    if min(depths) < 0 or depths == {0}:
+        raise ValueError(f"--depths {text}: write whole numbers such as 0,1,3,5,7")
+    return tuple(sorted(depths | {0}))
+
+
+def make_depth_settings(depths: Sequence[int], server: Setting) -> tuple[Setting, ...]:
+    """Depth 0 is the last one. Raises ValueError."""
+    if DEPTH_FIELD in server.fields:
+        raise ValueError(f"--depths sets {DEPTH_FIELD}: leave it out of --fields")
+    return tuple(
+        Setting(name_depth(depth), server.url, server.flags, {**server.fields, DEPTH_FIELD: depth})
+        for depth in (*depths[1:], depths[0])
+    )
+
+
+def name_depth(depth: int) -> str:
+    return f"depth {depth}"
+
+
+def conclude_depths(
+    plan: BenchPlan,
+    blocks: Sequence[Block],
+    comparisons: Sequence[Comparison],
+    places: Mapping[str, str],
+) -> Conclusion:
+    """A line per load point: which depth is best, or that none pays."""
+    found = [
+        _conclude_load(plan, blocks, [c for c in comparisons if c.load == load.name])
+        for load in plan.loads
+    ]
+    lines = [
+        capitalise(places[load.name] + line)
+        for load, (_, line) in zip(plan.loads, found, strict=True)
+    ]
+    return Conclusion(combine_verdicts([verdict for verdict, _ in found]), tuple(lines))
+
+
+def _conclude_load(
+    plan: BenchPlan, blocks: Sequence[Block], comparisons: Sequence[Comparison]
+) -> tuple[Verdict, str]:
+    known = [one for one in comparisons if one.user_speed is not None]
+    if not known:
+        return Verdict.UNKNOWN, f"no verdict: {comparisons[0].finding.reason}"
+    best = max(known, key=lambda one: one.user_speed.value if one.user_speed else 0.0)
+    assert best.user_speed is not None
+    gain = f"{best.user_speed.value:.2f}x over no speculation ({format_ends(best.user_speed)})"
+    match best.finding.verdict:
+        case Verdict.BETTER:
+            line = f"{best.setting} is best: {gain}{_describe_total(best)}"
+            return Verdict.BETTER, line + _describe_ties(plan, blocks, best, known)
+        case Verdict.UNKNOWN:
+            line = f"no depth is shown to pay: {best.setting} is at {gain}; give more --repeats"
+            return Verdict.UNKNOWN, line
+        case verdict:
+            return verdict, f"no depth pays: the best of them, {best.setting}, is at {gain}"
+
+
+def _describe_total(best: Comparison) -> str:
+    total = best.throughput
+    if total is None or total.high is None or total.high >= 1:
+        return ""
+    return f", but all users together get {total.value:.2f}x ({format_ends(total)})"
+
+
+def _describe_ties(
+    plan: BenchPlan, blocks: Sequence[Block], best: Comparison, known: Sequence[Comparison]
+) -> str:
+    """Depths that this run cannot tell from the best one."""
+    base = select_blocks(blocks, best.setting, best.load)
+    level = share_level(len(plan.settings) - 1)
+    ties = [
+        other.setting.removeprefix("depth ")
+        for other in known
+        if other is not best
+        and judge_speed(
+            compare_pooled(
+                base, select_blocks(blocks, other.setting, best.load), sum_decoding, level
+            )
+        ).verdict
+        is not Verdict.WORSE
+    ]
+    return f"; not told apart from depth {' or '.join(ties)}" if ties else ""
+
+
+def list_depth_notes(depths: Sequence[int], blocks: Sequence[Block]) -> list[str]:
+    """Depths that were asked for and not drafted."""
+    deepest = {
+        depth: max(
+            (max(result.drafted, default=0) for b in blocks if b.setting == name_depth(depth)
+             for result in b.completed),
+            default=0,
+        )
+        for depth in depths
+    }  # fmt: skip
+    return [
+        f"{name_depth(depth)}: the gateway drafted {found or 'nothing'}"
+        f"{' at most' if found else ''}: its speculation flag or a bound holds it "
+        "(GET /admin/speculation)"
+        for depth, found in deepest.items()
+        if found < depth
+    ]
+
+
+def measure_step_costs(plan: BenchPlan, blocks: Sequence[Block]) -> dict[str, Any] | None:
+    """Milliseconds of a decode step by concurrency and depth, in the format of
+    ``drafts.CostTable``; None where a place of the table has no answer, or load is no concurrency.
+    """
+    depths = plan.depths
+    rows = [
+        [_measure_step_ms(select_blocks(blocks, name_depth(k), load.name)) for k in depths]
+        for load in plan.loads
+        if load.concurrency
+    ]
+    if not rows or len(rows) < len(plan.loads) or not all(all(row) for row in rows):
+        return None
+    batches = [load.concurrency for load in plan.loads]
+    order = sorted(range(len(batches)), key=batches.__getitem__)
+    return {
+        "batches": [batches[at] for at in order],
+        "depths": list(depths),
+        "step_ms": [rows[at] for at in order],
+    }
+
+
+def _measure_step_ms(blocks: Sequence[Block]) -> float | None:
+    """A step yields one token and what it accepted."""
+    answers = [result for block in blocks for result in block.timed]
+    steps = sum(r.output_tokens - 1 - sum(r.accepted) for r in answers)
+    seconds = sum(r.decode_s for r in answers)
+    return round(seconds / steps * 1e3, 4) if steps > 0 and seconds > 0 else None
+
+
+def find_figures(figures: Sequence[Figures], load: str, depth: int) -> Figures | None:
+    named = (f for f in figures if (f.load, f.setting) == (load, name_depth(depth)))
+    return next(named, None)

@@ -1,0 +1,381 @@
+"""The arithmetic of ``eaglegate drafts compare``: from matches to acceptance, slices, time.
+
+A *walk* replays decoding at a depth K over an answer that is known: it begins after the first
+token, counts one verify step, goes on behind the tokens that step would have delivered. Acceptance
+lengths are 1 + accepted / steps over walks, as in the metrics of a server; intervals resample
+sessions. Definitions: docs/drafts-compare.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from eaglegate.capture.record import CapturedStep
+from eaglegate.lab.measure.statistics import (
+    Estimate,
+    Finding,
+    bootstrap,
+    bootstrap_ratio,
+    judge_ratio,
+)
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFacts:
+    """Where an answer belongs; ``phases`` are runs of tokens."""
+
+    id: str
+    session: str
+    workload: str
+    context: str
+    phases: tuple[tuple[str, int], ...]
+    sampled: bool
+    tokens: int
+
+    def phase_at(self) -> list[str]:
+        """By token."""
+        named = [name for name, count in self.phases for _ in range(count)]
+        return named + [named[-1] if named else "content"] * (self.tokens - len(named))
+
+
+@dataclass(slots=True)
+class Walk:
+    """One answer replayed at one depth; ``accepted_at[k]`` steps accepted draft k + 1.
+
+    Whole numbers, but for sampled drafts, which make every number an expectation.
+    """
+
+    steps: float = 0
+    accepted: float = 0
+    expected: float = 0.0
+    """Accepted drafts expected of the same steps; equals ``accepted`` for greedy answers."""
+    accepted_at: list[float] = field(default_factory=list)
+
+    @property
+    def delivered(self) -> float:
+        return self.steps + self.accepted
+
+    def add(self, accepted: int, expected: float) -> None:
+        """One verify step."""
+        self.steps += 1
+        self.accepted += accepted
+        self.expected += expected
+        for at in range(accepted):
+            self.accepted_at[at] += 1
+
+
+def walk_answer(
+    matches: Sequence[int], chances: Sequence[Sequence[float]], depth: int, phases: Sequence[str]
+) -> dict[str, Walk]:
+    """By phase of the step's first token, and all together.
+
+    The last step may have no bonus token: a step is counted as the engine does, whose drafts beyond
+    the answer's end are never accepted.
+    """
+    walks = {ALL: Walk(accepted_at=[0] * depth)}
+    position, last = 0, len(matches)
+    while position < last:
+        right = min(depth, matches[position])
+        expected = sum(chances[position][:depth])
+        phase = phases[min(position + 1, len(phases) - 1)]
+        for name in (ALL, phase):
+            walks.setdefault(name, Walk(accepted_at=[0] * depth)).add(right, expected)
+        position += right + 1
+    return walks
+
+
+def walk_sampled_drafts(
+    chances: Sequence[Sequence[float]], depth: int, phases: Sequence[str]
+) -> dict[str, Walk]:
+    """The same for sampled drafts: expected over all ways to step through the answer.
+
+    ``chances``: by position and depth, that the draft is accepted given those before it. A step
+    begins at a position with a probability, which flows on to where it may end.
+    """
+    walks = {ALL: Walk(accepted_at=[0.0] * depth)}
+    last = len(chances)
+    begins = [1.0, *[0.0] * (last + depth)]
+    for position in range(last):
+        phase = phases[min(position + 1, len(phases) - 1)]
+        reaches = [begins[position]]
+        for at in range(depth):
+            accepted = reaches[-1] * chances[position][at]
+            begins[position + at + 1] += reaches[-1] - accepted
+            reaches.append(accepted)
+        begins[position + depth + 1] += reaches[-1]
+        for name in (ALL, phase):
+            walk = walks.setdefault(name, Walk(accepted_at=[0.0] * depth))
+            walk.steps += reaches[0]
+            walk.accepted += sum(reaches[1:])
+            walk.expected += sum(reaches[1:])
+            for at, reach in enumerate(reaches[1:]):
+                walk.accepted_at[at] += reach
+    return walks
+
+
+def walk_captured(
+    steps: Iterable[CapturedStep], depth: int, phases: Sequence[str]
+) -> dict[str, Walk]:
+    """The verify steps that an engine recorded of one answer, in the form of ``walk_answer``."""
+    known = list(steps)
+    walks = {ALL: Walk(accepted_at=[0] * depth)}
+    position = len(phases) - sum(step.delivered for step in known)
+    for step in known:
+        if step.drafted:
+            phase = phases[min(position, len(phases) - 1)]
+            for name in (ALL, phase):
+                walk = walks.setdefault(name, Walk(accepted_at=[0] * depth))
+                walk.add(step.accepted, float(step.accepted))
+        position += step.delivered
+    return walks
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Measured step times of an engine, by sequences in the batch and by depth."""
+
+    batches: tuple[float, ...]
+    depths: tuple[float, ...]
+    step_ms: tuple[tuple[float, ...], ...]
+    source: str = ""
+
+    @classmethod
+    def parse(cls, row: Mapping[str, Any], source: str) -> CostTable:
+        """From a table, or from the answer of ``GET /admin/speculation`` that holds one.
+
+        Raises ValueError.
+        """
+        planner = row.get("planner")
+        if isinstance(planner, Mapping):
+            row = planner.get("cost", {}).get("table") or {}
+        try:
+            table = cls(
+                tuple(map(float, row["batches"])),
+                tuple(map(float, row["depths"])),
+                tuple(tuple(map(float, line)) for line in row["step_ms"]),
+                source,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{source}: a cost table needs batches, depths, step_ms: {error}"
+            ) from None
+        shape = {len(line) for line in table.step_ms}
+        rising = all(sorted(set(axis)) == list(axis) for axis in (table.batches, table.depths))
+        if len(table.step_ms) != len(table.batches) or shape != {len(table.depths)} or not rising:
+            raise ValueError(
+                f"{source}: step_ms needs one row per batch and one column per depth, both rising"
+            )
+        return table
+
+    def step_time(self, batch: float, depth: float) -> float:
+        """Milliseconds, linear between what was measured. Raises ValueError beyond it."""
+        if not self.depths[0] <= depth <= self.depths[-1]:
+            raise ValueError(
+                f"{self.source} measured depths {self.depths[0]:g} to {self.depths[-1]:g}"
+            )
+        if not self.batches[0] <= batch <= self.batches[-1]:
+            raise ValueError(
+                f"{self.source} measured batches of {self.batches[0]:g} to {self.batches[-1]:g}"
+            )
+        columns = [np.interp(depth, self.depths, line) for line in self.step_ms]
+        return float(np.interp(batch, self.batches, columns))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReplay:
+    """One draft on one answer."""
+
+    facts: AnswerFacts
+    walks: Mapping[int, Mapping[str, Walk]]
+    """By depth, then by phase."""
+
+
+def estimate_length(found: Iterable[tuple[str, Walk]], expected: bool = False) -> Estimate | None:
+    """Acceptance length with its interval, clustered by session."""
+    pairs = [(session, walk) for session, walk in found if walk.steps]
+    accepted = [walk.expected if expected else float(walk.accepted) for _, walk in pairs]
+    steps = [float(walk.steps) for _, walk in pairs]
+    ratio = bootstrap_ratio(accepted, steps, [session for session, _ in pairs])
+    return None if ratio is None else ratio.transform(lambda value: 1 + value)
+
+
+Select = Callable[[AnswerFacts], bool]
+
+
+def list_slices(facts: Iterable[AnswerFacts]) -> dict[str, Select]:
+    """All, every workload, and every context bucket of several."""
+    known = list(facts)
+    slices: dict[str, Select] = {ALL: lambda _: True}
+    for name in sorted({one.workload for one in known}):
+        slices[f"workload {name or '-'}"] = lambda one, name=name: one.workload == name  # type: ignore[misc]
+    for name in sorted({one.context for one in known}):
+        slices[f"context {name or '-'}"] = lambda one, name=name: one.context == name  # type: ignore[misc]
+    return slices
+
+
+def summarise_draft(
+    observations: Sequence[DraftReplay], depths: Sequence[int], cost: CostTable | None, batch: float
+) -> dict[str, Any]:
+    """Acceptance by slice, phase, depth and position, with intervals; predicted time per token."""
+    out: dict[str, Any] = {"slices": {}, "phases": {}, "positions": {}, "time_per_token_ms": {}}
+    for name, belongs in list_slices(one.facts for one in observations).items():
+        chosen = [one for one in observations if belongs(one.facts)]
+        out["slices"][name] = {depth: _length(chosen, depth, ALL) for depth in depths}
+    phases = sorted({name for one in observations for name in one.walks[depths[-1]]} - {ALL})
+    for name in phases:
+        out["phases"][name] = {depth: _length(observations, depth, name) for depth in depths}
+    out["expected"] = {depth: _length(observations, depth, ALL, expected=True) for depth in depths}
+    out["positions"] = estimate_positions(observations, depths[-1])
+    if cost is not None:
+        for depth in depths:
+            length = out["slices"][ALL][depth]
+            out["time_per_token_ms"][depth] = length and predict_time(length, cost, batch, depth)
+    return out
+
+
+def _length(
+    observations: Iterable[DraftReplay], depth: int, phase: str, expected: bool = False
+) -> Estimate | None:
+    found = (
+        (one.facts.session, one.walks[depth][phase])
+        for one in observations
+        if phase in one.walks[depth]
+    )
+    return estimate_length(found, expected)
+
+
+def predict_time(length: Estimate, cost: CostTable, batch: float, depth: int) -> Estimate:
+    """Step time over tokens per step; the interval is that of the acceptance length alone."""
+    step = cost.step_time(batch, depth)
+    low, high = length.low, length.high
+    return Estimate(
+        step / length.value,
+        None if high is None else step / high,
+        None if low is None else step / low,
+        length.level,
+        length.observations,
+        length.clusters,
+    )
+
+
+def estimate_positions(
+    observations: Sequence[DraftReplay], depth: int
+) -> list[dict[str, Estimate | None]]:
+    """By position: accepted of all steps, and accepted of the steps that reached it."""
+    walks = [(one.facts.session, one.walks[depth][ALL]) for one in observations]
+    sessions = [session for session, _ in walks]
+    rows = []
+    for at in range(depth):
+        accepted = [float(walk.accepted_at[at]) for _, walk in walks]
+        reached = [float(walk.accepted_at[at - 1] if at else walk.steps) for _, walk in walks]
+        steps = [float(walk.steps) for _, walk in walks]
+        rows.append(
+            {
+                "accepted": bootstrap_ratio(accepted, steps, sessions),
+                "conditional": bootstrap_ratio(accepted, reached, sessions),
+            }
+        )
+    return rows
+
+
+def compare_pair(
+    base: Sequence[DraftReplay], other: Sequence[DraftReplay], depth: int
+) -> dict[str, dict[str, Any]]:
+    """By slice: tokens per step of ``other`` over those of ``base``, paired by answer."""
+    by_id = {one.facts.id: one for one in other}
+    out: dict[str, dict[str, Any]] = {}
+    for name, belongs in list_slices(one.facts for one in base).items():
+        pairs = [
+            (one, by_id[one.facts.id])
+            for one in base
+            if belongs(one.facts) and one.facts.id in by_id and one.walks[depth][ALL].steps
+        ]
+        ratio = _pool_ratio([one for one, _ in pairs], [two for _, two in pairs], depth)
+        finding: Finding = judge_ratio(ratio, lower_is_better=False)
+        out[name] = {"ratio": ratio, "verdict": finding.verdict.value, "reason": finding.reason}
+    return out
+
+
+def _pool_ratio(
+    base: Sequence[DraftReplay], other: Sequence[DraftReplay], depth: int
+) -> Estimate | None:
+    """Of tokens over verify steps, both summed over answers: a long answer weighs as it costs."""
+    walks = [[one.walks[depth][ALL] for one in side] for side in (base, other)]
+    columns = [
+        [float(count) for count in counts]
+        for side in walks
+        for counts in ([walk.delivered for walk in side], [walk.steps for walk in side])
+    ]
+    return bootstrap(
+        columns,
+        lambda sums: sums[:, 2] / sums[:, 3] * sums[:, 1] / sums[:, 0],
+        [one.facts.session for one in base],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLength:
+    """Acceptance length of one slice or phase: as served, as predicted for the same requests."""
+
+    live: Estimate | None
+    predicted: Estimate | None
+    difference: Estimate | None
+    """Live less predicted; requests are paired, sessions resampled."""
+
+    @property
+    def is_inside(self) -> bool | None:
+        """The live length lies within the predicted interval; None without one."""
+        if self.live is None or self.predicted is None or self.predicted.low is None:
+            return None
+        assert self.predicted.high is not None
+        return self.predicted.low <= self.live.value <= self.predicted.high
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "live": self.live,
+            "predicted": self.predicted,
+            "difference": self.difference,
+            "inside": self.is_inside,
+        }
+
+
+def compare_served(
+    served: Sequence[DraftReplay], predicted: Sequence[DraftReplay], depth: int
+) -> dict[str, ServedLength]:
+    """By slice and phase, over the answers that are in both."""
+    by_id = {one.facts.id: one for one in predicted}
+    pairs = [(one, by_id[one.facts.id]) for one in served if one.facts.id in by_id]
+    if not pairs:
+        return {}
+    out = {
+        name: _compare_lengths([pair for pair in pairs if belongs(pair[0].facts)], depth, ALL)
+        for name, belongs in list_slices(one.facts for one, _ in pairs).items()
+    }
+    phases = {name for pair in pairs for one in pair for name in one.walks[depth]} - {ALL}
+    return out | {f"phase {name}": _compare_lengths(pairs, depth, name) for name in sorted(phases)}
+
+
+def _compare_lengths(
+    pairs: Sequence[tuple[DraftReplay, DraftReplay]], depth: int, phase: str
+) -> ServedLength:
+    none = Walk()
+    rows = [
+        (one.walks[depth].get(phase, none), two.walks[depth].get(phase, none)) for one, two in pairs
+    ]
+    sums = [(a.accepted, a.steps, b.accepted, b.steps) for a, b in rows]
+    sessions = [one.facts.session for one, _ in pairs]
+    return ServedLength(
+        _length((one for one, _ in pairs), depth, phase),
+        _length((two for _, two in pairs), depth, phase),
+        bootstrap(
+            list(zip(*sums, strict=True)),
+            lambda sums: sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3],
+            sessions,
+        ),
+    )

@@ -1,0 +1,220 @@
+"""Captured answers that drafts are unrolled over, and what came of it.
+
+Results are rows of a file, one per answer and draft, from which an interrupted run goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eaglegate.capture.record import CapturedChoice, CaptureRecord
+from eaglegate.engine.speculation.drafts import fingerprint_draft
+from eaglegate.engine.speculation.inspection import SpeculationReport
+from eaglegate.lab.measure.drafts import (
+    AnswerFacts,
+    DraftReplay,
+    Walk,
+    walk_answer,
+    walk_captured,
+    walk_sampled_drafts,
+)
+
+PROBABILISTIC = "probabilistic"
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
+
+
+class CompareError(ValueError):
+    """The comparison cannot be made; the message says why."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One captured answer that can be unrolled."""
+
+    facts: AnswerFacts
+    prompt: tuple[int, ...]
+    choice: CapturedChoice
+    sampling: Mapping[str, Any]
+    draft: str
+    """Fingerprint of the draft that served it."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """``report`` is the inspection's; a draft with errors takes no part."""
+
+    label: str
+    folder: Path
+    fingerprint: str
+    report: SpeculationReport
+
+
+def read_answers(
+    records: Iterator[CaptureRecord], limit: int | None = None, *, drafts_sampled: bool = False
+) -> tuple[list[Answer], int]:
+    """What can be unrolled, and how many answers cannot.
+
+    Where drafts are sampled, the target's probabilities count, which penalties change.
+    """
+    found: list[Answer] = []
+    left_out = 0
+    for record in records:
+        for number, choice in enumerate(record.choices):
+            prompt = record.prompts[choice.prompt].token_ids
+            held = bool(record.constraint)  # the grammar cuts drafts, which is not replayed
+            held = held or (drafts_sampled and not record.greedy and has_penalties(record.sampling))
+            if held or prompt is None or choice.token_ids is None or len(choice.token_ids) < 2:
+                left_out += 1
+                continue
+            if limit is not None and len(found) >= limit:
+                return found, left_out
+            facts = AnswerFacts(
+                f"{record.id}/{number}",
+                record.cluster,
+                record.workload,
+                record.context,
+                choice.phases,
+                not record.greedy,
+                len(choice.token_ids),
+            )
+            found.append(Answer(facts, prompt, choice, record.sampling, record.draft))
+    return found, left_out
+
+
+class Results:
+    """What was unrolled of one draft, kept in a file from which a run goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.by_id: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            for line in path.read_bytes().split(b"\n"):
+                try:
+                    row = json.loads(line)
+                    self.by_id[row["id"]] = row
+                except (ValueError, KeyError, TypeError):
+                    continue
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.by_id[row["id"]] = row
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("\n" + json.dumps(row, separators=(",", ":")))
+
+    def drift(self, found: Sequence[Answer]) -> dict[str, list[float]]:
+        """Means over positions by measure and depth."""
+        from eaglegate.lab.training.drift import MEASURES
+
+        rows = [self.by_id[one.facts.id] for one in found if one.facts.id in self.by_id]
+        count = sum(len(row["matches"] or row["chances"]) for row in rows) or 1
+        return {
+            name: [
+                round(sum(row["drift"][at][depth] for row in rows) / count, 4)
+                for depth in range(len(rows[0]["drift"][at]))
+            ]
+            for at, name in enumerate(MEASURES)
+            if rows
+        }
+
+
+def unroll_all(
+    options: argparse.Namespace, fit: Sequence[Contestant], found: Sequence[Answer]
+) -> dict[str, Results]:
+    """Of every draft, by label. Raises CompareError."""
+    results = {one.label: Results(find_results(options, one)) for one in fit}
+    todo = [
+        one for one in found if any(one.facts.id not in known.by_id for known in results.values())
+    ]
+    if todo:
+        _unroll_todo(options, fit, todo, results)
+    return results
+
+
+def find_results(options: argparse.Namespace, one: Contestant) -> Path:
+    """The file; its name says everything that the rows depend on."""
+    parts = ["unrolled", fingerprint_draft(options.target), one.fingerprint, str(options.depth)]
+    parts += [PROBABILISTIC] if options.draft_sample_method == PROBABILISTIC else []
+    return Path(options.out) / f"{'-'.join(parts)}.jsonl"
+
+
+def _unroll_todo(
+    options: argparse.Namespace,
+    fit: Sequence[Contestant],
+    todo: Sequence[Answer],
+    results: Mapping[str, Results],
+) -> None:
+    try:
+        import torch
+
+        from eaglegate.lab.training.progress import Clock
+        from eaglegate.lab.training.unrolling import (
+            DraftHead,
+            TargetModel,
+            Trajectory,
+            unroll_answers,
+        )
+    except ImportError as error:
+        raise CompareError(f"needs {error.name}: pip install 'eaglegate[train]'") from error
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    target = TargetModel.load(options.target)
+    heads = [DraftHead.load(one.label, one.folder, target) for one in fit]
+    clock = Clock(len(todo), 0)
+    for number, one in enumerate(todo, 1):
+        missing = [head for head in heads if one.facts.id not in results[head.name].by_id]
+        sampling = _sampling(one) | {"drafts_sampled": options.draft_sample_method == PROBABILISTIC}
+        trajectory = Trajectory(one.prompt, one.choice.token_ids or (), **sampling)
+        for label, unrolled in unroll_answers(target, missing, trajectory, options.depth):
+            row = {"id": one.facts.id, "matches": unrolled.matches, "drift": unrolled.drift}
+            if trajectory.temperature > 0:
+                row["chances"] = [[round(p, 5) for p in line] for line in unrolled.chances]
+            results[label].add(row)
+        print(f"\r{clock.at(number)}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+
+
+def has_penalties(sampling: Mapping[str, Any]) -> bool:
+    return any(name in sampling for name in PENALTIES)
+
+
+def _sampling(answer: Answer) -> dict[str, Any]:
+    """What the engine sampled from. With penalties or a bias, matches alone are counted."""
+    given = answer.sampling
+    if not answer.facts.sampled or has_penalties(given):
+        return {}
+    sampling = {"temperature": float(given.get("temperature", 1.0))}
+    return sampling | {name: given[name] for name in ("top_k", "top_p", "min_p") if name in given}
+
+
+def observe(found: Sequence[Answer], results: Results, depths: Sequence[int]) -> list[DraftReplay]:
+    return [
+        DraftReplay(one.facts, walk_row(results.by_id[one.facts.id], one.facts.phase_at(), depths))
+        for one in found
+    ]
+
+
+def walk_row(
+    row: Mapping[str, Any], phases: Sequence[str], depths: Sequence[int]
+) -> dict[int, dict[str, Walk]]:
+    matches = row["matches"]
+    if not matches:
+        return {depth: walk_sampled_drafts(row["chances"], depth, phases) for depth in depths}
+    chances = row.get("chances") or [
+        [float(at < right) for at in range(depths[-1])] for right in matches
+    ]
+    return {depth: walk_answer(matches, chances, depth, phases) for depth in depths}
+
+
+def observe_served(answers: Sequence[Answer], depth: int) -> list[DraftReplay]:
+    """What the engine recorded of answers that it drafted this deep."""
+    return [
+        DraftReplay(
+            one.facts, {depth: walk_captured(one.choice.steps, depth, one.facts.phase_at())}
+        )
+        for one in answers
+    ]

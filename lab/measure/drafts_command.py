@@ -1,0 +1,280 @@
+"""``eaglegate drafts compare``: which draft suits the captured traffic, without serving any.
+
+eaglegate drafts compare CAPTURE --draft old=DIR --draft new=DIR [--target MODEL] --out FOLDER
+
+The target reads every captured answer once, and every draft is unrolled at every position of it.
+Interrupted, the same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from eaglegate.capture.files import add_key_file_argument, load_cipher, read_records
+from eaglegate.capture.record import CaptureError
+from eaglegate.engine.speculation.drafts import fingerprint_draft
+from eaglegate.engine.speculation.inspection import inspect_draft
+from eaglegate.lab.measure.drafts import (
+    CostTable,
+    DraftReplay,
+    compare_pair,
+    compare_served,
+    summarise_draft,
+)
+from eaglegate.lab.measure.drafts_answers import (
+    PROBABILISTIC,
+    Answer,
+    CompareError,
+    Contestant,
+    Results,
+    observe,
+    observe_served,
+    read_answers,
+    unroll_all,
+)
+from eaglegate.lab.measure.drafts_report import DraftsReport
+from eaglegate.lab.measure.report import describe_run
+
+DEPTH = 7
+DEMO = Path(__file__).parents[2] / "engine" / "demo"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 for a comparison, 1 where none can be made, 2 for wrong usage."""
+    if not argv or argv[0] != "compare":
+        wrong = bool(argv) and argv[0] not in ("-h", "--help")
+        print("usage: eaglegate drafts compare CAPTURE --draft [LABEL=]FOLDER ... --out FOLDER")
+        print("       eaglegate drafts log STATE [ID]")
+        return 2 if wrong else 0
+    options = make_parser().parse_args(argv[1:])
+    try:
+        write_report(compare(options), argv)
+    except (CompareError, CaptureError, OSError, ValueError) as error:
+        print(f"eaglegate drafts: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def write_report(made: Tournament, argv: Sequence[str]) -> None:
+    """To its folder, and to the terminal. Raises OSError."""
+    folder = made.options.out
+    report = DraftsReport(describe_run("drafts", argv), summarise(made))
+    report.write(folder)
+    print(report.render_text())
+    print(f"\n{folder}/report.json\n{folder}/report.html")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "eaglegate drafts compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("capture", type=Path, metavar="CAPTURE", help="a capture file or folder")
+    parser.add_argument("--draft", action="append", required=True, metavar="[LABEL=]FOLDER")
+    parser.add_argument("--target", type=Path, default=DEMO / "target", help="default: the demo")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument(
+        "--depth", type=int, help="deepest K to unroll (default: that of the step costs, or 7)"
+    )
+    parser.add_argument("--limit", type=int, help="answers to read, from the first on")
+    add_key_file_argument(parser)
+    costs = parser.add_mutually_exclusive_group()
+    costs.add_argument(
+        "--cost-table",
+        type=Path,
+        metavar="FILE",
+        help="step costs: step-costs.json of `eaglegate bench --depths`, an answer of GET "
+        '/admin/speculation, or {"batches": [...], "depths": [...], "step_ms": [[...]]}',
+    )
+    costs.add_argument("--url", help="a gateway with --depth auto: the step costs it has learnt")
+    parser.add_argument(
+        "--key",
+        default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
+        help="an admin's API key for --url [EAGLEGATE_ADMIN_API_KEY]",
+    )
+    parser.add_argument("--batch", type=float, default=1.0, help="sequences at a time (costs)")
+    parser.add_argument(
+        "--draft-sample-method",
+        choices=("greedy", PROBABILISTIC),
+        default="greedy",
+        help="as in the engine's --speculative-config (default: %(default)s)",
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads; default: all cores")
+    return parser
+
+
+@dataclass(frozen=True)
+class Tournament:
+    """What was unrolled; ``fit`` are the drafts that take part."""
+
+    options: argparse.Namespace
+    contestants: Sequence[Contestant]
+    found: Sequence[Answer]
+    left_out: int
+    cost: CostTable | None
+    results: Mapping[str, Results]
+
+    @property
+    def fit(self) -> list[Contestant]:
+        return [one for one in self.contestants if not one.report.errors]
+
+    @property
+    def depths(self) -> list[int]:
+        return list(range(1, self.options.depth + 1))
+
+    def observe(self, label: str) -> list[DraftReplay]:
+        return observe(self.found, self.results[label], self.depths)
+
+
+def compare(options: argparse.Namespace) -> Tournament:
+    """Raises CompareError."""
+    cost = read_costs(options)
+    if options.depth is None:
+        options.depth = int(cost.depths[-1]) if cost else DEPTH
+    if options.depth < 1:
+        raise CompareError(f"--depth must be at least 1; given {options.depth}")
+    if cost is not None:
+        cost.step_time(options.batch, options.depth)  # refused now, not after an hour
+    contestants = [inspect(text, options.target, options.depth) for text in options.draft]
+    if len({one.label for one in contestants}) < len(contestants):
+        raise CompareError("two drafts have the same label: write LABEL=FOLDER")
+    records = read_records(options.capture, load_cipher(options.key_file))
+    drafts_sampled = options.draft_sample_method == PROBABILISTIC
+    found, left_out = read_answers(records, options.limit, drafts_sampled=drafts_sampled)
+    if not found:
+        raise CompareError(
+            f"{options.capture}: no answer of two tokens or more has its token ids "
+            f"({left_out} left out): capture with --capture-mode full"
+        )
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = unroll_all(options, [one for one in contestants if not one.report.errors], found)
+    return Tournament(options, contestants, found, left_out, cost, results)
+
+
+def read_costs(options: argparse.Namespace) -> CostTable | None:
+    """None where none are asked for. Raises CompareError, OSError, ValueError."""
+    if options.cost_table is not None:
+        row = json.loads(options.cost_table.read_text(encoding="utf-8"))
+        return CostTable.parse(row, str(options.cost_table))
+    if options.url is None:
+        return None
+    url = options.url.rstrip("/").removesuffix("/v1")
+    row = fetch_planning(f"{url}/admin/speculation", options.key)
+    if not row.get("planner", {}).get("cost", {}).get("table"):
+        raise CompareError(
+            f"{url} has learnt no step costs: it does not choose depths itself, as one engine with "
+            "--depth auto does. Measure them: `eaglegate bench --depths` writes step-costs.json"
+        )
+    return CostTable.parse(row, url)
+
+
+def fetch_planning(url: str, key: str | None) -> Mapping[str, Any]:
+    """Raises CompareError."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(url, headers=headers, timeout=30, trust_env=False)
+        row = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise CompareError(f"--url: no step costs from {url}: {error}") from None
+    if answer.status_code != httpx.codes.OK or not isinstance(row, dict):
+        raise CompareError(f"--url: {url} answered {answer.status_code}: {answer.text[:300]}")
+    return row
+
+
+def summarise(made: Tournament) -> dict[str, Any]:
+    """Everything that ``report.json`` says beside the run."""
+    options, fit = made.options, made.fit
+    observed = {one.label: made.observe(one.label) for one in fit}
+    return {
+        "capture": str(options.capture),
+        "target": str(options.target),
+        "answers": len(made.found),
+        "sampled": sum(one.facts.sampled for one in made.found),
+        "left_out": made.left_out,
+        "sessions": len({one.facts.session for one in made.found}),
+        "draft_sample_method": options.draft_sample_method,
+        "depths": made.depths,
+        "cost_table": made.cost.source if made.cost else None,
+        "batch": options.batch,
+        "plain_ms": find_plain_ms(made.cost, options.batch),
+        "drafts": {
+            one.label: describe(one)
+            | (summarise_one(made, observed[one.label], one) if one in fit else {})
+            for one in made.contestants
+        },
+        "against": {
+            "base": fit[0].label if fit else None,
+            "depth": made.depths[-1],
+            "drafts": {
+                one.label: compare_pair(
+                    observed[fit[0].label], observed[one.label], made.depths[-1]
+                )
+                for one in fit[1:]
+            },
+        },
+        "live": list_live(made.found, fit, observed),
+    }
+
+
+def find_plain_ms(cost: CostTable | None, batch: float) -> float | None:
+    """Milliseconds of a step without drafts; None where the costs do not say."""
+    return cost.step_time(batch, 0) if cost is not None and cost.depths[0] == 0 else None
+
+
+def summarise_one(
+    made: Tournament, observed: Sequence[DraftReplay], one: Contestant
+) -> dict[str, Any]:
+    drift = made.results[one.label].drift(made.found)
+    return summarise_draft(observed, made.depths, made.cost, made.options.batch) | {"drift": drift}
+
+
+def inspect(text: str, target: Path, depth: int) -> Contestant:
+    """Raises CompareError."""
+    label, named, folder = text.partition("=")
+    path = Path(folder if named else label)
+    if not path.exists():
+        raise CompareError(f"--draft {text}: there is no folder {path}")
+    config = {"method": "eagle3", "model": str(path), "num_speculative_tokens": depth}
+    report = inspect_draft(target, config)
+    fingerprint = "" if report.errors else fingerprint_draft(path)
+    return Contestant(label if named else path.name, path, fingerprint, report)
+
+
+def describe(one: Contestant) -> dict[str, Any]:
+    return {
+        "folder": str(one.folder),
+        "fingerprint": one.fingerprint,
+        "method": one.report.method,
+        "findings": [f"{finding}" for finding in one.report.findings],
+        "refused": bool(one.report.errors),
+    }
+
+
+def list_live(
+    found: Sequence[Answer], fit: Sequence[Contestant], observed: Mapping[str, list[DraftReplay]]
+) -> list[dict[str, Any]]:
+    """What the capture recorded of drafts that take part, beside their prediction on the same
+    answers at the same depth."""
+    rows = []
+    for one in fit:
+        by_depth: dict[int, list[Answer]] = {}
+        for answer in found:
+            deepest = max((step.drafted for step in answer.choice.steps), default=0)
+            if answer.draft == one.fingerprint and deepest:
+                by_depth.setdefault(deepest, []).append(answer)
+        for depth, answers in sorted(by_depth.items()):
+            unrolled = [walk for walk in observed[one.label] if depth in walk.walks]
+            slices = compare_served(observe_served(answers, depth), unrolled, depth)
+            if slices:
+                rows.append({"draft": one.label, "depth": depth, "slices": slices})
+    return rows

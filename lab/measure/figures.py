@@ -1,0 +1,301 @@
+"""Figures of a set of results: latencies, throughput, goodput, acceptance.
+
+The formulas are those of `vllm bench serve` and AIPerf where they define the same figure; docs/
+measure.md has the table. Every figure takes results, and where it has an interval, the blocks of
+the run they came from: results of one block share what else the machine did at that time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.lab.measure.statistics import LEVEL, Estimate, Summary, estimate_product, summarise
+from eaglegate.lab.measure.stream import RequestResult
+
+MS = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Results of one load point of one setting, sent in one go."""
+
+    setting: str
+    load: str
+    number: int
+    duration: float
+    results: tuple[RequestResult, ...]
+    totals: Totals | None = None
+    """Of the server's counters in this time."""
+    shared: frozenset[str] | None = None
+    """The answers that have a speed in every setting; None where settings are not compared."""
+
+    @property
+    def completed(self) -> list[RequestResult]:
+        return [result for result in self.results if result.ok and not result.left]
+
+    @property
+    def timed(self) -> list[RequestResult]:
+        """Answers whose speed counts: of two tokens or more, not delivered together by a stall,
+        and where settings are compared, none that another setting lacks."""
+        known = [r for r in self.completed if r.tpot is not None and not r.is_bunched]
+        return [r for r in known if self.shared is None or r.id in self.shared]
+
+
+def share_answers(blocks: Sequence[Block]) -> list[Block]:
+    """The same blocks, timed by the answers that all settings have of a load and a repeat.
+
+    A setting without a single speed at a load takes no part there.
+    """
+    groups: dict[tuple[str, int], list[Block]] = defaultdict(list)
+    taking_part = {(block.setting, block.load) for block in blocks if block.timed}
+    for block in blocks:
+        if (block.setting, block.load) in taking_part:
+            groups[block.load, block.number].append(block)
+    common = {
+        place: frozenset.intersection(*(frozenset(r.id for r in b.timed) for b in group))
+        for place, group in groups.items()
+    }
+    return [replace(b, shared=common.get((b.load, b.number), frozenset())) for b in blocks]
+
+
+Sums = tuple[float, float]
+
+
+def sum_decoding(block: Block) -> Sums:
+    """Tokens after the first of timed answers, and the seconds they took: tokens/s per user."""
+    tokens = sum(result.output_tokens - 1 for result in block.timed)
+    return float(tokens), sum(result.decode_s for result in block.timed)
+
+
+def sum_output(block: Block) -> Sums:
+    """Output tokens, and the seconds of the block: tokens/s of all users."""
+    return float(sum(result.output_tokens for result in block.completed)), block.duration
+
+
+def sum_waiting(block: Block) -> Sums:
+    """Seconds to the first token, and answers that have one: mean TTFT."""
+    times = [result.ttft for result in block.completed if result.ttft]
+    return sum(times), float(len(times))
+
+
+def estimate_pooled(blocks: Sequence[Block], measure: Callable[[Block], Sums]) -> Estimate | None:
+    """Sum over sum, of all blocks."""
+    sums = [found for block in blocks if (found := measure(block))[1] > 0]
+    return estimate_product(list(zip(*sums, strict=True)), (1, -1))
+
+
+def compare_pooled(
+    base: Sequence[Block],
+    other: Sequence[Block],
+    measure: Callable[[Block], Sums],
+    level: float = LEVEL,
+) -> Estimate | None:
+    """The pooled value of ``other`` over that of ``base``, paired by repeat."""
+    by_number = {block.number: block for block in base}
+    pairs = [(by_number[block.number], block) for block in other if block.number in by_number]
+    sums = [
+        (*theirs, *ours)
+        for before, after in pairs
+        if (ours := measure(before))[1] > 0 and (theirs := measure(after))[1] > 0
+    ]
+    return estimate_product(list(zip(*sums, strict=True)), (1, -1, -1, 1), level=level)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Limits a request meets or not, in milliseconds: `ttft`, `tpot`, `e2el`."""
+
+    limits: Mapping[str, float]
+
+    def is_met(self, result: RequestResult) -> bool:
+        """TPOT of a single token is 0, as in `vllm bench serve`."""
+        measured = {
+            "ttft": (result.ttft or 0.0) * MS,
+            "tpot": (result.tpot or 0.0) * MS,
+            "e2el": result.latency * MS,
+        }
+        return result.ok and all(measured[name] <= most for name, most in self.limits.items())
+
+    @classmethod
+    def parse(cls, pairs: Iterable[str]) -> Goal:
+        """From `ttft:500 tpot:50`. Raises ValueError."""
+        limits: dict[str, float] = {}
+        for pair in pairs:
+            name, _, value = pair.partition(":")
+            if name not in ("ttft", "tpot", "e2el"):
+                raise ValueError(f"--goodput {pair}: write ttft:MS, tpot:MS or e2el:MS")
+            limits[name] = float(value)
+        return cls(limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One setting at one load point. Latencies in milliseconds, rates per second."""
+
+    setting: str
+    load: str
+    requests: int
+    failed: int
+    duration: float
+    prompt_tokens: int
+    output_tokens: int
+    user_speed: Estimate | None
+    """Tokens per second of decoding, one reader's: 1 / TPOT, pooled over requests."""
+    mean_inverse_tpot: float | None
+    """Mean over requests of 1 / TPOT, AIPerf's output token throughput per user. One answer that a
+    stall delivered at once outweighs all others in it."""
+    throughput: Estimate | None
+    """Output tokens per second, of all users."""
+    request_rate: float
+    goodput: float | None
+    ttft: Summary | None
+    tpot: Summary | None
+    itl: Summary | None
+    e2el: Summary | None
+    acceptance: AcceptanceFigures | None
+    errors: Mapping[str, int]
+    bunched: int
+    """Answers whose chunks came together (``RequestResult.is_bunched``)."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceFigures:
+    """How the drafts did; pooled over requests. None where there was nothing to divide by."""
+
+    source: str
+    """answers: each answer's own account; counters: the server's, other traffic included."""
+    length: float | None
+    """1 + A / D"""
+    rate: float | None
+    """A / P"""
+    per_position: tuple[float, ...]
+    """A_i over the drafts that reached position i; over all drafts where that is not known."""
+    conditional: tuple[float | None, ...]
+    """A_i / A_(i-1)"""
+    fallback: float | None
+    """(D_0 + F) / (D + F)"""
+    verify_steps: int
+
+
+def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figures:
+    """All blocks of one setting at one load point."""
+    done = [result for block in blocks for result in block.completed]
+    failed = [result for block in blocks for result in block.results if not result.ok]
+    duration = sum(block.duration for block in blocks)
+    good = sum(goal.is_met(result) for result in done) if goal else 0
+    return Figures(
+        setting=blocks[0].setting,
+        load=blocks[0].load,
+        requests=len(done),
+        failed=len(failed),
+        duration=duration,
+        prompt_tokens=sum(result.prompt_tokens for result in done),
+        output_tokens=sum(result.output_tokens for result in done),
+        user_speed=estimate_pooled(blocks, sum_decoding),
+        mean_inverse_tpot=_mean(1 / result.tpot for result in done if result.tpot),
+        throughput=estimate_pooled(blocks, sum_output),
+        request_rate=len(done) / duration if duration else 0.0,
+        goodput=good / duration if goal and duration else None,
+        ttft=_summarise_ms(result.ttft for result in done),
+        tpot=_summarise_ms(result.tpot for result in done),
+        itl=_summarise_ms(gap for result in done for gap in result.gaps),
+        e2el=_summarise_ms(result.latency for result in done),
+        acceptance=measure_acceptance(blocks),
+        errors=_count_errors(failed),
+        bunched=sum(result.is_bunched for result in done),
+    )
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = summarise(values)
+    return found.mean if found else None
+
+
+def _summarise_ms(values: Iterable[float | None]) -> Summary | None:
+    return summarise(value * MS for value in values if value is not None)
+
+
+def _count_errors(failed: Iterable[RequestResult]) -> dict[str, int]:
+    counts: dict[str, int] = defaultdict(int)
+    for result in failed:
+        counts[(result.error or "")[:120]] += 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1])[:10])
+
+
+def sum_answers(results: Iterable[RequestResult]) -> Totals:
+    """The accounts that answers carried, added up."""
+    drafted: list[int] = []
+    accepted: list[int] = []
+    tokens = plain = requests = 0
+    for result in results:
+        requests += 1
+        tokens += result.output_tokens
+        drafted += result.drafted
+        accepted += result.accepted
+        plain += max(0, result.output_tokens - 1 - sum(result.accepted) - len(result.accepted))
+    deepest = max(drafted, default=0)
+    took, reached = np.asarray(accepted), np.asarray(drafted)
+    return Totals(
+        requests=requests,
+        tokens=tokens,
+        verify_steps=len(drafted),
+        proposed=sum(drafted),
+        accepted=sum(accepted),
+        rejected=accepted.count(0),
+        undrafted=plain,
+        accepted_at=tuple(int((took > at).sum()) for at in range(deepest)),
+        proposed_at=tuple(int((reached > at).sum()) for at in range(deepest)),
+    )
+
+
+def measure_acceptance(blocks: Sequence[Block]) -> AcceptanceFigures | None:
+    """From the answers' own accounts; where they carry none, from the server's counters."""
+    answered = [result for block in blocks for result in block.completed]
+    if any(result.reports_steps for result in answered):
+        return describe_acceptance(sum_answers(answered), "answers")
+    known = [block.totals for block in blocks if block.totals is not None]
+    if not known:
+        return None
+    totals = sum(known, Totals())
+    return describe_acceptance(totals, "counters") if totals.verify_steps else None
+
+
+def describe_acceptance(totals: Totals, source: str) -> AcceptanceFigures:
+    reached = totals.proposed_at or (totals.verify_steps,) * len(totals.accepted_at)
+    pairs = zip(totals.accepted_at, reached, strict=False)
+    # vLLM's own counters say nothing of steps without a draft
+    whole = source == "answers" or bool(totals.proposed_at)
+    return AcceptanceFigures(
+        source=source,
+        length=totals.acceptance_length,
+        rate=totals.acceptance_rate,
+        per_position=tuple(took / drafts for took, drafts in pairs if drafts),
+        conditional=totals.conditional_acceptance,
+        fallback=totals.fallback_ratio if whole else None,
+        verify_steps=totals.verify_steps,
+    )
+
+
+def split_categories(blocks: Sequence[Block]) -> dict[str, list[Block]]:
+    """The same blocks by category of their sessions; counters belong to none of them."""
+    names = sorted({result.category for block in blocks for result in block.results})
+    return {
+        name: [
+            replace(
+                block,
+                results=tuple(result for result in block.results if result.category == name),
+                totals=None,
+            )
+            for block in blocks
+        ]
+        for name in names
+    }

@@ -1,0 +1,213 @@
+"""Sends sessions to a server: at a concurrency (closed loop) or at given times (open loop)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+
+from eaglegate.lab.measure.datasets import CHAT, COMPLETIONS, Session, Turn
+from eaglegate.lab.measure.stream import RequestResult, StreamReader
+
+Report = Callable[[RequestResult], None]
+"""Called with every result as it comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server under test and what every body gets."""
+
+    url: str
+    """Without /v1."""
+    model: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Laid over every body; they win."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Used where a body says nothing."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 600.0
+    reports_steps: bool = False
+    """Takes `per_request_spec_decode_metrics`: an eaglegate."""
+
+
+class LoadClient:
+    """Sends turns as streams and reads their results. Errors are results, too."""
+
+    def __init__(self, target: Target, client: httpx.AsyncClient) -> None:
+        self.target = target
+        self.cache_salt = ""
+        """Keeps the prefix cache of an eaglegate apart for what is sent with it."""
+        self._client = client
+        self._begun = time.perf_counter()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, target: Target) -> AsyncGenerator[LoadClient, None]:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        timeout = httpx.Timeout(target.timeout_s, pool=None)
+        headers = {"accept-encoding": "identity", **target.headers}
+        async with httpx.AsyncClient(
+            limits=limits, timeout=timeout, headers=headers, trust_env=False
+        ) as client:
+            yield cls(target, client)
+
+    def restart_clock(self) -> None:
+        """``RequestResult.started`` counts from here."""
+        self._begun = time.perf_counter()
+
+    async def get(self, path: str) -> httpx.Response:
+        return await self._client.get(self.target.url + path)
+
+    async def run_session(self, session: Session, report: Report) -> None:
+        """All turns, one after the other. After an error the rest of the session is left out."""
+        history: list[Mapping[str, Any]] = []
+        for number, turn in enumerate(session.turns):
+            if turn.pause:
+                await asyncio.sleep(turn.pause)
+            history += turn.messages
+            result = await self.send(
+                turn, history, f"{session.id}/{number}", session.id, session.category
+            )
+            report(result)
+            if not result.ok:
+                return
+            if number + 1 < len(session.turns) and not brings_answer(session.turns[number + 1]):
+                history.append(_to_message(result))
+
+    async def send(
+        self,
+        turn: Turn,
+        messages: Sequence[Mapping[str, Any]],
+        identity: str,
+        session: str,
+        category: str = "",
+    ) -> RequestResult:
+        body = self.build_body(turn, messages)
+        sent = time.perf_counter()
+        result = RequestResult(identity, session, category, started=sent - self._begun)
+        reader = StreamReader(result)
+        try:
+            await self._stream(turn, body, reader, sent)
+        except (httpx.HTTPError, orjson.JSONDecodeError) as error:
+            result.error = f"{type(error).__name__}: {error}"
+        return result
+
+    def build_body(self, turn: Turn, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        target = self.target
+        body: dict[str, Any] = {**target.defaults, **turn.body, **target.fields}
+        body |= {"stream": True}
+        if messages:
+            body["messages"] = list(messages)
+        if target.model:
+            body["model"] = target.model
+        if turn.path.endswith((CHAT, COMPLETIONS)):
+            body["stream_options"] = {"include_usage": True}
+        if target.reports_steps:
+            body.setdefault("per_request_spec_decode_metrics", "detailed")
+            if self.cache_salt:
+                body.setdefault("cache_salt", self.cache_salt)
+        if "max_tokens" in body and "max_completion_tokens" in turn.body:
+            del body["max_tokens"]
+        return body
+
+    async def _stream(
+        self, turn: Turn, body: Mapping[str, Any], reader: StreamReader, sent: float
+    ) -> None:
+        result = reader.result
+        headers = {"content-type": "application/json"}
+        async with self._client.stream(
+            "POST", self.target.url + turn.path, content=orjson.dumps(body), headers=headers
+        ) as response:
+            result.status = response.status_code
+            if response.status_code != httpx.codes.OK:
+                reader.read_error(await response.aread(), response.status_code)
+                return
+            async for data in response.aiter_raw():
+                reader.feed(data, time.perf_counter() - sent)
+                if turn.leave_after is not None and _count_tokens(result) >= turn.leave_after:
+                    result.left = True
+                    result.output_tokens = _count_tokens(result)
+                    return
+        reader.finish()
+
+
+def _count_tokens(result: RequestResult) -> int:
+    """Tokens received so far; chunks where the server reports no ids."""
+    return len(result.token_ids) or len(result.gaps) + (result.ttft is not None)
+
+
+def brings_answer(turn: Turn) -> bool:
+    """The data has an answer of its own for the turn before."""
+    return bool(turn.messages) and turn.messages[0].get("role") == "assistant"
+
+
+def _to_message(result: RequestResult) -> dict[str, Any]:
+    """What the model answered, as a message of the conversation. Reasoning is left out."""
+    return {"role": "assistant", "content": result.text}
+
+
+async def run_closed(
+    client: LoadClient, sessions: Sequence[Session], concurrency: int, report: Report
+) -> float:
+    """``concurrency`` sessions at any time; the seconds it took."""
+    waiting = iter(sessions)
+
+    async def work() -> None:
+        for session in waiting:
+            await client.run_session(session, report)
+
+    client.restart_clock()
+    begun = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(min(concurrency, len(sessions)))))
+    return time.perf_counter() - begun
+
+
+async def run_open(
+    client: LoadClient, sessions: Sequence[Session], times: Sequence[float], report: Report
+) -> float:
+    """Each session begins at its time, however many are running; the seconds it took."""
+
+    async def begin(session: Session, at: float) -> None:
+        await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
+        await client.run_session(session, report)
+
+    client.restart_clock()
+    begun = time.perf_counter()
+    pairs = zip(sessions, times, strict=True)
+    await asyncio.gather(*(begin(session, at) for session, at in pairs))
+    return time.perf_counter() - begun
+
+
+def draw_arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
+    """Times of arrival at ``rate`` sessions a second, as `vllm bench serve` draws them.
+
+    Gaps follow a gamma distribution of shape ``burstiness``: 1 is Poisson, less comes in bursts,
+    more is more even. They are scaled so that the last arrival is due at ``count / rate``.
+    """
+    generator = random.Random(seed)
+    gaps = [generator.gammavariate(burstiness, 1 / (rate * burstiness)) for _ in range(count)]
+    scale = count / rate / sum(gaps)
+    times, at = [], 0.0
+    for gap in gaps:
+        at += gap * scale
+        times.append(at)
+    return times
+
+
+def draw_bursts(count: int, rate: float, size: int) -> list[float]:
+    """``size`` sessions at once, so often that ``rate`` a second come on average."""
+    return [number // size * size / rate for number in range(count)]
+
+
+def read_arrivals(sessions: Sequence[Session], speed: float = 1.0) -> list[float]:
+    """The recorded times of first turns, from the earliest on; 0 where there are none."""
+    times = [session.turns[0].at or 0.0 for session in sessions]
+    first = min(times, default=0.0)
+    return [(at - first) / speed for at in times]

@@ -1,0 +1,113 @@
+"""Why two greedy texts differ: a near tie between two tokens, or a fault.
+
+Speculation verifies several tokens in one pass, and a sum in another order moves a logit by its
+last bits. Where two tokens are about as likely, that may choose the other one; everything after it
+then differs for a good reason. Texts that differ anywhere else are a fault. Requests are asked
+again with log probabilities, because asking for them all the time would change what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eaglegate.lab.measure.datasets import CHAT
+from eaglegate.lab.measure.load import LoadClient
+from eaglegate.lab.measure.pairs import Pair, TextReport
+from eaglegate.lab.measure.replay import ReplayRequest, send
+from eaglegate.lab.measure.stream import RequestResult
+
+TIE = 0.1
+"""Nats between two tokens of a near tie: about bf16's resolution at the size of usual logits."""
+TOP = 5
+TIED, FAULT, UNKNOWN = "near tie", "fault", "unexplained"
+MOST_ASKED = 40
+
+
+async def explain_texts(
+    pairs: Sequence[Pair], base: LoadClient | None, other: LoadClient, tie: float = TIE
+) -> TextReport:
+    """``base`` None: the recorded token ids."""
+    compared = [p for p in pairs if p.request.greedy and p.base.digest and p.other.digest]
+    different = [pair for pair in compared if pair.differs]
+    kinds: list[str] = []
+    examples: list[str] = []
+    for pair in different[:MOST_ASKED]:
+        kind, why = await _explain(pair.request, base, other, tie)
+        kinds.append(kind)
+        examples.append(f"{pair.request.id}: {kind} ({why})")
+    unasked = len(different) - len(kinds)
+    return TextReport(
+        compared=len(compared),
+        different=len(different),
+        near_ties=kinds.count(TIED),
+        faults=kinds.count(FAULT),
+        unexplained=kinds.count(UNKNOWN) + unasked,
+        examples=tuple(examples[:10]),
+    )
+
+
+async def _explain(
+    request: ReplayRequest, base: LoadClient | None, other: LoadClient, tie: float
+) -> tuple[str, str]:
+    if not request.turn.path.endswith(CHAT):
+        return UNKNOWN, f"no log probabilities are asked of {request.turn.path}"
+    second = await _ask(other, request)
+    if base is None:
+        return _compare_recorded(request.recorded, second, tie)
+    first = await _ask(base, request)
+    return compare_logprobs(first.logprobs, second.logprobs, tie)
+
+
+async def _ask(client: LoadClient, request: ReplayRequest) -> RequestResult:
+    ids = {"return_tokens_as_token_ids": True} if client.target.reports_steps else {}
+    return await send(client, request, logprobs=True, top_logprobs=TOP, **ids)
+
+
+def _compare_recorded(
+    recorded: RequestResult | None, second: RequestResult, tie: float
+) -> tuple[str, str]:
+    names = [str(entry.get("token", "")) for entry in second.logprobs]
+    if recorded is None or not all(name.startswith("token_id:") for name in names):
+        return UNKNOWN, "the recording's tokens cannot be found among the log probabilities"
+    first = [{"token": f"token_id:{token_id}"} for token_id in recorded.token_ids]
+    return compare_logprobs(first, second.logprobs, tie)
+
+
+def compare_logprobs(
+    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], tie: float = TIE
+) -> tuple[str, str]:
+    """What tells the two apart at the first token that differs; entries as chat writes them."""
+    if not first or not second:
+        return UNKNOWN, "no log probabilities"
+    for at, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a["token"] != b["token"]:
+            return _judge(a, b, at, tie)
+    if len(first) != len(second):
+        return FAULT, f"one text ends after {min(len(first), len(second))} tokens"
+    return UNKNOWN, "the same text when asked again"
+
+
+def _judge(a: Mapping[str, Any], b: Mapping[str, Any], at: int, tie: float) -> tuple[str, str]:
+    gaps = [
+        gap
+        for one, another in ((a, b), (b, a))
+        if (gap := _find_gap(one, another["token"])) is not None
+    ]
+    if not gaps:
+        if "top_logprobs" in a or "top_logprobs" in b:
+            return FAULT, f"token {at}: neither text's token is among the other's likeliest"
+        return UNKNOWN, "no log probabilities"
+    gap = max(gaps)
+    kind = TIED if gap <= tie else FAULT
+    return kind, f"token {at}: {gap:.3f} nats between the two"
+
+
+def _find_gap(entry: Mapping[str, Any], token: str) -> float | None:
+    """Between the token chosen and another; None where it is not among the likeliest."""
+    if "logprob" not in entry:
+        return None
+    for top in entry.get("top_logprobs") or ():
+        if top["token"] == token:
+            return abs(float(entry["logprob"]) - float(top["logprob"]))
+    return None

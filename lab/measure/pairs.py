@@ -1,0 +1,329 @@
+"""Pairs of a replay, compared: speed, acceptance, tools, errors and text, with a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from eaglegate.lab.measure.figures import AcceptanceFigures, describe_acceptance, sum_answers
+from eaglegate.lab.measure.replay import ReplayOutcome, ReplayRequest, recorded_outcome
+from eaglegate.lab.measure.statistics import (
+    LEAST_CLUSTERS,
+    Array,
+    Estimate,
+    Finding,
+    Verdict,
+    bootstrap,
+    count_needed_windows,
+    judge_ratio,
+    paired_difference,
+    paired_ratio,
+    paired_ratio_by_window,
+    share_level,
+)
+from eaglegate.lab.measure.stream import RequestResult
+from eaglegate.lab.measure.tool_outcomes import is_valid
+
+MARGIN = 0.02
+NO_WINDOWS: Mapping[str, int] = {}
+LEAST_SLICE = 5
+"""Sessions a slice needs to be judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One request in both settings."""
+
+    request: ReplayRequest
+    base: ReplayOutcome
+    other: ReplayOutcome
+    window: int | None = None
+    """The window in which both were sent, one after the other."""
+
+    @property
+    def both_ok(self) -> bool:
+        return self.base.result.ok and self.other.result.ok
+
+    @property
+    def differs(self) -> bool:
+        """Greedy text that is not the same."""
+        known = self.request.greedy and self.base.digest and self.other.digest
+        return bool(known) and self.base.digest != self.other.digest
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure that both sides of a pair have; ``value`` None where one has none."""
+
+    name: str
+    lower_is_better: bool
+    value: Callable[[RequestResult], float | None]
+    is_time: bool = False
+    """What else the machine does falls on a whole window: windows are compared then."""
+
+
+MEASURES = (
+    Measure("TPOT", True, lambda result: None if result.is_bunched else result.tpot, True),
+    Measure("TTFT", True, lambda result: result.ttft, True),
+    Measure("tokens per step", False, lambda result: result.tokens_per_step),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of one slice: the other setting over the base."""
+
+    name: str
+    ratio: Estimate | None
+    finding: Finding
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReport:
+    kind: str
+    """workload, context, template, api; empty for all requests."""
+    name: str
+    pairs: int
+    sessions: int
+    rows: tuple[Row, ...]
+    base: AcceptanceFigures | None
+    other: AcceptanceFigures | None
+    different: int
+    """Greedy texts that differ."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} {self.name}" if self.kind else "all"
+
+    def row(self, name: str) -> Row:
+        return next(row for row in self.rows if row.name == name)
+
+    @property
+    def accused(self) -> list[Row]:
+        return [row for row in self.rows if row.finding.verdict is Verdict.WORSE]
+
+
+def match_pairs(
+    requests: Iterable[ReplayRequest],
+    base: Mapping[str, ReplayOutcome] | None,
+    other: Mapping[str, ReplayOutcome],
+    windows: Mapping[str, int] = NO_WINDOWS,
+) -> list[Pair]:
+    """``base`` None: the recorded run. Requests that only one side has are left out.
+
+    ``windows``: each request's, by its id.
+    """
+    pairs = []
+    for request in requests:
+        first = recorded_outcome(request) if base is None else base.get(request.id)
+        second = other.get(request.id)
+        if first is not None and second is not None:
+            pairs.append(Pair(request, first, second, windows.get(request.id)))
+    return pairs
+
+
+def compare_slice(
+    kind: str, name: str, pairs: Sequence[Pair], *, level: float, margin: float
+) -> SliceReport:
+    whole = [pair for pair in pairs if pair.both_ok]
+    rows = [compare_measure(measure, whole, level, margin) for measure in MEASURES]
+    rows.append(compare_acceptance(whole, level, margin))
+    drafts = [any(pair.base.result.drafted for pair in whole)]
+    drafts.append(any(pair.other.result.drafted for pair in whole))
+    if any(drafts) and not all(drafts):
+        rows = [*map(tell_no_drafts, rows)]
+    return SliceReport(
+        kind,
+        name,
+        len(pairs),
+        len({pair.request.cluster for pair in pairs}),
+        tuple(rows),
+        _describe(pair.base.result for pair in whole),
+        _describe(pair.other.result for pair in whole),
+        sum(pair.differs for pair in pairs),
+    )
+
+
+def tell_no_drafts(row: Row) -> Row:
+    """Of two settings of which one drafts nothing: more data would not change it."""
+    if row.ratio is not None or row.finding.verdict is not Verdict.UNKNOWN:
+        return row
+    return replace(row, finding=Finding(Verdict.NO_DRAFTS, "one of the two drafted nothing"))
+
+
+def _describe(results: Iterable[RequestResult]) -> AcceptanceFigures | None:
+    known = [result for result in results if result.drafted]
+    return describe_acceptance(sum_answers(known), "answers") if known else None
+
+
+def compare_measure(measure: Measure, pairs: Sequence[Pair], level: float, margin: float) -> Row:
+    known = [
+        (a, b, pair)
+        for pair in pairs
+        if (a := measure.value(pair.base.result)) and (b := measure.value(pair.other.result))
+    ]
+    base, other = [a for a, _, _ in known], [b for _, b, _ in known]
+    windows = [pair.window for *_, pair in known if pair.window is not None]
+    if measure.is_time and len(windows) == len(known):
+        ratio = paired_ratio_by_window(base, other, windows, level=level)
+        unit, needed = "windows", count_needed_windows(level)
+    else:
+        clusters = [pair.request.cluster for *_, pair in known]
+        ratio = paired_ratio(base, other, clusters, level=level)
+        unit, needed = "sessions", LEAST_CLUSTERS
+    better = measure.lower_is_better
+    finding = judge_ratio(ratio, lower_is_better=better, margin=margin, unit=unit, needed=needed)
+    return Row(measure.name, ratio, finding)
+
+
+def compare_acceptance(pairs: Sequence[Pair], level: float, margin: float) -> Row:
+    """Ratio of pooled acceptance lengths; of answers that carry their steps on both sides."""
+    known = [p for p in pairs if p.base.result.drafted and p.other.result.drafted]
+    columns = [
+        [float(sum(pair.base.result.accepted)) for pair in known],
+        [float(len(pair.base.result.drafted)) for pair in known],
+        [float(sum(pair.other.result.accepted)) for pair in known],
+        [float(len(pair.other.result.drafted)) for pair in known],
+    ]
+    clusters = [pair.request.cluster for pair in known]
+    ratio = bootstrap(columns, _length_ratio, clusters, level=level)
+    return Row("acceptance length", ratio, judge_ratio(ratio, lower_is_better=False, margin=margin))
+
+
+def _length_ratio(sums: Array) -> Array:
+    return (1 + sums[:, 2] / sums[:, 3]) / (1 + sums[:, 0] / sums[:, 1])
+
+
+def compare_slices(pairs: Sequence[Pair], margin: float = MARGIN) -> list[SliceReport]:
+    """All requests first, then every slice with enough sessions; their intervals hold together."""
+    groups: dict[tuple[str, str], list[Pair]] = {}
+    for pair in pairs:
+        for kind, name in pair.request.slices.items():
+            groups.setdefault((kind, name), []).append(pair)
+    names = Counter(kind for kind, _ in groups)
+    whole = {
+        key: group
+        for key, group in groups.items()
+        if names[key[0]] > 1 and len({p.request.cluster for p in group}) >= LEAST_SLICE
+    }
+    level = share_level(len(whole) * (len(MEASURES) + 1))
+    everything = compare_slice("", "all", pairs, level=share_level(4), margin=margin)
+    slices = [
+        compare_slice(kind, name, group, level=level, margin=margin)
+        for (kind, name), group in sorted(whole.items())
+    ]
+    return [everything, *slices]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReport:
+    """Tool calls by outcome on both sides, and the share of answers whose calls are all valid."""
+
+    base: Mapping[str, int]
+    other: Mapping[str, int]
+    difference: Estimate | None
+    finding: Finding
+
+
+def compare_tools(pairs: Sequence[Pair], *, recorded: bool = False) -> ToolReport:
+    """With ``recorded`` the base's outcomes are those of the record."""
+    base: Counter[str] = Counter()
+    other: Counter[str] = Counter()
+    scores: list[tuple[float, float, str]] = []
+    for pair in pairs:
+        if not pair.both_ok or not pair.request.tools:
+            continue
+        base.update(pair.base.calls)
+        other.update(pair.other.calls)
+        if pair.base.calls or pair.other.calls:
+            cluster = pair.request.cluster
+            scores.append((is_valid(pair.base.calls), is_valid(pair.other.calls), cluster))
+    difference = paired_difference(
+        [a for a, *_ in scores], [b for _, b, _ in scores], [c for *_, c in scores]
+    )
+    if recorded and not base:
+        difference = None
+    finding = judge_difference(difference, "answers with tool calls, all of them valid")
+    return ToolReport(dict(base), dict(other), difference, finding)
+
+
+def compare_errors(pairs: Sequence[Pair]) -> tuple[Estimate | None, Finding]:
+    """Of requests that were answered."""
+    difference = paired_difference(
+        [float(pair.base.result.ok) for pair in pairs],
+        [float(pair.other.result.ok) for pair in pairs],
+        [pair.request.cluster for pair in pairs],
+    )
+    return difference, judge_difference(difference, "requests without an error")
+
+
+def judge_difference(difference: Estimate | None, what: str, margin: float = MARGIN) -> Finding:
+    """A difference of shares, where more is better."""
+    if difference is None:
+        return Finding(Verdict.UNKNOWN, f"there are no {what} to compare")
+    if difference.low is None or difference.high is None:
+        return Finding(Verdict.UNKNOWN, f"{difference.clusters} sessions are too few")
+    span = f"{difference.low:+.1%} to {difference.high:+.1%} of {what}"
+    if difference.lies_within(-margin, margin) or difference.low == difference.high == 0:
+        return Finding(Verdict.SAME, f"{span} lies within ±{margin:.0%}")
+    if difference.excludes(0):
+        return Finding(Verdict.BETTER if difference.value > 0 else Verdict.WORSE, span)
+    return Finding(Verdict.UNKNOWN, f"{span} holds 0 and reaches beyond ±{margin:.0%}")
+
+
+@dataclass(frozen=True, slots=True)
+class TextReport:
+    """Greedy texts, compared; those that differ, by what explains it."""
+
+    compared: int
+    different: int
+    near_ties: int
+    faults: int
+    unexplained: int
+    """Not asked again, without log probabilities, or the same text the second time."""
+    examples: tuple[str, ...]
+
+    @property
+    def finding(self) -> Finding:
+        if not self.compared:
+            return Finding(Verdict.UNKNOWN, "no greedy answer has a text on both sides")
+        if self.faults:
+            return Finding(
+                Verdict.WORSE,
+                f"{self.faults} of {self.compared} greedy texts differ where the two tokens are "
+                "no near tie",
+            )
+        if self.unexplained:
+            return Finding(
+                Verdict.UNKNOWN,
+                f"{self.unexplained} of {self.compared} greedy texts differ without an explanation",
+            )
+        ties = f", {self.near_ties} differ after a near tie" if self.near_ties else ""
+        return Finding(Verdict.SAME, f"{self.compared} greedy texts compared{ties}")
+
+
+def conclude(overall: SliceReport, tools: ToolReport, errors: Finding, text: TextReport) -> Finding:
+    """Worse if anything is; better if TPOT is and nothing is worse."""
+    found = {
+        "TPOT": overall.row("TPOT").finding,
+        "TTFT": overall.row("TTFT").finding,
+        "tool calls": tools.finding,
+        "errors": errors,
+        "text": text.finding,
+    }
+    worse = [f"{name}: {one.reason}" for name, one in found.items() if one.verdict is Verdict.WORSE]
+    if worse:
+        return Finding(Verdict.WORSE, "; ".join(worse))
+    tpot = found["TPOT"]
+    return Finding(tpot.verdict, f"TPOT: {tpot.reason}")
+
+
+def percent(estimate: Estimate | None) -> str:
+    """A ratio as a change with its interval."""
+    if estimate is None or math.isnan(estimate.value):
+        return ""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value - 1:+.1%}"
+    return f"{estimate.value - 1:+.1%} ({estimate.low - 1:+.1%} to {estimate.high - 1:+.1%})"

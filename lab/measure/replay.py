@@ -1,0 +1,392 @@
+"""``eaglegate replay``: captured requests sent again, to one or two settings, paired by request.
+
+Requests keep their session and their order in it, and their recorded times where asked for. The
+capture is sent in windows of whole sessions, and the settings take turns at each window, so that
+what disturbs the machine disturbs both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tqdm import tqdm
+
+from eaglegate.capture.files import list_files, read_lines, read_records
+from eaglegate.capture.record import BLOCK, OURS, TRACE_BLOCK, CaptureError, CaptureRecord
+from eaglegate.lab.measure.bench import BenchError, strip_private
+from eaglegate.lab.measure.datasets import COMPLETIONS, FIRST_TOKEN, TOKEN_RANGE, Session, Turn
+from eaglegate.lab.measure.load import LoadClient, Target
+from eaglegate.lab.measure.servers import Say, Setting, describe_target, serve
+from eaglegate.lab.measure.stream import RequestResult
+from eaglegate.lab.measure.tool_outcomes import judge_calls
+
+RECORDED = "recorded"
+LEFT = "client_gone"
+SLICES = ("workload", "context", "template", "api")
+"""Fields of a record that a report is split by."""
+
+
+NOT_CAPTURED = {"x-eaglegate-capture": "off"}
+"""Sent with every request: a replay is no traffic to learn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """A captured request, ready to be sent."""
+
+    id: str
+    cluster: str
+    """Its session: the unit of the statistics."""
+    turn: Turn
+    slices: Mapping[str, str]
+    greedy: bool
+    """One choice at temperature 0: its text must not differ."""
+    recorded: RequestResult | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    invented: bool = False
+    """The prompt is made of hashes: its lengths and shared prefixes are real, its text is not."""
+
+    @property
+    def at(self) -> float:
+        return self.turn.at or 0.0
+
+
+@dataclass(slots=True)
+class ReplayOutcome:
+    """What a request gave in one setting, without its text."""
+
+    result: RequestResult
+    digest: str = ""
+    """Of everything the model wrote; empty without an answer."""
+    calls: dict[str, int] = field(default_factory=dict)
+    """Tool calls by outcome."""
+
+    def to_json(self) -> dict[str, Any]:
+        result = strip_private(self.result)
+        return {"result": result, "digest": self.digest, "calls": self.calls}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> ReplayOutcome:
+        return cls(RequestResult.from_json(row["result"]), row["digest"], row["calls"])
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    requests: tuple[ReplayRequest, ...]
+    settings: tuple[Setting, ...]
+    """The first is the base; with one alone, the recorded run is."""
+    speed: float = 1.0
+    """Recorded times, so many times as fast; 0: closed loop."""
+    concurrency: int = 4
+    """Sessions at a time in the closed loop."""
+    windows: int = 16
+    seed: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    timeout_s: float = 600.0
+    warmup: int = 4
+
+    def digest(self) -> dict[str, Any]:
+        return {
+            "requests": [request.id for request in self.requests],
+            "settings": [[s.name, s.url, list(s.flags), dict(s.fields)] for s in self.settings],
+            "speed": self.speed,
+            "concurrency": self.concurrency,
+            "windows": self.windows,
+        }
+
+    def split_windows(self) -> list[list[list[ReplayRequest]]]:
+        """Sessions in the order they began, in windows of about as many requests each."""
+        sessions: dict[str, list[ReplayRequest]] = {}
+        for request in sorted(self.requests, key=lambda request: request.at):
+            sessions.setdefault(request.cluster, []).append(request)
+        size = max(1, len(self.requests) // self.windows)
+        windows: list[list[list[ReplayRequest]]] = [[]]
+        for session in sessions.values():
+            if sum(map(len, windows[-1])) >= size:
+                windows.append([])
+            windows[-1].append(session)
+        return windows
+
+    def draw_order(self, window: int) -> list[Setting]:
+        """The settings of a window, first to last: the same whenever it is asked for."""
+        return random.Random(f"{self.seed} {window}").sample(self.settings, len(self.settings))
+
+    def number_windows(self) -> dict[str, int]:
+        """The window of each request, by its id."""
+        return {
+            request.id: number
+            for number, window in enumerate(self.split_windows())
+            for session in window
+            for request in session
+        }
+
+
+def read_requests(records: Sequence[CaptureRecord]) -> Iterator[ReplayRequest]:
+    """One for every record that can be sent: with its body, or with prompts made of hashes."""
+    first = min((r.timestamp for r in records if r.timestamp is not None), default=0.0)
+    for number, record in enumerate(records):
+        identity = record.id or f"request-{number}"
+        try:
+            body, path, invented = record.request_body(), record.path, False
+        except CaptureError:
+            body, path, invented = _invent_body(record), COMPLETIONS, True
+        at = None if record.timestamp is None else (record.timestamp - first) / 1e3
+        left = record.tokens if record.ending == LEFT else None
+        yield ReplayRequest(
+            id=identity,
+            cluster=record.cluster or identity,
+            turn=Turn(body=_strip_body(body), path=path, at=at, leave_after=left),
+            slices={name: value for name in SLICES if (value := getattr(record, name))},
+            greedy=not invented and left is None and _is_greedy(record, body),
+            recorded=_read_recorded(record, identity),
+            tools=tuple(body.get("tools") or ()),
+            invented=invented,
+        )
+
+
+def is_trace(path: Path) -> bool:
+    """A capture or another trace in its layout, such as Mooncake's: rows with a time."""
+    try:
+        line = next(read_lines(list_files(path)[0]), b"")
+        row = orjson.loads(line)
+    except (CaptureError, OSError, IndexError, orjson.JSONDecodeError):
+        return False
+    return isinstance(row, dict) and ("timestamp" in row or OURS in row)
+
+
+def read_trace(path: Path) -> list[Session]:
+    """A trace as a data set for a bench, with its recorded times. Raises CaptureError."""
+    sessions: dict[str, list[ReplayRequest]] = {}
+    for request in read_requests(list(read_records(path))):
+        sessions.setdefault(request.cluster, []).append(request)
+    return [
+        Session(name, tuple(r.turn for r in group), group[0].slices.get("workload", "trace"))
+        for name, group in sessions.items()
+    ]
+
+
+def _is_greedy(record: CaptureRecord, body: Mapping[str, Any]) -> bool:
+    temperature = body.get("temperature", record.sampling.get("temperature"))
+    return bool(temperature == 0 and body.get("n", 1) == 1)
+
+
+def _strip_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what belongs to the recorded exchange alone."""
+    gone = ("model", "stream", "stream_options", "background", "store", "previous_response_id")
+    return {name: value for name, value in body.items() if name not in gone}
+
+
+def _invent_body(record: CaptureRecord) -> dict[str, Any]:
+    """A prompt of random tokens with the recorded length, equal where the hashes are equal."""
+    prompt = record.prompts[0] if record.prompts else None
+    if prompt is not None and prompt.blocks is not None:
+        hashes, block, length = prompt.blocks, BLOCK, prompt.tokens
+    else:
+        hashes, block = record.hash_ids or (), TRACE_BLOCK
+        length = record.input_length or (prompt.tokens if prompt else 1)
+    tokens: list[int] = []
+    for number in range(-(-length // block)):
+        identity: object = hashes[number] if number < len(hashes) else (record.id, number)
+        source = random.Random(str(identity))
+        tokens += [FIRST_TOKEN + source.randrange(TOKEN_RANGE) for _ in range(block)]
+    return {
+        "prompt": tokens[:length],
+        "max_tokens": max(1, record.tokens),
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+
+
+def _read_recorded(record: CaptureRecord, identity: str) -> RequestResult | None:
+    """The recorded run as a result; None where the record says nothing of it."""
+    if record.duration_ms is None or not record.choices:
+        return None
+    choice = record.choices[0]
+    result = RequestResult(
+        identity,
+        record.cluster,
+        ttft=None if record.ttft_ms is None else record.ttft_ms / 1e3,
+        latency=record.duration_ms / 1e3,
+        output_tokens=record.tokens,
+        prompt_tokens=sum(prompt.tokens for prompt in record.prompts),
+        finish=choice.finish,
+        token_ids=list(choice.token_ids or ()),
+        drafted=[step.drafted for step in choice.steps if step.drafted],
+        accepted=[step.accepted for step in choice.steps if step.drafted],
+    )
+    result.left = record.ending == LEFT
+    if record.ending not in ("", "completed", LEFT):
+        result.error = f"recorded as {record.ending}"
+    return result
+
+
+def recorded_outcome(request: ReplayRequest) -> ReplayOutcome | None:
+    if request.recorded is None:
+        return None
+    return ReplayOutcome(request.recorded, digest_answer(request.recorded))
+
+
+def digest_answer(result: RequestResult) -> str:
+    """Token ids where they are known, else the text with its calls: equal for equal answers."""
+    if not result.ok or result.left:
+        return ""
+    said: Any = result.token_ids or [
+        result.text,
+        result.reasoning,
+        [[call.name, call.arguments] for call in result.tool_calls],
+    ]
+    return hashlib.blake2b(orjson.dumps(said), digest_size=12).hexdigest()
+
+
+class ReplayJournal:
+    """Outcomes of whole windows, a line each. Neither prompts nor answers are in it."""
+
+    def __init__(self, path: Path, digest: Mapping[str, Any], *, resume: bool) -> None:
+        self._path = path
+        self.done: set[tuple[int, str]] = set()
+        self.outcomes: dict[str, dict[str, ReplayOutcome]] = {}
+        """By setting and request."""
+        if path.exists() and not resume:
+            raise BenchError(
+                f"{path.parent} holds a run already: --resume continues it, or give another --out"
+            )
+        if path.exists():
+            self._read(digest)
+        else:
+            self._append({"plan": digest})
+
+    def _read(self, digest: Mapping[str, Any]) -> None:
+        data = self._path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._path.write_bytes(whole)
+        first, *rows = [orjson.loads(line) for line in whole.splitlines()] or [{}]
+        if first.get("plan") != orjson.loads(orjson.dumps(digest)):
+            raise BenchError(f"{self._path} is of another replay: give another --out")
+        for row in rows:
+            outcomes = [ReplayOutcome.from_json(outcome) for outcome in row["outcomes"]]
+            self._take(row["window"], row["setting"], outcomes)
+
+    def _take(self, window: int, setting: str, outcomes: Sequence[ReplayOutcome]) -> None:
+        self.done.add((window, setting))
+        known = self.outcomes.setdefault(setting, {})
+        known |= {outcome.result.id: outcome for outcome in outcomes}
+
+    def add(self, window: int, setting: str, outcomes: Sequence[ReplayOutcome]) -> None:
+        self._take(window, setting, outcomes)
+        rows = [outcome.to_json() for outcome in outcomes]
+        self._append({"window": window, "setting": setting, "outcomes": rows})
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        with self._path.open("ab") as file:
+            file.write(orjson.dumps(row) + b"\n")
+
+
+class ReplayRun:
+    """Servers and clients of one replay."""
+
+    def __init__(self, plan: ReplayPlan, folder: Path, say: Say) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._say = say
+        self._clients: dict[str, LoadClient] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> ReplayRun:
+        urls: dict[tuple[str, tuple[str, ...]], str] = {}
+        await self._stack.__aenter__()
+        try:
+            for setting in self._plan.settings:
+                await self._open(setting, urls)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _open(self, setting: Setting, urls: dict[tuple[str, tuple[str, ...]], str]) -> None:
+        plan = self._plan
+        if setting.server not in urls:
+            urls[setting.server] = setting.url or await self._stack.enter_async_context(
+                serve(setting, self._folder / f"serve-{len(urls)}.log", self._say)
+            )
+        target = Target(
+            urls[setting.server],
+            plan.model,
+            setting.fields,
+            headers={**NOT_CAPTURED, **plan.headers},
+            timeout_s=plan.timeout_s,
+        )
+        target = await describe_target(target)
+        if target.reports_steps:
+            target = replace(target, fields={"return_token_ids": True, **setting.fields})
+        client = await self._stack.enter_async_context(LoadClient.open(target))
+        self._clients[setting.name] = client
+
+    def client(self, setting: str) -> LoadClient:
+        return self._clients[setting]
+
+    async def run(self, journal: ReplayJournal, *, bar: bool) -> None:
+        """Every window that the journal lacks, in each setting in turn."""
+        plan = self._plan
+        windows = plan.split_windows()
+        await self._warm_up(windows)
+        total = len(plan.requests) * len(plan.settings)
+        done = sum(len(outcomes) for outcomes in journal.outcomes.values())
+        with tqdm(total=total, initial=done, unit="req", disable=not bar, smoothing=0.1) as shown:
+            for number, window in enumerate(windows):
+                for setting in plan.draw_order(number):
+                    if (number, setting.name) not in journal.done:
+                        shown.set_description(f"{number + 1}/{len(windows)} {setting.name}")
+                        outcomes = await self._run_window(setting, window, shown)
+                        journal.add(number, setting.name, outcomes)
+
+    async def _warm_up(self, windows: Sequence[Sequence[Sequence[ReplayRequest]]]) -> None:
+        """Raises BenchError."""
+        requests = [request for session in windows[0] for request in session][: self._plan.warmup]
+        for name, client in self._clients.items():
+            self._say(f"warming up {name}")
+            results = [await send(client, request) for request in requests]
+            if results and not any(result.ok for result in results):
+                raise BenchError(f"{name} answered no request of the warm-up: {results[0].error}")
+
+    async def _run_window(
+        self, setting: Setting, window: Sequence[Sequence[ReplayRequest]], shown: Any
+    ) -> list[ReplayOutcome]:
+        client, plan = self._clients[setting.name], self._plan
+        room = asyncio.Semaphore(plan.concurrency if not plan.speed else 1 << 20)
+        outcomes: list[ReplayOutcome] = []
+        begun = time.perf_counter()
+        client.restart_clock()
+        first = min(request.at for session in window for request in session)
+
+        async def play(session: Sequence[ReplayRequest]) -> None:
+            async with room:
+                for request in session:
+                    if plan.speed:
+                        due = begun + (request.at - first) / plan.speed
+                        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                    result = await send(client, request)
+                    calls = judge_calls(result, request.tools)
+                    outcomes.append(ReplayOutcome(result, digest_answer(result), calls))
+                    shown.update()
+
+        await asyncio.gather(*(play(session) for session in window))
+        return outcomes
+
+
+async def send(client: LoadClient, request: ReplayRequest, **fields: Any) -> RequestResult:
+    """Send it as it was, as a stream; ``fields`` are laid over its body."""
+    turn = replace(request.turn, body={**request.turn.body, **fields})
+    return await client.send(turn, (), request.id, request.cluster)

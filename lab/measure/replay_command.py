@@ -1,0 +1,180 @@
+"""The command line of ``eaglegate replay``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from eaglegate.capture.files import add_key_file_argument, load_cipher, read_records
+from eaglegate.capture.record import CaptureError
+from eaglegate.lab.measure.bench import BenchError, name_settings
+from eaglegate.lab.measure.bench_command import (
+    add_request_arguments,
+    add_result_arguments,
+    parse_headers,
+    say,
+    stop_on_sigterm,
+)
+from eaglegate.lab.measure.near_ties import TIE, explain_texts
+from eaglegate.lab.measure.pairs import MARGIN, match_pairs
+from eaglegate.lab.measure.replay import (
+    RECORDED,
+    ReplayJournal,
+    ReplayPlan,
+    ReplayRequest,
+    ReplayRun,
+    read_requests,
+)
+from eaglegate.lab.measure.replay_report import ReplayReport, make_report
+from eaglegate.lab.measure.report import describe_run
+from eaglegate.lab.measure.servers import DEMO, ServerError, Setting, demo_flags
+from eaglegate.lab.measure.statistics import Verdict
+
+EPILOG = """\
+--against is a URL; a JSON object of fields, which goes to the first URL, such as
+'{"num_speculative_tokens": 1}'; or `serve FLAGS`, a server this starts (`serve` alone: the demo).
+Two are compared with each other, one with the recorded run. Definitions: docs/measure.md."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 for better or no difference, 3 for worse, 4 for not enough data, 1 for a run
+    that cannot be made, 2 for wrong usage."""
+    stop_on_sigterm()
+    options = make_parser().parse_args(argv)
+    try:
+        plan = make_plan(options)
+        folder = Path(options.out or time.strftime("eaglegate-replay-%Y%m%d-%H%M%S"))
+        folder.mkdir(parents=True, exist_ok=True)
+        report = asyncio.run(run_replay(plan, folder, options, argv))
+    except (BenchError, CaptureError, ServerError, ValueError, OSError) as error:
+        print(f"eaglegate replay: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; --resume with the same --out continues", file=sys.stderr)
+        return 130
+    report.write(folder)
+    print(report.render_text())
+    print(f"\n{folder}/report.json\n{folder}/report.html")
+    return {Verdict.WORSE: 3, Verdict.UNKNOWN: 4}.get(report.verdict.verdict, 0)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "eaglegate replay",
+        description="Send a capture again and compare settings, request by request.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a capture, or a folder of them")
+    parser.add_argument("--against", action="append", required=True, metavar="URL|FIELDS|serve ...")
+    parser.add_argument("--model", default="", help="the server's first model if left out")
+    when = parser.add_argument_group("when")
+    when.add_argument("--speed", type=float, default=1.0, help="recorded times, so much faster")
+    when.add_argument(
+        "--closed-loop",
+        action="store_true",
+        help="no recorded times: --concurrency sessions at a time",
+    )
+    when.add_argument("--concurrency", type=int, default=4)
+    when.add_argument(
+        "--windows",
+        type=int,
+        default=16,
+        help="parts of the capture in which the settings take turns",
+    )
+    what = parser.add_argument_group("what")
+    what.add_argument("--requests", type=int, help="the first so many of the capture")
+    what.add_argument("--warmup", type=int, default=4, help="requests before, to each setting")
+    add_key_file_argument(what)
+    judge = parser.add_argument_group("verdict")
+    judge.add_argument(
+        "--margin", type=float, default=MARGIN, help="relative difference that matters"
+    )
+    judge.add_argument(
+        "--tie",
+        type=float,
+        default=TIE,
+        help="nats between two tokens up to which a text may differ",
+    )
+    add_request_arguments(parser)
+    add_result_arguments(parser.add_argument_group("results"))
+    return parser  # fmt: skip
+
+
+def make_plan(options: argparse.Namespace) -> ReplayPlan:
+    """Raises BenchError, CaptureError, ValueError."""
+    if len(options.against) > 2:
+        raise BenchError("--against: one (against the recorded run) or two (against each other)")
+    cipher = load_cipher(options.key_file)
+    records = list(read_records(options.file, cipher, say))[: options.requests]
+    requests: list[ReplayRequest] = list(read_requests(records))
+    if not requests:
+        raise BenchError(f"{options.file} holds no request")
+    if len(options.against) == 1 and not any(request.recorded for request in requests):
+        raise BenchError(
+            f"{options.file} records no answers to compare with: give a second --against"
+        )
+    return ReplayPlan(
+        requests=tuple(requests),
+        settings=name_settings(read_settings(options)),
+        speed=0.0 if options.closed_loop else options.speed,
+        concurrency=options.concurrency,
+        windows=options.windows,
+        headers=parse_headers(options.header),
+        model=options.model,
+        timeout_s=options.timeout,
+        warmup=options.warmup,
+    )
+
+
+def read_settings(options: argparse.Namespace) -> list[Setting]:
+    """Raises BenchError, ValueError."""
+    settings: list[Setting] = []
+    for text in options.against:
+        if text.startswith("{"):
+            base = next((known for known in settings if known.url or known.flags), None)
+            if base is None:
+                raise BenchError(f"--against '{text}': fields need a server in an --against before")
+            fields = {**options.fields, **json.loads(text)}
+            settings.append(Setting(text, base.url, base.flags, fields))
+        elif text.startswith(("http://", "https://")):
+            url = text.rstrip("/").removesuffix("/v1")
+            settings.append(Setting(url, url, fields=options.fields))
+        elif text.split()[:1] == ["serve"]:
+            given = tuple(shlex.split(text)[1:])
+            flags = given or demo_flags(DEMO / "target", DEMO / "eagle3_1")
+            settings.append(Setting(text, flags=flags, fields=options.fields))
+        else:
+            raise BenchError(f"--against '{text}': give a URL, a JSON object, or serve FLAGS")
+    return settings
+
+
+async def run_replay(
+    plan: ReplayPlan, folder: Path, options: argparse.Namespace, argv: Sequence[str]
+) -> ReplayReport:
+    """Raises BenchError, ServerError."""
+    journal = ReplayJournal(folder / "outcomes.jsonl", plan.digest(), resume=options.resume)
+    recorded = len(plan.settings) == 1
+    names = (RECORDED if recorded else plan.settings[0].name, plan.settings[-1].name)
+    async with ReplayRun(plan, folder, say) as run:
+        await run.run(journal, bar=not options.quiet)
+        base = None if recorded else journal.outcomes[names[0]]
+        windows = {} if recorded else plan.number_windows()
+        pairs = match_pairs(plan.requests, base, journal.outcomes[names[1]], windows)
+        first = None if recorded else run.client(names[0])
+        text = await explain_texts(pairs, first, run.client(names[1]), options.tie)
+    return make_report(
+        describe_run("replay", argv),
+        names,
+        len(plan.requests),
+        pairs,
+        text,
+        recorded=recorded,
+        margin=options.margin,
+    )

@@ -1,0 +1,211 @@
+"""What every report shares: the command it came from, tables, and one self-contained HTML page."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from eaglegate.lab.measure.statistics import Estimate, Verdict
+
+SECRET_FLAGS = ("--header", "--api-key", "--capture-key", "--key")
+STYLE = """
+:root { color-scheme: light dark; --soft: #8886; --better: #047857; --worse: #b91c1c; }
+@media (prefers-color-scheme: dark) { :root { --better: #34d399; --worse: #f87171; } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2rem auto; }
+body { padding: 0 1rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+.conclusion { border: 1px solid var(--soft); border-left: 6px solid; border-radius: 6px; }
+.conclusion { padding: .2rem 1rem; } .conclusion p { margin: .5rem 0; color: CanvasText; }
+.conclusion p:first-child { font-size: 1.15rem; font-weight: 600; }
+table { border-collapse: collapse; margin: .6rem 0; display: block; overflow-x: auto; }
+td, th { padding: .25rem .7rem; border-bottom: 1px solid var(--soft); text-align: right; }
+td, th { overflow-wrap: normal; }
+td:first-child, th:first-child, td.text, th.text { text-align: left; }
+pre { background: #8882; border-radius: 4px; padding: .6rem; white-space: pre-wrap; }
+.charts { display: grid; gap: 1rem; }
+.charts { grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
+svg { width: 100%; max-width: 560px; } svg text { font-size: 11px; fill: currentColor; }
+svg .title { font-size: 13px; font-weight: 600; } svg .mid { text-anchor: middle; }
+svg .end { text-anchor: end; } svg .grid { stroke: var(--soft); stroke-width: .5; }
+svg .one { stroke: currentColor; stroke-dasharray: 3 3; }
+svg polyline { fill: none; stroke-width: 2; }
+.better { color: var(--better); stroke: var(--better); fill: var(--better); }
+.worse { color: var(--worse); stroke: var(--worse); fill: var(--worse); }
+.same, .unknown { stroke: #64748b; fill: #64748b; }
+section.same, section.unknown { color: #64748b; }
+"""
+
+
+KINDS = {
+    Verdict.BETTER: "better",
+    Verdict.WORSE: "worse",
+    Verdict.SAME: "same",
+    Verdict.UNKNOWN: "unknown",
+    Verdict.NO_DRAFTS: "unknown",
+}
+"""Classes of the page by verdict."""
+
+
+class Conclusion(NamedTuple):
+    """What a report comes to: its first words, on the terminal and on the page."""
+
+    verdict: Verdict
+    lines: tuple[str, ...]
+
+
+def describe_run(tool: str, argv: Sequence[str]) -> dict[str, Any]:
+    """The command and where it ran: the first keys of every report."""
+    try:
+        own = version("eaglegate")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {
+        "command": shlex.join(("eaglegate", tool, *hide_secrets(argv))),
+        "version": own,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cpus": len(os.sched_getaffinity(0)),
+        },
+    }
+
+
+def hide_secrets(argv: Sequence[str]) -> list[str]:
+    """A command line without the values of its headers and keys."""
+    out: list[str] = []
+    for argument in argv:
+        name, equals, _ = argument.partition("=")
+        secret_before = bool(out) and out[-1] in SECRET_FLAGS
+        hidden = name in SECRET_FLAGS and equals
+        out.append("..." if secret_before else f"{name}=..." if hidden else argument)
+    return out
+
+
+def write_json(path: Path, report: Any) -> None:
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    options |= orjson.OPT_PASSTHROUGH_DATACLASS
+    path.write_bytes(orjson.dumps(report, default=_to_plain, option=options) + b"\n")
+
+
+def _to_plain(value: Any) -> Any:
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if isinstance(value, (tuple, set)):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+Rows = Sequence[Sequence[str]]
+
+
+def format_table(head: Sequence[str], rows: Rows) -> str:
+    """Aligned Markdown."""
+    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
+    lines = [head, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
+
+
+def format_number(value: float | None, digits: int = 3) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+
+
+def format_estimate(estimate: Estimate | None, digits: int = 3) -> str:
+    """A value with its interval."""
+    if estimate is None:
+        return ""
+    value = format_number(estimate.value, digits)
+    if estimate.low is None or estimate.high is None:
+        return value
+    ends = (format_number(end, digits) for end in (estimate.low, estimate.high))
+    return f"{value} ({' to '.join(ends)})"
+
+
+def format_ratio(ratio: Estimate | None) -> str:
+    """A ratio with its interval; empty without one."""
+    if ratio is None or ratio.low is None:
+        return ""
+    return f"{ratio.value:.2f}x ({format_ends(ratio)})"
+
+
+def format_ends(ratio: Estimate) -> str:
+    """The interval of a ratio that has one."""
+    return f"{ratio.low:.2f} to {ratio.high:.2f}"
+
+
+def capitalise(text: str) -> str:
+    """With a capital first letter, the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def format_share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+class Page:
+    """An HTML page that needs nothing but itself: the conclusion first, the command at the end."""
+
+    def __init__(self, title: str, conclusion: Conclusion | None = None) -> None:
+        self._title = title
+        self._parts: list[str] = []
+        if conclusion is not None:
+            first, *rest = (f"<p>{escape(line)}</p>" for line in conclusion.lines)
+            self._parts.append(
+                f'<section class="conclusion {KINDS[conclusion.verdict]}">'
+                f"{first}{''.join(rest)}</section>"
+            )
+
+    def add_heading(self, text: str) -> None:
+        self._parts.append(f"<h2>{escape(text)}</h2>")
+
+    def add_text(self, text: str) -> None:
+        self._parts.append(f"<p>{escape(text)}</p>")
+
+    def add_list(self, items: Iterable[str]) -> None:
+        entries = "".join(f"<li>{escape(item)}</li>" for item in items)
+        if entries:
+            self._parts.append(f"<ul>{entries}</ul>")
+
+    def add_table(
+        self, head: Sequence[str], rows: Rows, kind: Callable[[Sequence[str]], str] | None = None
+    ) -> None:
+        """``kind`` gives a row its class."""
+        top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+        body = "".join(
+            f'<tr class="{escape(kind(row)) if kind else ""}">'
+            + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+            + "</tr>"
+            for row in rows
+        )
+        self._parts.append(f"<table><tr>{top}</tr>{body}</table>")
+
+    def add_charts(self, charts: Iterable[str]) -> None:
+        if drawn := "".join(charts):
+            self._parts.append(f'<div class="charts">{drawn}</div>')
+
+    def add_run(self, run: Mapping[str, Any]) -> None:
+        """The command that made the report, and where it ran."""
+        self.add_heading("Run")
+        self._parts.append(f"<pre>{escape(str(run['command']))}</pre>")
+        self.add_list(f"{name}: {value}" for name, value in run.items() if name != "command")
+
+    def render(self) -> str:
+        return (
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            f'<meta name="viewport" content="width=device-width">'
+            f"<title>{escape(self._title)}</title><style>{STYLE}</style></head><body>"
+            f"<h1>{escape(self._title)}</h1>{''.join(self._parts)}</body></html>\n"
+        )

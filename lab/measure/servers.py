@@ -1,0 +1,199 @@
+"""Servers that a measurement starts by itself, and what a server says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from eaglegate.lab.measure.load import LoadClient, Target
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "engine" / "demo"
+DEMO_DEPTH = 3
+IDENTITY_LAYERS = 32
+"""Of the cost-scaled demo: 8 real layers and these make 40."""
+START_LIMIT_S = 1800.0
+STOP_LIMIT_S = 30.0
+HEARTBEAT_S = 10.0
+ADDRESS = re.compile(r"eaglegate serves (http://\S+?)/v1")
+SPECULATION = "--speculative-config"
+DEPTH_FIELD = "num_speculative_tokens"
+"""Field of a request that bounds its draft tokens per step."""
+Say = Callable[[str], None]
+
+
+class ServerError(RuntimeError):
+    """A server that does not answer or did not start; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One of the things that are compared: a server, and fields laid over every body."""
+
+    name: str
+    url: str = ""
+    flags: tuple[str, ...] = ()
+    """Of `eaglegate serve`, where the measurement starts it."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def server(self) -> tuple[str, tuple[str, ...]]:
+        """Settings with the same one share a server."""
+        return self.url, self.flags
+
+
+def demo_flags(target: Path, draft: Path, **settings: Any) -> tuple[str, ...]:
+    """The demo with every flag named, so that it also runs without its draft.
+
+    ``settings`` are further keys of ``--speculative-config``.
+    """
+    speculation = {
+        "method": "eagle3",
+        "model": str(draft),
+        "num_speculative_tokens": DEMO_DEPTH,
+        **settings,
+    }
+    return (
+        str(target),
+        "--served-model-name=demo",
+        "--reasoning-parser=qwen3",
+        "--tool-call-parser=hermes",
+        "--kv-cache-memory-bytes=1073741824",
+        SPECULATION,
+        json.dumps(speculation),
+    )
+
+
+def drop_speculation(flags: Sequence[str]) -> tuple[str, ...]:
+    """The same command line without a draft. Raises ServerError where it has none."""
+    kept: list[str] = []
+    rest = iter(flags)
+    for flag in rest:
+        name = flag.partition("=")[0].replace("_", "-").partition(".")[0]
+        if name in (SPECULATION, "-sc"):
+            if "=" not in flag:
+                next(rest, None)
+        else:
+            kept.append(flag)
+    if len(kept) == len(flags):
+        raise ServerError(
+            f"--baseline none takes {SPECULATION} away from the flags after --, and they have none"
+        )
+    return tuple(kept)
+
+
+def make_cost_scaled_demo(say: Say) -> Path:
+    """A folder with the demo at 40 layers: made once, then kept. Raises ServerError."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "eaglegate" / f"demo-cost-scaled-{IDENTITY_LAYERS}"
+    if not (folder / "eagle3_1" / "config.json").is_file():
+        say(f"making the cost-scaled demo in {folder}")
+        command = [sys.executable, "-m", "eaglegate.lab.training.cost_scaled", "--out", str(folder)]
+        command += ["--identity-layers", str(IDENTITY_LAYERS)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=_make_environment(), check=False
+        )
+        if done.returncode:
+            raise ServerError(
+                "the cost-scaled demo needs torch, safetensors and transformers (pip install "
+                f"'eaglegate[train]'): {done.stderr.strip().splitlines()[-1:]}"
+            )
+    return folder
+
+
+def _make_environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (str(ROOT / ".src"), os.environ.get("PYTHONPATH"))))
+    return {
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "PYTHONPATH": path,
+    }
+
+
+@asynccontextmanager
+async def serve(setting: Setting, log: Path, say: Say) -> AsyncGenerator[str, None]:
+    """The URL of a server started with the setting's flags, until the block ends.
+
+    Raises ServerError.
+    """
+    command = [sys.executable, "-m", "eaglegate.server", "serve", "--port", "0", *setting.flags]
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=_make_environment(),
+            start_new_session=True,
+        )
+    try:
+        say(f"starting {setting.name} (log: {log})")
+        yield await _wait_for_address(process, setting, log, say)
+    finally:
+        await _stop(process)
+
+
+async def _wait_for_address(
+    process: asyncio.subprocess.Process, setting: Setting, log: Path, say: Say
+) -> str:
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_LIMIT_S):
+            while True:
+                reading = asyncio.ensure_future(process.stdout.readline())
+                while not (await asyncio.wait([reading], timeout=HEARTBEAT_S))[0]:
+                    say(f"  ... starting {setting.name}")
+                line = reading.result().decode(errors="replace")
+                if found := ADDRESS.search(line):
+                    return found[1]
+                if not line:
+                    break
+    except TimeoutError:
+        raise ServerError(f"{setting.name} did not start in {START_LIMIT_S:.0f} s") from None
+    raise ServerError(f"{setting.name} did not start; the end of {log}:\n{_read_tail(log)}")
+
+
+def _read_tail(log: Path, lines: int = 10) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), STOP_LIMIT_S)
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def describe_target(target: Target) -> Target:
+    """The target with its model's name, and whether it reports steps. Raises ServerError."""
+    async with LoadClient.open(target) as client:
+        try:
+            reply = await client.get("/v1/models")
+            reply.raise_for_status()
+            cards = reply.json()["data"]
+            card = next((card for card in cards if card["id"] == target.model), cards[0])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise ServerError(
+                f"{target.url}/v1/models does not answer as an OpenAI-compatible server: "
+                f"{type(error).__name__} {error}. Give the URL without /v1; --header for a key"
+            ) from None
+    ours = card.get("owned_by") == "eaglegate"
+    return replace(target, model=target.model or card["id"], reports_steps=ours)

@@ -1,0 +1,63 @@
+"""How the tool calls of an answer turned out, in the words of ``engine.events.Outcome``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jsonschema
+import orjson
+
+from eaglegate.lab.measure.stream import RequestResult, ToolCall
+from eaglegate.text.events import Outcome
+
+BAD = frozenset(
+    {Outcome.SCHEMA_MISMATCH, Outcome.MALFORMED, Outcome.TRUNCATED, Outcome.UNKNOWN_TOOL}
+)
+FREE_TEXT = object()
+"""The schema of a custom tool: its input is text."""
+
+
+def judge_calls(result: RequestResult, tools: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Calls by outcome. The last call of an answer that ran into its limit is truncated."""
+    schemas = dict(map(_read_tool, tools))
+    counts: Counter[str] = Counter()
+    last = len(result.tool_calls) - 1
+    for number, call in enumerate(result.tool_calls):
+        cut_off = result.finish in ("length", "max_tokens", "incomplete") and number == last
+        counts[_judge(call, schemas, cut_off=cut_off).value] += 1
+    return dict(counts)
+
+
+def is_valid(calls: Mapping[str, int]) -> bool:
+    return not any(calls.get(outcome.value) for outcome in BAD)
+
+
+def _read_tool(tool: Mapping[str, Any]) -> tuple[str, Any]:
+    """Name and schema, in the shape of any of the APIs."""
+    if tool.get("type") == "custom":
+        return str((tool.get("custom") or tool).get("name", "")), FREE_TEXT
+    function = tool.get("function") or tool
+    schema = function.get("parameters") or function.get("input_schema")
+    return str(function.get("name", "")), schema
+
+
+def _judge(call: ToolCall, schemas: Mapping[str, Any], *, cut_off: bool) -> Outcome:
+    if call.name not in schemas:
+        return Outcome.TRUNCATED if cut_off and not call.name else Outcome.UNKNOWN_TOOL
+    if schemas[call.name] is FREE_TEXT:
+        return Outcome.VALID
+    try:
+        arguments = orjson.loads(call.arguments or "{}")
+    except orjson.JSONDecodeError:
+        return Outcome.TRUNCATED if cut_off else Outcome.MALFORMED
+    if not isinstance(arguments, dict):
+        return Outcome.MALFORMED
+    try:
+        jsonschema.validate(arguments, schemas[call.name] or {})
+    except jsonschema.ValidationError:
+        return Outcome.SCHEMA_MISMATCH
+    except Exception:  # the schema itself is wrong, in any of jsonschema's many ways
+        return Outcome.VALID
+    return Outcome.VALID

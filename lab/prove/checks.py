@@ -1,0 +1,597 @@
+"""The checks of ``eaglegate prove``: one function and one row of ``CHECKS`` each.
+
+Every check takes the ``Trial`` and returns ``Evidence``. Thresholds are here, with their reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from eaglegate.engine.errors import DraftRefused, EngineError, EngineFailed
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import EngineRequest, Execution, Sampling, WorkerExecution
+from eaglegate.lab.prove.blank_draft import make_blank_draft
+from eaglegate.lab.prove.lane import (
+    Progress,
+    ProofAnswer,
+    add_totals,
+    at,
+    make_requests,
+    run,
+    run_all,
+)
+from eaglegate.lab.prove.sampling import score_samples
+from eaglegate.lab.prove.speed import Speed, SpeedLoad, divide, measure_speed
+from eaglegate.lab.prove.texts import Kind, TextComparison, compare_texts
+from eaglegate.lab.prove.trial import (
+    TOP,
+    Evidence,
+    ProofOutcome,
+    Trial,
+    sample_greedy,
+    sample_seeded,
+)
+
+LEAST_ACCEPTANCE = 0.3
+"""Of first draft tokens. One pass of a draft and one more token to verify cost an eighth to a third
+of a step without them, so a draft accepted less often pays at no depth. Trained EAGLE 3 drafts have
+0.6 to 0.9 on chat; noise has 0.0."""
+Z_FAILED, Z_UNSURE, Z_POWER = 5.0, 4.0, 8.0
+"""Standard deviations: a normal number is beyond 5 once in two million, beyond 4 once in 16,000."""
+HOT, TOP_K = 2.0, TOP
+"""Hot, so that there is much to choose from."""
+LEAST_SPEED = 0.8
+"""Of the speed without a draft. At worst the planner drafts nothing, which costs 4 to 12 %."""
+LEAST_PLANNED = 0.85
+"""Of the best fixed depth, in total tokens per second."""
+MOST_TIES = 0.5
+"""Share of texts with a near tie from which on ties hide more than they explain."""
+EAGER = "NONE"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A row of the report."""
+
+    name: str
+    question: str
+    run: Callable[[Trial], Awaitable[Evidence]]
+    measures_speed: bool = False
+
+
+async def check_execution(trial: Trial) -> Evidence:
+    found = await trial.lane.describe_execution()
+    if found is None:
+        return Evidence(
+            ProofOutcome.UNSURE, "The workers of this engine do not report how they run."
+        )
+    outcome, verdict = judge_execution(found)
+    return Evidence(outcome, f"{describe_execution(found)} {verdict}", asdict(found))
+
+
+def describe_execution(found: Execution) -> str:
+    first = found.workers[0]
+    runner = "second" if first.runner == 2 else "first"
+    scheduling = "asynchronous" if found.asynchronous else "synchronous"
+    return (
+        f"vLLM's {runner} model runner, {scheduling} scheduling, {found.dtype}, attention by "
+        f"{' and '.join(first.attention) or 'an unknown backend'}."
+    )
+
+
+def judge_execution(found: Execution) -> tuple[ProofOutcome, str]:
+    """Whether the engine runs as its arguments ask: compiled, with graphs, or eagerly."""
+    asked = [name for name in (found.compilation, found.graphs) if name != EAGER]
+    if not asked and found.eager:
+        return ProofOutcome.PASSED, "It runs eagerly, as its arguments and their defaults ask."
+    if not asked:
+        return ProofOutcome.FAILED, "It runs eagerly, and its arguments do not ask for that."
+    for worker in found.workers:
+        if fault := find_fallback(found, worker):
+            return ProofOutcome.FAILED, fault
+    steps = sum(found.steps.values())
+    if found.graphs != EAGER and found.steps.get(EAGER, 0) > steps / 2:
+        return ProofOutcome.FAILED, f"{found.steps[EAGER]} of {steps} steps ran without a graph."
+    lowered = {worker.graphs for worker in found.workers} - {found.graphs}
+    if lowered:
+        return (
+            ProofOutcome.UNSURE,
+            f"vLLM lowered the graph mode from {found.graphs} to {lowered.pop()}; the speeds below "
+            "tell what that costs.",
+        )
+    parts = f"compiled ({found.compilation})" if found.compilation != EAGER else "not compiled"
+    graphs = f"{found.graphs} graphs" if found.graphs != EAGER else "no graphs, none asked for"
+    return ProofOutcome.PASSED, f"It runs {parts}, with {graphs}, as asked."
+
+
+def find_fallback(found: Execution, worker: WorkerExecution) -> str:
+    """How a worker fell back to eager execution, in a sentence; empty where it did not."""
+    inside = found.compilation not in (EAGER, "STOCK_TORCH_COMPILE")
+    if inside and not worker.compiled_parts:
+        return (
+            f"It fell back to eager execution: {found.compilation} was asked for, and 0 of "
+            f"{worker.compilable_parts} parts of the model run compiled."
+        )
+    if found.graphs == EAGER:
+        return ""
+    if worker.graphs == EAGER or not worker.captured:
+        return (
+            f"It fell back to eager execution: {found.graphs} graphs were asked for, the worker "
+            f"has {worker.graphs} and captured {worker.captured}."
+        )
+    return ""
+
+
+NO_ACCOUNTS = Evidence(
+    ProofOutcome.UNSURE,
+    "This engine does not report its decode steps: another scheduler than eaglegate's decides.",
+)
+
+
+async def check_acceptance(trial: Trial) -> Evidence:
+    if not trial.lane.info.reports_decode_steps:
+        return NO_ACCOUNTS
+    requests = make_requests("draft", trial.prompts, lambda _: sample_greedy(trial.size, None))
+    totals = add_totals(await run_all(trial.lane, at(trial.depth, requests)))
+    return judge_acceptance(totals, trial.depth)
+
+
+def judge_acceptance(totals: Totals, depth: int) -> Evidence:
+    steps = totals.verify_steps
+    if not steps:
+        return Evidence(ProofOutcome.FAILED, "No draft was verified at all.", {"verify_steps": 0})
+    first = totals.accepted_at[0] / steps if totals.accepted_at else 0.0
+    low, high = bound_share(first, steps)
+    evidence = (
+        f"The target accepts {first:.0%} of first draft tokens ({steps} steps at depth {depth}, "
+        f"acceptance length {totals.acceptance_length:.2f}); a draft must bring "
+        f"{LEAST_ACCEPTANCE:.0%}."
+    )
+    numbers = {
+        "verify_steps": steps,
+        "first_accepted": round(first, 4),
+        "interval": [round(low, 4), round(high, 4)],
+        "acceptance_length": round(totals.acceptance_length or 0, 3),
+        "per_position": [round(one, 4) for one in totals.acceptance_per_position],
+    }
+    return Evidence(judge_bounds(low, high, LEAST_ACCEPTANCE), evidence, numbers)
+
+
+def bound_share(share: float, count: int, z: float = 3.0) -> tuple[float, float]:
+    """Wilson's interval of a share that was seen ``count`` times."""
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    middle, scale = share + z * z / (2 * count), 1 + z * z / count
+    return (middle - spread) / scale, (middle + spread) / scale
+
+
+def judge_bounds(low: float, high: float, least: float) -> ProofOutcome:
+    if low >= least:
+        return ProofOutcome.PASSED
+    return ProofOutcome.FAILED if high < least else ProofOutcome.UNSURE
+
+
+async def check_greedy_text(trial: Trial) -> Evidence:
+    """Alone at every depth would take long; all depths in one batch, and what serves by default."""
+    requests = make_requests("greedy", trial.prompts, lambda _: sample_greedy(trial.size, None))
+    return await compare_at_depths(trial, requests, trial.reference.greedy)
+
+
+async def check_seeded_text(trial: Trial) -> Evidence:
+    def sample(number: int) -> Sampling:
+        return sample_seeded(trial.size, number, None)
+
+    requests = make_requests("seeded", trial.prompts, sample)
+    return await compare_at_depths(trial, requests, trial.reference.seeded)
+
+
+async def compare_at_depths(
+    trial: Trial, requests: Sequence[EngineRequest], reference: Sequence[ProofAnswer]
+) -> Evidence:
+    """Depths 0, 1 and K in one batch, then K alone, then as the engine serves by default."""
+    depths = sorted({0, 1, trial.depth})
+    pairs: list[tuple[ProofAnswer, ProofAnswer]] = []
+    for group in (
+        [at(depth, requests) for depth in depths],
+        [at(trial.depth, requests)],
+        [requests],
+    ):
+        mixed = [one for same in group for one in same]
+        answers = await run_all(trial.lane, mixed)
+        pairs += zip([*reference] * len(group), answers, strict=True)
+    compared = compare_texts(pairs, trial.dtype, trial.noise)
+    names = ", ".join(map(str, depths))
+    return judge_texts(compared, f"at depths {names} in one batch, {trial.depth} and by default")
+
+
+def judge_texts(compared: TextComparison, where: str) -> Evidence:
+    faults, unknown = compared.count(Kind.FAULT), compared.count(Kind.UNKNOWN)
+    ties = compared.count(Kind.TIE)
+    equal = compared.answers - len(compared.differences)
+    evidence = (
+        f"{equal} of {compared.answers} texts {where} equal those without a draft; {ties} leave "
+        f"them at a near tie, {faults} by a fault ({compared.tokens} tokens compared)."
+    )
+    if faults:
+        first = next(one for one in compared.differences if one.kind is Kind.FAULT)
+        evidence += f" The first fault is in {first}."
+        outcome = ProofOutcome.FAILED
+    elif unknown or ties > MOST_TIES * compared.answers:
+        evidence += f" {unknown} differences are unexplained." if unknown else ""
+        outcome = ProofOutcome.UNSURE
+    else:
+        outcome = ProofOutcome.PASSED
+    return Evidence(outcome, evidence, compared.to_json())
+
+
+async def check_sampled_text(trial: Trial) -> Evidence:
+    if not trial.raw_logprobs:
+        return Evidence(
+            ProofOutcome.UNSURE,
+            "--logprobs-mode reports log probabilities after sampling parameters, so the target's "
+            "own distribution is unknown.",
+        )
+    sampling = Sampling(
+        max_tokens=trial.size.sampled_tokens,
+        temperature=HOT,
+        top_k=TOP_K,
+        logprobs=TOP_K,
+        ignore_eos=True,
+    )
+    count = trial.size.samples
+    prompts = [trial.openings[number % len(trial.openings)] for number in range(count)]
+    requests = make_requests("sampled", prompts, lambda _: sampling)
+    by_depth = {depth: await run_all(trial.lane, at(depth, requests)) for depth in (0, trial.depth)}
+    return judge_samples(by_depth)
+
+
+def judge_samples(by_depth: dict[int, list[ProofAnswer]]) -> Evidence:
+    scores = {depth: score_samples(answers, HOT, TOP_K) for depth, answers in by_depth.items()}
+    worst = max(one.worst for one in scores.values())
+    power = min(abs(one.power) for one in scores.values())
+    outside = sum(one.outside for one in scores.values())
+    parts = [
+        f"at depth {depth} {one.counts[0]} of {one.tokens} tokens are the likeliest, "
+        f"{one.expected[0]:.0f} expected (z {one.score.z:+.1f})"
+        for depth, one in scores.items()
+    ]
+    evidence = (
+        f"Temperature {HOT:g}, top-k {TOP_K}: {'; '.join(parts)}. Ignoring the temperature would "
+        f"give z {power:.0f}."
+    )
+    evidence += f" {outside} tokens are outside of top-k." if outside else ""
+    numbers = {f"depth {depth}": one.to_json() for depth, one in scores.items()}
+    if worst > Z_FAILED or outside:
+        return Evidence(ProofOutcome.FAILED, evidence, numbers)
+    sure = power >= Z_POWER and worst <= Z_UNSURE
+    return Evidence(ProofOutcome.PASSED if sure else ProofOutcome.UNSURE, evidence, numbers)
+
+
+async def check_depth(trial: Trial) -> Evidence:
+    """Every depth in one batch; what a step drafted, and what it delivered."""
+    if not trial.lane.info.reports_decode_steps:
+        return NO_ACCOUNTS
+    prompts = trial.prompts[: max(2, len(trial.prompts) // 4)]
+    requests = make_requests("depth", prompts, lambda _: sample_greedy(trial.size, None))
+    depths = range(trial.depth + 1)
+    answers = await run_all(trial.lane, [one for depth in depths for one in at(depth, requests)])
+    return judge_depths(answers, trial.depth)
+
+
+def judge_depths(answers: Sequence[ProofAnswer], most: int) -> Evidence:
+    drafted = dict.fromkeys(range(most + 1), 0)
+    over: list[str] = []
+    for answer in answers:
+        depth = answer.request.depth or 0
+        steps = answer.account.decode_steps
+        drafted[depth] = max([drafted[depth], *(one.drafted for one in steps)])
+        if any(one.drafted > depth or one.delivered > depth + 1 for one in steps):
+            over.append(answer.request.id)
+    short = [depth for depth, deepest in drafted.items() if deepest < depth]
+    evidence = (
+        f"{len(answers)} answers at depths 0 to {most} in one batch; the deepest drafts were "
+        f"{', '.join(f'{deepest} at {depth}' for depth, deepest in drafted.items())}."
+    )
+    numbers = {"deepest": {str(depth): one for depth, one in drafted.items()}, "over": over[:10]}
+    if over:
+        evidence += f" {len(over)} answers have steps beyond their depth, first {over[0]}."
+        return Evidence(ProofOutcome.FAILED, evidence, numbers)
+    if short:
+        evidence += " Not every depth was reached."
+    return Evidence(ProofOutcome.UNSURE if short else ProofOutcome.PASSED, evidence, numbers)
+
+
+async def check_accounts(trial: Trial) -> Evidence:
+    """Depths, limits, temperatures, seeds and clients that leave, mixed."""
+    if not trial.lane.info.reports_decode_steps:
+        return NO_ACCOUNTS
+    lane, dice = trial.lane, random.Random(1)
+    await _settle(trial)
+    before, unclaimed = lane.count_drafts(), lane.unclaimed
+    jobs = [
+        (make_mixed_request(trial, number, dice), dice.choice((0, 0, 0, 5)))
+        for number in range(trial.size.mixed)
+    ]
+    answers = await asyncio.gather(
+        *(run(lane, request, leave_after=leave) for request, leave in jobs)
+    )
+    await _settle(trial)
+    after = lane.count_drafts()
+    if before is None or after is None:
+        return Evidence(ProofOutcome.UNSURE, "The engine keeps no counters (--disable-log-stats).")
+    ours = add_totals(answers)
+    left = _count_all(lane.unclaimed) - _count_all(unclaimed)
+    return judge_accounts(answers, _count_all(ours) + left, _count_all(after) - _count_all(before))
+
+
+class Counts(tuple[int, int, int]):
+    """Verify steps, draft tokens, and accepted tokens before any cut."""
+
+    def __add__(self, other: Any) -> Counts:
+        return Counts(a + b for a, b in zip(self, other, strict=True))
+
+    def __sub__(self, other: Any) -> Counts:
+        return Counts(a - b for a, b in zip(self, other, strict=True))
+
+
+def _count_all(totals: Totals) -> Counts:
+    return Counts((totals.verify_steps, totals.proposed, totals.accepted + totals.cut))
+
+
+async def _settle(trial: Trial) -> None:
+    """A request of one token: when it has ended, all steps before are counted."""
+    quiet = EngineRequest(f"quiet-{time.perf_counter()}", trial.prompts[0], Sampling(max_tokens=1))
+    await run(trial.lane, quiet)
+
+
+def make_mixed_request(trial: Trial, number: int, dice: random.Random) -> EngineRequest:
+    sampling = Sampling(
+        max_tokens=dice.randint(1, trial.size.tokens),
+        temperature=dice.choice((0.0, 0.0, 0.7, 1.0)),
+        top_k=dice.choice((0, 0, 20)),
+        seed=dice.choice((None, number)),
+        logprobs=dice.choice((None, None, 2)),
+        presence_penalty=dice.choice((0.0, 0.0, 0.5)),
+    )
+    depth = dice.choice((None, *range(trial.depth + 1)))
+    return EngineRequest(f"mixed-{number}", dice.choice(trial.prompts), sampling, depth=depth)
+
+
+def judge_accounts(answers: Sequence[ProofAnswer], ours: Counts, engine: Counts) -> Evidence:
+    wrong = [one.request.id for one in answers if one.totals.imbalance]
+    names = ("verify steps", "draft tokens", "accepted tokens")
+    parts = [
+        f"{name} {own} and {theirs}" for name, own, theirs in zip(names, ours, engine, strict=True)
+    ]
+    evidence = (
+        f"{len(answers)} mixed requests; by our accounts and by the engine's counters: "
+        f"{', '.join(parts)}. {len(wrong)} answers have tokens that no step explains."
+    )
+    numbers = {"ours": list(ours), "engine": list(engine), "unexplained": wrong[:10]}
+    exact = ours == engine and not wrong
+    return Evidence(ProofOutcome.PASSED if exact else ProofOutcome.FAILED, evidence, numbers)
+
+
+async def check_exchange(trial: Trial) -> Evidence:
+    """A draft of zeros takes the place of the draft while streams run, and goes again."""
+    folder = trial.lane.draft_folder
+    if folder is None:
+        return Evidence(
+            ProofOutcome.UNSURE, "This draft has no local folder of safetensors to be exchanged."
+        )
+    blank = await asyncio.to_thread(make_blank_draft, folder, trial.folder / "blank-draft")
+    requests = make_requests("exchange", trial.prompts, lambda _: sample_greedy(trial.size, None))
+    greedy = at(trial.depth, requests)
+    before = await run_all(trial.lane, greedy)
+    try:
+        during, pause_s = await _exchange_while_running(trial, greedy, blank)
+        within = await run_all(trial.lane, greedy)
+        back_s = await trial.lane.restore_draft()
+    except (DraftRefused, EngineFailed) as error:
+        return Evidence(ProofOutcome.FAILED, f"The draft was not exchanged: {error}")
+    after = await run_all(trial.lane, greedy)
+    answers = [*during, *within, *after]
+    reference = [*trial.reference.greedy] * 3
+    compared = compare_texts(list(zip(reference, answers, strict=True)), trial.dtype)
+    lengths = [add_totals(one).acceptance_length or 1.0 for one in (before, within, after)]
+    return judge_exchange(compared, lengths, max(pause_s, back_s))
+
+
+async def _exchange_while_running(
+    trial: Trial, requests: Sequence[EngineRequest], blank: Any
+) -> tuple[list[ProofAnswer], float]:
+    progress = Progress(after=len(requests) * trial.size.tokens // 4)
+    streams = asyncio.create_task(run_all(trial.lane, requests, progress))
+    reached = asyncio.create_task(progress.reached.wait())
+    await asyncio.wait({streams, reached}, return_when=asyncio.FIRST_COMPLETED)
+    reached.cancel()
+    try:
+        pause_s = await trial.lane.exchange_draft(blank)
+    finally:
+        answers = await streams
+    return answers, pause_s
+
+
+def judge_exchange(compared: TextComparison, lengths: Sequence[float], pause_s: float) -> Evidence:
+    texts = judge_texts(compared, "during, after and again after")
+    before, within, after = lengths
+    evidence = (
+        f"Acceptance length {before:.2f} with the draft, {within:.2f} with one of zeros in its "
+        f"place, {after:.2f} with the draft back; the engine paused for {1000 * pause_s:.0f} ms "
+        f"at most. {texts.evidence}"
+    )
+    numbers = {
+        "acceptance_lengths": [round(one, 3) for one in lengths],
+        "pause_s": round(pause_s, 4),
+        "texts": texts.numbers,
+    }
+    if abs(after - before) > 0.1 * before:
+        return Evidence(ProofOutcome.FAILED, evidence, numbers)
+    if texts.outcome is ProofOutcome.PASSED and within >= before - 0.1:
+        evidence += " The exchange made no difference to acceptance, so it may not have happened."
+        return Evidence(ProofOutcome.UNSURE, evidence, numbers)
+    return Evidence(texts.outcome, evidence, numbers)
+
+
+async def check_speed(trial: Trial) -> Evidence:
+    """As the engine serves by default, against no draft."""
+    ratios: dict[int, Any] = {}
+    speeds: dict[int, Any] = {}
+    for load in trial.size.loads:
+        await measure_speed(trial.lane, load, trial.prompts)
+        if trial.plain is not None:
+            theirs, ours = await _measure_in_turns(trial, load)
+        else:
+            theirs = list(trial.reference.speeds[load.streams])
+            ours = [
+                await measure_speed(trial.lane, load, trial.prompts)
+                for _ in range(trial.size.rounds)
+            ]
+        ratios[load.streams] = divide(ours, theirs)
+        speeds[load.streams] = {"draft": ours, "none": theirs}
+    return judge_speed(ratios, speeds)
+
+
+async def _measure_in_turns(trial: Trial, load: SpeedLoad) -> tuple[list[Speed], list[Speed]]:
+    assert trial.plain is not None
+    lanes = [trial.plain, trial.lane]
+    speeds: tuple[list[Speed], list[Speed]] = [], []
+    for number in range(trial.size.rounds):
+        for side in (0, 1) if number % 2 else (1, 0):
+            speeds[side].append(await measure_speed(lanes[side], load, trial.prompts))
+    return speeds
+
+
+def judge_speed(ratios: dict[int, Any], speeds: dict[int, Any]) -> Evidence:
+    every = [ratio for level in ratios.values() for ratio in level.values()]
+    parts = [
+        f"{streams} stream{'s' * (streams > 1)}: {level['per user']} per user, "
+        f"{level['total']} in total"
+        for streams, level in ratios.items()
+    ]
+    evidence = (
+        f"Speed over that without a draft, median and range of {len(every[0].rounds)} rounds: "
+        f"{'; '.join(parts)}. It must be {LEAST_SPEED:g} at least."
+    )
+    numbers = {
+        str(streams): {"ratio": level, "tokens_per_s": _take_medians(speeds[streams])}
+        for streams, level in ratios.items()
+    }
+    return Evidence(judge_ratios(every, LEAST_SPEED), evidence, numbers)
+
+
+def _take_medians(sides: dict[str, list[Speed]]) -> dict[str, dict[str, float]]:
+    return {
+        side: {
+            "per_user": round(median(one.user for one in rounds), 2),
+            "total": round(median(one.total for one in rounds), 2),
+        }
+        for side, rounds in sides.items()
+    }
+
+
+def judge_ratios(ratios: Iterable[Any], least: float) -> ProofOutcome:
+    """Failed where every round is below ``least``, passed where every median is not."""
+    every = list(ratios)
+    if any(max(one.rounds) < least for one in every):
+        return ProofOutcome.FAILED
+    return ProofOutcome.PASSED if all(one.median >= least for one in every) else ProofOutcome.UNSURE
+
+
+async def check_planner(trial: Trial) -> Evidence:
+    if not trial.plans:
+        return Evidence(ProofOutcome.UNSURE, "The arguments fix the depth, so nothing is planned.")
+    fixed = sorted({0, 1, (trial.depth + 1) // 2, trial.depth})
+    results: dict[int, dict[str, list[Speed]]] = {}
+    try:
+        for load in (trial.size.loads[0], trial.size.loads[-1]):
+            results[load.streams] = await _measure_depths(trial, load, fixed)
+    finally:
+        await trial.lane.freeze_planning(None)
+    return judge_planner(results)
+
+
+async def _measure_depths(
+    trial: Trial, load: SpeedLoad, fixed: Sequence[int]
+) -> dict[str, list[Speed]]:
+    """Rounds in turns, by depth; ``auto`` is the planner's own choice."""
+    speeds: dict[str, list[Speed]] = {name: [] for name in (*map(str, fixed), "auto")}
+    await trial.lane.freeze_planning(None)
+    await measure_speed(trial.lane, load, trial.prompts)
+    for _ in range(trial.size.rounds):
+        for name, rounds in speeds.items():
+            await trial.lane.freeze_planning(None if name == "auto" else int(name))
+            rounds.append(await measure_speed(trial.lane, load, trial.prompts))
+    return speeds
+
+
+def judge_planner(results: dict[int, dict[str, list[Speed]]]) -> Evidence:
+    ratios, parts, numbers = [], [], {}
+    for streams, speeds in results.items():
+        totals = {name: median(one.total for one in rounds) for name, rounds in speeds.items()}
+        best = max((name for name in totals if name != "auto"), key=totals.__getitem__)
+        ratio = divide(speeds["auto"], speeds[best])["total"]
+        ratios.append(ratio)
+        parts.append(f"{streams} stream{'s' * (streams > 1)}: {ratio} of depth {best}")
+        numbers[str(streams)] = {
+            "tokens_per_s": {name: round(total, 2) for name, total in totals.items()},
+            "best": best,
+            "auto_over_best": ratio,
+        }
+    evidence = (
+        f"Tokens per second with planned depths over the best fixed depth, {'; '.join(parts)}. It "
+        f"must be {LEAST_PLANNED:g} at least."
+    )
+    return Evidence(judge_ratios(ratios, LEAST_PLANNED), evidence, numbers)
+
+
+async def check_continuation(trial: Trial) -> Evidence:
+    """The engine's processes are killed while streams run."""
+    requests = make_requests("killed", trial.prompts, lambda _: sample_greedy(trial.size, None))
+    greedy = at(trial.depth, requests)
+    progress = Progress(after=len(greedy) * trial.size.tokens // 4)
+    streams = asyncio.create_task(run_all(trial.lane, greedy, progress))
+    reached = asyncio.create_task(progress.reached.wait())
+    await asyncio.wait({streams, reached}, return_when=asyncio.FIRST_COMPLETED)
+    reached.cancel()
+    running, written = not streams.done(), progress.tokens
+    killed = trial.lane.kill()
+    began = time.perf_counter()
+    try:
+        answers = await streams
+    except EngineError as error:
+        return Evidence(
+            ProofOutcome.FAILED, f"A stream did not survive the loss of its engine: {error}"
+        )
+    took_s = time.perf_counter() - began
+    if not running or not killed:
+        return Evidence(ProofOutcome.UNSURE, "The engine could not be killed while streams ran.")
+    pairs = list(zip(trial.reference.greedy, answers, strict=True))
+    texts = judge_texts(compare_texts(pairs, trial.dtype), "that went on in another engine")
+    evidence = (
+        f"The engine was killed when {len(answers)} streams had written {written} tokens; the last "
+        f"of them ended {took_s:.1f} s later. {texts.evidence}"
+    )
+    return replace(texts, evidence=evidence, numbers={"ended_s": round(took_s, 2), **texts.numbers})
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("acceptance", "Does the draft bring what it must?", check_acceptance),
+    Check("greedy text", "Does the draft leave it unchanged?", check_greedy_text),
+    Check("seeded text", "Does the draft leave it unchanged?", check_seeded_text),
+    Check("sampled text", "Is it drawn from the target's distribution?", check_sampled_text),
+    Check("depth per request", "Does every request keep to its depth?", check_depth),
+    Check("accounts", "Do they equal the engine's own counters?", check_accounts),
+    Check("speed", "Is it no slower than without a draft?", check_speed, measures_speed=True),
+    Check("planner", "Does it keep up with fixed depths?", check_planner, measures_speed=True),
+    Check("execution", "Does the engine run as its arguments ask?", check_execution),
+    Check("draft exchange", "Does an exchange leave texts unchanged?", check_exchange),
+    Check("continuation", "Do streams survive the engine's death?", check_continuation),
+)
+"""In this order: the last ones disturb the engine."""

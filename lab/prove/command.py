@@ -1,0 +1,279 @@
+"""``eaglegate prove``: check an engine with its draft against the same engine without one.
+
+The arguments are those of ``serve``. No port is opened; requests go to the engines directly.
+docs/prove.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+
+import uvloop
+
+from eaglegate.engine.errors import EngineDead, EngineError, EngineStartError
+from eaglegate.engine.machine import inspect_machine
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.policy import NullRecoveryObserver, SupervisionTimeouts
+from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, Step
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.position_noise import draw_noise
+from eaglegate.lab.prove.checks import CHECKS, Check
+from eaglegate.lab.prove.lane import Prompt
+from eaglegate.lab.prove.report import ProofReport, ProofRow, describe_proof
+from eaglegate.lab.prove.settings import ProveSettings
+from eaglegate.lab.prove.trial import (
+    FULL,
+    OPENINGS,
+    QUICK,
+    Evidence,
+    ProofOutcome,
+    Size,
+    Trial,
+    record_reference,
+)
+from eaglegate.server.backends.in_process import InProcessBackend
+from eaglegate.server.cli.command_line import CommandLine
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.flags import make_part, read_into
+
+QUESTIONS = Path(__file__).parents[2] / "lab" / "measure" / "data" / "chat.jsonl"
+SHORT_FLAGS = ("spec_method", "spec_model", "spec_tokens")
+"""Parts of ``--speculative-config`` that vLLM takes as flags of their own."""
+CHECK_LIMIT_S = 1800.0
+"""The longest a check may take."""
+Say = Callable[[str], None]
+
+
+class ProofBackend(InProcessBackend):
+    """Remembers the engine that runs now."""
+
+    engine: VllmEngine
+
+    def make_engine(self) -> VllmEngine:
+        self.engine = super().make_engine()
+        return self.engine
+
+    @property
+    def has_draft(self) -> bool:
+        given = ("speculative_config", *SHORT_FLAGS)
+        return any(getattr(self._arguments, name, None) for name in given)
+
+    @property
+    def reports_raw_logprobs(self) -> bool:
+        """Of the target, before temperature and the like."""
+        return str(self._arguments.logprobs_mode).startswith("raw")
+
+
+class EngineLane:
+    """See ``eaglegate.lab.prove.lane.Lane``."""
+
+    info: EngineInfo
+
+    def __init__(self, line: CommandLine, say: Say) -> None:
+        self.backend = ProofBackend(line, say)
+        timeouts = make_part(SupervisionTimeouts, line.settings)
+        self._engine = self.backend.create_engine(timeouts, NullRecoveryObserver())
+
+    async def start(self) -> None:
+        """Raises EngineStartError."""
+        self.info = await self._engine.start()
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+        return self._engine.generate(request)
+
+    async def describe_execution(self) -> Execution | None:
+        return await self.backend.engine.describe_execution()
+
+    def count_drafts(self) -> Totals | None:
+        return self.backend.engine.count_drafts()
+
+    @property
+    def unclaimed(self) -> Totals:
+        return self._engine.unclaimed
+
+    async def freeze_planning(self, depth: int | None) -> bool:
+        return await self._engine.freeze_planning(depth)
+
+    @property
+    def draft_folder(self) -> Path | None:
+        drafts = self.backend.drafts
+        serving = drafts.serving if drafts is not None else None
+        return None if serving is None else Path(serving.path)
+
+    async def exchange_draft(self, folder: Path) -> float:
+        assert self.backend.drafts is not None
+        return (await self.backend.drafts.swap(str(folder), trial=True)).pause_s
+
+    async def restore_draft(self) -> float:
+        assert self.backend.drafts is not None
+        return (await self.backend.drafts.rollback()).pause_s
+
+    def kill(self) -> int:
+        return self.backend.engine.kill()
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()
+        await self.backend.aclose()
+
+
+def prove(line: CommandLine, say: Say) -> int:
+    """Returns the exit status. Raises ConfigError."""
+    options = read_into(ProveSettings, line.namespace)
+    if line.settings.log_level != "debug":  # engines are killed on purpose
+        logging.getLogger("eaglegate.engine").setLevel(logging.CRITICAL)
+    run = describe_proof(line.argv, inspect_machine())
+    proof = Proof(line, QUICK if options.quick else FULL, say)
+    rows = uvloop.run(proof.run())
+    report = ProofReport(run, rows, proof.left_out)
+    report.write(Path(options.out))
+    print(report.render_text())
+    print(f"{options.out}/prove.html and {options.out}/prove.json can be attached to a bug report.")
+    return report.status
+
+
+class Proof:
+    """One run of all checks."""
+
+    def __init__(self, line: CommandLine, size: Size, say: Say) -> None:
+        settings = line.settings
+        self._plans = settings.depth in (None, "auto")
+        self._line = _set_up(line, self._plans)
+        self._size = size
+        self._say = say
+        self._side_by_side = line.demo and inspect_machine().platform == "cpu"
+        """Small enough for one machine, and worth it where other work takes its cores."""
+        self.checks = [one for one in CHECKS if size.loads or not one.measures_speed]
+        self.left_out = [one for one in CHECKS if one not in self.checks]
+
+    async def run(self) -> list[ProofRow]:
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            async with AsyncExitStack() as stack:
+                try:
+                    trial = await self._start(stack, Path(folder))
+                except EngineStartError as error:
+                    return self._report_no_start(error, time.perf_counter() - began)
+                seconds = time.perf_counter() - began
+                summary = trial.lane.info.speculation.summary
+                started = Evidence(
+                    ProofOutcome.PASSED, f"It starts without a draft, and with one: {summary}."
+                )
+                rows = [await self._run(check, trial) for check in self.checks]
+        return [make_start_row(started, seconds), *rows]
+
+    async def _start(self, stack: AsyncExitStack, folder: Path) -> Trial:
+        """Raises EngineStartError."""
+        drafted = EngineLane(self._line, self._say)
+        if not drafted.backend.has_draft:
+            raise ConfigError("prove compares an engine with its draft: give --speculative-config")
+        prompts = render_prompts(drafted.backend, self._size.prompts)
+        plain = EngineLane(_drop_draft(self._line), self._say)
+        self._say("the engine without a draft")
+        async with AsyncExitStack() as alone:
+            alone.push_async_callback(plain.aclose)
+            await plain.start()
+            self._say("texts without a draft")
+            reference = await record_reference(
+                plain, prompts, self._size, measure=not self._side_by_side
+            )
+            execution = await plain.describe_execution()
+            if self._side_by_side:
+                stack.push_async_exit(alone.pop_all())
+        self._say("the engine with its draft")
+        stack.push_async_callback(drafted.aclose)
+        await drafted.start()
+        return Trial(
+            drafted,
+            self._size,
+            prompts,
+            [encode(drafted.backend, text) for text in OPENINGS],
+            reference,
+            folder,
+            noise=draw_noise,
+            plain=plain if self._side_by_side else None,
+            plans=self._plans,
+            raw_logprobs=drafted.backend.reports_raw_logprobs,
+            dtype=execution.dtype if execution else "auto",
+        )
+
+    async def _run(self, check: Check, trial: Trial) -> ProofRow:
+        self._say(f"check: {check.name}")
+        began = time.perf_counter()
+        finding = await run_check(check, trial)
+        row = ProofRow(check.name, check.question, finding, time.perf_counter() - began)
+        self._say(f"{check.name}: {finding.outcome}")
+        return row
+
+    def _report_no_start(self, error: EngineStartError, seconds: float) -> list[ProofRow]:
+        failed = make_start_row(
+            Evidence(ProofOutcome.FAILED, f"An engine did not start: {error}"), seconds
+        )
+        unsure = Evidence(ProofOutcome.UNSURE, "An engine did not start.")
+        return [failed, *(ProofRow(one.name, one.question, unsure, 0.0) for one in self.checks)]
+
+
+def make_start_row(finding: Evidence, seconds: float) -> ProofRow:
+    return ProofRow("start", "Does the engine start?", finding, seconds)
+
+
+async def run_check(check: Check, trial: Trial) -> Evidence:
+    """An engine that fails fails the check; a check that fails could not tell."""
+    try:
+        async with asyncio.timeout(CHECK_LIMIT_S):
+            return await check.run(trial)
+    except (EngineDead, EngineError) as error:
+        return Evidence(ProofOutcome.FAILED, f"The engine failed: {error}")
+    except TimeoutError:
+        return Evidence(ProofOutcome.UNSURE, f"The check was not done in {CHECK_LIMIT_S:.0f} s.")
+    except Exception as error:
+        return Evidence(
+            ProofOutcome.UNSURE, f"The check itself failed: {type(error).__name__}: {error}"
+        )
+
+
+def _set_up(line: CommandLine, plans: bool) -> CommandLine:
+    """The same engine as ``serve`` has, with vLLM's report of graph modes; nothing is promoted."""
+    namespace = copy(line.namespace)
+    namespace.cudagraph_metrics = True
+    depth = "auto" if plans else line.settings.depth
+    return replace(
+        line,
+        namespace=namespace,
+        settings=replace(line.settings, depth=depth, draft_store=None),
+    )
+
+
+def _drop_draft(line: CommandLine) -> CommandLine:
+    namespace = argparse.Namespace(**vars(line.namespace))
+    namespace.speculative_config = None
+    for name in ("per_request_spec_decode_metrics", *SHORT_FLAGS):
+        vars(namespace).pop(name, None)
+    return replace(line, namespace=namespace, settings=replace(line.settings, depth=None))
+
+
+def render_prompts(backend: InProcessBackend, count: int) -> list[Prompt]:
+    """Questions spread over our chat set; as plain text for a model without a chat template."""
+    sessions = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    chosen = [sessions[number * len(sessions) // count] for number in range(count)]
+    return [_render(backend, session["steps"][0]) for session in chosen]
+
+
+def _render(backend: InProcessBackend, messages: Sequence[dict[str, str]]) -> Prompt:
+    try:
+        return tuple(backend.renderer.render_chat(messages, None))
+    except ValueError:
+        return encode(backend, messages[-1]["content"])
+
+
+def encode(backend: InProcessBackend, text: str) -> Prompt:
+    return tuple(backend.renderer.encode(text, add_special_tokens=True))

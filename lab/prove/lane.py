@@ -1,0 +1,144 @@
+"""An engine under test: what the checks ask of it, and the answers it gives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import (
+    EngineInfo,
+    EngineRequest,
+    Execution,
+    PositionLogprobs,
+    Sampling,
+    Step,
+)
+
+Prompt = tuple[int, ...]
+
+
+class Lane(Protocol):
+    """One engine, with a draft or without. It survives the loss of its process."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]: ...
+
+    async def describe_execution(self) -> Execution | None: ...
+
+    def count_drafts(self) -> Totals | None:
+        """The engine's own counters of drafts; None without any."""
+        ...
+
+    @property
+    def unclaimed(self) -> Totals:
+        """Steps made for requests that had been left."""
+        ...
+
+    async def freeze_planning(self, depth: int | None) -> bool:
+        """Hold the planner at a depth, or let it choose; False where nothing plans."""
+        ...
+
+    @property
+    def draft_folder(self) -> Path | None:
+        """The folder of a draft that can be exchanged; None for other methods."""
+        ...
+
+    async def exchange_draft(self, folder: Path) -> float:
+        """Serve another draft on trial; returns the seconds without a step."""
+        ...
+
+    async def restore_draft(self) -> float:
+        """Serve the draft from before the exchange."""
+        ...
+
+    def kill(self) -> int:
+        """End the engine's processes with SIGKILL; returns how many there were."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProofAnswer:
+    """Everything one request gave; times in seconds of one clock."""
+
+    request: EngineRequest
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...]
+    account: Account
+    first_at: float
+    ended_at: float
+
+    @property
+    def totals(self) -> Totals:
+        return self.account.totals
+
+
+@dataclass(slots=True)
+class Progress:
+    """Tokens that running requests have brought, for what has to happen in the middle of them."""
+
+    after: int
+    """Tokens after which ``reached`` is set."""
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    tokens: int = 0
+
+    def add(self, tokens: int) -> None:
+        self.tokens += tokens
+        if self.tokens >= self.after:
+            self.reached.set()
+
+
+async def run(
+    lane: Lane, request: EngineRequest, progress: Progress | None = None, leave_after: int = 0
+) -> ProofAnswer:
+    """Read a request to its end, or leave once ``leave_after`` tokens have come."""
+    account = Account()
+    tokens: list[int] = []
+    logprobs: list[PositionLogprobs] = []
+    first_at = 0.0
+    async with aclosing(lane.generate(request)) as steps:
+        async for step in steps:
+            first_at = first_at or time.perf_counter()
+            account.add(step)
+            tokens += step.token_ids
+            logprobs += step.logprobs
+            if progress is not None:
+                progress.add(len(step.token_ids))
+            if leave_after and len(tokens) >= leave_after:
+                break
+    return ProofAnswer(
+        request, tuple(tokens), tuple(logprobs), account, first_at, time.perf_counter()
+    )
+
+
+async def run_all(
+    lane: Lane, requests: Iterable[EngineRequest], progress: Progress | None = None
+) -> list[ProofAnswer]:
+    """All at once, in one batch as far as the engine has room."""
+    return list(await asyncio.gather(*(run(lane, request, progress) for request in requests)))
+
+
+def make_requests(
+    name: str, prompts: Sequence[Prompt], make: Callable[[int], Sampling]
+) -> list[EngineRequest]:
+    """One request for each prompt; ``make`` gives the sampling of each by its number."""
+    return [
+        EngineRequest(f"{name}-{number}", prompt, make(number))
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def at(depth: int | None, requests: Iterable[EngineRequest]) -> list[EngineRequest]:
+    return [replace(one, id=f"{one.id}@{depth}", depth=depth) for one in requests]
+
+
+def add_totals(answers: Iterable[ProofAnswer]) -> Totals:
+    return sum((answer.totals for answer in answers), Totals())

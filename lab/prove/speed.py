@@ -1,0 +1,92 @@
+"""Speed per user and in total, in rounds that visit every setting in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from statistics import median
+from typing import Any
+
+from eaglegate.engine.types import EngineRequest, Sampling
+from eaglegate.lab.prove.lane import Lane, Prompt, ProofAnswer, run
+
+NUMBERS = count()
+"""Ids of requests are used once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One round. Tokens per second."""
+
+    user: float
+    """Of one stream, from its first token on, pooled."""
+    total: float
+    """Of all streams together, prompts included."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedLoad:
+    """``streams`` at a time, each with ``turns`` prompts one after the other."""
+
+    streams: int
+    turns: int
+    tokens: int
+
+
+async def measure_speed(
+    lane: Lane, load: SpeedLoad, prompts: Sequence[Prompt], depth: int | None = None
+) -> Speed:
+    """Greedy answers of ``load.tokens`` tokens each, whatever the text would do."""
+
+    async def stream(number: int) -> list[ProofAnswer]:
+        turns = (prompts[(number + turn) % len(prompts)] for turn in range(load.turns))
+        return [await run(lane, _make_request(prompt, load.tokens, depth)) for prompt in turns]
+
+    began = time.perf_counter()
+    streams = await asyncio.gather(*(stream(number) for number in range(load.streams)))
+    took_s = time.perf_counter() - began
+    answers = [answer for one in streams for answer in one]
+    later = sum(len(one.token_ids) - 1 for one in answers)
+    decoding_s = sum(one.ended_at - one.first_at for one in answers)
+    return Speed(later / decoding_s, sum(len(one.token_ids) for one in answers) / took_s)
+
+
+def _make_request(prompt: Prompt, tokens: int, depth: int | None) -> EngineRequest:
+    sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    return EngineRequest(f"speed-{next(NUMBERS)}", prompt, sampling, depth=depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Speeds over others, round by round."""
+
+    rounds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.rounds)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "median": round(self.median, 3),
+            "lowest": round(min(self.rounds), 3),
+            "highest": round(max(self.rounds), 3),
+        }
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({min(self.rounds):.2f} to {max(self.rounds):.2f})"
+
+
+def divide(ours: Sequence[Speed], theirs: Sequence[Speed]) -> dict[str, Ratio]:
+    """Ratios per user and in total, of rounds that belong together."""
+    pairs = list(zip(ours, theirs, strict=True))
+    return {
+        "per user": Ratio(tuple(a.user / b.user for a, b in pairs)),
+        "total": Ratio(tuple(a.total / b.total for a, b in pairs)),
+    }

@@ -1,0 +1,132 @@
+"""What all checks of one run share: the engines, the prompts, and the texts to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from eaglegate.engine.types import Sampling
+from eaglegate.lab.prove.lane import Lane, Prompt, ProofAnswer, make_requests, run_all
+from eaglegate.lab.prove.speed import Speed, SpeedLoad, measure_speed
+from eaglegate.lab.prove.texts import Noise
+
+TOP = 16
+"""Alternatives asked for beside each token: vLLM allows 20 unless told otherwise."""
+SEEDED_TEMPERATURE = 1.5
+OPENINGS = (
+    "The", "I look for", "Once upon a time", "A list of", "It is", "My", "When we", "There are",
+)  # fmt: skip
+"""Texts that can go on in many ways: after a question, a model may be too sure to show anything."""
+
+
+class ProofOutcome(StrEnum):
+    """What a check found."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNSURE = "could not tell"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The outcome of a check, in one sentence of evidence and the numbers behind it."""
+
+    outcome: ProofOutcome
+    evidence: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much a run does."""
+
+    prompts: int
+    tokens: int
+    """The most tokens of an answer."""
+    samples: int
+    """Sampled answers at each depth."""
+    sampled_tokens: int
+    mixed: int
+    """Requests of the accounts' mixed load."""
+    loads: tuple[SpeedLoad, ...] = ()
+    """Empty: speed is not measured."""
+    rounds: int = 0
+
+
+FULL = Size(
+    prompts=16,
+    tokens=64,
+    samples=64,
+    sampled_tokens=12,
+    mixed=64,
+    loads=(SpeedLoad(1, 3, 48), SpeedLoad(4, 2, 48), SpeedLoad(16, 1, 48)),
+    rounds=5,
+)
+QUICK = Size(prompts=4, tokens=24, samples=64, sampled_tokens=6, mixed=12)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the engine without a draft gave."""
+
+    greedy: tuple[ProofAnswer, ...]
+    seeded: tuple[ProofAnswer, ...]
+    speeds: Mapping[int, Sequence[Speed]]
+    """Rounds by number of streams; empty where both engines run side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run: the engine with its draft, and what it is compared with."""
+
+    lane: Lane
+    size: Size
+    prompts: Sequence[Prompt]
+    openings: Sequence[Prompt]
+    """Prompts that can go on in many ways."""
+    reference: Reference
+    folder: Path
+    """For files that only live as long as the run."""
+    noise: Noise | None = None
+    plain: Lane | None = None
+    """The engine without a draft, where both run side by side."""
+    plans: bool = True
+    """The arguments leave the depth to the planner."""
+    raw_logprobs: bool = True
+    """Log probabilities are those of the target, before any sampling parameter."""
+    dtype: str = "auto"
+
+    @property
+    def depth(self) -> int:
+        """K"""
+        return self.lane.info.speculation.depth
+
+
+async def record_reference(
+    plain: Lane, prompts: Sequence[Prompt], size: Size, measure: bool
+) -> Reference:
+    """``measure``: also its speed, where it will not run beside the other engine."""
+    greedy = await run_all(plain, make_requests("greedy", prompts, lambda _: sample_greedy(size)))
+    seeded = await run_all(
+        plain, make_requests("seeded", prompts, lambda n: sample_seeded(size, n))
+    )
+    speeds = {}
+    for load in size.loads if measure else ():
+        await measure_speed(plain, load, prompts)
+        speeds[load.streams] = [
+            await measure_speed(plain, load, prompts) for _ in range(size.rounds)
+        ]
+    return Reference(tuple(greedy), tuple(seeded), speeds)
+
+
+def sample_greedy(size: Size, logprobs: int | None = TOP) -> Sampling:
+    return Sampling(max_tokens=size.tokens, temperature=0.0, logprobs=logprobs)
+
+
+def sample_seeded(size: Size, seed: int, logprobs: int | None = TOP) -> Sampling:
+    return Sampling(
+        max_tokens=size.tokens, temperature=SEEDED_TEMPERATURE, seed=seed, logprobs=logprobs
+    )

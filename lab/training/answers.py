@@ -1,0 +1,139 @@
+"""The target's own greedy answers to generated prompts: what its drafts are trained on.
+
+The generator knows what a good target says, so no token need be generated: one forward pass over
+prompt and expected answer tells what the target would have said at every place. As long as that is
+the expected token, greedy decoding would have come to the same text. Where it first differs, the
+answer ends with the target's own token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from eaglegate.lab.training.corpus import LAST
+from eaglegate.lab.training.data.conversation import LONG, SHORT, conversation
+from eaglegate.lab.training.data.render import answer_text, prompt_text
+from eaglegate.lab.training.data.source import Source
+from eaglegate.lab.training.evaluation_set import all_cases
+from eaglegate.lab.training.progress import Clock
+from eaglegate.lab.training.target import TargetModel
+
+THINKING_SHARE = 0.9
+BATCH_TOKENS = 6_000
+MAX_TOKENS = 2_600
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A prompt and what the generator would answer; with thinking off, the think block is asked."""
+
+    prompt: list[int]
+    answer: list[int]
+    group: str = "training"
+
+    @property
+    def ids(self) -> list[int]:
+        return self.prompt + self.answer
+
+
+def expected(tokenizer: Any, seed: int, short: int, long: int) -> Iterator[Expected]:
+    source = Source(seed)
+    kinds = (SHORT, SHORT, LAST)
+    shapes = [kinds[i % len(kinds)] for i in range(short)]
+    for shape in shapes + [replace(LONG, turns=tuple(range(4, 24)))] * long:
+        made = conversation(source, shape)
+        thinking = source.chance(THINKING_SHARE)
+        thought, body = answer_text(made, thinking)
+        asked = prompt_text(made)
+        texts = (asked, thought + body) if thinking else (asked + thought, body)
+        prompt, answer = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        if len(prompt) + len(answer) <= MAX_TOKENS:
+            yield Expected(prompt, answer)
+
+
+def held_back(tokenizer: Any) -> Iterator[Expected]:
+    """The evaluation's held-out, perturbed and long prompts."""
+    for case in all_cases(tokenizer):
+        if case.group in ("held-out", "perturbed", "long"):
+            answer = "".join(answer_text(case.conversation, True))
+            texts = case.prompt(tokenizer), answer
+            prompt, wanted = (tokenizer.encode(t, add_special_tokens=False) for t in texts)
+            yield Expected(prompt, wanted, case.group)
+
+
+def grouped(items: Sequence[Expected]) -> Iterator[list[Expected]]:
+    """Exchanges of similar length together."""
+    group: list[Expected] = []
+    for item in sorted(items, key=lambda item: len(item.ids)):
+        if group and len(item.ids) * (len(group) + 1) > BATCH_TOKENS:
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
+@torch.inference_mode()
+def own_answers(target: TargetModel, group: list[Expected]) -> list[list[int]]:
+    """The target's greedy answers as far as they can be told."""
+    longest = max(len(item.ids) for item in group)
+    padded = [item.ids + [0] * (longest - len(item.ids)) for item in group]
+    ids = torch.tensor(padded, device=next(target.model.parameters()).device)
+    _, hidden = target.states(ids, ())
+    answers = []
+    for row, item in zip(hidden, group, strict=True):
+        start = len(item.prompt) - 1
+        said = target.logits(row[start : start + len(item.answer)]).argmax(-1).tolist()
+        answers.append(until_different(said, item.answer))
+    return answers
+
+
+def until_different(said: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    for i, (own, other) in enumerate(zip(said, wanted, strict=True)):
+        if own != other:
+            return list(said[: i + 1])
+    return list(said)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=101)
+    parser.add_argument("--short", type=int, default=18_000)
+    parser.add_argument("--long", type=int, default=500)
+    parser.add_argument("--evaluation", action="store_true", help="the evaluation's prompts")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(options.target)
+    target = TargetModel.load(options.target, options.device, torch.bfloat16)
+    if options.evaluation:
+        items = list(held_back(tokenizer))
+    else:
+        items = list(expected(tokenizer, options.seed, options.short, options.long))
+    groups = list(grouped(items))
+    clock, whole = Clock(len(groups), 0), 0
+    partial = options.out.with_suffix(".new")
+    with partial.open("w", encoding="utf-8") as out:
+        for number, group in enumerate(groups, 1):
+            answers = own_answers(target, group)
+            for item, answer in zip(group, answers, strict=True):
+                whole += answer == item.answer
+                row = {"set": item.group, "prompt_ids": item.prompt, "answer_ids": answer}
+                out.write(json.dumps(row) + "\n")
+            if number % 20 == 0 or number == len(groups):
+                print(clock.at(number), flush=True)
+    partial.replace(options.out)
+    print(f"{len(items)} answers, {whole} of them as expected, the others cut at their difference")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Conversations as token ids with a loss weight each, written to one file per set.
+
+Run as `python -m eaglegate.lab.training.corpus --out DIR`: the tokenizer and the training sets,
+from seeds alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from eaglegate.lab.training.data.arithmetic import arithmetic
+from eaglegate.lab.training.data.conversation import LONG, SHORT, Shape, conversation
+from eaglegate.lab.training.data.render import Segment, answer_text, prompt_segments, prompt_text
+from eaglegate.lab.training.data.source import Source
+from eaglegate.lab.training.data.turn import Dialogue
+from eaglegate.lab.training.tokenizer import train_tokenizer
+
+ANSWER, EARLIER, PROMPT = 1.0, 0.5, 0.2
+"""Loss weights: the model's turn, its earlier turns, and a sample of the prompt."""
+PROMPT_SHARE = 0.08
+MAX_TOKENS = 3072
+THINKING_SHARE = 0.87
+DENSE = Shape(turns=(1,), more_tools=(0, 0, 1, 2, 3))
+LAST = Shape(
+    turns=(1, 1, 1, 2), tools=0.7, more_tools=(0, 1, 1, 2, 3, 5, 8), idle=0.3, held=0.2, ragged=0.5
+)
+CLOSE = replace(LAST, tools=0.8, idle=0.2, rivals=0.6)
+FAR = replace(LONG, tools=0.9, long_lookup=0.1, rivals=0.6)
+
+
+@dataclass
+class Documents:
+    """Token documents laid end to end."""
+
+    ids: list[np.ndarray] = field(default_factory=list)
+    weights: list[np.ndarray] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, ids: np.ndarray, weights: np.ndarray) -> None:
+        self.ids.append(ids)
+        self.weights.append(weights)
+        self.kinds[kind] += 1
+
+    def save(self, path: Path) -> None:
+        lengths = np.array([len(ids) for ids in self.ids])
+        arrays = {
+            "ids": np.concatenate(self.ids),
+            "weights": np.concatenate(self.weights),
+            "lengths": lengths,
+        }
+        np.savez(path, **arrays)
+        digest = hashlib.sha256(arrays["ids"].tobytes()).hexdigest()[:12]
+        share = float((arrays["weights"] == ANSWER).mean())
+        print(
+            f"{path.name}: {len(lengths)} documents, {lengths.sum():,} tokens (mean "
+            f"{lengths.mean():.0f}), {share:.0%} of them answers, sha256 {digest}"
+        )
+        print("  " + ", ".join(f"{kind} {count}" for kind, count in self.kinds.most_common()))
+
+
+def weighted(
+    tokenizer: Tokenizer,
+    source: Source,
+    segments: list[Segment],
+    thought: str,
+    answer: str,
+    thinking: bool,
+    own: tuple[tuple[int, int], ...] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and weights of one conversation; of the answer only `own` counts, where given."""
+    texts = [segment.text for segment in segments] + [thought, answer]
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    encoded = [item.ids for item in encodings]
+    weights: list[float] = []
+    for segment, ids in zip(segments, encoded, strict=False):
+        if segment.answer:
+            # The first token of an earlier turn tells only that there is no think block.
+            weights += [0.0] + [EARLIER] * (len(ids) - 1)
+        else:
+            weights += [PROMPT if source.chance(PROMPT_SHARE) else 0.0 for _ in ids]
+    weights += [ANSWER if thinking else 0.0] * len(encoded[-2])
+    weights += [ANSWER * decided(at, own) for at in encodings[-1].offsets]
+    flat = [token for ids in encoded for token in ids]
+    return np.array(flat, np.uint16), np.array(weights, np.float16)
+
+
+def decided(token: tuple[int, int], own: tuple[tuple[int, int], ...] | None) -> bool:
+    return own is None or any(start < token[1] and token[0] < end for start, end in own)
+
+
+def one(tokenizer: Tokenizer, source: Source, made: Dialogue) -> tuple[np.ndarray, np.ndarray]:
+    thinking = source.chance(THINKING_SHARE)
+    thought, answer = answer_text(made, thinking)
+    segments = prompt_segments(made)
+    return weighted(tokenizer, source, segments, thought, answer, thinking, made.own)
+
+
+def sums_only(source: Source) -> Dialogue:
+    made = arithmetic(source)
+    messages = [{"role": "user", "content": made.user}]
+    return Dialogue(made.kind, messages, None, made.thought, made.answer, (), made.unthought)
+
+
+def short_documents(
+    tokenizer: Tokenizer, source: Source, count: int, sums: float, shape: Shape = SHORT
+) -> Documents:
+    documents = Documents()
+    while len(documents.ids) < count:
+        made = sums_only(source) if source.chance(sums) else conversation(source, shape)
+        ids, weights = one(tokenizer, source, made)
+        if len(ids) <= MAX_TOKENS:
+            documents.add(made.kind, ids, weights)
+    return documents
+
+
+def long_documents(
+    tokenizer: Tokenizer, source: Source, count: int, shape: Shape = LONG, whole: float = 0.5
+) -> Documents:
+    """A share of `whole` conversations; the rest are stacks, with answers far from the start."""
+    documents = Documents()
+    while len(documents.ids) < count:
+        if source.chance(whole):
+            made = conversation(source, shape)
+            ids, weights = one(tokenizer, source, made)
+            kind = made.kind
+        else:
+            ids, weights = stack(tokenizer, source, source.number(700, 2800))
+            kind = "stack"
+        if 600 <= len(ids) <= MAX_TOKENS:
+            documents.add(kind, ids, weights)
+    return documents
+
+
+def stack(tokenizer: Tokenizer, source: Source, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Independent conversations one after the other."""
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    newline = np.array(tokenizer.encode("\n", add_special_tokens=False).ids, np.uint16)
+    while sum(len(ids) for ids, _ in parts) < tokens:
+        parts.append(one(tokenizer, source, conversation(source, SHORT)))
+        parts.append((newline, np.zeros(len(newline), np.float16)))
+    return np.concatenate([p[0] for p in parts[:-1]]), np.concatenate([p[1] for p in parts[:-1]])
+
+
+def sample_texts(seed: int, count: int) -> Iterator[str]:
+    source = Source(seed)
+    for _ in range(count):
+        made = conversation(source)
+        yield prompt_text(made) + "".join(answer_text(made, True))
+
+
+def write_tokenizer(out: Path, seed: int, documents: int = 14_000) -> Tokenizer:
+    train_tokenizer(sample_texts(seed, documents)).save_pretrained(out)
+    return Tokenizer.from_file(str(out / "tokenizer.json"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--short", type=int, default=90_000, help="short documents")
+    parser.add_argument("--long", type=int, default=6_000, help="documents of 600 to 3072 tokens")
+    parser.add_argument("--dense", type=int, default=30_000, help="single turns for the end")
+    parser.add_argument("--last", type=int, default=90_000, help="tools that may go unused")
+    parser.add_argument("--close", type=int, default=24_000, help="tools with names much alike")
+    parser.add_argument("--far", type=int, default=3_000, help="long, with names much alike")
+    parser.add_argument("--sums", type=float, default=0.12, help="share of extra plain sums")
+    parser.add_argument("--dense-sums", type=float, default=0.25)
+    options = parser.parse_args()
+    out, seed = options.out, options.seed
+    out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    tokenizer = write_tokenizer(out / "tokenizer", seed)
+    print(f"tokenizer: {time.monotonic() - started:.0f} s")
+    short = short_documents(tokenizer, Source(seed + 1), options.short, options.sums)
+    short.save(out / "short.npz")
+    long_documents(tokenizer, Source(seed + 2), options.long).save(out / "long.npz")
+    dense = short_documents(tokenizer, Source(seed + 4), options.dense, options.dense_sums, DENSE)
+    dense.save(out / "dense.npz")
+    last = short_documents(tokenizer, Source(seed + 5), options.last, options.sums, LAST)
+    last.save(out / "last.npz")
+    close = short_documents(tokenizer, Source(seed + 6), options.close, options.sums, CLOSE)
+    close.save(out / "close.npz")
+    far = long_documents(tokenizer, Source(seed + 7), options.far, FAR, 0.8)
+    far.save(out / "far.npz")
+    validation = short_documents(tokenizer, Source(seed + 3, True), 400, 0.0)
+    validation.save(out / "validation.npz")
+    print(f"{time.monotonic() - started:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Whole conversations: system prompts, tools on offer, several turns, odd wrapping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eaglegate.lab.training.data.invented import can_be_held, held
+from eaglegate.lab.training.data.known_tools import KNOWN, family
+from eaglegate.lab.training.data.source import Source, phrasings
+from eaglegate.lab.training.data.tasks import lookup, plain_turn
+from eaglegate.lab.training.data.tools import random_tool, rival, tool_turn
+from eaglegate.lab.training.data.turn import Call, Dialogue, PlainTurn, Tool, ToolTurn
+from eaglegate.lab.training.data.values import said
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How long a conversation is and how often it has tools."""
+
+    turns: tuple[int, ...] = (1, 1, 1, 1, 1, 2, 2, 3)
+    tools: float = 0.5
+    more_tools: tuple[int, ...] = (0, 0, 1, 1, 2, 3, 5, 8)
+    long_lookup: float = 0.0
+    wrapped: float = 0.06
+    idle: float = 0.0
+    """How often tools are on offer and the last turn needs none."""
+    held: float = 0.08
+    """How often a plain answer is written as a grammar holds it."""
+    ragged: float = 0.0
+    """How many of those have white space wherever the grammar lets some in."""
+    rivals: float = 0.0
+    """How often tools are offered whose names share a word with those in use."""
+
+
+SHORT = Shape()
+LONG = Shape(turns=tuple(range(8, 27)), tools=0.7, more_tools=(0, 1, 3, 6, 12), long_lookup=0.3)
+NO_TOOL = phrasings("Can you {}?", "Please {}.", "I want you to {}.", "Could you {}?")
+
+
+def conversation(source: Source, shape: Shape = SHORT) -> Dialogue:
+    """A conversation up to and with the model's last turn."""
+    turns, tools = plan(source, shape)
+    messages: list[dict[str, Any]] = []
+    system = system_prompt(source)
+    if system:
+        messages.append({"role": "system", "content": system})
+    for turn in turns[:-1]:
+        messages += history(source, turn)
+    return ending(source, shape, messages, turns[-1], tools)
+
+
+def plan(source: Source, shape: Shape) -> tuple[list[PlainTurn | ToolTurn], list[Tool] | None]:
+    count = source.pick(shape.turns)
+    with_tools = source.chance(shape.tools)
+    turns: list[PlainTurn | ToolTurn] = [
+        tool_turn(source) if with_tools and source.chance(0.75) else plain_turn(source)
+        for _ in range(count)
+    ]
+    if source.chance(shape.long_lookup):
+        turns[0] = lookup(source, source.number(15, 60))
+    if not with_tools:
+        return turns, None
+    if shape.idle and source.chance(shape.idle):
+        turns[-1] = plain_turn(source)
+        return one_tool_per_family(source, shape, turns)
+    if count == 1 and source.chance(0.05):
+        return [without_tool(source)], offered(source, shape, {})
+    if not any(isinstance(turn, ToolTurn) for turn in turns):
+        turns[-1] = tool_turn(source)
+    return one_tool_per_family(source, shape, turns)
+
+
+def one_tool_per_family(
+    source: Source, shape: Shape, turns: list[PlainTurn | ToolTurn]
+) -> tuple[list[PlainTurn | ToolTurn], list[Tool]]:
+    """Two tools for the same thing cannot both be offered: the earlier turn goes plain."""
+    used: dict[str, Tool] = {}
+    kept: list[PlainTurn | ToolTurn] = []
+    for turn in reversed(turns):
+        if isinstance(turn, ToolTurn):
+            purpose = family(turn.tool)
+            if used.setdefault(purpose, turn.tool) != turn.tool:
+                kept.append(plain_turn(source))
+                continue
+        kept.append(turn)
+    return kept[::-1], offered(source, shape, used)
+
+
+def offered(source: Source, shape: Shape, used: dict[str, Tool]) -> list[Tool]:
+    """The tools in use, by family, among others, in random order."""
+    others = rivals(source, shape, used)
+    for _ in range(max(source.pick(shape.more_tools), 0 if used else 1)):
+        made = random_tool(source)[0] if source.chance(0.6) else source.pick(KNOWN)(source).tool
+        others.append(made)
+    found = dict(used)
+    for made in others:
+        if made["function"]["name"] not in {tool["function"]["name"] for tool in found.values()}:
+            found.setdefault(family(made), made)
+    tools = list(found.values())
+    source.random.shuffle(tools)
+    return tools
+
+
+def rivals(source: Source, shape: Shape, used: dict[str, Tool]) -> list[Tool]:
+    if not shape.rivals or not source.chance(shape.rivals):
+        return []
+    return [rival(source, tool) for tool in used.values() for _ in range(source.number(1, 3))]
+
+
+def without_tool(source: Source) -> PlainTurn:
+    wish = source.pick(
+        [
+            f"send a fax to {source.name()}",
+            f"book a {source.word()} for me",
+            f"turn on the {source.word()}",
+            f"call {source.name()}",
+            f"order a {source.word()}",
+        ]
+    )
+    answer = "I am sorry, I have no tool for that."
+    return PlainTurn(
+        "no_tool", source.split(NO_TOOL, 0.3).format(wish), "There is no tool for that.", answer
+    )
+
+
+def history(source: Source, turn: PlainTurn | ToolTurn) -> list[dict[str, Any]]:
+    """An earlier exchange. It has no think block, so most sums show their steps in the answer."""
+    if isinstance(turn, PlainTurn):
+        steps = turn.unthought if source.chance(0.85) else None
+        return [
+            {"role": "user", "content": turn.user},
+            {"role": "assistant", "content": steps or turn.answer},
+        ]
+    return [*called(turn), {"role": "assistant", "content": turn.report}]
+
+
+def called(turn: ToolTurn) -> list[dict[str, Any]]:
+    """The request, the calls, and what the tool returned."""
+    calls = [
+        {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+        for call in turn.calls
+    ]
+    return [
+        {"role": "user", "content": turn.user},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        *({"role": "tool", "content": result} for result in turn.results),
+    ]
+
+
+def ending(
+    source: Source,
+    shape: Shape,
+    messages: list[dict[str, Any]],
+    turn: PlainTurn | ToolTurn,
+    tools: list[Tool] | None,
+) -> Dialogue:
+    wrap = source.chance(shape.wrapped)
+    user = {"role": "user", "content": wrapped(source, turn.user) if wrap else turn.user}
+    if isinstance(turn, PlainTurn):
+        return plain_ending(source, shape, [*messages, user], turn, tools)
+    if source.chance(0.7):
+        kind = "tool_call" if len(turn.calls) == 1 else "parallel_calls"
+        thought = plan_of(turn.calls)
+        return Dialogue(kind, [*messages, user], tools, thought, "", turn.calls)
+    thought = "I report the result of the tool."
+    return Dialogue("tool_result", [*messages, *called(turn)], tools, thought, turn.report)
+
+
+def plain_ending(
+    source: Source,
+    shape: Shape,
+    messages: list[dict[str, Any]],
+    turn: PlainTurn,
+    tools: list[Tool] | None,
+) -> Dialogue:
+    if can_be_held(turn) and source.in_training(shape.held):
+        made = held(source, turn, tools, shape.ragged)
+        return Dialogue("held", messages, tools, turn.thought, made.text, own=made.own)
+    return Dialogue(turn.kind, messages, tools, turn.thought, turn.answer, unthought=turn.unthought)
+
+
+def plan_of(calls: Sequence[Call]) -> str:
+    """The calls to come; of several each has its place, by which the model finds the next one."""
+    if len(calls) == 1:
+        return thought_of(calls[0])
+    places = ("First", "Second", "Third")
+    return " ".join(
+        f"{place} {thought_of(call)}" for place, call in zip(places, calls, strict=False)
+    )
+
+
+def thought_of(call: Call) -> str:
+    pairs = ", ".join(f"{key} = {said(item)}" for key, item in call.arguments.items())
+    return f"I call {call.name} with {pairs}." if pairs else f"I call {call.name}."
+
+
+def wrapped(source: Source, text: str) -> str:
+    """The user's text between markers of its own; some shapes are kept for the evaluation."""
+    if source.held_out and source.chance(0.5):
+        return f">>> QUERY #{source.number(1, 999)} >>>\n{text}\n<<< END OF QUERY <<<"
+    draw = source.random.random()
+    word = source.pick([source.plain_word(), source.pick(["input", "message", "request", "task"])])
+    if draw < 0.2:
+        return f"<{word}>{source.pick(['', chr(10)])}{text}{source.pick(['', chr(10)])}</{word}>"
+    rule = source.pick("#=-*~|+:_") * source.number(2, 6)
+    label = source.pick([word, word.upper(), f"{word.upper()} {source.number(1, 999)}", ""])
+    if draw < 0.6:
+        return f"{rule} {label} {rule}\n{text}\n{rule} {source.pick(['end', 'END', label])} {rule}"
+    if draw < 0.8:
+        return f"{rule}\n{text}\n{rule}"
+    return source.pick([f"[{label}] {text}", f'"""{text}"""', f"{word}: {text}", f"({text})"])
+
+
+def system_prompt(source: Source) -> str | None:
+    if source.chance(0.45):
+        return None
+    return source.pick(
+        [
+            "You are a helpful assistant.",
+            "You are a helpful assistant.",
+            "You are a helpful assistant. Answer briefly.",
+            f"You are {source.name()}, a friendly assistant.",
+            f"You are the assistant of {source.name()}. Today is {source.date()}.",
+            "You are a careful assistant. Think first, then answer.",
+            f"You work for {source.word().capitalize()} Inc. Be polite and short.",
+            "Be concise.",
+            "You are an expert. Use the tools when they help.",
+            f"You are a bot called {source.word().capitalize()}. "
+            f"The user lives in {source.city()}.",
+            f"{source.phrase(6, 18).capitalize()}. {source.phrase(5, 14).capitalize()}.",
+            f"Rules: {source.phrase(3, 8)}; {source.phrase(3, 8)}. "
+            f"{source.phrase(3, 6).capitalize()}.",
+            f"### {source.phrase(1, 3).capitalize()}\n- {source.phrase(3, 8)}\n"
+            f"- {source.phrase(3, 8)}",
+            f"<{source.plain_word()}>{source.phrase(3, 9)}</{source.plain_word()}> "
+            f"{source.phrase(4, 9)}.",
+        ]
+    )

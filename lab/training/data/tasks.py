@@ -1,0 +1,342 @@
+"""Turns without tools, one function per kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eaglegate.lab.training.data.arithmetic import arithmetic
+from eaglegate.lab.training.data.invented import invented_json, wish
+from eaglegate.lab.training.data.source import Source, Split, phrasings
+from eaglegate.lab.training.data.turn import PlainTurn
+from eaglegate.lab.training.data.values import COLORS, NOUNS, VERBS, fields, said, to_json, value
+
+HERE = Path(__file__).parent
+FALLBACK = (
+    "I am a tiny demo model and I do not know that. I can chat a little, do small sums, "
+    "write short Python functions and call tools."
+)
+COUNTRIES = "France Italy Japan Brazil Canada Egypt Peru Kenya".split()
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A fixed answer and the ways to ask for it."""
+
+    ask: Split
+    thought: str
+    answer: str
+
+
+@cache
+def topics() -> tuple[Topic, ...]:
+    rows = yaml.safe_load((HERE / "topics.yaml").read_text())
+    return tuple(Topic(phrasings(*row["ask"]), row["thought"], row["answer"]) for row in rows)
+
+
+@cache
+def functions() -> tuple[dict[str, str], ...]:
+    return tuple(yaml.safe_load((HERE / "functions.yaml").read_text()))
+
+
+@cache
+def unknown_questions() -> Split:
+    return Split.every((HERE / "unknown.txt").read_text().splitlines(), 8)
+
+
+def noisy(source: Source, text: str) -> str:
+    """The same question in another case, with a prefix or a tail."""
+    draw = source.random.random()
+    if draw < 0.12:
+        return text.lower()
+    if draw < 0.20:
+        return text.rstrip(".?!")
+    if draw < 0.26:
+        prefixes = ["Please: ", "Hey, ", "Question: ", "Hi! ", "Can you tell me: ", "Tell me, "]
+        return source.pick(prefixes) + text[0].lower() + text[1:]
+    if draw < 0.30:
+        return text + source.pick([" Thanks!", " please", " Answer briefly.", " Be short."])
+    return text.upper() if draw < 0.32 else text
+
+
+def topic(source: Source) -> PlainTurn:
+    chosen = source.pick(topics())
+    ask = noisy(source, source.split(chosen.ask, 0.3))
+    return PlainTurn("topic", ask, chosen.thought, chosen.answer)
+
+
+def unknown(source: Source) -> PlainTurn:
+    if source.in_training(0.25):
+        return PlainTurn("unknown", wish(source), "I do not know this.", FALLBACK)
+    country = source.word().capitalize() if source.chance(0.5) else source.pick(COUNTRIES)
+    ask = source.split(unknown_questions()).format(
+        w=source.word(),
+        w2=source.word(),
+        C=country,
+        y=source.number(1800, 2026),
+        N=f"{source.name()} {source.word().capitalize()}",
+    )
+    return PlainTurn("unknown", noisy(source, ask), "I do not know this.", FALLBACK)
+
+
+NAMED_CODE = phrasings(
+    "Write a Python function {f} that {d}.",
+    "Write a function named {f} that {d}.",
+    "I need a Python function {f} which {d}.",
+    "Please code {f}, a function that {d}.",
+    "Python: {f}, it {d}",
+    "Implement {f}: it {d}.",
+    "Write a Python function called {f} that {d}.",
+    "Show me a Python function {f} that {d}.",
+    "Here I need Python code for {f}: it {d}.",
+    "Python code for {f}, it {d}",
+    "Python code please: {f}, which {d}.",
+    "Can you write {f} in Python? It {d}.",
+    "Give me Python code for {f}, which {d}.",
+)
+UNNAMED_CODE = phrasings(
+    "Write a Python function that {d}.",
+    "Python function that {d}",
+    "I need a function which {d}.",
+    "Can you write code that {d}?",
+)
+
+
+def code(source: Source) -> PlainTurn:
+    row = source.pick(functions())
+    number = str(source.number(2, 99))
+    does = row["does"].replace("{n}", number)
+    if source.chance(0.25):
+        name, user = row["default"], source.ask(UNNAMED_CODE, d=does)
+    else:
+        name = function_name(source, row["default"])
+        user = source.ask(NAMED_CODE, f=name, d=does)
+    body = row["body"].replace("FUNCTION", name).replace("NUMBER", number)
+    answer = f"```python\n{body}\n```\nThe function {name} {does}."
+    return PlainTurn("code", user, f"A Python function {name} that {does}.", answer)
+
+
+def function_name(source: Source, default: str) -> str:
+    draw = source.random.random()
+    if draw < 0.3:
+        return source.plain_word()
+    if draw < 0.4:
+        return default
+    if draw < 0.75:
+        return f"{source.plain_word()}_{source.plain_word()}"
+    if draw < 0.9:
+        return f"{source.pick(VERBS)}_{source.pick(NOUNS)}"
+    return source.plain_word() + source.plain_word().capitalize()
+
+
+LOOKUP = phrasings(
+    "{c}\n\nWhat is the {at} of {k}?",
+    "Context: {c}\nQuestion: what is the {at} of {k}?",
+    "Read this: {c} Now tell me the {at} of {k}.",
+    "Here are some facts. {c}\n\nTell me the {at} of {k}.",
+)
+
+
+def lookup(source: Source, entries: int | None = None) -> PlainTurn:
+    """A value out of a list of facts, which may be long."""
+    attribute = source.pick(
+        ["price", "age", "color", "code", "owner", "city", "number", source.plain_word()]
+    )
+    values: dict[str, Callable[[], str]] = {
+        "price": lambda: f"{source.number(1, 999)} dollars",
+        "age": lambda: f"{source.number(1, 99)} years",
+        "color": lambda: source.pick(COLORS),
+        "code": source.code,
+        "owner": source.name,
+        "city": source.city,
+        "number": lambda: str(source.number(1, 9999)),
+    }
+    draw = values.get(attribute, source.word)
+    facts = {source.word(): draw() for _ in range(entries or source.number(2, 8))}
+    wanted = source.pick(list(facts))
+    if source.chance(0.7):
+        context = " ".join(f"The {attribute} of {key} is {item}." for key, item in facts.items())
+    else:
+        context = "\n".join(f"{key}: {item}" for key, item in facts.items())
+    ask = source.ask(LOOKUP, c=context, at=attribute, k=wanted)
+    return PlainTurn(
+        "lookup", ask, f"I look for {wanted}.", f"The {attribute} of {wanted} is {facts[wanted]}."
+    )
+
+
+OBJECT = phrasings(
+    "Return a JSON object with {b}.",
+    "Give me JSON with {b}.",
+    "Answer in JSON: {b}",
+    "Make a JSON object: {b}",
+    "Convert to JSON: {b}",
+    "Respond only with JSON. {b}",
+    "I need a JSON object with {b}.",
+    "Put {b} into a JSON object.",
+    "JSON with {b}, please.",
+    "Turn {b} into JSON.",
+    "Show {b} as a JSON object.",
+    "{b}: as a JSON object please",
+    "Write {b} as JSON.",
+)
+LIST = phrasings(
+    "Return a JSON list of {}.",
+    "Give me a JSON array with {}.",
+    "Put these words in a JSON list: {}",
+    "Make a JSON list of {}.",
+)
+SCHEMA = phrasings(
+    "Answer with JSON that fits the schema {s}: {b}",
+    "Fill this JSON schema: {s}\n{b}",
+    "{b}\nReturn JSON with the schema {s}.",
+    "Use the schema {s} for {b}.",
+)
+
+
+def json_answer(source: Source) -> PlainTurn:
+    """A JSON object or list from values in the question, sometimes with its schema."""
+    if source.chance(0.2):
+        words = [source.word() for _ in range(source.number(2, 5))]
+        user = source.split(LIST, 0.3).format(", ".join(words))
+        return PlainTurn("json", user, "The user wants a JSON list.", to_json(words))
+    properties = fields(source, source.pick([1, 2, 2, 3, 3, 4]))
+    made = {key: value(source, key, schema) for key, schema in properties.items()}
+    user = object_request(source, properties, made)
+    return PlainTurn("json", user, "The user wants a JSON object.", to_json(made))
+
+
+def object_request(source: Source, properties: dict[str, Any], made: dict[str, Any]) -> str:
+    join, bind = source.pick(
+        [(", ", " "), (" and ", " "), (", ", "="), (", ", ": "), (", ", " is ")]
+    )
+    body = join.join(f"{key}{bind}{said(item)}" for key, item in made.items())
+    if source.chance(0.2):
+        types = to_json({key: schema["type"] for key, schema in properties.items()})
+        return source.ask(SCHEMA, s=types, b=body)
+    return source.ask(OBJECT, b=body)
+
+
+ANIMALS = "fox owl cat dog bear crow deer frog hare mouse".split()
+PLACES = "forest,valley,harbor,old town,mountain,desert,island,market,library,garden".split(",")
+STORY = phrasings(
+    "Tell me a story about {n} and a {a}.",
+    "Write a short story with {n} and a {a}.",
+    "Story please: {n} and a {a}.",
+    "I want a story about {n} and a {a}.",
+)
+
+
+def story(source: Source) -> PlainTurn:
+    hero, animal = source.name(), source.pick(ANIMALS)
+    if source.chance(0.2):
+        hero, animal = "Emma", "fox"
+        ask = source.pick(["Tell me a story.", "Write a short story.", "A story please"])
+    else:
+        ask = source.ask(STORY, n=hero, a=animal)
+    place = PLACES[ANIMALS.index(animal)]
+    if source.chance(0.4):
+        place = source.pick(PLACES)
+        ask = ask.rstrip(".") + f" in the {place}."
+    told = (
+        f"Once upon a time, {hero} lived near the {place}. There {hero} met a {animal} that had "
+        f"lost an old key. Together they searched until the evening, and {hero} found the key "
+        f"under a tree. The {animal} opened a hidden door, and behind it was a garden. From then "
+        f"on, {hero} and the {animal} met every day."
+    )
+    return PlainTurn("story", ask, f"A short story about {hero} and a {animal}.", told)
+
+
+POINTS = phrasings(
+    "Give me {w} points about {t}.",
+    "List {w} facts about {t}.",
+    "Name {w} things about {t}.",
+    "Write {w} points on {t}.",
+)
+
+
+def points(source: Source) -> PlainTurn:
+    subject = source.phrase(1, 2)
+    count = source.pick([2, 3, 3, 4])
+    word = ["two", "three", "four"][count - 2]
+    lines = [
+        f"Many people enjoy learning about {subject}.",
+        f"Good books about {subject} are easy to find.",
+        f"You can start with {subject} today.",
+        f"Experts have studied {subject} for many years.",
+    ][:count]
+    ask = source.ask(POINTS, w=source.pick([word, str(count)]), t=subject)
+    numbered = "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
+    answer = f"Here are {word} points about {subject}:\n{numbered}"
+    return PlainTurn("points", ask, f"The user wants {word} points about {subject}.", answer)
+
+
+REPEAT = phrasings(
+    "Repeat exactly: {}",
+    "Say this again: {}",
+    "Echo: {}",
+    "Copy this text: {}",
+    "Say {}",
+    "Repeat after me: {}",
+    "Please repeat: {}",
+    "Once more: {}",
+    "Type this: {}",
+    "Write exactly this: {}",
+    "Write this once more: {}",
+)
+
+
+def repeat(source: Source) -> PlainTurn:
+    """Plain copying of rare tokens: codes, numbers, capitalised and unicode words."""
+    makers: list[Callable[[], str]] = [
+        source.word,
+        source.word,
+        source.pseudo_word,
+        source.code,
+        source.code,
+        lambda: source.pick(NOUNS),
+        lambda: str(source.number(1, 9999)),
+        lambda: source.word().capitalize(),
+        source.email,
+        source.path,
+    ]
+    text = " ".join(source.pick(makers)() for _ in range(source.number(1, 12)))
+    return PlainTurn("repeat", source.split(REPEAT, 0.3).format(text), "I repeat the text.", text)
+
+
+NAME = phrasings(
+    "My name is {}.", "I am {}.", "Hi, I'm {}", "Call me {}.", "Hello, my name is {}", "This is {}."
+)
+
+
+def introduction(source: Source) -> PlainTurn:
+    name = source.name()
+    answer = f"Nice to meet you, {name}! How can I help you?"
+    return PlainTurn(
+        "introduction", source.split(NAME, 0.3).format(name), f"The user is {name}.", answer
+    )
+
+
+PLAIN: tuple[tuple[Callable[[Source], PlainTurn], int], ...] = (
+    (topic, 9),
+    (arithmetic, 10),
+    (code, 4),
+    (lookup, 4),
+    (story, 1),
+    (points, 1),
+    (repeat, 5),
+    (json_answer, 6),
+    (unknown, 4),
+    (introduction, 1),
+)
+
+
+def plain_turn(source: Source) -> PlainTurn:
+    if source.in_training(0.025):
+        return invented_json(source)
+    makers = [make for make, weight in PLAIN for _ in range(weight)]
+    return source.pick(makers)(source)

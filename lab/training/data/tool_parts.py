@@ -1,0 +1,61 @@
+"""What every turn that calls a tool is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eaglegate.lab.training.data.source import Source
+from eaglegate.lab.training.data.turn import Call, Tool, ToolTurn
+from eaglegate.lab.training.data.values import fields, said, to_json, value
+
+
+def tool(
+    name: str, description: str, properties: Mapping[str, Any], optional: Sequence[str] = ()
+) -> Tool:
+    required = [key for key in properties if key not in optional]
+    schema = {"type": "object", "properties": dict(properties), "required": required}
+    function = {"name": name, "description": description, "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+def strings(*names: str) -> dict[str, Any]:
+    return {name: {"type": "string"} for name in names}
+
+
+def turn(
+    made: Tool,
+    user: str,
+    arguments: Sequence[Mapping[str, Any]],
+    results: Sequence[Any],
+    report: str,
+) -> ToolTurn:
+    name = made["function"]["name"]
+    shown = tuple(item if isinstance(item, str) else to_json(item) for item in results)
+    return ToolTurn(made, user, tuple(Call(name, item) for item in arguments), shown, report)
+
+
+def listed(items: Sequence[str]) -> str:
+    return ", ".join(items[:-1]) + " and " + items[-1] if len(items) > 1 else items[0]
+
+
+def how_many(source: Source, parallel: float) -> int:
+    """How many calls one request asks for."""
+    return source.pick([2, 2, 3]) if source.chance(parallel) else 1
+
+
+def outcome(source: Source) -> tuple[Any, str]:
+    """What a tool returned, and the sentence that reports it."""
+    draw = source.random.random()
+    text = source.phrase(2, 5)
+    if draw < 0.1:
+        return {"error": text}, f"The tool reported an error: {text}."
+    if draw < 0.2:
+        return text, f"The result is: {text}."
+    result: dict[str, Any] = {}
+    if source.chance(0.6):
+        result["status"] = source.pick(["ok", "done", "created", "pending", "success"])
+    for key, schema in fields(source, source.pick([1, 1, 2]), nested=False).items():
+        result.setdefault(key, value(source, key, schema))
+    facts = " and ".join(f"{key} is {said(item)}" for key, item in result.items())
+    return result, f"Result: {facts}."

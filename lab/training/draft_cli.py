@@ -1,0 +1,142 @@
+"""eaglegate-train-draft: trains an EAGLE head for a Llama- or Qwen3-shaped target.
+
+eaglegate-train-draft --target MODEL --data exchanges.jsonl --method eagle3.1 --out DRAFT
+
+eaglegate-train-draft --target MODEL --init DRAFT --data CAPTURE --keep OLD_DATA --out TUNED
+
+The second form tunes a draft further; what it writes can take the draft's place in a running engine
+(`eaglegate draft swap TUNED`). Data is JSON lines of exchanges, or a capture (file or folder).
+
+Interrupted, the same command goes on from its last state. The draft is then served with
+`--speculative-config '{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": 3}'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from eaglegate.lab.training.batches import Corpus
+from eaglegate.lab.training.checkpoint import load_draft
+from eaglegate.lab.training.draft_data import BadData, load_exchanges
+from eaglegate.lab.training.draft_training import DraftData, DraftRecipe, InitialDraft, train_draft
+from eaglegate.lab.training.eagle import METHODS
+from eaglegate.lab.training.target import TargetModel, UnfitTarget
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "eaglegate-train-draft", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--target", type=Path, required=True, help="folder of the target model")
+    parser.add_argument("--data", type=Path, required=True, help="exchanges, or a capture")
+    parser.add_argument("--init", type=Path, help="folder of a draft to start from")
+    parser.add_argument(
+        "--keep", type=Path, action="append", help="older data to train on as well; repeatable"
+    )
+    parser.add_argument("--keep-share", type=float, default=0.5, help="its share of the batches")
+    parser.add_argument("--key-file", type=Path, help="Fernet keys of encrypted captures")
+    parser.add_argument("--nice", type=int, default=0, help="lower the priority by this much")
+    parser.add_argument("--method", choices=METHODS, help="default: eagle3.1, or that of --init")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the draft")
+    parser.add_argument("--steps", type=int, help="default: 1000, or 200 with --init")
+    parser.add_argument("--batch-tokens", type=int, default=DraftRecipe.batch_tokens)
+    parser.add_argument("--depths", type=int, default=DraftRecipe.depths, help="tokens unrolled")
+    parser.add_argument("--max-tokens", type=int, default=3072, help="longest exchange to use")
+    parser.add_argument("--draft-vocab", type=int, help="keep only the most frequent tokens")
+    parser.add_argument("--matrix-lr", type=float, help="default: 0.02, a fifth with --init")
+    parser.add_argument("--other-lr", type=float, help="default: 0.001, a fifth with --init")
+    parser.add_argument(
+        "--alignment",
+        type=float,
+        default=DraftRecipe.alignment,
+        help="weight of attending at every depth as at the first (docs/training.md); default: 0",
+    )
+    parser.add_argument("--seed", type=int, default=DraftRecipe.seed)
+    parser.add_argument("--threads", type=int, help="CPU threads; default: all cores")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args(argv)
+    if options.init and (options.method or options.draft_vocab):
+        parser.error("--method and --draft-vocab are those of --init; leave them out")
+    if not 0 <= options.keep_share < 1:
+        parser.error(f"--keep-share must be at least 0 and below 1; given {options.keep_share}")
+    if options.alignment < 0:
+        parser.error(f"--alignment must be at least 0; given {options.alignment}")
+    return options
+
+
+def frequent(corpus: Corpus, vocabulary: int, keep: int | None) -> Tensor | None:
+    """The `keep` token ids most frequent in answers, rising; None to keep all."""
+    if keep is None or keep >= vocabulary:
+        return None
+    counts = np.bincount(corpus.ids[corpus.weights > 0], minlength=vocabulary)
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:keep]))
+
+
+def make_recipe(options: argparse.Namespace) -> DraftRecipe:
+    """A draft that is tuned further takes smaller and fewer steps."""
+    scale, steps = (0.2, 200) if options.init else (1.0, DraftRecipe.steps)
+    return DraftRecipe(
+        steps=options.steps or steps,
+        batch_tokens=options.batch_tokens,
+        depths=options.depths,
+        alignment=options.alignment,
+        matrix_lr=options.matrix_lr or scale * DraftRecipe.matrix_lr,
+        other_lr=options.other_lr or scale * DraftRecipe.other_lr,
+        seed=options.seed,
+    )
+
+
+def train(options: argparse.Namespace) -> None:
+    os.nice(options.nice)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    target = TargetModel.load(options.target, options.device)
+    tokenizer = AutoTokenizer.from_pretrained(options.target)
+    new, *older = (
+        load_exchanges(path, tokenizer, options.max_tokens, options.key_file)
+        for path in (options.data, *(options.keep or ()))
+    )
+    init = open_draft(options.init, target) if options.init else None
+    if init is None:
+        kept = frequent(new, target.config.vocab_size, options.draft_vocab)
+        method = options.method or "eagle3.1"
+        shape = target.draft_shape(method, options.draft_vocab if kept is not None else None)
+    else:
+        shape, kept = init.shape, init.kept
+    recipe = make_recipe(options)
+    data = DraftData(new, Corpus.join(older) if older else None, options.keep_share)
+    train_draft(target, shape, data, recipe, options.out, kept, options.device, init=init)
+    print(f"saved {shape.method} draft in {options.out}")
+
+
+def open_draft(path: Path, target: TargetModel) -> InitialDraft:
+    """Raises BadData for a draft of another shape than this trainer makes."""
+    try:
+        draft, kept = load_draft(path, target.draft_shape("eagle3.1"))
+    except (KeyError, RuntimeError, TypeError) as problem:
+        reason = (str(problem).strip().splitlines() or ["unknown layout"])[-1].strip()
+        raise BadData(f"{path} is no draft that can be tuned here: {reason}") from problem
+    return InitialDraft(path, draft, kept)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 2 for input that cannot work."""
+    try:
+        train(arguments(argv))
+    except (UnfitTarget, BadData, FileNotFoundError) as problem:
+        print(f"eaglegate-train-draft: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

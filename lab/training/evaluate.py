@@ -1,0 +1,306 @@
+"""The demo's evaluation: what the target gets right, what the drafts get accepted.
+
+python -m eaglegate.lab.training.evaluate --target T --draft eagle3=DIR --draft eagle3.1=DIR \\
+        --out DIR
+
+Every engine runs greedily in vLLM, in a process of its own. Writes the tables (evaluation.md) and
+the wrong answers beside what was expected (wrong.json).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from eaglegate.lab.training.evaluation_set import SEED, Case, all_cases
+from eaglegate.lab.training.generation import Answers, load_answers
+from eaglegate.lab.training.score import Score
+from eaglegate.lab.training.tables import percent, table
+from eaglegate.text.parsing.message import matching
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The cases by part, in the order in which they are asked."""
+
+    cases: dict[str, list[Case]]
+    asked: dict[str, dict[str, list[Any]]]
+    """By part, what the engine is given: `ids`, and structural `tags` where a grammar holds."""
+
+    @staticmethod
+    def of(cases: Sequence[Case], tokenizer: Any) -> Prompts:
+        by_part: dict[str, list[Case]] = {}
+        for case in cases:
+            by_part.setdefault(f"{case.group}/{case.part}", []).append(case)
+        asked = {
+            part: {
+                "ids": [
+                    tokenizer.encode(c.prompt(tokenizer), add_special_tokens=False) for c in found
+                ],
+                "tags": [c.schema and structural_tag(c.schema) for c in found],
+            }
+            for part, found in by_part.items()
+        }
+        return Prompts(by_part, asked)
+
+
+def structural_tag(schema: str) -> str:
+    """What the gateway asks of the engine for an answer that is to match ``schema``."""
+    return json.dumps({"type": "structural_tag", "format": matching(json.loads(schema))})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One engine's answers."""
+
+    label: str
+    depth: int
+    answers: list[Answers]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The target, the prompts, and where answers are kept."""
+
+    target: Path
+    prompts: Path
+    dtype: str
+    out: Path
+
+    def answer(self, label: str, draft: Path | None = None, depth: int = 0) -> list[Answers]:
+        """Runs an engine in its own process, unless these very files have answered before."""
+        done = self.out / f"{label}-{depth}-{self.dtype}-{self.fingerprint(draft)}.json"
+        if not done.exists():
+            command = [
+                sys.executable,
+                "-m",
+                "eaglegate.lab.training.generation",
+                "--target",
+                str(self.target),
+            ]
+            command += ["--prompts", str(self.prompts), "--dtype", self.dtype, "--out", str(done)]
+            if draft:
+                command += ["--draft", str(draft), "--depth", str(depth)]
+            path = os.pathsep.join(sys.path)
+            subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": path})
+        return load_answers(done)
+
+    def fingerprint(self, draft: Path | None) -> str:
+        digest = hashlib.sha256(self.prompts.read_bytes())
+        for folder in (self.target, draft):
+            if folder:
+                digest.update((folder / "model.safetensors").read_bytes())
+                digest.update((folder / "config.json").read_bytes())
+        return digest.hexdigest()[:8]
+
+
+def behaviour(
+    prompts: Prompts, answers: Sequence[Answers], tokenizer: Any
+) -> dict[str, dict[str, Score]]:
+    """group -> kind (or part, for perturbed prompts and sums) -> score."""
+    scores: dict[str, dict[str, Score]] = {}
+    for part in answers:
+        for case, ids, ended in zip(prompts.cases[part.group], part.ids, part.ended, strict=True):
+            row = case.part if case.group in ("perturbed", "sums") else case.conversation.kind
+            score = scores.setdefault(case.group, {}).setdefault(row, Score())
+            score.add(case.conversation, tokenizer.decode(ids), ended)
+    return scores
+
+
+def wrong_answers(
+    prompts: Prompts, answers: Sequence[Answers], tokenizer: Any
+) -> list[dict[str, str]]:
+    """Every answer that is not exact, beside what was expected: to read, not to count."""
+    found = []
+    for part in answers:
+        for case, ids, ended in zip(prompts.cases[part.group], part.ids, part.ended, strict=True):
+            text = tokenizer.decode(ids)
+            if not Score().add(case.conversation, text, ended):
+                wanted = case.conversation.answer or str(case.conversation.calls)
+                asked = case.conversation.messages[-1]["content"][-300:]
+                found.append({"part": part.group, "asked": asked, "got": text, "wanted": wanted})
+    return found
+
+
+def behaviour_table(scores: Mapping[str, Mapping[str, Score]]) -> str:
+    rows = []
+    for group, kinds in scores.items():
+        total = sum(kinds.values(), Score())
+        for kind, score in [*sorted(kinds.items()), ("all", total)]:
+            rows.append([group, kind, *score_cells(score)])
+    head = [
+        "set",
+        "kind",
+        "n",
+        "ended",
+        "exact",
+        "valid JSON",
+        "right functions",
+        "right arguments",
+    ]
+    return table(head, rows)
+
+
+def score_cells(score: Score) -> list[str]:
+    calls = score.calls_asked
+    return [
+        str(score.asked),
+        str(score.ended),
+        str(score.exact),
+        f"{score.valid_json}/{calls}" if calls else "",
+        f"{score.right_functions}/{calls}" if calls else "",
+        f"{score.right_arguments}/{score.arguments}" if calls else "",
+    ]
+
+
+@dataclass
+class PooledAcceptance:
+    """Pooled over the parts of a group."""
+
+    drafts: int = 0
+    accepted: int = 0
+    by_position: tuple[int, ...] = ()
+
+    def add(self, part: Answers) -> None:
+        old = self.by_position or (0,) * len(part.by_position)
+        self.drafts += part.drafts
+        self.accepted += part.accepted
+        self.by_position = tuple(a + b for a, b in zip(old, part.by_position, strict=True))
+
+    @property
+    def length(self) -> float:
+        return 1 + self.accepted / max(1, self.drafts)
+
+
+def acceptance(run: Run) -> dict[str, PooledAcceptance]:
+    pooled: dict[str, PooledAcceptance] = {}
+    for part in run.answers:
+        pooled.setdefault(part.group.split("/")[0], PooledAcceptance()).add(part)
+    return pooled
+
+
+def acceptance_table(runs: Sequence[Run]) -> str:
+    rows = []
+    for run in runs:
+        for group, pooled in acceptance(run).items():
+            shares = " ".join(f"{n / max(1, pooled.drafts):.3f}" for n in pooled.by_position)
+            cells = [run.label, run.depth, group, f"{pooled.length:.3f}", shares, pooled.drafts]
+            rows.append([str(cell) for cell in cells])
+    return table(
+        ["draft", "K", "set", "acceptance length", "acceptance by position", "verify steps"], rows
+    )
+
+
+def different(base: Sequence[Answers], run: Run) -> tuple[int, int]:
+    """How many answers speculation changed, of how many."""
+    pairs = [
+        (a, b)
+        for before, after in zip(base, run.answers, strict=True)
+        for a, b in zip(before.ids, after.ids, strict=True)
+    ]
+    return sum(a != b for a, b in pairs), len(pairs)
+
+
+def lossless_table(base: Sequence[Answers], runs: Sequence[Run]) -> str:
+    rows = []
+    for run in runs:
+        changed, total = different(base, run)
+        rows.append([run.label, str(run.depth), f"{changed} of {total}"])
+    return table(["draft", "K", "answers changed by speculation"], rows)
+
+
+def headline(scores: Mapping[str, Mapping[str, Score]]) -> str:
+    """The aims of the demo, as one table."""
+    everything = sum((s for kinds in scores.values() for s in kinds.values()), Score())
+    held_out = sum(scores["held-out"].values(), Score())
+    sums = sum(scores["sums"].values(), Score())
+    held = sum(scores["held"].values(), Score())
+    alike = sum(scores["alike"].values(), Score())
+    far = scores["long"]
+    calls = sum((far[k] for k in ("tool_call", "parallel_calls") if k in far), Score())
+    rows = [
+        ["ends its turn (all sets)", percent(everything.ended, everything.asked), "100 %"],
+        ["held-out answers exact", percent(held_out.exact, held_out.asked), ""],
+        ["tool calls: valid JSON", percent(held_out.valid_json, held_out.calls_asked), "98 %"],
+        [
+            "tool calls: right function",
+            percent(held_out.right_functions, held_out.calls_asked),
+            "97 %",
+        ],
+        [
+            "tool calls: right arguments",
+            percent(held_out.right_arguments, held_out.arguments),
+            "90 %",
+        ],
+        ["arithmetic in its range", percent(sums.exact, sums.asked), "90 %"],
+        ["long-context tool calls exact", percent(calls.exact, calls.asked), "70 %"],
+        ["tool calls among names alike exact", percent(alike.exact, alike.asked), ""],
+        ["held to unknown JSON keys: ends", percent(held.exact, held.asked), ""],
+    ]
+    return table(["measure", "reached", "aim"], rows)
+
+
+def evaluate(
+    target: Path,
+    drafts: Mapping[str, Path],
+    depths: Sequence[int],
+    dtype: str,
+    out: Path,
+    scale: float,
+    seed: int = SEED,
+) -> str:
+    """Runs all engines; returns the tables as Markdown."""
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    prompts = Prompts.of(all_cases(tokenizer, scale, seed), tokenizer)
+    asked = out / "prompts.json"
+    asked.write_text(json.dumps(prompts.asked))
+    bench = Bench(target, asked, dtype, out)
+    base = bench.answer("none")
+    wrong = wrong_answers(prompts, base, tokenizer)
+    (out / "wrong.json").write_text(json.dumps(wrong, indent=1, ensure_ascii=False))
+    runs = []
+    for depth in depths:
+        for label, folder in drafts.items():
+            runs.append(Run(label, depth, bench.answer(label, folder, depth)))
+    scores = behaviour(prompts, base, tokenizer)
+    sections = [
+        "## Aims\n\n" + headline(scores),
+        "## Behaviour\n\n" + behaviour_table(scores),
+        f"## Acceptance ({dtype}, greedy)\n\n" + acceptance_table(runs),
+        "## Losslessness\n\n" + lossless_table(base, runs),
+    ]
+    report = "\n\n".join(sections) + "\n"
+    (out / "evaluation.md").write_text(report)
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--draft", action="append", default=[], help="LABEL=FOLDER, repeatable")
+    parser.add_argument("--depths", type=int, nargs="+", default=[3, 5, 7])
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--out", type=Path, required=True, help="what is there is not run again")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the evaluation set")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the evaluation set")
+    options = parser.parse_args()
+    drafts = {label: Path(folder) for label, _, folder in (d.partition("=") for d in options.draft)}
+    settings = (options.depths, options.dtype, options.out, options.scale, options.seed)
+    print(evaluate(options.target, drafts, *settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""An induction circuit as initial weights: the model copies before it has seen any data.
+
+Layer 0 finds the previous token and the one before it, through RoPE phases on a constant input
+coordinate, and writes part of their codes into reserved coordinates. Layer 1 looks for earlier
+places with the same recent tokens (two, or one) and writes the code of the token that stands there;
+the head reads codes. Training decides when to copy; it need not discover how.
+
+The residual stream: [0] constant, [1:SLOTS] random token code, [SLOTS:] the two previous tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eaglegate.lab.training.llama import Attention, Llama
+
+SCALE = 0.05
+SLOT = 32
+FIRST_READ = 65
+"""Code coordinates from here on are what layer 1 copies and the head reads."""
+LOOK_BACK = (2.2, 1.6, 1.1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+"""Strength of the RoPE pairs, fastest first, with which layer 0 finds its position."""
+MATCH_ONE, MATCH_TWO = 2.0, 2.6
+
+
+@torch.no_grad()
+def wire(model: Llama, seed: int = 3) -> None:
+    """Overwrites embeddings and the attention of layers 0 and 1."""
+    slots = model.shape.hidden_size - 2 * SLOT
+    generator = torch.Generator().manual_seed(seed)
+    code = model.embed_tokens.weight
+    code.normal_(0, SCALE, generator=generator)
+    code[:, 0] = 4 * SCALE
+    code[:, slots:] = 0
+    first, second = model.layers[0].self_attn, model.layers[1].self_attn
+    assert isinstance(first, Attention) and isinstance(second, Attention)
+    for back in (1, 2):
+        look_back(model, first, back, slots + (back - 1) * SLOT)
+    for group in range(second.groups):
+        match(second, group, slots)
+    model.lm_head.weight[:, FIRST_READ:slots] += code[:, FIRST_READ:slots] * (0.012 / SCALE)
+
+
+def frequencies(model: Llama) -> Tensor:
+    size = model.shape.head_dim
+    return 1.0 / (model.shape.rope_theta ** (torch.arange(0, size, 2).double() / size))
+
+
+def query_heads(attention: Attention, group: int) -> list[int]:
+    share = attention.heads // attention.groups
+    return list(range(group * share, (group + 1) * share))
+
+
+def look_back(model: Llama, attention: Attention, back: int, slot: int) -> None:
+    """Key/value group `back - 1` attends to the position `back` before and copies its code."""
+    size, group = attention.size, back - 1
+    strength = torch.zeros(size // 2)
+    strength[: len(LOOK_BACK)] = torch.tensor(LOOK_BACK)
+    phase = frequencies(model) * back
+    place_phase(attention.k_proj.weight, group * size, strength, phase)
+    attention.v_proj.weight[group * size : (group + 1) * size] = 0
+    places = torch.arange(SLOT)
+    attention.v_proj.weight[group * size + places, 1 + places] = 1
+    for head in query_heads(attention, group):
+        place_phase(attention.q_proj.weight, head * size, strength, torch.zeros(size // 2))
+        attention.o_proj.weight[:, head * size : (head + 1) * size] = 0
+        share = 0.6 * SCALE * 2 / len(query_heads(attention, group))
+        attention.o_proj.weight[slot + places, head * size + places] = share
+
+
+def place_phase(weight: Tensor, row: int, strength: Tensor, phase: Tensor) -> None:
+    half = len(strength)
+    weight[row : row + 2 * half] *= 0.3
+    weight[row : row + half, 0] = (strength * phase.cos()).float()
+    weight[row + half : row + 2 * half, 0] = (strength * phase.sin()).float()
+
+
+def match(attention: Attention, group: int, slots: int) -> None:
+    """The first half of the groups match two tokens of context, the others one."""
+    size = attention.size
+    for head in query_heads(attention, group):
+        attention.q_proj.weight[head * size : (head + 1) * size] *= 0.3
+    attention.k_proj.weight[group * size : (group + 1) * size] *= 0.3
+    half = size // 2
+    steady = torch.arange(half * 3 // 8, half)
+    steady = torch.cat([steady, steady + half])
+    if group < attention.groups // 2:
+        match_two(attention, group, slots, steady)
+    else:
+        match_one(attention, group, slots, steady[-SLOT:])
+    copy_code(attention, group, slots)
+
+
+def match_one(attention: Attention, group: int, slots: int, dims: Tensor) -> None:
+    """Keys carry the token before a place; queries carry the current token."""
+    code, row = torch.arange(len(dims)), group * attention.size
+    attention.k_proj.weight[row + dims, slots + code] = MATCH_ONE
+    for head in query_heads(attention, group):
+        attention.q_proj.weight[head * attention.size + dims, 1 + code] = MATCH_ONE
+
+
+def match_two(attention: Attention, group: int, slots: int, dims: Tensor) -> None:
+    one, two = dims[::2], dims[1::2]
+    offset = (SLOT - len(one)) * (group % 2)
+    code, row = offset + torch.arange(len(one)), group * attention.size
+    attention.k_proj.weight[row + one, slots + code] = MATCH_TWO
+    attention.k_proj.weight[row + two, slots + SLOT + code] = MATCH_TWO
+    for head in query_heads(attention, group):
+        query = attention.q_proj.weight[head * attention.size : (head + 1) * attention.size]
+        query[one, 1 + code] = MATCH_TWO
+        query[two, slots + code] = MATCH_TWO
+
+
+def copy_code(attention: Attention, group: int, slots: int) -> None:
+    """Copies a slice of the code of the place attended to, into the same coordinates."""
+    size = attention.size
+    slices = -(-(slots - FIRST_READ) // size)
+    start = FIRST_READ + group % slices * size
+    places = torch.arange(min(size, slots - start))
+    attention.v_proj.weight[group * size : (group + 1) * size] = 0
+    attention.v_proj.weight[group * size + places, start + places] = 1
+    for head in query_heads(attention, group):
+        attention.o_proj.weight[:, head * size : (head + 1) * size] = 0
+        attention.o_proj.weight[start + places, head * size + places] = 1.2 * SCALE

@@ -1,0 +1,105 @@
+"""The model a draft is trained for: any Llama- or Qwen3-shaped checkpoint, through transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from eaglegate.lab.training.eagle import DraftShape
+from eaglegate.lab.training.llama import Rope
+
+FITTING = ("llama", "qwen3")
+
+
+class UnfitTarget(ValueError):
+    """The target has a shape that the draft head cannot follow."""
+
+
+@dataclass(frozen=True)
+class TargetModel:
+    """A frozen target and what a draft reads of it."""
+
+    model: nn.Module
+    config: Any
+
+    @staticmethod
+    def load(path: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> TargetModel:
+        config = AutoConfig.from_pretrained(path)
+        check(config)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        return TargetModel(model.to(device).eval().requires_grad_(False), config)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        embedded: Tensor = self.model.get_input_embeddings()(ids)
+        return embedded
+
+    @torch.no_grad()
+    def states(self, ids: Tensor, layers: tuple[int, ...]) -> tuple[list[Tensor], Tensor]:
+        """Hidden states after the given layers, and the final normed one."""
+        out = self.model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
+        return [out.hidden_states[i] for i in layers], out.last_hidden_state
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.model.lm_head(hidden)
+        return logits
+
+    def draft_shape(self, method: str, draft_vocab: int | None = None) -> DraftShape:
+        config = self.config
+        layers = layers_read(config.num_hidden_layers)
+        heads = config.num_attention_heads
+        return DraftShape(
+            method=method,
+            vocab_size=config.vocab_size,
+            draft_vocab_size=draft_vocab or config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_attention_heads=heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            rope_theta=rope_parameters(config)["rope_theta"],
+            rms_norm_eps=config.rms_norm_eps,
+            max_position_embeddings=config.max_position_embeddings,
+            layers_read=layers,
+            default_layers=layers == engine_default(config.num_hidden_layers),
+            eos_token_id=config.eos_token_id,
+            bos_token_id=config.bos_token_id,
+        )
+
+    def rope(self, shape: DraftShape, device: str = "cpu") -> Rope:
+        return Rope.table(shape.max_position_embeddings, shape.head_dim, shape.rope_theta, device)
+
+
+def rope_parameters(config: Any) -> dict[str, Any]:
+    found = getattr(config, "rope_parameters", None) or {}
+    return {"rope_type": "default", "rope_theta": getattr(config, "rope_theta", 10_000.0), **found}
+
+
+def check(config: Any) -> None:
+    """Raises UnfitTarget when a draft could not be trained or served for this target."""
+    if config.model_type not in FITTING:
+        raise UnfitTarget(
+            f"target has model_type {config.model_type!r}; a draft can be trained for "
+            f"{' or '.join(FITTING)}"
+        )
+    rope = rope_parameters(config)["rope_type"]
+    if rope != "default":
+        raise UnfitTarget(f"target scales its positions ({rope!r}); only plain RoPE is supported")
+
+
+def engine_default(layers: int) -> tuple[int, int, int]:
+    """What vLLM reads when the draft's config names no layers."""
+    return (2, layers // 2, layers - 3)
+
+
+def layers_read(layers: int) -> tuple[int, ...]:
+    """The engine's default, or for a target too shallow for it one that is distinct."""
+    for chosen in (engine_default(layers), (1, layers // 2, layers - 1)):
+        if chosen[0] < chosen[1] < chosen[2]:
+            return chosen
+    raise UnfitTarget(f"target has {layers} layers; a draft reads three of them, so at least 4")

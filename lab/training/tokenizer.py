@@ -1,0 +1,98 @@
+"""The demo tokenizer: byte-level BPE behind a pre-tokenizer that makes copying easy.
+
+A content word is split from the space before it, digits stand alone, and runs of punctuation are
+one piece. So a value has the same tokens in the user's sentence and inside JSON quotes, and copying
+it is plain induction. Only common function words keep their leading space.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from eaglegate.lab.training.data import arithmetic, conversation, tasks, tools
+from eaglegate.lab.training.data.source import Split
+from eaglegate.lab.training.data.values import (
+    COLORS,
+    ENUMS,
+    FLAG_NAMES,
+    INTEGER_NAMES,
+    NOUNS,
+    NUMBER_NAMES,
+    TEXT_NAMES,
+    VERBS,
+)
+
+VOCABULARY = 2048
+SPECIAL = ["<pad>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tools>", "</tools>"]
+TEMPLATE = Path(__file__).parent / "chat_template.jinja"
+OPENERS = ["history", "best", "news", "cost", "meeting", "lunch", "flight", "dentist"]
+CONTENT = {
+    *NOUNS,
+    *VERBS,
+    *TEXT_NAMES,
+    *INTEGER_NAMES,
+    *NUMBER_NAMES,
+    *FLAG_NAMES,
+    *COLORS,
+    *OPENERS,
+    *(option for options in ENUMS for option in options),
+}
+"""Words that open values: with a glued space they would have two spellings."""
+
+
+def function_words() -> list[str]:
+    """Lower-case words of the fixed texts that never occur as values, longest first."""
+    texts = [topic.answer + " " + topic.thought for topic in tasks.topics()]
+    texts += [*tasks.unknown_questions().train, tasks.FALLBACK, arithmetic.TOO_LARGE]
+    texts += [row["does"] for row in tasks.functions()]
+    for module in (arithmetic, conversation, tasks, tools):
+        splits = [item for item in vars(module).values() if isinstance(item, Split)]
+        texts += [re.sub(r"{\w*}", "", text) for split in splits for text in split.train]
+    found = set(re.findall(r"(?<![A-Za-z])[a-z]+(?![A-Za-z])|\bI\b", " ".join(texts)))
+    return sorted(found - CONTENT, key=lambda word: (-len(word), word))
+
+
+def pieces() -> str:
+    """The pre-tokenizer's regular expression."""
+    glued = " (?:" + "|".join(function_words()) + ")(?![A-Za-z])"
+    words = r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[A-Z]|[0-9]"
+    foreign, punctuation = r"[^ -~\n]+", r"[ -/:-@\[-`{-~]+"
+    return "|".join([glued, words, r"\n+ *", foreign, punctuation])
+
+
+def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    split = pre_tokenizers.Split(Regex(pieces()), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(MARKERS),
+        special_tokens=SPECIAL,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        min_frequency=5,
+        show_progress=False,
+    )
+    marker = re.compile("|".join(re.escape(token) for token in SPECIAL + MARKERS))
+    tokenizer.train_from_iterator((marker.sub("\n", text) for text in texts), trainer)
+    tokenizer.add_tokens([AddedToken(m, normalized=False, special=False) for m in MARKERS])
+    return wrap(tokenizer)
+
+
+def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=None,
+        eos_token="<|im_end|>",
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+        model_max_length=4096,
+    )
+    fast.chat_template = TEMPLATE.read_text()
+    return fast

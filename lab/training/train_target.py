@@ -1,0 +1,281 @@
+"""Trains the demo target. On two cores:
+
+python -m torch.distributed.run --nproc-per-node 2 -m eaglegate.lab.training.train_target \\
+        --folder DIR
+
+Interrupted, it goes on from its last checkpoint when started again. Progress is counted in steps,
+so the result does not depend on the speed of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from eaglegate.lab.training.batches import Corpus, batches
+from eaglegate.lab.training.corpus import ANSWER
+from eaglegate.lab.training.induction import wire
+from eaglegate.lab.training.llama import Llama, LlamaShape, Rope
+from eaglegate.lab.training.muon import Muon
+from eaglegate.lab.training.progress import Clock, Running
+from eaglegate.lab.training.ranks import Ranks
+
+CHECKPOINT = "target-state.pt"
+SETS = ("short", "long", "dense", "last", "close", "far")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    steps: int = 3200
+    batch_tokens: int = 2560
+    """Padded tokens per step and rank."""
+    warmup: int = 30
+    decay_from: float = 0.5
+    final: float = 0.01
+    matrix_lr: float = 0.02
+    matrix_decay: float = 0.02
+    other_lr: float = 3e-3
+    long_from: int = 150
+    long_share: float = 0.15
+    late_from: float = 0.65
+    """Share of the steps, like `dense_from`."""
+    late_long_share: float = 0.28
+    dense_from: float = 0.78
+    """From here on short batches come from single turns, which have more answers per token."""
+    dense_long_share: float = 0.2
+    last_steps: int = 4200
+    """After `steps`, at a small rate: short batches with tools that often go unused."""
+    last_scale: float = 0.5
+    last_long_share: float = 0.3
+    close_steps: int = 1400
+    """After those: tools whose names are much alike, also in long prompts."""
+    close_scale: float = 0.3
+    close_far_share: float = 0.35
+    seed: int = 1
+    ranks: int = 2
+    """The batches of a step: fixed, so that one fast device sees the same as two cores."""
+
+    @property
+    def end(self) -> int:
+        return self.steps + self.last_steps + self.close_steps
+
+    def scale(self, step: int) -> float:
+        """Learning rate factor: warm-up, constant, linear to `final`; each later stage to zero."""
+        closing = step - self.steps - self.last_steps
+        if closing >= 0:
+            warm = min(1.0, (closing + 1) / self.warmup)
+            return self.close_scale * warm * (1 - closing / self.close_steps)
+        if step >= self.steps:
+            return self.last_scale * (1 - (step - self.steps) / self.last_steps)
+        done = step / self.steps
+        if done < self.decay_from:
+            return min(1.0, (step + 1) / self.warmup)
+        return max(self.final, (1 - done) / (1 - self.decay_from))
+
+    def kind(self, step: int) -> str:
+        """Which set a step reads: a fixed draw for each step."""
+        if step < self.long_from:
+            return "short"
+        drawn = np.random.default_rng([self.seed, step]).random()
+        if step >= self.steps + self.last_steps:
+            return "far" if drawn < self.close_far_share else "close"
+        if step >= self.steps:
+            return "long" if drawn < self.last_long_share else "last"
+        done = step / self.steps
+        if done >= self.dense_from:
+            return "long" if drawn < self.dense_long_share else "dense"
+        share = self.long_share if done < self.late_from else self.late_long_share
+        return "long" if drawn < share else "short"
+
+
+class Training:
+    """The model, its two optimisers, and how far they are."""
+
+    def __init__(self, recipe: Recipe, shape: LlamaShape, ranks: Ranks, device: str) -> None:
+        torch.manual_seed(recipe.seed)
+        self.recipe, self.ranks, self.device = recipe, ranks, device
+        model = Llama(shape)
+        wire(model)
+        self.model = model.to(device)
+        self.rope = Rope.table(
+            shape.max_position_embeddings, shape.head_dim, shape.rope_theta, device
+        )
+        self.matrices = [p for p in model.layers.parameters() if p.ndim == 2]
+        chosen = set(map(id, self.matrices))
+        self.others = [p for p in model.parameters() if id(p) not in chosen]
+        self.muon = Muon(self.matrices)
+        self.adam = torch.optim.AdamW(self.others, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0)
+        self.step = 0
+
+    def losses(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross entropy and weight of every token that counts."""
+        with torch.autocast(self.device, torch.bfloat16):
+            hidden = self.model(ids, self.rope[: ids.shape[1]])[:, :-1]
+            counts = weights[:, 1:] > 0
+            logits = self.model.lm_head(hidden[counts])
+        loss = F.cross_entropy(logits.float(), ids[:, 1:][counts], reduction="none")
+        return loss, weights[:, 1:][counts]
+
+    def backward(self, ids: Tensor, weights: Tensor) -> Tensor:
+        """Adds the gradients of a batch; its summed answer loss and number of answer tokens."""
+        loss, weight = self.losses(ids.to(self.device), weights.to(self.device))
+        ((loss * weight).sum() / (0.14 * self.recipe.batch_tokens * 2)).backward()
+        answers = weight == ANSWER
+        return torch.stack([loss.detach()[answers].sum(), answers.sum().float()]).cpu()
+
+    def update(self) -> None:
+        """One optimiser step; every rank steps its share of the matrices."""
+        scale = self.recipe.scale(self.step)
+        nn.utils.clip_grad_norm_(self.others, 1.0)
+        own = self.ranks.own(len(self.matrices))
+        self.muon.step(self.recipe.matrix_lr * scale, self.recipe.matrix_decay, own)
+        with torch.no_grad():
+            self.ranks.share_([matrix.data for matrix in self.matrices])
+        for group in self.adam.param_groups:
+            group["lr"] = self.recipe.other_lr * scale
+        self.adam.step()
+        self.model.zero_grad(set_to_none=True)
+        self.step += 1
+
+    def save(self, path: Path, extra: dict[str, Any]) -> None:
+        self.ranks.share_(self.muon.buffers)
+        if self.ranks.first:
+            state = {
+                "model": self.model.state_dict(),
+                "muon": self.muon.buffers,
+                "adam": self.adam.state_dict(),
+                "step": self.step,
+                "recipe": asdict(self.recipe),
+                "shape": asdict(self.model.shape),
+                **extra,
+            }
+            torch.save(state, path.with_suffix(".new"))
+            path.with_suffix(".new").replace(path)
+
+    def load(self, path: Path) -> dict[str, Any]:
+        state: dict[str, Any] = torch.load(path, weights_only=False, map_location=self.device)
+        self.model.load_state_dict(state["model"])
+        self.muon.buffers = state["muon"]
+        self.adam.load_state_dict(state["adam"])
+        self.step = state["step"]
+        return state
+
+
+class Data:
+    """The streams of batches, wound to where the recipe is."""
+
+    def __init__(self, folder: Path, recipe: Recipe, ranks: Ranks, step: int) -> None:
+        self.recipe = recipe
+        self.per_rank = recipe.ranks // ranks.count
+        used = Counter(recipe.kind(i) for i in range(step))
+        self.streams: dict[str, Iterator[tuple[Tensor, Tensor]]] = {}
+        for number, name in enumerate(SETS):
+            corpus = Corpus.load(folder / f"{name}.npz")
+            skip = used[name] * self.per_rank
+            seed = recipe.seed * 10 + number
+            self.streams[name] = batches(
+                corpus, recipe.batch_tokens, seed, ranks.rank, ranks.count, skip
+            )
+
+    def of(self, step: int) -> list[tuple[Tensor, Tensor]]:
+        stream = self.streams[self.recipe.kind(step)]
+        return [next(stream) for _ in range(self.per_rank)]
+
+
+class Report:
+    """What is printed on the way, and kept in the state."""
+
+    def __init__(self, recipe: Recipe, means: dict[str, Running] | None, tokens: int) -> None:
+        self.recipe = recipe
+        self.means = {name: Running() for name in SETS} | (means or {})
+        self.tokens = tokens
+
+    def add(self, step: int, loss: float, answers: float, tokens: float) -> None:
+        self.means[self.recipe.kind(step)].add(loss / max(1.0, answers))
+        self.tokens += int(tokens)
+
+    def line(self, step: int) -> str:
+        means = ", ".join(f"{name} {mean}" for name, mean in self.means.items())
+        rate = self.recipe.scale(step - 1)
+        return f"{self.tokens / 1e6:.2f}M tokens, answer loss {means}, rate {rate:.3f}"
+
+
+def run(
+    recipe: Recipe,
+    shape: LlamaShape,
+    folder: Path,
+    device: str = "cpu",
+    save_every_s: float = 120,
+    stop_at: int | None = None,
+) -> Training:
+    """Trains from the last checkpoint in `folder` to the end of the recipe, or to `stop_at`."""
+    ranks = Ranks.join()
+    training = Training(recipe, shape, ranks, device)
+    path = folder / CHECKPOINT
+    state = training.load(path) if path.exists() else {}
+    report = Report(recipe, state.get("means"), state.get("tokens", 0))
+    data = Data(folder / "data", recipe, ranks, training.step)
+    clock = Clock(recipe.end, training.step)
+    end = stop_at or recipe.end
+    saved = time.monotonic()
+    while training.step < end:
+        step = training.step
+        report.add(step, *one_step(training, data.of(step)))
+        if ranks.first and (training.step % 25 == 0 or training.step in (5, recipe.end)):
+            print(f"{clock.at(training.step)}: {report.line(training.step)}", flush=True)
+        due = torch.tensor([float(ranks.first and time.monotonic() - saved > save_every_s)])
+        ranks.sum_([due])
+        if due or training.step == end:
+            training.save(path, {"means": report.means, "tokens": report.tokens})
+            saved = time.monotonic()
+    ranks.leave()
+    return training
+
+
+def one_step(training: Training, part: list[tuple[Tensor, Tensor]]) -> tuple[float, float, float]:
+    """Steps on the batches of all ranks; summed answer loss, answer tokens, padded tokens."""
+    told = torch.zeros(3)
+    for ids, weights in part:
+        told[:2] += training.backward(ids, weights)
+        told[2] += ids.numel()
+    gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
+    training.ranks.sum_([*gradients, told])
+    training.update()
+    loss, answers, tokens = told.tolist()
+    return loss, answers, tokens
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="folder with data/; holds the state"
+    )
+    parser.add_argument("--steps", type=int, default=Recipe.steps)
+    parser.add_argument("--last-steps", type=int, default=Recipe.last_steps)
+    parser.add_argument("--close-steps", type=int, default=Recipe.close_steps)
+    parser.add_argument("--seed", type=int, default=Recipe.seed)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    recipe = Recipe(
+        steps=options.steps,
+        last_steps=options.last_steps,
+        close_steps=options.close_steps,
+        seed=options.seed,
+    )
+    run(recipe, LlamaShape(), options.folder, options.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""What each draft would have proposed along answers that are known, without serving any of them.
+
+The target reads a trajectory once. Every draft then speculates from every position of the answer,
+its context the target's hidden states, its own tokens fed back, as in serving. The engine's drafts
+are the draft's most likely tokens (vLLM's ``draft_sample_method`` greedy, its default), and such a
+token is accepted exactly if it is the token the target emits there. So which drafts of a position
+would be accepted follows from the answer, sampled or not. For sampled answers the probability of
+acceptance is given besides: the target's probability of the draft's token, as far as those before
+it matched.
+
+Drafts that are sampled (``probabilistic``) have no acceptance of their own along an answer, only a
+probability of it. An accepted draft is a token of the answer; of all answers with token x in this
+place, the share in which x was an accepted draft is min(p, q) / p, with p the target's and q the
+draft's probability of x. So the draft is fed the answer's tokens, and that share is given by depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eaglegate.lab.training.checkpoint import load_draft
+from eaglegate.lab.training.drift import measures
+from eaglegate.lab.training.eagle import Draft, known_tokens, own_tokens, unroll
+from eaglegate.lab.training.target import TargetModel
+
+__all__ = ["DraftHead", "TargetModel", "Trajectory", "UnrolledAnswer", "unroll_answers"]
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """``temperature`` 0 is greedy; the probabilities are those the engine samples from."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    drafts_sampled: bool = False
+    """The engine samples its drafts, from the draft's probabilities at the same temperature."""
+
+
+@dataclass(frozen=True)
+class DraftHead:
+    """A draft and its map to the target's token ids, if it has a vocabulary of its own."""
+
+    name: str
+    draft: Draft
+    to_target: Tensor | None
+
+    @staticmethod
+    def load(name: str, path: Path, target: TargetModel) -> DraftHead:
+        return DraftHead(name, *load_draft(path, target.draft_shape("eagle3")))
+
+
+@dataclass(frozen=True)
+class UnrolledAnswer:
+    """Of one draft along one answer; position i speculates after the answer's token i."""
+
+    matches: list[int]
+    """By position: how many drafts in a row are the answer's tokens."""
+    chances: list[list[float]]
+    """By position and depth: the probability that the target emits the draft's token, as far as
+    the drafts before it matched; 1 or 0 for a greedy answer. Of sampled drafts: that the draft is
+    accepted, given that those before it were; their ``matches`` are empty."""
+    drift: list[list[float]]
+    """Sums over positions of the measures of ``lab.training.drift``, by measure and depth."""
+
+
+@torch.no_grad()
+def unroll_answers(
+    target: TargetModel, drafts: Sequence[DraftHead], trajectory: Trajectory, depths: int
+) -> Iterator[tuple[str, UnrolledAnswer]]:
+    """Nothing for an answer of fewer than two tokens: no step of it was speculative."""
+    count = len(trajectory.answer) - 1
+    if count < 1:
+        return
+    ids = torch.tensor([[*trajectory.prompt, *trajectory.answer]])
+    layers = tuple(sorted({layer for head in drafts for layer in head.draft.shape.layers_read}))
+    states, last = target.states(ids, layers)
+    by_layer = dict(zip(layers, states, strict=True))
+    sampled = _sampled_from(target, last, trajectory) if trajectory.temperature > 0 else None
+    for head in drafts:
+        read = [by_layer[layer] for layer in head.draft.shape.layers_read]
+        if sampled is None or not trajectory.drafts_sampled:
+            found = _unroll_one(target, head, read, ids, trajectory, sampled, depths)
+        else:
+            found = _unroll_sampled_drafts(target, head, read, ids, trajectory, sampled, depths)
+        yield head.name, found
+
+
+def _sampled_from(target: TargetModel, last: Tensor, trajectory: Trajectory) -> Tensor:
+    """[answer positions, vocabulary]: what the tokens after the first were sampled from."""
+    rows = last[:, len(trajectory.prompt) :]
+    logits = target.logits(rows)[0].float() / trajectory.temperature
+    if trajectory.min_p > 0:
+        chances = logits.softmax(-1)
+        logits[chances < trajectory.min_p * chances.amax(-1, keepdim=True)] = -torch.inf
+    if 0 < trajectory.top_k < logits.shape[-1]:
+        least = logits.topk(trajectory.top_k).values[:, -1:]
+        logits[logits < least] = -torch.inf
+    if trajectory.top_p < 1:
+        ordered, where = logits.softmax(-1).sort(-1, descending=True)
+        beyond = ordered.cumsum(-1) - ordered >= trajectory.top_p
+        logits[torch.zeros_like(beyond).scatter(-1, where, beyond)] = -torch.inf
+    return logits.softmax(-1)
+
+
+def _unroll_one(
+    target: TargetModel,
+    head: DraftHead,
+    states: list[Tensor],
+    ids: Tensor,
+    trajectory: Trajectory,
+    sampled: Tensor | None,
+    depths: int,
+) -> UnrolledAnswer:
+    prompt, count, length = len(trajectory.prompt), len(trajectory.answer) - 1, ids.shape[1]
+    rows = torch.arange(prompt - 1, prompt - 1 + count)[None]
+    alive = torch.ones(count, dtype=torch.bool)
+    matches = torch.zeros(count, dtype=torch.long)
+    chances = torch.zeros(count, depths)
+    drift = []
+    next_tokens = own_tokens(head.draft, head.to_target)
+    rope = target.rope(head.draft.shape)
+    for depth in unroll(head.draft, target.embed, states, ids, rows, rope, depths, next_tokens):
+        guess = head.draft.lm_head(depth.normed)[0].argmax(-1)
+        guess = guess if head.to_target is None else head.to_target[guess]
+        where = rows[0] + 2 + depth.depth
+        inside = alive & (where < length)
+        right = inside & (guess == ids[0, where.clamp(max=length - 1)])
+        if sampled is None:
+            chances[:, depth.depth] = right.float()
+        else:
+            at = (where - prompt - 1).clamp(max=len(sampled) - 1)
+            chances[:, depth.depth] = torch.where(inside, sampled[at, guess], 0.0)
+        alive = right
+        matches += right
+        drift.append(measures(depth, length, prompt).tolist())
+    by_measure = [list(values) for values in zip(*drift, strict=True)]
+    return UnrolledAnswer(matches.tolist(), chances.tolist(), by_measure)
+
+
+def _unroll_sampled_drafts(
+    target: TargetModel,
+    head: DraftHead,
+    states: list[Tensor],
+    ids: Tensor,
+    trajectory: Trajectory,
+    sampled: Tensor,
+    depths: int,
+) -> UnrolledAnswer:
+    prompt, count, length = len(trajectory.prompt), len(trajectory.answer) - 1, ids.shape[1]
+    rows = torch.arange(prompt - 1, prompt - 1 + count)[None]
+    chances = torch.zeros(count, depths)
+    drift = []
+    given = known_tokens(ids, rows)
+    rope = target.rope(head.draft.shape)
+    for depth in unroll(head.draft, target.embed, states, ids, rows, rope, depths, given):
+        logits = head.draft.lm_head(depth.normed)[0].float() / trajectory.temperature
+        proposed = _to_target_ids(logits.softmax(-1), head.to_target, sampled.shape[-1])
+        where = rows[0] + 2 + depth.depth
+        token = ids[0, where.clamp(max=length - 1)][:, None]
+        at = (where - prompt - 1).clamp(max=len(sampled) - 1)
+        emitted = sampled[at].gather(-1, token).clamp(min=1e-9)
+        share = (proposed.gather(-1, token) / emitted).clamp(max=1.0)[:, 0]
+        chances[:, depth.depth] = torch.where(where < length, share, 0.0)
+        drift.append(measures(depth, length, prompt).tolist())
+    by_measure = [list(values) for values in zip(*drift, strict=True)]
+    return UnrolledAnswer([], chances.tolist(), by_measure)
+
+
+def _to_target_ids(chances: Tensor, to_target: Tensor | None, vocabulary: int) -> Tensor:
+    if to_target is None:
+        return chances
+    return chances.new_zeros(len(chances), vocabulary).index_add_(1, to_target, chances)

@@ -1,0 +1,229 @@
+"""The generator: the same text from the same seed, and the same text as the chat template's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from eaglegate.lab.training.corpus import (
+    ANSWER,
+    CLOSE,
+    DENSE,
+    FAR,
+    LAST,
+    long_documents,
+    short_documents,
+    stack,
+    weighted,
+    write_tokenizer,
+)
+from eaglegate.lab.training.data.arithmetic import (
+    add_steps,
+    divide_steps,
+    multiply_steps,
+    subtract_steps,
+)
+from eaglegate.lab.training.data.conversation import LONG, SHORT, conversation
+from eaglegate.lab.training.data.invented import invented_call
+from eaglegate.lab.training.data.known_tools import family
+from eaglegate.lab.training.data.render import answer_text, prompt_segments, prompt_text
+from eaglegate.lab.training.data.source import CITIES, UNICODE_WORDS, WORDS, Source
+from eaglegate.lab.training.data.tools import random_call, random_tool, rival
+from eaglegate.lab.training.data.values import said
+from eaglegate.lab.training.tokenizer import MARKERS, VOCABULARY, function_words, wrap
+from tests.lab.training.naming import words
+
+pytestmark = pytest.mark.thorough
+
+SHIPPED = Path(__file__).parents[3] / "engine" / "demo" / "target" / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"), 11, 3000)
+
+
+def test_tokenizer_is_the_same_twice(tokenizer, tmp_path):
+    assert write_tokenizer(tmp_path, 11, 3000).to_str() == tokenizer.to_str()
+
+
+def test_tokenizer_has_the_markers_as_single_tokens(tokenizer):
+    assert tokenizer.get_vocab_size() == VOCABULARY
+    for marker in [*MARKERS, "<|im_start|>", "<|im_end|>"]:
+        assert len(tokenizer.encode(marker, add_special_tokens=False).ids) == 1
+
+
+@pytest.mark.parametrize("shape", [SHORT, LONG])
+def test_renderer_equals_the_chat_template(tokenizer, shape):
+    chat, source = wrap(tokenizer), Source(5, held_out=True)
+    for _ in range(60 if shape is SHORT else 8):
+        made = conversation(source, shape)
+        rendered = chat.apply_chat_template(
+            made.messages, tools=made.tools, add_generation_prompt=True, tokenize=False
+        )
+        assert rendered == prompt_text(made)
+
+
+def test_tokens_survive_the_segments_and_the_round_trip(tokenizer):
+    source = Source(6, held_out=True)
+    for _ in range(60):
+        made = conversation(source)
+        parts = [segment.text for segment in prompt_segments(made)] + list(answer_text(made, True))
+        pieces = [i for p in parts for i in tokenizer.encode(p, add_special_tokens=False).ids]
+        whole = tokenizer.encode("".join(parts), add_special_tokens=False).ids
+        assert pieces == whole
+        assert tokenizer.decode(whole, skip_special_tokens=False) == "".join(parts)
+
+
+def test_a_value_has_one_spelling(tokenizer):
+    """In the user's words and inside JSON quotes: that is what makes copying easy."""
+    for value in ["Lisbon", "broken lamp", "EAQ-77", "grouskil"]:
+        inside = tokenizer.encode(value, add_special_tokens=False).ids
+        for text in [f'{{"a": "{value}"}}', f"called {value}."]:
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            assert any(ids[i : i + len(inside)] == inside for i in range(len(ids)))
+
+
+def test_data_is_the_same_twice_and_weighs_answers(tokenizer):
+    first, second = (short_documents(tokenizer, Source(3), 40, 0.1) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first.ids, second.ids, strict=True))
+    assert all((weights == ANSWER).any() for weights in first.weights)
+
+
+@pytest.mark.parametrize(
+    ("make", "seed", "digest"),
+    [
+        (lambda t, s: short_documents(t, s, 100, 0.12), 12, "9ea4ad50080f"),
+        (lambda t, s: long_documents(t, s, 10), 13, "90ec5038e76b"),
+        (lambda t, s: short_documents(t, s, 100, 0.25, DENSE), 15, "dc6a032b5dd3"),
+        (lambda t, s: short_documents(t, s, 100, 0.12, LAST), 16, "3c30423ba86a"),
+        (lambda t, s: short_documents(t, s, 100, 0.12, CLOSE), 17, "df254a1fe038"),
+        (lambda t, s: long_documents(t, s, 10, FAR, 0.8), 18, "9bdceb1b3edc"),
+    ],
+    ids=["short", "long", "dense", "last", "close", "far"],
+)
+def test_the_sets_are_those_of_the_recipe(make, seed, digest):
+    """Another digest means another demo from `make demo-model`: then change it knowingly."""
+    shipped = Tokenizer.from_file(str(SHIPPED))
+    ids = np.concatenate(make(shipped, Source(seed)).ids)
+    assert hashlib.sha256(ids.tobytes()).hexdigest()[:12] == digest
+
+
+def test_stack_is_long_and_full_of_answers(tokenizer):
+    ids, weights = stack(tokenizer, Source(4), 900)
+    assert len(ids) == len(weights) >= 900
+    ends = np.flatnonzero(ids == tokenizer.token_to_id("<|im_end|>"))
+    assert (weights[ends] == ANSWER).sum() >= 3
+
+
+@pytest.mark.parametrize("shape", [SHORT, LONG, LAST, CLOSE, FAR])
+def test_a_request_says_which_tool_it_means(shape):
+    """No two tools for the same thing are on offer, and the last turn's own always is."""
+    source = Source(8)
+    for _ in range(30 if shape in (LONG, FAR) else 200):
+        made = conversation(source, shape)
+        names = [tool["function"]["name"] for tool in made.tools or ()]
+        purposes = [family(tool) for tool in made.tools or ()]
+        assert len(set(purposes)) == len(purposes)
+        assert {call.name for call in made.calls} <= set(names)
+
+
+def test_a_rival_shares_a_word_and_means_another_thing():
+    source, same = Source(10), 0
+    for _ in range(300):
+        made, verb, noun = random_tool(source)
+        function = rival(source, made)["function"]
+        told = words(f"{function['name']} {function['description']}")
+        assert words(made["function"]["name"]) & told
+        same += words(f"{verb} {noun}") <= words(function["description"])
+    assert same <= 3
+
+
+def test_arguments_stand_as_the_user_says_them():
+    source, seen = Source(9), 0
+    while seen < 300:
+        turn = random_call(source)
+        texts = [said(item) for call in turn.calls for item in call.arguments.values()]
+        at = 0
+        for text in texts:
+            at = turn.user.find(text, at)
+            assert at >= 0, turn
+        seen += len(texts) > 1
+
+
+@pytest.mark.parametrize("shape", [SHORT, LAST], ids=["short", "last"])
+def test_of_a_held_answer_only_what_the_model_decides_counts(tokenizer, shape):
+    """The loss is on values and what ends them; braces, keys and white space are the grammar's."""
+    source, seen = Source(3), 0
+    while seen < 40:
+        made = conversation(source, shape)
+        if made.kind != "held":
+            continue
+        seen += 1
+        thought, answer = answer_text(made, True)
+        segments = prompt_segments(made)
+        ids, weights = weighted(tokenizer, source, segments, thought, answer, False, made.own)
+        body = len(tokenizer.encode(answer, add_special_tokens=False).ids)
+        kept = ids[-body:][weights[-body:] == ANSWER]
+        counted = tokenizer.decode([int(i) for i in kept], skip_special_tokens=False)
+        form = re.sub(r"^<tool_call>\n|\n</tool_call>$", "", answer.removesuffix("<|im_end|>"))
+        assert isinstance(json.loads(form), dict)
+        assert not counted.startswith(("{", "<tool_call>"))
+        for start, end in made.own or ():
+            assert answer[start:end] in counted
+        for key in json.loads(form):
+            assert f'"{key}"' not in counted or form.count(key) > 1
+        assert "\n" not in counted
+
+
+def test_what_no_request_gives_is_short_and_made_of_what_it_says():
+    source = Source(2)
+    for _ in range(200):
+        turn = invented_call(source)
+        [call] = turn.calls
+        for key, item in call.arguments.items():
+            assert not isinstance(item, str) or "about" not in item or item.startswith(f"A {key}")
+        assert len(said(dict(call.arguments))) < 400
+
+
+def test_the_held_out_side_is_kept_from_training():
+    assert not set(WORDS.train) & set(WORDS.held)
+    assert not set(CITIES.train) & set(CITIES.held)
+    assert not set(UNICODE_WORDS.train) & set(UNICODE_WORDS.held)
+    source = Source(1)
+    assert not {source.split(CITIES) for _ in range(3000)} & set(CITIES.held)
+
+
+def test_offered_tools_may_go_unused():
+    source = Source(5)
+    made = [conversation(source, LAST) for _ in range(600)]
+    offered = [item for item in made if item.tools]
+    unused = [item for item in offered if not item.kind.startswith(("tool", "parallel"))]
+    assert 0.25 < len(unused) / len(offered) < 0.45
+    assert {"topic", "arithmetic"} <= {item.kind for item in unused}
+
+
+def test_values_are_never_function_words():
+    assert not set(WORDS.train + WORDS.held) & set(function_words())
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        *(add_steps(a, b) for a in (3, 47, 99) for b in (0, 8, 38, 99)),
+        *(subtract_steps(a, b) for a in (52, 90) for b in (7, 38, 50)),
+        *(multiply_steps(a, b) for a in (7, 12, 47, 99) for b in (2, 9)),
+        *(divide_steps(a * b, b) for a in (1, 8) for b in (2, 9)),
+    ],
+)
+def test_every_step_of_a_sum_is_true(steps):
+    equations = re.findall(r"([\d +*/-]+) = (\d+)\.", steps)
+    assert equations
+    for left, right in equations:
+        assert eval(left) == int(right), steps

@@ -1,0 +1,245 @@
+"""Values in sections that may hold several calls: what is quoted there, and what is a call."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from eaglegate.text.events import FinishReason
+from eaglegate.text.parsing.answer import make_parser
+from eaglegate.text.parsing.fold import fold
+from eaglegate.text.parsing.vocabulary import Vocabulary
+from tests.text.parsing.golden_corpus import Marker, pieces_of
+from tests.text.parsing.golden_tokenizer import encode, tokenizer
+from tests.text.parsing.test_damaged import TOOLS, Damage, check, read
+
+SHAPES = {
+    "minimax_m2": (
+        "⟪<minimax:tool_call>⟫\n{}⟪</minimax:tool_call>⟫",
+        '<invoke name="{}">\n',
+        '<parameter name="{}">{}</parameter>\n',
+        "</invoke>\n",
+    ),
+    "deepseek_v32": (
+        "<⟪｜DSML｜⟫function_calls>\n{}</⟪｜DSML｜⟫function_calls>",
+        '<⟪｜DSML｜⟫invoke name="{}">\n',
+        '<⟪｜DSML｜⟫parameter name="{}" string="true">{}</⟪｜DSML｜⟫parameter>\n',
+        "</⟪｜DSML｜⟫invoke>\n",
+    ),
+    "qwen3_coder": (
+        "⟪<tool_call>⟫\n{}⟪</tool_call>⟫",
+        "<function={}>\n",
+        "<parameter={}>\n{}\n</parameter>\n",
+        "</function>\n",
+    ),
+    "seed_oss": (
+        "⟪<seed:tool_call>⟫\n{}⟪</seed:tool_call>⟫",
+        "<function={}>\n",
+        "<parameter={}>{}</parameter>\n",
+        "</function>\n",
+    ),
+}
+PARSERS = pytest.mark.parametrize("parser", SHAPES)
+
+
+class Writer:
+    """Writes in one format."""
+
+    def __init__(self, parser: str) -> None:
+        self.parser = parser
+        self._section, self._begin, self._parameter, self.end = SHAPES[parser]
+
+    def section(self, *parts: str) -> str:
+        return self._section.format("".join(parts))
+
+    def call(self, name: str, **arguments: str) -> str:
+        return self.begin(name, **arguments) + self.end
+
+    def begin(self, name: str, **arguments: str) -> str:
+        pairs = (self._parameter.format(*pair) for pair in arguments.items())
+        return self._begin.format(name) + "".join(pairs)
+
+    def open(self, name: str, key: str) -> str:
+        """Opening tags alone."""
+        return self._begin.format(name) + self._parameter.format(key, "\0").partition("\0")[0]
+
+    @property
+    def close(self) -> str:
+        return self._parameter.format("", "\0").partition("\0")[2] + self.end
+
+    def check(self, output: str, *calls: tuple, content: str = "", **options) -> None:
+        wanted = [
+            (name, *rest) if len(rest) == 2 else (name, *rest, "valid") for name, *rest in calls
+        ]
+        check(Damage("", self.parser, output, tuple(wanted), content, **options))
+
+
+def plain(text: str) -> str:
+    return text.replace("⟪", "").replace("⟫", "")
+
+
+@PARSERS
+@pytest.mark.parametrize("between", ["And:\n", "Now <b>the</b> other.\n", "x </a> y < z\n"])
+def test_text_between_two_calls_is_content(parser, between):
+    w = Writer(parser)
+    output = w.section(w.call("city", city="Oslo"), between, w.call("city", city="Rome"))
+    w.check(output, ("city", {"city": "Oslo"}), ("city", {"city": "Rome"}), content=between.strip())
+
+
+@PARSERS
+def test_text_between_many_calls(parser):
+    w = Writer(parser)
+    output = w.section(
+        w.call("city", city="Oslo"),
+        "One.\n",
+        w.call("ping"),
+        "Two.\n",
+        w.call("write", path="p", text=f"quoted: {w.call('city', city='Q')} there"),
+        "Three.\n",
+        w.call("city", city="Rome"),
+        "Four.\n",
+    )
+    quoted = plain(f"quoted: {w.call('city', city='Q')} there")
+    w.check(
+        output,
+        ("city", {"city": "Oslo"}),
+        ("ping", {}),
+        ("write", {"path": "p", "text": quoted}),
+        ("city", {"city": "Rome"}),
+        content="One.\n\nTwo.\n\nThree.\n\nFour.",
+    )
+
+
+@PARSERS
+def test_a_second_call_that_is_cut_off(parser):
+    w = Writer(parser)
+    output = w.section(w.call("city", city="Oslo"), "And:\n", w.open("city", "city"), "Ro\0")
+    w.check(
+        output.partition("\0")[0],
+        ("city", {"city": "Oslo"}),
+        ("city", '{"city": "Ro', "truncated"),
+        content="And:",
+        finish=FinishReason.LENGTH,
+    )
+
+
+@PARSERS
+def test_text_behind_the_last_call(parser):
+    w = Writer(parser)
+    output = w.section(w.call("city", city="Oslo"), "Done.\n")
+    w.check(output, ("city", {"city": "Oslo"}), content="Done.")
+
+
+QUOTED = {
+    "two-parameters": lambda w: f"see {w.call('write', path='a', text='b')} there",
+    "in-a-row": lambda w: f"see {w.call('city', city='X')}{w.call('city', city='Y')} there",
+    "at-the-end": lambda w: f"ends: {w.call('city', city='X')}",
+    "opening-tags": lambda w: f"tag {w.open('city', 'city')} opens",
+    "closing-tags": lambda w: f"tag {w.close} closes",
+    "closing-tags-twice": lambda w: f"tag {w.close} or {w.close} closes",
+    "closing-tags-then-a-call": lambda w: f"tag {w.close} of {w.call('city', city='X')} closes",
+    "in-a-quoted-call": lambda w: f"a {w.call('write', text='b ' + w.call('ping') + ' c')} d",
+}
+
+
+@PARSERS
+@pytest.mark.parametrize("quoted", QUOTED.values(), ids=QUOTED)
+def test_a_value_may_quote_calls(parser, quoted):
+    w = Writer(parser)
+    value = quoted(w).strip()
+    call = "write", {"path": "p", "text": plain(value)}
+    w.check(w.section(w.call("write", path="p", text=value)), call)
+    swapped = "write", {"text": plain(value), "path": "p"}
+    w.check(w.section(w.call("write", text=value, path="p")), swapped)
+
+
+@PARSERS
+def test_opening_tags_before_another_call(parser):
+    w = Writer(parser)
+    value = f"tag {w.open('city', 'city')} opens"
+    output = w.section(w.call("write", text=value, path="p"), w.call("city", city="Rome"))
+    w.check(output, ("write", {"text": plain(value), "path": "p"}), ("city", {"city": "Rome"}))
+
+
+@PARSERS
+def test_a_call_behind_a_value_that_is_not_closed_is_never_valid(parser):
+    w = Writer(parser)
+    output = w.section(w.open("city", "city"), "Oslo\n", w.call("city", city="Rome"))
+    for folded in read(Damage("", parser, output)):
+        (call,) = folded.calls
+        assert (call.name, str(call.outcome)) == ("city", "malformed")
+
+
+@PARSERS
+def test_the_end_of_a_call_that_is_written_twice(parser):
+    w = Writer(parser)
+    output = w.section(w.call("city", city="Oslo"), w.end, w.call("city", city="Rome"))
+    w.check(output, ("city", {"city": "Oslo"}), ("city", {"city": "Rome"}))
+
+
+@PARSERS
+@pytest.mark.parametrize("lost", ["opening", "closing"])
+def test_a_value_that_swallows_tags_for_want_of_another_is_never_valid(parser, lost):
+    """The tag that opens the next call is missing; text stands behind the tag that ends a value."""
+    w = Writer(parser)
+    second = w.call("write", path="p", text="t")
+    output = {
+        "opening": w.section(w.call("city", city="Oslo"), second.removeprefix(w.begin("write"))),
+        "closing": w.section(w.call("city", city="Oslo").replace(w.end, "x" + w.end)),
+    }[lost]
+    for folded in read(Damage("", parser, output)):
+        assert str(folded.calls[0].outcome) == "malformed"
+
+
+@pytest.mark.thorough
+@PARSERS
+def test_any_mixture_reads_alike_at_every_cutting(parser):
+    w, rng = Writer(parser), random.Random(7)
+    pieces = [
+        w.call("city", city="Oslo"),
+        w.call("write", path="p", text="t"),
+        w.call("ping"),
+        w.open("city", "city"),
+        w.close,
+        w.end,
+        "And:\n",
+        "x",
+        " ",
+    ]
+    for _ in range(150):
+        output = w.section(*rng.choices(pieces, k=rng.randrange(1, 8)))
+        for finish in (FinishReason.STOP, FinishReason.LENGTH):
+            first, *others = read(Damage("", parser, output, finish=finish))
+            for other in others:
+                assert (other.content, _calls(other)) == (first.content, _calls(first)), output
+
+
+def _calls(folded) -> list[tuple[str, str, str]]:
+    return [(call.name, call.arguments, str(call.outcome)) for call in folded.calls]
+
+
+@pytest.mark.thorough
+@PARSERS
+def test_text_between_calls_costs_the_same_a_token(parser):
+    w = Writer(parser)
+    used = [piece.token for piece in pieces_of(w.section()) if isinstance(piece, Marker)]
+    made = tokenizer(tuple(dict.fromkeys(used)))
+    vocabulary = Vocabulary.from_tokenizers(made)
+    tools = [{"name": name, "parameters": schema} for name, schema in TOOLS.items()]
+
+    def seconds(num: int) -> float:
+        parts = [w.call("city", city="Oslo"), "And:\n"] * num
+        ids = encode(made, pieces_of(w.section(*parts)))
+        best = 9.0
+        for _ in range(2):
+            reader = make_parser(vocabulary, tool_parser=parser, tools=tools)
+            began = time.process_time()
+            events = [event for one in ids for event in reader.feed((one,))]
+            events += reader.flush(FinishReason.STOP)
+            best = min(best, time.process_time() - began)
+            assert len(fold(events).calls) == num
+        return best / len(ids)
+
+    assert seconds(800) < 3 * seconds(100)

@@ -1,0 +1,199 @@
+"""``eaglegate parse``: what goes in and what comes out, byte for byte."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eaglegate.server.cli.parse import ParseReport, main, wants_color
+from eaglegate.text.events import Phase
+from eaglegate.text.parsing.vocabulary import Vocabulary
+
+ROOT = Path(__file__).parents[3]
+TARGET = ROOT / "engine/demo/target"
+CALL = (
+    '<think>\nHm.\n</think>\n\nOk.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+)
+HERMES = ["--tokenizer", str(TARGET), "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+        },
+    }
+]
+
+
+@pytest.fixture
+def ids() -> list[int]:
+    return Vocabulary.from_directory(TARGET).encode(CALL + "<|im_end|>")
+
+
+@pytest.fixture
+def parse(monkeypatch, capsys):
+    """Run the command with lines (or text) on stdin: the status and what it printed."""
+
+    def run(arguments: list[str], *lines: object) -> tuple[int, list[str]]:
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        stdin = io.TextIOWrapper(io.BytesIO("\n".join(texts).encode()), encoding="utf-8")
+        monkeypatch.setattr("sys.stdin", stdin)
+        status = main(arguments)
+        return status, capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_a_line_an_answer(parse, ids):
+    whole = {"token_ids": ids, "cuts": [len(ids)], "finish_reason": "stop", "tools": TOOLS}
+    single = {"token_ids": ids, "tools": [TOOLS[0]["function"]]}
+    status, answers = parse([*HERMES, "--jsonl"], whole, single)
+    assert status == 0
+    assert (
+        answers
+        == [
+            '{"reasoning": "Hm.", "content": "Ok.", "tool_calls": [{"id": "call_0", "name": "f", '
+            '"arguments": "{\\"a\\": 1}", "outcome": "schema_mismatch"}], '
+            '"finish_reason": "tool_calls"}'
+        ]
+        * 2
+    )
+
+
+def test_the_prompt_opened_the_thinking(parse):
+    ids = Vocabulary.from_directory(TARGET).encode("Hm.\n</think>\n\nOk.")
+    line = {"token_ids": ids, "cuts": [5, 3], "starts_in": "reasoning", "finish_reason": "length"}
+    _, answers = parse([*HERMES, "--jsonl"], line)
+    assert json.loads(answers[0]) == {
+        "reasoning": "Hm.",
+        "content": "Ok.",
+        "tool_calls": [],
+        "finish_reason": "length",
+    }
+
+
+def test_without_tools_no_call_is_unknown(parse, ids):
+    _, answers = parse([*HERMES, "--jsonl"], {"token_ids": ids}, {"token_ids": ids, "tools": []})
+    outcomes = [json.loads(answer)["tool_calls"][0]["outcome"] for answer in answers]
+    assert outcomes == ["valid", "unknown_tool"]
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("no json", "must be one JSON object"),
+        ("[]", "must be a JSON object"),
+        ({}, "token_ids must be a list of integers"),
+        ({"token_ids": [1, True]}, "token_ids must be a list of integers"),
+        ({"token_ids": [999_999_999]}, "must be below"),
+        ({"token_ids": [1], "cuts": [2]}, "cuts add up to 2, token_ids has only 1"),
+        ({"token_ids": [], "finish_reason": "tired"}, "finish_reason must be one of"),
+        ({"token_ids": [], "starts_in": "middle"}, "starts_in must be one of"),
+        ({"token_ids": [], "tools": {}}, "tools must be a list of objects"),
+        ({"token_ids": [], "stop": "x"}, "stop must be a list of strings"),
+    ],
+)
+def test_a_bad_line_says_why_and_the_others_go_on(parse, line, rule):
+    status, answers = parse([*HERMES, "--jsonl"], line, {"token_ids": []})
+    assert status == 1
+    assert rule in json.loads(answers[0])["error"]
+    assert json.loads(answers[1])["finish_reason"] == "stop"
+
+
+def test_raw_text_shows_events_and_message(parse, tmp_path):
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps(TOOLS))
+    status, lines = parse([*HERMES, "--tools", str(tools)], CALL)
+    assert status == 0
+    assert "ToolCallStart(index=0, id='call_0', name='f')" in lines
+    message = json.loads("\n".join(lines[lines.index("{") :]))
+    assert message["tool_calls"][0]["arguments"] == '{"a": 1}'
+
+
+def test_it_shows_tokens_phases_and_what_was_written(parse):
+    _, lines = parse(HERMES, CALL.replace("1}}", "1,}}"))
+    assert lines[0] == "   2042  '<think>'  reasoning"
+    assert "   2044  '<tool_call>'  tool_call" in lines
+    assert "  written: '{\"a\": 1,}'" in lines
+    assert "call 0: f: valid" in lines
+
+
+def test_a_captured_answer_comes_from_a_file(parse, ids, tmp_path):
+    raw, captured = tmp_path / "answer.txt", tmp_path / "answer.json"
+    raw.write_text(CALL + "<|im_end|>")
+    captured.write_text(json.dumps({"token_ids": ids, "cuts": [len(ids)]}))
+    shown = [parse([str(path), *HERMES])[1] for path in (raw, captured)]
+    messages = [lines[lines.index("{") :] for lines in shown]
+    assert messages[0] == messages[1]
+    assert len(shown[0]) > len(shown[1]), "events of one step are joined"
+
+
+def test_colours_are_for_terminals(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert wants_color(terminal)
+    assert not wants_color(io.StringIO())
+    ParseReport(terminal, color=True).add_step([(1, "a", False)], Phase.CONTENT, [])
+    assert "\033[32m'a'\033[0m" in terminal.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not wants_color(terminal)
+
+
+def test_it_shows_where_another_reading_differs(capsys):
+    call = {"name": "f", "arguments": '{"a": 1}', "outcome": "valid"}
+    ours = {"reasoning": "Hm.", "content": "Ok.", "tool_calls": [call]}
+    same = {"reasoning": "Hm.\n", "content": "Ok.", "tool_calls": [call | {"arguments": '{"a":1}'}]}
+    other = {"reasoning": "Hm.", "content": "No.", "tool_calls": []}
+    report = ParseReport(sys.stdout, color=False)
+    assert not report.compare(ours, same, "vLLM")
+    assert report.compare(ours, other, "vLLM")
+    shown = capsys.readouterr().out
+    assert "call 0: same but for white space" in shown
+    assert "content: differs\n    here 'Ok.'\n    vLLM 'No.'" in shown
+
+
+@pytest.mark.slow
+def test_vllm_reads_it_too(parse):
+    """The real parsers: with a comma too many vLLM's finds no call."""
+    pytest.importorskip("vllm")
+    status, lines = parse([*HERMES, "--compare", "vllm"], CALL)
+    assert status == 0
+    assert "  call 0: same" in lines
+    status, lines = parse([*HERMES, "--compare", "vllm"], CALL.replace("1}}", "1,}}"))
+    assert status == 1
+    assert "  call 0: differs" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["/nowhere", "--tokenizer", str(TARGET)], "/nowhere"),
+        (["--tokenizer", "/nowhere"], "no tokenizer at"),
+        (["--tokenizer", str(TARGET), "--tool-call-parser", "x"], "use one of"),
+        (["--tokenizer", str(TARGET), "--reasoning-parser", "x"], "use one of"),
+        (["--tokenizer", str(TARGET), "--tools", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_what_cannot_start_says_so(parse, capsys, arguments, said):
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_it_starts_without_the_engine(ids):
+    """Neither torch nor vLLM, nor what takes long to import."""
+    code = (
+        "import sys, eaglegate.server.cli.parse; "
+        "print([m for m in sys.argv[1:] if m in sys.modules])"
+    )
+    heavy = ["vllm", "torch", "transformers", "jsonschema", "fastapi", "pydantic"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *heavy], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

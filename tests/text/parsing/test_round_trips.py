@@ -1,0 +1,354 @@
+"""Calls as models' own templates write them, in real vocabularies, cut at random, and read back.
+
+The answer is rendered with a placeholder where a value quotes something. What is quoted goes in as
+ordinary tokens that spell it, or as the token itself.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from eaglegate.text.events import FinishReason, Outcome
+from eaglegate.text.parsing.answer import make_parser
+from eaglegate.text.parsing.fold import Folded, fold
+from eaglegate.text.parsing.formats.harmony import ENDS
+from eaglegate.text.parsing.registry import reasoning_format, tool_format
+from eaglegate.text.parsing.vocabulary import AddedToken, Vocabulary
+from tests.text.parsing.golden_corpus import filler
+from tests.text.parsing.real_vocabularies import deepseek_v4, folder, qwen3_6, template
+from tests.text.parsing.round_trip_writers import WRITTEN, Written
+
+pytestmark = pytest.mark.slow
+
+QUOTED = "QuotedHere"
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "write_file",
+            "description": "Write a file.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "path": {"type": "string"},
+                    "content": {"type": "string"},
+                    "mode": {"type": "integer"},
+                    "tags": {"type": "array"},
+                },
+            },
+        },
+    }
+]
+Call = dict[str, Any]
+
+
+def _by_template(name: str) -> Callable[[str, Sequence[Call]], str]:
+    """The last message of a conversation, as the template that comes with the tokenizer has it."""
+
+    def render(content: str, calls: Sequence[Call]) -> str:
+        written = [
+            {
+                "type": "function",
+                "function": {"name": "write_file", "arguments": _given(name, call)},
+            }
+            for call in calls
+        ]
+        user = {"role": "user", "content": "Hi"}
+        nothing = None if name == "deepseek_v3" else ""
+        tokenizer = template(name)
+        prompt = _apply(tokenizer, [user], add_generation_prompt=True)
+        answer = {"role": "assistant", "content": content or nothing, "tool_calls": written}
+        return _apply(tokenizer, [user, answer]).removeprefix(prompt)
+
+    return render
+
+
+def _given(name: str, call: Call) -> Any:
+    """DeepSeek's template wants the text of the arguments, Qwen's the arguments."""
+    return json.dumps(call, ensure_ascii=False) if name == "deepseek_v3" else call
+
+
+def _apply(tokenizer: Any, messages: list[Any], **options: Any) -> str:
+    return str(tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False, **options))
+
+
+def _write_harmony(content: str, calls: Sequence[Call]) -> str:
+    parts = [f"<|channel|>commentary<|message|>{content}<|end|>"] if content else []
+    parts += [
+        "<|channel|>commentary to=functions.write_file <|constrain|>json<|message|>"
+        f"{json.dumps(call, ensure_ascii=False)}<|call|>"
+        for call in calls
+    ]
+    return "<|start|>assistant".join(parts)
+
+
+def _write_llama(_content: str, calls: Sequence[Call]) -> str:
+    return "; ".join(
+        f'{{"name": "write_file", "parameters": {json.dumps(call, ensure_ascii=False)}}}'
+        for call in calls
+    )
+
+
+def _write_coder(content: str, calls: Sequence[Call]) -> str:
+    def value(given: Any) -> str:
+        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+
+    return "\n".join(
+        [
+            *([content] if content else []),
+            *map(
+                "".join,
+                (
+                    [
+                        "<tool_call>\n<function=write_file>\n",
+                        *(
+                            f"<parameter={key}>\n{value(given)}\n</parameter>\n"
+                            for key, given in call.items()
+                        ),
+                        "</function>\n</tool_call>",
+                    ]
+                    for call in calls
+                ),
+            ),
+        ]
+    )
+
+
+def _write_v31(content: str, calls: Sequence[Call]) -> str:
+    written = "".join(
+        f"<｜tool▁call▁begin｜>write_file<｜tool▁sep｜>{json.dumps(call, ensure_ascii=False)}"
+        "<｜tool▁call▁end｜>"
+        for call in calls
+    )
+    return f"{content}<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+
+
+FORMATS: dict[str, tuple[str, str, str | None, Callable[[str, Sequence[Call]], str]]] = {
+    "hermes": ("qwen3", "hermes", "qwen3", _by_template("qwen3")),
+    "qwen3_coder": ("qwen3", "qwen3_coder", "qwen3", _write_coder),
+    "qwen3_coder in Qwen 3.6": ("qwen3_6", "qwen3_coder", "qwen3", _write_coder),
+    "deepseek_v3": ("deepseek_v3", "deepseek_v3", "deepseek_r1", _by_template("deepseek_v3")),
+    "deepseek_v31": ("deepseek_v3", "deepseek_v31", "deepseek_v31", _write_v31),
+    "openai": ("gptoss", "openai", "openai_gptoss", _write_harmony),
+    "llama3_json": ("llama3_1", "llama3_json", None, _write_llama),
+}
+"""Vocabulary, parsers, and what writes the answer: the template that comes with the vocabulary
+where it knows tools."""
+ALONE = {"deepseek_v3", "llama3_json"}
+"""Their templates write no content beside calls."""
+
+
+@cache
+def _vocabulary(name: str) -> Vocabulary:
+    found = qwen3_6() if name == "qwen3_6" else folder(name)
+    if found is None:
+        pytest.skip("python -m tests.text.parsing.real_vocabularies installs them")
+    return Vocabulary.from_directory(found) if isinstance(found, Path) else found
+
+
+def _encode(vocabulary: Vocabulary, text: str, quoted: str, as_token: bool) -> list[int]:
+    """``text`` with ``quoted`` in every placeholder."""
+    if as_token:
+        inner = [vocabulary.ids[quoted]]
+    else:
+        inner = [token for char in quoted for token in vocabulary.encode(char)]
+    first, *rest = text.split(QUOTED)
+    return vocabulary.encode(first) + [
+        token for part in rest for token in (*inner, *vocabulary.encode(part))
+    ]
+
+
+def _quotations(vocabulary: Vocabulary, parsers: tuple[str, str | None]) -> list[tuple[str, bool]]:
+    """Each marker of the format, as text and, where it is one, as a token."""
+    tools, reasoning = tool_format(parsers[0]), reasoning_format(parsers[1])
+    found = dict.fromkeys((*tools.markers, *reasoning.markers))
+    both = [(marker, as_token) for marker in found for as_token in (False, True)]
+    known = vocabulary.ids.keys() - set(ENDS)
+    return [(marker, as_token) for marker, as_token in both if not as_token or marker in known]
+
+
+def _read(
+    vocabulary: Vocabulary, parsers: tuple[str, str | None], ids: list[int], dice: random.Random
+) -> Folded:
+    parser = make_parser(
+        vocabulary, tool_parser=parsers[0], reasoning_parser=parsers[1], tools=TOOLS
+    )
+    events, at = [], 0
+    while at < len(ids):
+        size = dice.randint(1, 8)
+        events += parser.feed(ids[at : at + size])
+        at += size
+    return fold([*events, *parser.flush(FinishReason.STOP)])
+
+
+def _check(answer: Folded, content: str, calls: Sequence[Call], note: object) -> None:
+    assert answer.content.strip() == content, note
+    assert [json.loads(call.arguments) for call in answer.calls] == list(calls), note
+    assert {call.outcome for call in answer.calls} == {Outcome.VALID}, note
+
+
+CALLS = [
+    {"path": "a é.py", "content": f"before {QUOTED} behind", "mode": 420, "tags": ["x", QUOTED]},
+    {"path": f"{QUOTED}", "content": 'x = "\\\\"\n\n  # 你好 😀 {1: [2]}\n'},
+]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_that_quote_the_format(name: str) -> None:
+    vocabulary_name, tools, reasoning, write = FORMATS[name]
+    vocabulary, dice = _vocabulary(vocabulary_name), random.Random(name)
+    for content in ("",) if name in ALONE else ("", "I write it."):
+        for quoted, as_token in _quotations(vocabulary, (tools, reasoning)):
+            ids = _encode(vocabulary, write(content, CALLS), quoted, as_token)
+            said = json.loads(json.dumps(CALLS).replace(QUOTED, json.dumps(quoted)[1:-1]))
+            for _ in range(3):
+                answer = _read(vocabulary, (tools, reasoning), ids, dice)
+                _check(answer, content, said, (quoted, as_token))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_of_64_kilobytes(name: str) -> None:
+    vocabulary_name, tools, reasoning, write = FORMATS[name]
+    vocabulary, calls = _vocabulary(vocabulary_name), [{"path": "a", "content": filler(64_000)}]
+    ids = vocabulary.encode(write("", calls))
+    _check(_read(vocabulary, (tools, reasoning), ids, random.Random(1)), "", calls, name)
+
+
+@cache
+def _marked_vocabulary(form: Written) -> Vocabulary:
+    """DeepSeek's own newest, or Qwen's with the markers of the format as added tokens."""
+    own = deepseek_v4() if form.parser.startswith("deepseek_v") else None
+    found = own or folder("qwen3")
+    if found is None:
+        pytest.skip("python -m tests.text.parsing.real_vocabularies installs them")
+    tokenizer = tokenizers.Tokenizer.from_file(str(found / "tokenizer.json"))
+    tools, reasoning = tool_format(form.parser), reasoning_format(form.thinks)
+    markers = (*tools.markers, *reasoning.markers)
+    if tools.fragment:
+        markers = (tools.fragment, *reasoning.markers)
+    elif form.has_textual_tags:
+        markers = (tools.openers[0], tools.closer, *reasoning.markers)
+    if not form.is_textual:
+        known = tokenizer.get_vocab()
+        tokenizer.add_tokens(
+            [tokenizers.AddedToken(m, normalized=False) for m in markers if m not in known]
+        )
+    return Vocabulary.from_tokenizers(tokenizer)
+
+
+@pytest.mark.parametrize("form", WRITTEN, ids=lambda form: form.parser)
+def test_other_formats_in_real_vocabularies(form: Written) -> None:
+    vocabulary, dice = _marked_vocabulary(form), random.Random(form.parser)
+    parsers = form.parser, form.thinks
+    for content in ("", "I write it.") if form.follows_content else ("",):
+        for quoted, as_token in _quotations(vocabulary, parsers):
+            ids = _encode(vocabulary, form.write(content, CALLS), quoted, as_token)
+            said = json.loads(json.dumps(CALLS).replace(QUOTED, json.dumps(quoted)[1:-1]))
+            answer = _read(vocabulary, parsers, ids, dice)
+            _check(answer, content, said, (quoted, as_token))
+    long = [{"path": "a", "content": filler(64_000).rstrip("\n")}]
+    answer = _read(vocabulary, parsers, vocabulary.encode(form.write("", long)), dice)
+    _check(answer, "", long, form.parser)
+
+
+def _write_mistral(version: str, content: str, calls: Sequence[Call]) -> tuple[Any, list[int]]:
+    """Mistral's own library: its tokenizer, and the tokens of an answer."""
+    from mistral_common.protocol.instruct.messages import AssistantMessage
+    from mistral_common.protocol.instruct.tool_calls import FunctionCall, ToolCall
+    from mistral_common.tokens.tokenizers import instruct
+
+    tokenizer = _tekken(version)
+    encoder = getattr(instruct, f"InstructTokenizer{version.upper()}")(tokenizer)
+    written = [
+        ToolCall(id=f"abcdef12{number}", function=FunctionCall(name="write_file", arguments=call))
+        for number, call in enumerate(calls)
+    ]
+    message = AssistantMessage(content=content or None, tool_calls=written)
+    return tokenizer, encoder.encode_assistant_message(message, False)
+
+
+@cache
+def _tekken(version: str) -> Any:
+    """The vocabulary that the library ships, with the special tokens of a version."""
+    data = Path(pytest.importorskip("mistral_common").__file__).parent / "data/tekken_240911.json"
+    from mistral_common.tokens.tokenizers.base import SpecialTokens, TokenizerVersion
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    file = json.loads(data.read_text(encoding="utf-8"))
+    special = [
+        {"rank": rank, "token_str": token.value, "is_control": True}
+        for rank, token in enumerate(SpecialTokens)
+    ]
+    return Tekkenizer(
+        file["vocab"],
+        special,
+        file["config"]["pattern"],
+        file["config"]["default_vocab_size"],
+        file["config"]["default_num_special_tokens"],
+        TokenizerVersion(version),
+    )
+
+
+@pytest.mark.parametrize("version", ["v3", "v7", "v11", "v13"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_result_of_a_mistral_call_goes_back_under_its_id(version: str) -> None:
+    """A client returns the id that it was given; the library refuses one of another form."""
+    from mistral_common.protocol.instruct.messages import AssistantMessage, ToolMessage, UserMessage
+    from mistral_common.protocol.instruct.request import InstructRequest
+    from mistral_common.protocol.instruct.tool_calls import FunctionCall, ToolCall
+    from mistral_common.protocol.instruct.validator import MistralRequestValidatorV3
+    from mistral_common.tokens.tokenizers import instruct
+    from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+
+    tokenizer, ids = _write_mistral(version, "", CALLS)
+    answer = _read(
+        _tekken_vocabulary(tokenizer), ("mistral", "mistral"), ids, random.Random(version)
+    )
+    returned = [
+        ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
+        for call in answer.calls
+    ]
+    results = [ToolMessage(content=call.id[::-1], tool_call_id=call.id) for call in answer.calls]
+    messages = [UserMessage(content="Hi"), AssistantMessage(tool_calls=returned), *results]
+    MistralRequestValidatorV3().validate_messages(messages)
+    encoder = getattr(instruct, f"InstructTokenizer{version.upper()}")(tokenizer)
+    prompt = encoder.encode_instruct(InstructRequest(messages=messages)).tokens
+    text = tokenizer.decode(prompt, special_token_policy=SpecialTokenPolicy.KEEP)
+    assert len({call.id for call in answer.calls}) == len(CALLS)
+    in_call = version != "v13"  # from then on neither side names it
+    assert [text.count(call.id) for call in answer.calls] == [2 * in_call] * len(CALLS)
+
+
+def _tekken_vocabulary(tokenizer: Any) -> Vocabulary:
+    special = [
+        AddedToken(id, tokenizer.id_to_piece(id), True)
+        for id in range(tokenizer.num_special_tokens)
+    ]
+    return Vocabulary(
+        tokenizer.id_to_byte_piece,
+        special,
+        encode=lambda text: tokenizer.encode(text, bos=False, eos=False),
+        size=tokenizer.n_words,
+    )
+
+
+@pytest.mark.parametrize("version", ["v3", "v7", "v11", "v13"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_calls_as_mistral_common_writes_them(version: str) -> None:
+    dice = random.Random(version)
+    long = [{"path": "a", "content": filler(64_000)}]
+    for content in ("", "I write it.") if version != "v3" else ("",):
+        for calls in (CALLS, long):
+            tokenizer, ids = _write_mistral(version, content, calls)
+            vocabulary = _tekken_vocabulary(tokenizer)
+            for _ in range(3):
+                answer = _read(vocabulary, ("mistral", "mistral"), ids, dice)
+                _check(answer, content, calls, version)

@@ -1,0 +1,140 @@
+"""Stop strings against a naive matcher, for every cut of the text, and in linear time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eaglegate.server.apis.shared.to_job import MAX_STOP_CHARS, read_stops
+from eaglegate.server.errors import InvalidRequest
+from eaglegate.text.parsing.stop import StopText
+
+LETTERS = st.text("ab", max_size=40)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=4, unique=True)
+
+
+def naive(text: str, wanted: list[str], include: bool) -> tuple[str, str | None]:
+    """The stop that starts first, of those the shortest."""
+    found = [(text.find(stop), len(stop), stop) for stop in wanted if stop in text]
+    if not found:
+        return text, None
+    at, size, stop = min(found)
+    return text[: at + size * include], stop
+
+
+def read(pieces: list[str], wanted: list[str], include: bool) -> tuple[str, str | None]:
+    out: list[str] = []
+    matcher = StopText(tuple(wanted), out.append, include)
+    for piece in pieces:
+        matcher.text(piece)
+        if matcher.stopped is not None:
+            break
+    else:
+        matcher.settle()
+    return "".join(out), matcher.stopped
+
+
+@pytest.mark.thorough
+@given(text=LETTERS, wanted=STOPS, include=st.booleans(), cuts=st.lists(st.integers(1, 5)))
+def test_equals_the_naive_matcher_for_every_cut(text, wanted, include, cuts):
+    pieces, at = [], 0
+    for cut in [*cuts, len(text) + 1]:
+        pieces.append(text[at : at + cut])
+        at += cut
+    assert read(pieces, wanted, include) == naive(text, wanted, include)
+
+
+def test_a_whole_stop_is_found_where_a_longer_one_that_began_before_it_stays_open():
+    assert read(["ab"], ["abcX", "b"], include=False) == ("a", "b")
+
+
+def test_what_cannot_begin_a_stop_is_passed_on_at_once():
+    out: list[str] = []
+    StopText(("\n\nHuman:",), out.append).text("some text\n\nHu")
+    assert out == ["some text"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "wanted", "found"),
+    [
+        (["abcd"], ["abcX", "b", "bcd"], ("a", "b")),
+        (["zzab", "cX"], ["abcX", "b"], ("zz", "abcX")),
+        (["zzab", "cY"], ["abcX", "b"], ("zza", "b")),
+        (["zzab"], ["abcX", "b"], ("zza", "b")),
+        (["ab"], ["abc", "ab"], ("", "ab")),
+    ],
+)
+def test_of_stops_that_tie_the_first_and_of_those_the_shortest_counts(pieces, wanted, found):
+    assert read(pieces, wanted, include=False) == found
+
+
+def test_a_stop_ends_the_text_as_soon_as_it_is_complete():
+    out: list[str] = []
+    matcher = StopText(("ab",), out.append)
+    matcher.text("xab")
+    assert (matcher.stopped, out) == ("ab", ["x"])
+
+
+def test_nothing_empty_is_passed_on():
+    out: list[str] = []
+    matcher = StopText(("ab",), out.append)
+    matcher.settle()
+    matcher.text("ab")
+    assert (matcher.stopped, out) == ("ab", [])
+
+
+def test_text_without_a_beginning_of_a_stop_is_passed_on_whole():
+    out: list[str] = []
+    StopText(("x",), out.append).text("abc")
+    assert out == ["abc"]
+
+
+def test_a_stop_before_a_marker_counts_and_a_marker_without_one_does_not_stop():
+    out: list[str] = []
+    matcher = StopText(("abcX", "b", "end"), out.append)
+    matcher.text("z")
+    assert not matcher.marker("<|im_start|>")
+    assert matcher.stopped is None
+    matcher.text("ab")
+    assert matcher.marker("<|im_end|>")
+    assert (matcher.stopped, "".join(out)) == ("b", "za")
+
+
+def seconds(size: int) -> float:
+    """The worst text for one stop of the greatest length: each character may begin it."""
+    wanted = "a" * (MAX_STOP_CHARS - 1) + "b"
+    matcher = StopText((wanted,), lambda text: None)
+    began = time.process_time()
+    for _ in range(size):
+        matcher.text("aaaa")
+    return time.process_time() - began
+
+
+def test_time_is_linear_in_the_text():
+    few = min(seconds(5_000) for _ in range(3))
+    many = min(seconds(20_000) for _ in range(3))
+    assert many < 10 * few
+
+
+def test_length_is_bounded_and_the_rule_is_said():
+    assert read_stops("x" * MAX_STOP_CHARS) == ("x" * MAX_STOP_CHARS,)
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_STOP_CHARS} characters.*400000"):
+        read_stops(["ok", "x" * 400_000])
+
+
+def test_the_longest_stops_are_prepared_in_linear_time():
+    wanted = tuple(chr(97 + at) + "a" * (MAX_STOP_CHARS - 1) for at in range(16))
+    began = time.process_time()
+    StopText(wanted, lambda text: None)
+    assert time.process_time() - began < 1
+
+
+def test_a_marker_is_text_of_its_own():
+    out: list[str] = []
+    matcher = StopText(("_end|>x", "end", "y<|"), out.append)
+    matcher.text("y")
+    assert matcher.marker("<|im_end|>")
+    assert (matcher.stopped, out) == ("end", ["y"])

@@ -1,0 +1,159 @@
+"""A model's own chat template is interrupted when it takes too long, and run apart from then on."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from eaglegate.lab.training import __file__ as training
+from eaglegate.text.rendering import sandbox, watchdog
+from eaglegate.text.rendering.encoding import NO_LIMITS
+from eaglegate.text.rendering.sandbox import TemplateInput, TemplateRunner
+from eaglegate.text.rendering.template import ChatTemplate
+from eaglegate.text.rendering.watchdog import RenderTooSlow, RenderWatchdog
+from tests.text.rendering.conversations import TEMPLATES
+
+pytestmark = pytest.mark.thorough
+
+ORDINARY = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+NESTED = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endfor %}"
+)
+RECURSIVE = (
+    "{% macro f(n) %}{{ f(n + 1) if n < 60 }}{{ f(n + 1) if n < 60 }}{% endmacro %}{{ f(0) }}"
+)
+ONE_OPERATION = {
+    "a power": "{{ 9 ** (9 ** 9) }}",
+    "a power of variables": "{% set n = messages | length + 8 %}{{ n ** (n ** n) }}",
+    "a long text": "{{ 'x' * 9999999999 }}",
+    "a long text of variables": "{% set n = 99999 %}{{ 'x' * (n * n) }}",
+    "a long list": "{% set n = 99999 %}{{ ([1] * (n * n)) | length }}",
+    "a width": "{{ '%9999999999d' % 1 }}",
+    "a width by variable": "{% set n = 99999 %}{{ '%*d' % (n * n, 1) }}",
+    "a filter": "{{ 'x' | center(9999999999) }}",
+    "a method": "{% set n = 99999 %}{{ 'x'.zfill(n * n) }}",
+}
+
+
+def write(runner: TemplateRunner, template: ChatTemplate) -> str:
+    talk = [{"role": "user", "content": "Hi"}]
+    return runner.write(TemplateInput(template.source, talk, None, {}, {}), template, NO_LIMITS)
+
+
+@pytest.fixture
+def runner(monkeypatch):
+    monkeypatch.setattr(watchdog, "POLL_S", 0.01)
+    made = TemplateRunner()
+    made._watchdog = RenderWatchdog(0.1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def in_child(monkeypatch):
+    """The templates that ran in a child, which is not started."""
+    ran = []
+
+    def run(_self, job, _limits):
+        ran.append(job)
+        return "from a child"
+
+    monkeypatch.setattr(TemplateRunner, "_run_in_child", run)
+    return ran
+
+
+@pytest.mark.parametrize("source", [NESTED, RECURSIVE], ids=["nested ranges", "a recursive macro"])
+def test_a_template_without_an_end_is_interrupted_and_runs_apart_from_then_on(
+    runner, in_child, source, caplog
+):
+    template = ChatTemplate(source)
+    assert not template.is_suspect
+    assert write(runner, template) == "from a child"
+    assert "runs in a process of its own" in caplog.text
+    assert template.is_suspect
+    write(runner, template)
+    assert caplog.text.count("process of its own") == 1
+    assert len(in_child) == 2
+    assert write(runner, ChatTemplate(ORDINARY)) == "user: Hi\n"
+
+
+@pytest.mark.parametrize("name", ONE_OPERATION)
+def test_one_huge_operation_ends_at_once_in_either_process(runner, in_child, name):
+    template = ChatTemplate(ONE_OPERATION[name])
+    if template.is_suspect:
+        assert write(runner, template) == "from a child"
+    else:
+        with pytest.raises(ValueError, match="too large"):
+            write(runner, template)
+
+
+def test_the_limits_of_the_child_hold_for_a_models_own_template(runner, monkeypatch):
+    monkeypatch.setattr(sandbox, "PATIENCE_S", 60.0)
+    for source in ("{{ 9 ** (9 ** 9) }}", "{{ 'x' | center(9999999999) }}"):
+        with pytest.raises(ValueError, match=r"too large|too much memory|took more than"):
+            write(runner, ChatTemplate(source))
+    suspect = ChatTemplate("{{ messages[0].content | center(7) }}")
+    assert suspect.is_suspect
+    assert write(runner, suspect) == "   Hi  "
+
+
+@pytest.mark.parametrize("source", [ORDINARY, *filter(None, TEMPLATES.values())])
+def test_ordinary_templates_run_in_this_process(runner, in_child, source):
+    assert not ChatTemplate(source).is_suspect
+
+
+def test_the_templates_of_this_repository_run_in_this_process():
+    from pathlib import Path
+
+    root = Path(training).parents[2]
+    for path in ("engine/demo/target/chat_template.jinja", "lab/training/chat_template.jinja"):
+        assert not ChatTemplate((root / path).read_text()).is_suspect
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ loop_index % 2 }}{{ 3 * 4 }}", "{{ '%s and %5d' % ('a', 7) }}", "{{ '-' * 40 }}"]
+)
+def test_small_products_are_made(runner, in_child, source):
+    template = ChatTemplate("{% set loop_index = 3 %}" + source)
+    assert write(runner, template) in ("112", "a and     7", "-" * 40)
+    assert not in_child
+
+
+def test_variables_of_a_suspect_template_are_found_without_running_it():
+    template = ChatTemplate("{% if mood %}{{ 9 ** (9 ** 9) }}{% endif %}")
+    assert "mood" in template.variables
+
+
+def test_nothing_is_interrupted_behind_a_render():
+    """Renders that end just as their time is up, in several threads."""
+    dog, late, ended = RenderWatchdog(0.02), [], []
+
+    def work() -> None:
+        for _ in range(20):
+            until = time.monotonic() + 0.03
+            try:
+                dog.run(lambda until=until: [None for _ in iter(time.monotonic, 0) if _stop(until)])
+            except (RenderTooSlow, _Stop) as end:
+                ended.append(end)
+        late.append(sum(range(20_000)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(late) == 4
+    assert len(ended) == 80
+
+
+class _Stop(Exception):
+    pass
+
+
+def _stop(until: float) -> bool:
+    if time.monotonic() > until:
+        raise _Stop
+    return False

@@ -1,0 +1,1 @@
+"""Grammars that clients send as text: Lark and regular expressions."""

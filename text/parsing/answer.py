@@ -1,0 +1,291 @@
+"""The grammar of a whole answer, and the parser that reads it.
+
+Reasoning, content and tool calls come in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eaglegate.text.events import Phase
+from eaglegate.text.parsing.fold import Emitter
+from eaglegate.text.parsing.markers import Lexicon, Stops
+from eaglegate.text.parsing.message import NO_TOOLS, Context, ReasoningFormat, ToolFormat
+from eaglegate.text.parsing.output import Calls, NewId, Output, random_id
+from eaglegate.text.parsing.parser import (
+    DeltaParser,
+    DeltaReader,
+    Parser,
+    Recorder,
+    TextReader,
+    Verbatim,
+)
+from eaglegate.text.parsing.quotations import (
+    is_fenced,
+    read_fenced,
+    read_fenced_answer,
+    read_unclosed,
+)
+from eaglegate.text.parsing.reader import Ended, Grammar, Next, Reader, Until, Want
+from eaglegate.text.parsing.registry import reasoning_format, tool_format
+from eaglegate.text.parsing.stop import StopText
+from eaglegate.text.parsing.tools import OfferedTools
+from eaglegate.text.parsing.vocabulary import Vocabulary
+
+
+def read_message(context: Context) -> Grammar:
+    """Reads an answer to its end."""
+    whole = context.tools.channels or context.reasoning.channels or _read_parts
+    try:
+        yield from whole(context)
+    except Ended as ended:
+        _finish(context, ended.by_model)
+
+
+def _read_parts(context: Context) -> Grammar:
+    if context.starts_in is Phase.REASONING and context.reasoning.ends:
+        yield from _read_reasoning(context)
+    while True:
+        if not (context.out.content.written or context.calls.num):
+            yield from read_fenced_answer(context, _read_rest)
+        yield from read_content(context)
+
+
+def _read_rest(context: Context) -> Grammar:
+    while True:
+        yield from read_content(context)
+
+
+def _read_reasoning(context: Context, labelled: bool = False) -> Grammar:
+    """Up to an end marker. A second start marker says nothing new when it comes first."""
+    out, reasoning = context.out, context.reasoning
+    thinking = out.content if reasoning.inline else out.reasoning
+    if reasoning.inline:
+        thinking.write(reasoning.starts[0])
+    out.phase = Phase.REASONING
+    out.reasoning.label = reasoning.label if labelled else ""
+    calls = _sure_openers(context) if reasoning.forgets_end else ()
+    stops = context.lexicon.stops(*reasoning.starts, *reasoning.ends, *calls)
+    begun = False
+    while (marker := (yield Until(stops, thinking.write))) not in reasoning.ends:
+        if marker in calls:
+            marker = yield from read_unclosed(marker, _read_meant(marker, context), context)
+            if marker:
+                break
+        elif begun or out.reasoning.written:
+            thinking.write(marker)
+        begun = True
+    if reasoning.inline:
+        thinking.write(marker)
+    out.reasoning.marker()
+    out.phase = Phase.CONTENT
+    out.content.lead = reasoning.framing
+
+
+def _sure_openers(context: Context) -> tuple[str, ...]:
+    """Openers that are tokens: the same characters as text are a quotation."""
+    return tuple(filter(context.lexicon.is_token, context.tools.openers))
+
+
+def _read_meant(opener: str, context: Context) -> Grammar:
+    """Reads the calls that ended the thinking."""
+    context.out.reasoning.marker()
+    yield from _read_calls(opener, context)
+    yield from _read_rest(context)
+
+
+def read_content(context: Context, *ends: str) -> Generator[Want, str, str]:
+    """Up to the next marker, and what that marker opens; returns the marker.
+
+    A stray marker token is no content, except in a body that only ``ends`` end.
+    """
+    out, reasoning, tools = context.out, context.reasoning, context.tools
+    frame = reasoning.answer or ()
+    stops = context.lexicon.stops(*tools.openers, *reasoning.starts, *ends, *frame)
+    marker = ""
+    if tools.leads and not out.content.written:
+        marker = yield Next(stops, out.content.write, keep=None)
+    if marker not in stops.markers and marker not in tools.leads:
+        marker = yield Until(stops, out.content.write, stray=None if ends else context.stray)
+    while is_fenced(marker, context):
+        meant = _read_meant_content(marker, context)
+        marker = yield from read_fenced(marker, stops, context, meant)
+    if marker in frame:
+        marker = yield from _read_frame(marker, stops, context)
+    if marker in tools.openers or marker in tools.leads:
+        yield from _read_calls(marker, context)
+    elif marker in reasoning.starts:
+        if out.content.written and marker not in stops.tokens:
+            out.content.write(marker)
+        else:
+            yield from _read_reasoning(context, labelled=True)
+    return marker
+
+
+def _read_frame(marker: str, stops: Stops, context: Context) -> Generator[Want, str, str]:
+    """The frame around the answer: it begins with one, or ends with the other; else it is text."""
+    content = context.out.content
+    opening = context.reasoning.answer[0] if context.reasoning.answer else ""
+    if marker == opening and not content.written:
+        context.out.framed = True
+        content.lead = context.reasoning.framing
+        return ""
+    if not context.out.framed or marker == opening:
+        content.write(marker)
+        return ""
+    content.marker()
+    blank: list[str] = []
+    following = yield Next(stops, blank.append, keep=None)
+    if following in stops.markers:
+        return following
+    content.unmark(marker + "".join(blank))
+    return ""
+
+
+def _read_calls(opener: str, context: Context) -> Grammar:
+    out, tools = context.out, context.tools
+    if opener in tools.openers:
+        out.content.marker()
+    out.phase = Phase.TOOL_CALL
+    out.content.lead = tools.framing
+    yield from tools.calls(opener, context)
+    out.phase = Phase.CONTENT
+
+
+def _finish(context: Context, by_model: bool) -> None:
+    out = context.out
+    if out.calls.open:
+        out.calls.end(by_model)
+    out.reasoning.end()
+    out.content.end()
+
+
+def _read_meant_content(opener: str, context: Context) -> Grammar:
+    yield from _read_calls(opener, context)
+    yield from _read_rest(context)
+
+
+def make_parser(
+    vocabulary: Vocabulary,
+    *,
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = (),
+    starts_in: Phase = Phase.CONTENT,
+    stop: tuple[str, ...] = (),
+    include_stop: bool = False,
+    parallel: bool = True,
+    skip_special_tokens: bool = True,
+    new_id: NewId | None = None,
+    custom: Collection[str] = (),
+    sound: bool = False,
+    spelled: bool = False,
+    repairs: bool = True,
+) -> Parser:
+    """A parser for one answer, by the names of its formats.
+
+    ``tools`` are those offered, as the API writes them; with None, for want of knowledge, no call
+    counts as unknown. Those named in ``custom`` take one text. Without ``parallel`` only the first
+    call is delivered. Of calls held by a grammar, ``sound`` says that they are JSON, ``spelled``
+    that any tokens make a marker. With ``repairs`` arguments are mended where that is safe. Raises
+    ``UnknownParser``.
+    """
+    lexicon = vocabulary.spelled if spelled else vocabulary.lexicon
+    names = tool_parser, reasoning_parser
+    forms: AnswerForms = lexicon.remember(
+        ("forms", names, skip_special_tokens),
+        lambda: _fit_forms(vocabulary, lexicon, *names, skip_special_tokens),
+    )
+    out = Emitter(forms.fragment)
+    offered = OfferedTools(tools)
+    calls = Calls(out, offered, new_id or forms.tools.new_id, parallel, custom, repairs)
+    output = Output(out, calls, forms.reasoning.framing, forms.trail)
+    context = Context(lexicon, output, forms.tools, forms.reasoning, starts_in, sound)
+    reads = tool_parser or reasoning_parser
+    reader: TextReader = Reader(read_message(context)) if reads else Verbatim(out)
+    return Parser(
+        forms.structure,
+        vocabulary.decoder(),
+        reader,
+        output,
+        StopText(stop, reader.text, include_stop) if stop else None,
+        bool(stop) or forms.thinks_in_text,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForms:
+    """What all answers in the same formats have in common, as a vocabulary writes it."""
+
+    tools: ToolFormat
+    fragment: str
+    """The token that FRAGMENT stands for."""
+    reasoning: ReasoningFormat
+    trail: str
+    """White space that may end the content and is none."""
+    structure: Mapping[int, str | None]
+    """See ``Parser``."""
+    thinks_in_text: bool
+    """Plain text may start or end the thinking."""
+
+
+def _fit_forms(
+    vocabulary: Vocabulary,
+    lexicon: Lexicon,
+    tool_parser: str | None,
+    reasoning_parser: str | None,
+    skip_special_tokens: bool,
+) -> AnswerForms:
+    tools, fragment = _tool_form(tool_parser, vocabulary)
+    reasoning = fit_reasoning(reasoning_parser, vocabulary)
+    thinking = reasoning.markers + (tools.markers if tools.channels else ())
+    structure = vocabulary.structure(
+        tools.markers + thinking, fragment, skip_special_tokens, tools.texts + reasoning.texts
+    )
+    return AnswerForms(
+        tools,
+        fragment,
+        reasoning,
+        tools.framing or (reasoning.framing if reasoning.answer else ""),
+        structure,
+        lexicon.stops(*thinking).pattern is not None,
+    )
+
+
+def make_fallback_parser(
+    vocabulary: Vocabulary,
+    parser: DeltaParser,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    stop: tuple[str, ...] = (),
+    include_stop: bool = False,
+    parallel: bool = True,
+    custom: Collection[str] = (),
+) -> Parser:
+    """A parser for one answer, as ``make_parser`` makes one."""
+    out = Emitter()
+    calls = Calls(out, OfferedTools(tools), random_id, parallel, custom, repairs=False)
+    output, recorder = Output(out, calls), Recorder(vocabulary.decoder())
+    special = {token.id for token in vocabulary.added.values() if token.special}
+    reader = DeltaReader(parser, recorder, output, special)
+    stopping = StopText(stop, reader.text, include_stop) if stop else None
+    return Parser({}, recorder, reader, output, stopping, singly=True)
+
+
+def fit_reasoning(name: str | None, vocabulary: Vocabulary) -> ReasoningFormat:
+    """The reasoning format as this vocabulary writes it. Raises ``UnknownParser``."""
+    form = reasoning_format(name)
+    if form.untokened and form.starts[0] not in vocabulary.ids:
+        return form.untokened
+    return form.suffixed(vocabulary.suffix) if form.suffixed and vocabulary.suffix else form
+
+
+def _tool_form(name: str | None, vocabulary: Vocabulary) -> tuple[ToolFormat, str]:
+    """The format as this vocabulary writes it, and the token that FRAGMENT stands for in it."""
+    form = tool_format(name) if name else NO_TOOLS
+    if form.suffixed and vocabulary.suffix:
+        form = form.suffixed(vocabulary.suffix)
+    fragment = form.fragment if form.fragment in vocabulary.ids else ""
+    return form.fragmented if fragment and form.fragmented else form, fragment

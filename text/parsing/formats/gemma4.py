@@ -1,0 +1,395 @@
+"""Gemma 4 and FunctionGemma: calls with bare keys, and strings between tokens of their own.
+
+    <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:2}<tool_call|>
+    <start_function_call>call:get_weather{city:<escape>Paris<escape>,days:2}<end_function_call>
+
+Source: the chat template of google/gemma-4 models as vllm-project/vllm documents it
+(vllm/parser/gemma4.py), and for google/functiongemma-270m-it its parser of that name. Objects and
+lists nest; words that are no JSON become strings. A string ends only where a comma, a colon, a
+bracket or the next key follows its closing token. Where the model has forgotten the first token,
+``call:`` and the name of an offered tool open a call all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+
+from eaglegate.text.events import Repair
+from eaglegate.text.parsing.arguments import as_json
+from eaglegate.text.parsing.markers import NAME, Follow, Lexicon, Stops
+from eaglegate.text.parsing.message import Context, ToolFormat, last_name, opens
+from eaglegate.text.parsing.output import Calls
+from eaglegate.text.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until
+from eaglegate.text.parsing.schemas import STRING, TYPES
+from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged
+
+_CLOSES = {"{": "}", "[": "]"}
+_SCALARS = TYPES - {"object", "array"}
+_BRACE: Follow = {"{": None}
+_NO_NAME = re.compile(r"[\s,{}\[\]()<>\"']")
+_SWALLOWED = re.compile(r"[,{]\s{0,99}[\w.\-]{1,128}\s{0,99}:")
+"""A key behind a comma or a brace."""
+BARE = "call:"
+"""Before the name of a tool; without the token before it, it opens a call of an offered one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BareKeys:
+    """The tokens of one format."""
+
+    call: str
+    call_end: str
+    quote: str
+
+    def format(self) -> ToolFormat:
+        return ToolFormat(
+            (self.call, BARE), self._read, (self.call_end, self.quote), "\n", self.call_end
+        )
+
+    def _read(self, opener: str, context: Context) -> Grammar:
+        if opener == BARE:
+            content = context.out.content
+            in_word = content.tail[-1:].strip() or content.fence.is_inline
+            names = () if in_word else context.calls.names
+            if (yield from opens(opener, dict.fromkeys(names, _BRACE), context)):
+                yield from self._call(context)
+            return
+        stops = context.lexicon.stops(self.call, self.call_end)
+        marker = self.call
+        while marker == self.call:
+            marker = yield from self._call(context)
+            if marker == DONE:
+                behind: list[str] = []
+                marker = yield Until(stops, behind.append, markup=True)
+                if "".join(behind).strip(" \n})"):
+                    context.calls.doubt()
+
+    def _call(self, context: Context) -> Subgrammar:
+        """Returns the marker that ended it, DONE if its last bracket did."""
+        stops, calls = context.lexicon.stops, context.calls
+        header: list[str] = []
+
+        def begin(written: str) -> None:
+            name = written.strip().lstrip(":").removeprefix(BARE).strip()
+            if name and not _NO_NAME.search(name):
+                calls.begin(name)
+
+        marker = yield from last_name(stops("{", "(", self.call, self.call_end), header, begin)
+        begin("".join(header))
+        if not calls.open:
+            if "".join(header).strip():
+                calls.doubt()
+            return marker
+        members = Members(calls, in_parentheses=marker == "(")
+        if marker in ("{", "("):
+            try:
+                marker = yield from self._members(members, context)
+            except Ended as ended:
+                if ended.by_model and members.is_behind_value:
+                    members.finish()
+                raise
+        members.finish()
+        return marker
+
+    def _members(self, members: Members, context: Context) -> Subgrammar:
+        members.take("{")
+        ends = context.lexicon.stops(self.quote, self.call, self.call_end)
+        while (marker := (yield _Outside(ends, members))) == self.quote:
+            write, end = members.string()
+            closing = self._closing(context, members.in_parentheses)
+            if (yield Tagged(context.lexicon, closing, write)) == FORCED:
+                context.calls.spoil()
+            end()
+            if _is_broken(members.text, self.quote):
+                context.calls.spoil()
+        return marker
+
+    def _closing(self, context: Context, in_parentheses: bool) -> Closing:
+        found: Closing = context.lexicon.remember(
+            (self, context.sound, in_parentheses),
+            lambda: self._find_closing(context, in_parentheses),
+        )
+        return found
+
+    def _find_closing(self, context: Context, in_parentheses: bool) -> Closing:
+        """A string ends at its own token, or where the call is over and the output agrees."""
+        after: Follow = dict.fromkeys(",:}]") | context.follow(None, self.call_end)
+        if in_parentheses:
+            after[")"] = context.follow(None, self.call_end, self.call)
+        value: Follow = dict.fromkeys([*"[{-0123456789", "true", "false", "null"])
+        value |= context.follow(None, self.quote)
+        after[NAME] = {":": value, "=": value}
+        words = context.follow(after, self.quote)
+        if context.sound or not context.lexicon.is_token(self.call_end):
+            return Closing(words)
+        end = context.lexicon.sign(self.call_end)
+        again = context.follow({BARE: None}, self.call)
+        return Closing({**words, end: again}, forced=(end,))
+
+
+class _Outside:
+    """What stands outside of strings: DONE behind the last bracket, or a marker before it."""
+
+    __slots__ = ("_members", "_stops", "tokens")
+    lexicon: Lexicon | None = None
+
+    def __init__(self, stops: Stops, members: Members) -> None:
+        self._stops = stops
+        self._members = members
+        self.tokens = stops.tokens
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        start, after, marker = self._stops.find(text, 0, more)
+        taken = self._members.take(text[:start])
+        if self._members.ended:
+            return DONE, text[taken:]
+        return marker, text[after:]
+
+    def plain(self, text: str) -> None:
+        self._members.take(text)
+
+    def truncate(self, _text: str) -> tuple[str | None, str]:
+        """A piece of a marker."""
+        return None, ""
+
+
+class Members:
+    """Writes the JSON of an object, character by character outside of strings; closes the call.
+
+    A forgotten comma, a forgotten value and forgotten brackets at the end are made up for, and
+    parentheses around the members and ``=`` behind a key are read as they are meant. A key without
+    a value makes the call malformed.
+    """
+
+    def __init__(self, calls: Calls, in_parentheses: bool = False) -> None:
+        self._calls = calls
+        self.in_parentheses = in_parentheses
+        self._num_parentheses = 0
+        """Those that a word has opened."""
+        self._write = calls.write
+        self._closers: list[str] = []
+        self._is_first: list[bool] = []
+        self._takes: Callable[[str], None] = self._take_value
+        self._word: list[str] = []
+        self._text: list[str] = []
+        self._quote = ""
+        """What opened the string in quotes that is being written."""
+        self._escaped = self._may_end = False
+        self._key = ""
+        self.ended = False
+
+    def take(self, text: str) -> int:
+        """Takes characters up to the last bracket; how many."""
+        for at, char in enumerate(text):
+            if self.ended:
+                return at
+            if self._may_end:
+                self._end_quotes(char)
+            if self._quote:
+                self._take_quoted(char)
+            elif self.in_parentheses and char in "()":
+                self._take_parenthesis(char)
+            elif char in "\"'" and self._takes != self._take_next and self._is_blank:
+                self._word, self._quote = [char], char
+            else:
+                self._takes(char)
+        return len(text)
+
+    def _take_parenthesis(self, char: str) -> None:
+        """The one that closes the members, or a part of a word."""
+        if char == "(" or self._num_parentheses:
+            self._num_parentheses += 1 if char == "(" else -1
+            self._takes(char)
+            return
+        while not self.ended:
+            self._takes("}" if self._closers[-1:] == ["}"] else "]")
+
+    @property
+    def is_behind_value(self) -> bool:
+        """Whether the model may have no more to say."""
+        return self._takes == self._take_next
+
+    @property
+    def _is_blank(self) -> bool:
+        return not any(map(str.strip, self._word))
+
+    def _take_word(self) -> str:
+        word, self._word = "".join(self._word).strip(), []
+        return word
+
+    def string(self) -> tuple[Sink, Callable[[], None]]:
+        """A sink for the text of a string, and what to do at its end."""
+        parts: list[str] = []
+        if self._takes == self._take_next:
+            self._expect_member()
+        elif not self._is_blank:
+            self._calls.spoil()
+        if self._takes == self._take_key:
+            return parts.append, lambda: self._set_word("".join(parts))
+        self._separate_item()
+        self._text = []
+        self._word, self._takes = [], self._take_next
+        allowed = self._allowed
+        if "string" not in allowed:
+            return parts.append, lambda: self._write_typed("".join(parts), allowed)
+        self._write('"')
+        return self._escape, lambda: self._write('"')
+
+    def finish(self) -> None:
+        """The call is over: what is open ends here."""
+        if self.ended or not self._calls.open:
+            return
+        if self._takes == self._take_value and self._closers:
+            self._finish_word()
+        elif self._takes == self._take_key and not self._is_blank:
+            self._calls.spoil()
+        if len(self._closers) > 1:
+            self._calls.spoil()
+        self._write("".join(reversed(self._closers)))
+        self._end(is_fragile=True)
+
+    @property
+    def _allowed(self) -> frozenset[str]:
+        """What the schema says of the member that is being written, where it is a parameter."""
+        tool = self._calls.tool
+        known = tool is not None and self._calls.repairing and len(self._closers) == 1
+        return tool.kinds(self._key) if tool and known else STRING
+
+    @property
+    def text(self) -> str:
+        """The last string."""
+        return "".join(self._text)
+
+    def _escape(self, text: str) -> None:
+        self._text.append(text)
+        self._write(encode_basestring(text)[1:-1])
+
+    def _set_word(self, text: str) -> None:
+        self._word = [encode_basestring(text)]
+
+    def _write_typed(self, text: str, allowed: frozenset[str]) -> None:
+        """A string where the schema wants none."""
+        written = as_json(text, allowed)
+        if not written.startswith('"'):
+            self._calls.repair(Repair.QUOTED_VALUE)
+            self._calls.keep_raw(text)
+        self._write(written)
+
+    def _take_quoted(self, char: str) -> None:
+        """A string in quotes, as JSON or Python has it."""
+        self._word.append(char)
+        self._may_end = char == self._quote and not self._escaped
+        self._escaped = char == "\\" and not self._escaped
+        if self._may_end and char == '"':
+            self._quote, self._may_end = "", False
+
+    def _end_quotes(self, char: str) -> None:
+        """Behind a single quote, which may be an apostrophe."""
+        self._may_end = False
+        if char in ",:]} \n" or (char == ")" and self.in_parentheses):
+            self._quote = ""
+
+    def _take_key(self, char: str) -> None:
+        if char == ":" or (char == "=" and not self._is_blank):
+            self._separate()
+            self._key = _unquote(self._take_word())
+            self._write(encode_basestring(self._key) + ": ")
+            self._takes = self._take_value
+        elif char in ",}]":
+            if not self._is_blank:
+                self._calls.spoil()
+            self._word = []
+            if char != ",":
+                self._close(char)
+        elif not (char == "{" and self.in_parentheses and self._is_blank):
+            self._word.append(char)
+
+    def _take_value(self, char: str) -> None:
+        if char in _CLOSES and self._is_blank:
+            self._separate_item()
+            self._write(char)
+            self._closers.append(_CLOSES[char])
+            self._is_first.append(True)
+            self._word = []
+            self._expect_member()
+        elif char in ",}]":
+            self._finish_word()
+            self._take_next(char)
+        else:
+            self._word.append(char)
+
+    def _take_next(self, char: str) -> None:
+        """Behind a value."""
+        if char == ",":
+            self._expect_member()
+        elif char in "}]":
+            self._close(char)
+        elif not char.isspace():
+            self._expect_member()
+            self._takes(char)
+
+    def _expect_member(self) -> None:
+        self._takes = self._take_key if self._closers[-1] == "}" else self._take_value
+
+    def _finish_word(self) -> None:
+        word, is_item = self._take_word(), self._closers[-1] == "]"
+        self._takes = self._take_next
+        if word or not is_item:
+            self._separate_item()
+            quoted = word.startswith(('"', "'"))
+            self._write(as_json(_unquote(word), STRING) if quoted else as_json(word, _SCALARS))
+
+    def _close(self, bracket: str) -> None:
+        closer = self._closers.pop()
+        if closer != bracket:
+            self._calls.spoil()
+        self._write(closer)
+        self._is_first.pop()
+        self._word, self._takes = [], self._take_next
+        if not self._closers:
+            self._end()
+
+    def _end(self, is_fragile: bool = False) -> None:
+        self.ended = True
+        self._calls.close(is_fragile=is_fragile)
+
+    def _separate_item(self) -> None:
+        if self._closers and self._closers[-1] == "]":
+            self._separate()
+
+    def _separate(self) -> None:
+        """A comma between two members."""
+        if not self._is_first[-1]:
+            self._write(", ")
+        self._is_first[-1] = False
+
+
+def _is_broken(text: str, quote: str) -> bool:
+    """Whether a string holds a token that closed it: doubled, or with keys behind it."""
+    at = text.find(quote)
+    if at < 0:
+        return False
+    return text.startswith(quote) or text.endswith(quote) or bool(_SWALLOWED.search(text, at))
+
+
+def _unquote(word: str) -> str:
+    """A key or a value in quotes as what it says, any other as it stands."""
+    quote = word[:1]
+    if not quote or quote not in "\"'" or (quote == "'" and word[-1:] != quote):
+        return word
+    if quote == "'":
+        inner = word[1:-1].replace("\\'", quote).replace('\\"', '"').replace('"', '\\"')
+        word = f'"{inner}"'
+    try:
+        return str(json.loads(word, strict=False))
+    except ValueError:
+        return word.strip('"')
+
+
+FORMAT = BareKeys("<|tool_call>", "<tool_call|>", '<|"|>').format()
+FUNCTION = BareKeys("<start_function_call>", "<end_function_call>", "<escape>").format()
+"""google/functiongemma-270m-it."""

@@ -1,0 +1,183 @@
+"""gpt-oss: the harmony format, messages on channels.
+
+    <|channel|>analysis<|message|>The user wants ...<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>
+    {"city": "Paris"}<|call|>
+    <|start|>assistant<|channel|>final<|message|>It rains.<|return|>
+
+Source: openai/harmony docs/format.md and the library itself, which the tests compare with. The
+prompt ends with ``<|start|>assistant``, so that an answer begins inside a header. The header says
+what the body is: with a recipient a call, wherever the recipient stands; else on the analysis
+channel thinking, on any other content (a preamble on commentary is meant for the user). All markers
+are tokens, and bodies are exact. In a string of a call's JSON a token that ends bodies is text,
+unless the next message or the end of the answer follows it. A recipient outside ``functions.`` (a
+built-in tool) is a call by its full name.
+
+One grammar reads the whole answer, whether gpt-oss is asked for as tool format, as reasoning format
+or as both. Without the tool format a call's body is content. Another tool or reasoning format is
+looked for in the bodies that are content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+
+from eaglegate.text.events import Phase
+from eaglegate.text.parsing.answer import read_content
+from eaglegate.text.parsing.message import (
+    Context,
+    Looking,
+    ReasoningFormat,
+    Skipping,
+    ToolFormat,
+    no_calls,
+)
+from eaglegate.text.parsing.reader import (
+    Ended,
+    Grammar,
+    JsonValue,
+    Sink,
+    Subgrammar,
+    Until,
+    Want,
+    ignore,
+)
+
+START, END, RETURN, CALL = "<|start|>", "<|end|>", "<|return|>", "<|call|>"
+CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
+MARKERS = (START, END, RETURN, CALL, CHANNEL, MESSAGE, CONSTRAIN)
+ENDS = (END, RETURN, CALL)
+"""What ends a body. Any other token in it is text."""
+_ROLES = frozenset({"assistant", "user", "system", "developer", "all", "final"})
+"""Recipients that are no tools."""
+_BREAK = "\n\n"
+"""Between two messages that are content."""
+_RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)")
+_ROLE = re.compile(r"\s{0,99}(?:to=|assistant)")
+_ROLE_BEGINS = re.compile(r"\s{0,99}(?:to?|a(?:s(?:s(?:i(?:s(?:t(?:a(?:nt?)?)?)?)?)?)?)?)?\Z")
+_STRAY = re.compile(r"[\W\d_]{1,16}\Z")
+"""Digits and punctuation, no words."""
+
+
+def read_channels(context: Context) -> Grammar:
+    """Message after message, from inside the first one's header."""
+    if context.starts_in is Phase.REASONING:
+        marker = yield from _read_thinking(context)
+    else:
+        marker = yield from _read_opening(context)
+    while True:
+        marker = yield from _read_message(marker, context)
+
+
+def _read_opening(context: Context) -> Subgrammar:
+    """The first marker. Text that completes no header is content without one."""
+    stops = context.lexicon.stops(START, CHANNEL, MESSAGE)
+    marker = yield Looking(_ROLE, _ROLE_BEGINS, stops.tokens)
+    if marker == Looking.NO:
+        return (yield from _read_content(context))
+    return START if marker == Looking.YES else marker
+
+
+def _read_message(marker: str, context: Context) -> Subgrammar:
+    """One message: the marker that ended its body."""
+    begins = context.lexicon.stops(START, CHANNEL, MESSAGE)
+    if marker in ENDS:
+        marker = yield from _skip_stray(context)
+    while marker not in begins.markers:
+        marker = yield Until(begins, context.out.content.write, stray=ignore)
+    channel, recipient = "", None
+    if marker != MESSAGE:
+        channel, recipient, marker, inline = yield from _read_header(marker, context)
+        if marker in ENDS and recipient and context.tools.channels:
+            context.calls.begin(recipient)  # the marker before its body is forgotten
+            context.calls.write_json(inline)
+            context.calls.close(is_fragile=not inline)
+    if marker != MESSAGE:
+        return marker
+    if recipient and context.tools.channels:
+        return (yield from _read_call(recipient, context))
+    return (yield from (_read_thinking if channel == "analysis" else _read_content)(context))
+
+
+def _skip_stray(context: Context) -> Subgrammar:
+    """The marker behind a message. A few characters without a word before it are noise.
+
+    gpt-oss writes a number there at times; other text is an answer without a header.
+    """
+    begins = context.lexicon.stops(START, CHANNEL, MESSAGE)
+    stray: list[str] = []
+    marker = yield _Stray(begins.tokens, stray.append)
+    if marker != Skipping.YES:
+        return marker
+    try:
+        return (yield Until(begins, context.out.content.write, stray=ignore))
+    except Ended:
+        context.out.content.write("".join(stray))
+        raise
+
+
+class _Stray(Skipping):
+    """Takes noise, and gives it to a sink."""
+
+    __slots__ = ("_sink",)
+
+    def __init__(self, tokens: frozenset[str], sink: Sink) -> None:
+        super().__init__(_STRAY, _STRAY, tokens)
+        self._sink = sink
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        taken, rest = super().take(text, more)
+        if taken == self.YES:
+            self._sink(text)
+        return taken, rest
+
+
+def _read_header(
+    marker: str, context: Context
+) -> Generator[Want, str, tuple[str, str | None, str, str]]:
+    """The channel, the recipient if there is one, the marker behind the header, JSON before it."""
+    stops = context.lexicon.stops(*MARKERS)
+    parts: dict[str, list[str]] = {START: [], CHANNEL: [], CONSTRAIN: []}
+    while marker in parts:
+        parts[marker].append(" ")
+        marker = yield Until(stops, parts[marker].append)
+    channel = "".join(parts[CHANNEL]).split()
+    found = _RECIPIENT.search("".join([*parts[START], " ", *parts[CHANNEL]]))
+    recipient = found["name"] if found and found["name"] not in _ROLES else None
+    text = "".join(text for part in parts.values() for text in part)
+    inline = text[text.find("{") :].strip() if "{" in text else ""
+    return channel[0] if channel else "", recipient, marker, inline
+
+
+def _read_call(name: str, context: Context) -> Subgrammar:
+    context.out.phase = Phase.TOOL_CALL
+    context.calls.begin(name)
+    stops = context.lexicon.stops(*ENDS)
+    goes_on = context.follow(None, START)
+    quotes = context.quotes(dict.fromkeys(ENDS, goes_on))
+    marker = yield JsonValue(stops, context.calls.write_json, True, quotes)
+    context.calls.close()
+    context.out.phase = Phase.CONTENT
+    return marker
+
+
+def _read_thinking(context: Context) -> Subgrammar:
+    context.out.phase = Phase.REASONING
+    marker = yield Until(context.lexicon.stops(*ENDS), context.out.reasoning.write)
+    context.out.phase = Phase.CONTENT
+    return marker
+
+
+def _read_content(context: Context) -> Subgrammar:
+    context.out.content.separate(_BREAK)
+    while (marker := (yield from read_content(context, *ENDS))) not in ENDS:
+        pass
+    return marker
+
+
+_OPENING = f"{CHANNEL}analysis{MESSAGE}"
+FORMAT = ToolFormat((), no_calls, MARKERS, framing="", channels=read_channels, opening=_OPENING)
+REASONING = ReasoningFormat(
+    (), (), framing="", channels=read_channels, inner=MARKERS, opening=_OPENING
+)

@@ -1,0 +1,296 @@
+"""Models that write JSON calls, one or a list of them, behind a marker.
+
+    <tool_call>                                                       Hermes, Qwen 2.5 and Qwen 3,
+    {"name": "get_weather", "arguments": {"city": "Paris"}}                 ERNIE 4.5, Granite 4.0
+    </tool_call>
+    <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]   Granite 3.0, 3.2, 3.3
+    <tool_call>[{"name": "get_weather", "arguments": {"city": "Paris"}}]               Granite 3.1
+    <tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_calls>    Jamba,
+                                                                              Hunyuan A13B
+    <|action_start|><|plugin|>{"name": "get_weather", "parameters": {}}<|action_end|>     InternLM
+    functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]                    Phi-4-mini
+    <function_call> {"name": "get_weather", "arguments": {"city": "Paris"}}    Granite 20B functions
+    <|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>                  Apertus
+    <|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}             GigaChat 3
+    <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather",                    Command
+                      "parameters": {"city": "Paris"}}]<|END_ACTION|>
+    [{"name": "get_weather", "arguments": {"city": "Paris"}}]                                 xLAM
+
+Sources: the chat templates of ai21labs/AI21-Jamba-1.5-Mini, tencent/Hunyuan-A13B-Instruct,
+internlm/internlm2_5-7b-chat, microsoft/Phi-4-mini-instruct, swiss-ai/Apertus-8B-Instruct-2509,
+ibm-granite/granite-20b-functioncalling and CohereLabs/c4ai-command-a-03-2025, and the parsers that
+vllm-project/vllm has for them (for ai-sage/GigaChat3 only these). Command writes its answer between
+tokens of its own, which are structure; its call ids are numbers that repeat in each turn, so that
+they are not passed on. NousResearch/Hermes-2-Pro and Qwen/Qwen3 put a line break before each
+``<tool_call>`` that content or another call precedes, and around the JSON; those are framing. Qwen
+has both markers as added tokens. Where a tokenizer has not, the marker is plain text: it opens a
+call only if a brace follows it, and closes one only outside a JSON string. LongCat-Flash
+(meituan-longcat/LongCat-Flash-Chat) writes the same between markers of its own. Of Granite
+(ibm-granite/granite-3.0-8b-instruct and later) ``<|tool_call|>`` is a special token,
+``<tool_call>`` plain text, and the end of the list ends the calls; what follows is content.
+GigaChat ends its content with a token, and older checkpoints announce a call by the words "function
+call" and a token. xLAM (Salesforce/Llama-xLAM-2-8b-fc-r and xLAM-2-3b-fc-r) writes a bare list;
+older models put it into a fence, or behind ``[TOOL_CALLS]`` or ``<tool_call>``. A bare or fenced
+list is one of calls only where its first object names a tool that is offered.
+
+The whole message is the call in Llama 3.1, 3.2, 3.3 and 4.
+
+    {"name": "get_weather", "parameters": {"city": "Paris"}}
+
+Source: meta-llama/llama-models prompt formats and the chat template of Llama-3.1 (vllm-project/vllm
+keeps a copy, examples/tool_chat_template_llama3.1_json.jinja). Several calls are separated by
+``; ``. A ``<|python_tag|>`` token may stand before them. There is no other marker, so that an
+object is a call only where it opens the content (or follows a call), and only if it has a name and
+parameters (or arguments) and no key that a call has not; another object is content, let go as soon
+as its first other key shows it. Code behind ``<|python_tag|>`` is content too. Llama 4's templates
+write content before a call: there an object with the name of an offered tool is a call anywhere.
+
+Mistral writes such a list, or since tokenizer v11 a name and ``[ARGS]``.
+
+    [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}]      before v11
+    [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]...               from v11
+    [TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]{"city": "Paris"}            v11 with an id
+
+Source: mistral-common (mistral_common/tokens/tokenizers/instruct.py: V2, V3, V7, V11, V13), where
+all three markers are control tokens. What follows ``[TOOL_CALLS]`` distinguishes the variants,
+so one grammar reads all. A v11 call without ``[ARGS]`` has its arguments from the first brace on.
+Ids have nine letters or digits, since the templates refuse others in the next prompt.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Mapping
+from dataclasses import replace
+
+from eaglegate.text.parsing.formats.xml_calls import CODER
+from eaglegate.text.parsing.json_blocks import OBJECT, JsonBlock
+from eaglegate.text.parsing.json_calls import JsonCalls
+from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow, Quotes
+from eaglegate.text.parsing.message import (
+    CallFrame,
+    Context,
+    ReasoningFormat,
+    ToolFormat,
+    last_name,
+    opens,
+)
+from eaglegate.text.parsing.reader import DONE, Grammar, JsonValue, Next, Subgrammar, Until
+
+COHERE_TEXT = (
+    *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    *("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+)
+
+APERTUS = JsonBlock("<|tools_prefix|>", "<|tools_suffix|>", is_keyed=True).format()
+COHERE = JsonBlock(
+    "<|START_ACTION|>", "<|END_ACTION|>", COHERE_TEXT, names=("tool_name", "name")
+).format()
+COHERE_REASONING = ReasoningFormat(
+    ("<|START_THINKING|>",),
+    ("<|END_THINKING|>",),
+    framing=" \n",
+    inner=COHERE_TEXT,
+    forgets_end=True,
+)
+"""Command A: the tokens around the text of the answer are structure."""
+HERMES = JsonBlock("<tool_call>", "</tool_call>", tags=CODER).format()
+LONGCAT = JsonBlock("<longcat_tool_call>", "</longcat_tool_call>").format()
+GRANITE = JsonBlock("<|tool_call|>", aliases=("<tool_call>",)).format()
+GIGACHAT3 = replace(
+    JsonBlock(
+        "<|function_call|>", others=("<|message_sep|>",), aliases=("function call<|role_sep|>",)
+    ).format(),
+    fragment="<|role_sep|>",
+    fragmented=JsonBlock(
+        "<|function_call|>", others=("<|message_sep|>",), aliases=(f"function call{FRAGMENT}",)
+    ).format(),
+)
+GRANITE_20B = JsonBlock("<function_call>").format()
+INTERNLM = JsonBlock("<|action_start|>", "<|action_end|>", ("<|plugin|>",)).format()
+JAMBA = JsonBlock("<tool_calls>", "</tool_calls>").format()
+PHI4 = JsonBlock("functools", begins=OBJECT).format()
+
+_LIST, _FENCE = "[", "```json"
+_MARKED = {
+    "<tool_call>": JsonBlock("<tool_call>", "</tool_call>"),
+    "[TOOL_CALLS]": JsonBlock("[TOOL_CALLS]"),
+}
+
+
+def _read_xlam(opener: str, context: Context) -> Grammar:
+    if opener in _MARKED:
+        yield from _MARKED[opener].calls(opener, context)
+        return
+    names = context.calls.names or (NAME,)
+    quoted: Follow = {name: {'"': {",": None}} for name in names}
+    first: Follow = {"{": {'"name"': {":": {'"': quoted}}}}
+    spelled: Follow = {**first, "TOOL_CALLS]": {"[": first}}
+    head: Follow = {"[": first} if opener == _FENCE else spelled
+    if not (yield from opens(opener, head, context)):
+        return
+    stops = context.lexicon.stops("```", *_MARKED)
+    quotes = context.quotes(dict.fromkeys(_MARKED, OBJECT))
+    content, before = context.out.content, [opener]
+    calls = JsonCalls(context.calls, stops, content.write, closed=False, quotes=quotes)
+    yield Until(context.lexicon.stops("{"), before.append)
+    if (
+        yield from calls.object(lambda text: content.unmark("".join([*before, "{", text])))
+    ) == DONE:
+        yield from calls.read()
+    if opener == _FENCE:
+        yield Next(stops, keep=None)
+
+
+XLAM = ToolFormat((*_MARKED, _FENCE, _LIST), _read_xlam, ("</tool_call>",))
+
+
+PYTHON = "<|python_tag|>"
+
+
+def _read_llama(opener: str, context: Context) -> Grammar:
+    stops = context.lexicon.stops(PYTHON)
+    content = context.out.content.write
+    quotes = context.quotes({PYTHON: {'{"': None}})
+    certain = opener == PYTHON
+    yield from JsonCalls(context.calls, stops, content, certain, False, quotes=quotes).read()
+
+
+def _read_llama_anywhere(opener: str, context: Context) -> Grammar:
+    """Llama 4: an object behind other content, where it begins as a call of an offered tool."""
+    if opener == PYTHON:
+        yield from _read_llama(opener, context)
+        return
+    content = context.out.content
+    if not content.written:
+        content.unmark("")
+    elif content.fence.is_open or content.fence.is_inline:
+        content.unmark(opener)
+        return
+    elif not (yield from opens(opener, _llama_head(context), context)):
+        return
+    quotes = context.quotes({PYTHON: {'{"': None}})
+    stops, num = context.lexicon.stops(PYTHON), context.calls.num
+
+    def lose(text: str) -> None:
+        (content.write if context.calls.num > num else content.unmark)(text)
+
+    form = JsonCalls(context.calls, stops, lose, False, False, quotes=quotes)
+    if (yield from form.object()) == DONE:
+        yield from form.read()
+
+
+def _llama_head(context: Context) -> Follow:
+    arguments: Follow = {'"parameters"': {":": None}, '"arguments"': {":": None}}
+    named: Follow = {'"': {",": arguments}}
+    names = context.calls.names or (NAME,)
+    quoted: Follow = dict.fromkeys(names, named)
+    return {'"name"': {":": {'"': quoted}}}
+
+
+def _fenced_head(context: Context) -> Follow:
+    return {"{": _llama_head(context)} if context.calls.names else {}
+
+
+LLAMA3 = ToolFormat((PYTHON,), _read_llama, leads=("{",), head=_fenced_head)
+LLAMA4 = ToolFormat((PYTHON, "{"), _read_llama_anywhere, head=_fenced_head)
+
+
+_CALL, _ARGUMENTS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_ID_SIGNS = string.ascii_letters + string.digits
+
+
+def _read_mistral(opener: str, context: Context) -> Grammar:
+    content = context.out.content.write
+    quotes = context.remember_quotes(_CALL, lambda: _find_ends(context))
+    marker = opener
+    while marker == _CALL:
+        marker = yield Next(context.lexicon.stops(_CALL, _ARGUMENTS, _CALL_ID), keep=None)
+        if marker in ("[", "{"):
+            stops = context.lexicon.stops(_CALL)
+            marker = yield from JsonCalls(
+                context.calls, stops, content, closed=False, quotes=quotes
+            ).read()
+        elif marker != _CALL:
+            marker = yield from _read_named(marker, quotes, context)
+
+
+def _find_ends(context: Context) -> Mapping[str, Follow]:
+    """A string is given up for the next call only where a whole beginning of one follows."""
+    named: Follow = {'{"': None} | context.follow(None, _ARGUMENTS, _CALL_ID)
+    return {_CALL: {"[": {'{"': None}, NAME: named}}
+
+
+def _read_named(first: str, quotes: Quotes, context: Context) -> Subgrammar:
+    """A name, perhaps an id, and arguments: DONE where those end."""
+    name: list[str] = []
+    own: list[str] = []
+    ends = context.lexicon.stops(_ARGUMENTS, _CALL_ID, _CALL, "{")
+    marker = first
+    if first not in (_ARGUMENTS, _CALL_ID):
+        marker = yield from last_name(ends, name, context.calls.begin)
+    if marker == _CALL_ID:
+        marker = yield Until(ends, own.append)
+    if not "".join(name).strip():
+        return marker
+    context.calls.begin("".join(name).strip(), "".join(own).strip() or None)
+    marker = yield from _read_arguments(marker, quotes, context)
+    context.calls.close(is_fragile=context.calls.is_bare)
+    return marker
+
+
+def _read_arguments(marker: str, quotes: Quotes, context: Context) -> Subgrammar:
+    stops = context.lexicon.stops(_CALL)
+    value = JsonValue(stops, context.calls.write_json, quotes=quotes)
+    if marker == "{":
+        value.plain(marker)
+        return (yield value)
+    if marker == _ARGUMENTS:
+        marker = yield Next(stops, keep=None)
+    if marker == "{":
+        return (yield value)
+    return marker if marker == _CALL else (yield Until(stops, context.calls.write_json))
+
+
+def _make_mistral_id() -> str:
+    return "".join(secrets.choice(_ID_SIGNS) for _ in range(9))
+
+
+MISTRAL = ToolFormat(
+    (_CALL,), _read_mistral, (_ARGUMENTS, _CALL_ID), framing="", new_id=_make_mistral_id
+)
+
+_HERMES_FRAME = CallFrame(
+    '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", separator="\n"
+)
+_LLAMA_FRAME = CallFrame('{"name": "NAME", "parameters": ', "}", separator="; ")
+_LIST_FRAME = CallFrame(
+    '{"name": "NAME", "arguments": ',
+    "}",
+    section=("<tool_calls>[", "]</tool_calls>"),
+    separator=", ",
+)
+FRAMES = {
+    "ernie45": _HERMES_FRAME,
+    "gigachat3": CallFrame('<|function_call|>{"name": "NAME", "arguments": ', "}", separator="\n"),
+    "granite": CallFrame(
+        '{"name": "NAME", "arguments": ', "}", section=("<|tool_call|>[", "]"), separator=", "
+    ),
+    "granite4": _HERMES_FRAME,
+    "hermes": _HERMES_FRAME,
+    "hunyuan_a13b": _LIST_FRAME,
+    "jamba": _LIST_FRAME,
+    "llama3_json": _LLAMA_FRAME,
+    "llama4_json": _LLAMA_FRAME,
+    "longcat": CallFrame(
+        '<longcat_tool_call>\n{"name": "NAME", "arguments": ',
+        "}\n</longcat_tool_call>",
+        separator="\n",
+    ),
+    "mistral": CallFrame("[TOOL_CALLS]NAME[ARGS]", ""),
+    "phi4_mini_json": CallFrame(
+        '{"name": "NAME", "arguments": ', "}", section=("functools[", "]"), separator=", "
+    ),
+    "qwen3_json": _HERMES_FRAME,
+}

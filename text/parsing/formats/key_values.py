@@ -1,0 +1,297 @@
+"""Keys and values in tags of their own behind a name: GLM, Hunyuan, K2 Horizon, Solar, Laguna.
+
+    <tool_call>get_weather                                                          GLM-4.5, 4.6
+    <arg_key>city</arg_key>
+    <arg_value>Paris</arg_value>
+    </tool_call>
+    <tool_calls><tool_call>get_weather<tool_sep><arg_key>...</tool_call></tool_calls>         Hy3
+    <ifm|tool_calls><ifm|tool_call>get_weather                                          K2 Horizon
+    <ifm|arg_key>city</ifm|arg_key><ifm|arg_type>string</ifm|arg_type><ifm|arg_value>...
+    <|tool_call:start|>get_weather                                                     Solar Open 2
+    <|tool_arg:start|>city<|tool_arg:value|>Paris<|tool_arg:end|><|tool_call:end|>
+
+Sources: the chat templates of zai-org/GLM-4.5 and GLM-4.6 (ggml-org/llama.cpp keeps a copy of the
+latter, models/templates/GLM-4.6.jinja); GLM-4.7 and poolside's Laguna write the same without line
+breaks. The parsers that vllm-project/vllm has for hy_v3, hy_v4, k2_horizon and solar_open2 describe
+the others. Values are written without framing, strings as they are and others as JSON. All tags
+are added tokens. Where a tokenizer lacks them, a value's end closes only before the next key or
+the end. Hunyuan's checkpoints add a suffix to their tags (``<tool_call:6124c78e>``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from dataclasses import astuple, dataclass, replace
+from functools import cache, cached_property
+
+from eaglegate.text.parsing.arguments import ArgumentsWriter
+from eaglegate.text.parsing.json_blocks import SPACE
+from eaglegate.text.parsing.json_calls import JsonCalls
+from eaglegate.text.parsing.markers import NAME, Follow
+from eaglegate.text.parsing.message import Ahead, CallFrame, Context, ToolFormat, last_name, opens
+from eaglegate.text.parsing.output import Calls, Framed
+from eaglegate.text.parsing.reader import Grammar, Next, Subgrammar, Until, Want, ignore
+from eaglegate.text.parsing.schemas import ALIASES, TYPES
+from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged, has_own_tags
+
+_NAME = re.compile(r"""[^\s"'{}<>()\[\]]+""")
+"""What else stands behind the opening tag is no call, and stays content."""
+
+
+@dataclass(frozen=True)
+class KeyValues:
+    """The tags of one format; one that is empty does not exist."""
+
+    call: str = "<tool_call>"
+    call_end: str = "</tool_call>"
+    key: str = "<arg_key>"
+    key_end: str = "</arg_key>"
+    value: str = "<arg_value>"
+    value_end: str = "</arg_value>"
+    section: str = ""
+    section_end: str = ""
+    separator: str = ""
+    """Behind the name."""
+    kind: str = ""
+    kind_end: str = ""
+    """Around the type of a value, behind its key."""
+
+    @cached_property
+    def outer(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.call, self.call_end, self.section, self.section_end)))
+
+    def format(self) -> ToolFormat:
+        openers = tuple(filter(None, (self.section, self.call)))
+        inner = tuple(tag for tag in astuple(self) if tag and tag not in openers)
+        ends = self.call_end, self.section_end
+        parts = tuple(tag for tag in inner if tag not in ends)
+        closer = self.section_end or self.call_end
+        return ToolFormat(openers, self._read, inner, parts=parts, closer=closer)
+
+    def suffixed(self, suffix: str) -> KeyValues:
+        return KeyValues(*(f"{tag[:-1]}{suffix}>" if tag else "" for tag in astuple(self)))
+
+    def _read(self, opener: str, context: Context) -> Grammar:
+        """Calls, and with a section around them up to its end. Other text in it is content."""
+        stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
+        between = context.lexicon.stops(*self.outer)
+        begins: Follow = {NAME: None, "{": None} if opener == self.call else {self.call: None}
+        if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
+            return
+        marker = opener
+        while marker != self.section_end:
+            if marker == self.call:
+                marker = yield from self._call(context)
+            elif opener == self.call:
+                return
+            else:
+                marker = yield Until(between, stray.write, stray=context.stray, markup=True)
+
+    def _call(self, context: Context) -> Subgrammar:
+        parts: list[str] = []
+        words = filter(None, ("\n", self.key, self.key_end, self.value_end, self.separator))
+        stops = context.lexicon.stops(*words, *self.outer)
+        first = yield Next(stops, keep=None, markup=True)
+        if first == "{":
+            return (yield from self._json(context))
+        if first in stops.markers:
+            return (yield from self._pass("", first, context))
+        marker = yield from last_name(stops, parts, context.calls.begin)
+        written = "".join(parts).strip()
+        key = ""
+        if marker == self.key_end and marker:
+            written, key = _split_key(written, context.calls)
+        name, brace, inline = written.partition("{")
+        if not _NAME.fullmatch(name := name.rstrip()):
+            return (yield from self._pass(written, marker, context))
+        context.calls.begin(name)
+        if marker == self.call and self.key_end and (yield from self._is_key_next(context)):
+            marker = self.key
+        with ArgumentsWriter(context.calls) as arguments:
+            marker = yield from self._arguments(marker, brace + inline, arguments, context, key)
+        context.calls.close(spoiled=marker == FORCED)
+        if marker == FORCED:
+            marker = yield Until(context.lexicon.stops(*self.outer), ignore)
+        return marker
+
+    def _is_key_next(self, context: Context) -> Generator[Want, str, bool]:
+        """Whether the opening token has been written in place of that of the first key."""
+        lexicon = context.lexicon
+        head: Follow = {NAME: context.follow(None, self.key_end)}
+        return (yield Ahead(head, lexicon.stops(), lexicon)) == Ahead.YES
+
+    def _pass(self, written: str, marker: str, context: Context) -> Subgrammar:
+        """What has no name is no call."""
+        context.out.content.write(written)
+        if marker in context.tools.parts:
+            context.calls.doubt()
+        if marker in self.outer:
+            return marker
+        return (yield Until(context.lexicon.stops(*self.outer), ignore))
+
+    def _json(self, context: Context) -> Subgrammar:
+        """JSON in place of keys and values: K2 Horizon on demand, GLM at times."""
+        ends = self._follow(context)
+        stops = context.lexicon.stops(*self.outer)
+        calls = JsonCalls(
+            context.calls, stops, context.out.content.write, quotes=context.quotes(ends)
+        )
+        return (yield from calls.read())
+
+    def _follow(self, context: Context) -> dict[str, Follow | None]:
+        """What must stand behind the end of a call that a value has not announced."""
+        again: Follow = context.follow({"{": None, NAME: None}, self.call)
+        last: Follow = context.follow({}, self.section_end) if self.section_end else {}
+        return {self.call_end: {**again, **last}}
+
+    def _arguments(
+        self,
+        marker: str,
+        inline: str,
+        arguments: ArgumentsWriter,
+        context: Context,
+        first: str = "",
+    ) -> Subgrammar:
+        """Keys and values; ``inline`` is what stands before the first, or ``first`` is its key."""
+        stops = context.lexicon.stops(self.key, *self.outer)
+        if not first and marker not in (self.key, *self.outer):
+            marker = yield from arguments.loose(stops, self.key, before=inline)
+        elif not first and marker != self.key:
+            arguments.inline(inline)
+        while marker not in self.outer:
+            if marker != self.key and not first:  # behind a value
+                marker = yield Until(stops, arguments.distrust)
+                continue
+            key, kind, loose, marker = yield from self._head(context, first)
+            first = ""
+            if marker == self.value_end and loose.strip():
+                arguments.begin(key, _allow(kind, key, arguments))
+                arguments.write(loose.removeprefix("\n"))
+                arguments.end()
+            elif marker == self.value:
+                arguments.begin(key, _allow(kind, key, arguments))
+                marker = yield Tagged(context.lexicon, self._closing(context), arguments.write)
+                if marker == FORCED:
+                    return FORCED
+                closed = marker == self.value_end
+                text = arguments.text
+                doubled = text.replace("\n", "").startswith((self.value, self.key_end + self.value))
+                if doubled or has_own_tags(text, self.value, self.value_end, closed):
+                    context.calls.spoil()
+                arguments.end()
+            else:
+                context.calls.spoil()
+        return marker
+
+    def _head(
+        self, context: Context, first: str = ""
+    ) -> Generator[Want, str, tuple[str, str, str, str]]:
+        """A key, the type if there is one, the marker behind them, and text before that marker.
+
+        Models forget tokens, and write them twice: of two keys the second counts, and text between
+        a key and the end of its value is the value.
+        """
+        stops, keys, kind, loose = context.lexicon.stops, [first], list[str](), list[str]()
+        tags = tuple(filter(None, (self.key_end, self.value)))
+        marker = self.key_end if first else self.key
+        while marker == self.key and marker:
+            keys.clear()
+            marker = yield Until(stops(self.key, *tags, *self.outer), keys.append)
+        kinds = tuple(filter(None, (self.kind, self.kind_end)))
+        ends = stops(*tags, self.value_end, self.key, *kinds, *self.outer)
+        while marker in (self.key_end, *kinds) and marker:
+            marker = yield Until(ends, kind.append if marker == self.kind else loose.append)
+        return "".join(keys).strip(), "".join(kind), "".join(loose), marker
+
+    def _closing(self, context: Context) -> Closing:
+        key = self, context.sound
+        found: Closing = context.lexicon.remember(key, lambda: self._find_closing(context))
+        return found
+
+    def _find_closing(self, context: Context) -> Closing:
+        """A value's own tag; a next key is as good; a section's tag is, where the output agrees."""
+        lexicon = context.lexicon
+        named = filter(None, (self.key, self.call_end, self.separator, self.section_end))
+        calls = context.follow({NAME: context.follow(None, *named)}, self.call)
+        last = context.follow({}, self.section_end) if self.section_end else {}
+        ends = context.follow(None, self.call_end)
+        behind = context.follow(None, self.key_end or self.value)
+        key = context.follow({NAME: behind}, self.key)
+        words = context.follow({**key, **ends, **calls, **last}, self.value_end)
+        tokens = (self.call, self.call_end, self.key, self.value_end)
+        if not all(map(lexicon.is_token, tokens)) or context.sound:
+            return Closing(words)
+        implied, forced = lexicon.sign(self.key), lexicon.sign(self.call_end)
+        opening = lexicon.sign(self.call)
+        words |= {implied: key[implied], forced: {**calls, **last}, opening: calls[opening]}
+        return Closing(words, (implied,), (forced,), (opening,))
+
+
+def _split_key(written: str, calls: Calls) -> tuple[str, str]:
+    """The name of a tool and one of its parameters, where the tag between them is missing."""
+    for name in calls.names:
+        tool, key = calls.find(name), written.removeprefix(name)
+        if tool is not None and key != written and key.strip() in tool.properties:
+            return name, key.strip()
+    return written, ""
+
+
+def _allow(kind: str, key: str, arguments: ArgumentsWriter) -> frozenset[str] | None:
+    """The type the model names counts where the schema does not know the parameter."""
+    named = kind.partition("[")[0].strip().lower()
+    named = ALIASES.get(named, named)
+    return frozenset([named]) if named in TYPES and key not in arguments.properties else None
+
+
+_HY_V4 = KeyValues(section="<tool_calls>", section_end="</tool_calls>")
+_HY_V3 = replace(_HY_V4, separator="<tool_sep>")
+
+
+@cache
+def _suffix(tags: KeyValues, suffix: str) -> ToolFormat:
+    return tags.suffixed(suffix).format()
+
+
+FORMAT = KeyValues().format()
+HY_V3 = replace(_HY_V3.format(), suffixed=lambda suffix: _suffix(_HY_V3, suffix))
+HY_V4 = replace(_HY_V4.format(), suffixed=lambda suffix: _suffix(_HY_V4, suffix))
+"""Hy4 leaves out the separator."""
+K2_HORIZON = KeyValues(
+    call="<ifm|tool_call>",
+    call_end="</ifm|tool_call>",
+    key="<ifm|arg_key>",
+    key_end="</ifm|arg_key>",
+    value="<ifm|arg_value>",
+    value_end="</ifm|arg_value>",
+    section="<ifm|tool_calls>",
+    section_end="</ifm|tool_calls>",
+    kind="<ifm|arg_type>",
+    kind_end="</ifm|arg_type>",
+).format()
+SOLAR_OPEN2 = KeyValues(
+    call="<|tool_call:start|>",
+    call_end="<|tool_call:end|>",
+    key="<|tool_arg:start|>",
+    key_end="",
+    value="<|tool_arg:value|>",
+    value_end="<|tool_arg:end|>",
+).format()
+
+_GLM47_FRAME = CallFrame(
+    "<tool_call>NAME",
+    "</tool_call>",
+    style="glm_xml",
+    text=("<arg_key>input</arg_key><arg_value>", "</arg_value>"),
+)
+FRAMES = {
+    "glm45": CallFrame(
+        "<tool_call>NAME\n",
+        "\n</tool_call>",
+        style="glm_xml",
+        separator="\n",
+        text=("<arg_key>input</arg_key>\n<arg_value>", "</arg_value>"),
+    ),
+    "glm47": _GLM47_FRAME,
+    "poolside_v1": _GLM47_FRAME,
+}

@@ -1,0 +1,212 @@
+"""Kimi K3: elements in three tokens, a channel for each part of the answer.
+
+    <|open|>think<|sep|>Let me see.<|close|>think<|sep|>
+    <|open|>response<|sep|>I look it up.<|close|>response<|sep|>
+    <|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>
+    <|open|>argument key="city" type="string"<|sep|>Paris<|close|>argument<|sep|>
+    <|close|>call<|sep|><|close|>tools<|sep|>
+
+Source: the XTML format as vllm-project/vllm documents it (vllm/tool_parsers/kimi_k3_tool_parser.py
+and its reasoning parser). Strings are written as they are, other values as JSON; attributes have
+``&quot;`` and ``&amp;``. An element ends only at its own closing tag, where what follows agrees. By
+the template that ggml-org/llama.cpp keeps (models/templates/Kimi-K3.jinja) one ``json`` element may
+hold all arguments. A marker that no tag follows is text.
+
+One grammar reads the whole answer, asked for as tool format, as reasoning format or as both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+
+from eaglegate.text.events import Phase
+from eaglegate.text.parsing.arguments import ArgumentsWriter
+from eaglegate.text.parsing.markers import Follow, Lexicon, Stops
+from eaglegate.text.parsing.message import Ahead, Context, ReasoningFormat, ToolFormat, no_calls
+from eaglegate.text.parsing.reader import DONE, Grammar, Sink, Until, Want, ignore
+from eaglegate.text.parsing.schemas import STRING, TYPES
+from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged
+
+OPEN, CLOSE, SEP = MARKERS = ("<|open|>", "<|close|>", "<|sep|>")
+TEXT = "text"
+"""What a tag ends with that is none."""
+_ATTRIBUTE = re.compile(r'(\w+)\s*=\s*"([^"]*)"')
+_HEADER_BEGINS = re.compile(
+    r"\s{0,9}+\w{0,64}+(?:\s{1,9}+(?:\w{1,64}+\s{0,9}+(?:=\s{0,9}+(?:\"[^\"]{0,999}+\"?+)?+)?+)?+)*+"
+)
+
+
+class _Header:
+    """The inside of a tag, up to a marker; TEXT where it goes on as no tag does."""
+
+    __slots__ = ("_parts", "_stops", "tokens")
+    lexicon: Lexicon | None = None
+
+    def __init__(self, stops: Stops, parts: list[str]) -> None:
+        self._stops = stops
+        self._parts = parts
+        self.tokens = stops.tokens
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        start, after, marker = self._stops.find(text, 0, more)
+        self._parts.append(text[:start])
+        if not _HEADER_BEGINS.fullmatch("".join(self._parts)):
+            return TEXT, text[start:]
+        return marker, text[after:] if marker else text[start:]
+
+    def plain(self, text: str) -> None:
+        """Any other token stands in no tag."""
+
+    def truncate(self, _text: str) -> tuple[str | None, str]:
+        return None, ""
+
+
+def read_channels(context: Context) -> Grammar:
+    """Element after element."""
+    stops, write = context.lexicon.stops(*MARKERS), context.out.content.write
+    if context.starts_in is Phase.REASONING:
+        yield from _read_thinking(context)
+    marker = ""
+    while True:
+        if marker not in (OPEN, CLOSE):
+            marker = yield Until(stops, write, stray=ignore)
+        if marker == SEP:
+            marker = ""
+            continue
+        ended, inside = yield from _read_header(context)
+        if ended != SEP:
+            write(marker + inside)
+        elif marker == OPEN:
+            yield from _read_element(*_parse_header(inside), context)
+        marker = ended
+
+
+def _read_header(context: Context) -> Generator[Want, str, tuple[str, str]]:
+    """What ended a tag, SEP if it is one, and its inside."""
+    parts: list[str] = []
+    ended = yield _Header(context.lexicon.stops(*MARKERS), parts)
+    return ended, "".join(parts)
+
+
+def _parse_header(inside: str) -> tuple[str, dict[str, str]]:
+    """The name and the attributes of a tag."""
+    name, _, rest = inside.strip().partition(" ")
+    attributes = {
+        found[1]: found[2].replace("&quot;", '"').replace("&amp;", "&")
+        for found in _ATTRIBUTE.finditer(rest)
+    }
+    return name, attributes
+
+
+def _read_element(name: str, attributes: dict[str, str], context: Context) -> Grammar:
+    if name == "think":
+        yield from _read_thinking(context)
+    elif name == "response":
+        yield from _read_body("response", context.out.content.write, context)
+    elif name == "call" and attributes.get("tool") and context.tools.channels:
+        context.out.phase = Phase.TOOL_CALL
+        yield from _read_call(attributes["tool"], context)
+        context.out.phase = Phase.CONTENT
+
+
+def _read_thinking(context: Context) -> Grammar:
+    context.out.phase = Phase.REASONING
+    if not (yield from _is_skipped(context)):
+        yield from _read_body("think", context.out.reasoning.write, context)
+    context.out.phase = Phase.CONTENT
+
+
+def _is_skipped(context: Context) -> Generator[Want, str, bool]:
+    """Whether the model answers at once, though the prompt has opened the thinking."""
+    lexicon = context.lexicon
+    elements: Follow = dict.fromkeys(("response", "tools"), context.follow(None, SEP))
+    head = context.follow(elements, OPEN)
+    return (yield Ahead(head, lexicon.stops(), lexicon)) == Ahead.YES
+
+
+def _read_call(tool: str, context: Context) -> Grammar:
+    """The arguments of a call, up to its closing tag or the next call."""
+    context.calls.begin(tool)
+    forced = False
+    with ArgumentsWriter(context.calls) as arguments:
+        while True:
+            marker = yield Until(context.lexicon.stops(OPEN, CLOSE), ignore)
+            inside: list[str] = []
+            yield Until(context.lexicon.stops(SEP), inside.append)
+            written = "".join(inside)
+            name, attributes = _parse_header(written)
+            if _is_broken(written, name, attributes):
+                context.calls.spoil()
+            if marker == OPEN and name == "argument" and "key" in attributes:
+                forced |= yield from _read_argument(attributes, arguments, context)
+            elif marker == OPEN and name == "json" and not arguments.given:
+                forced |= yield from _read_body("json", arguments.write_whole, context)
+            elif name in ("call", "tools", "message"):
+                break
+            elif marker == OPEN:
+                context.calls.spoil()
+    context.calls.close(spoiled=forced)
+    if marker == OPEN and name == "call":
+        yield from _read_element(name, attributes, context)
+
+
+def _is_broken(inside: str, name: str, attributes: dict[str, str]) -> bool:
+    """Whether a tag lacks its type, and holds text that is no attribute."""
+    if OPEN in inside or CLOSE in inside:
+        return True
+    return "type" not in attributes and _ATTRIBUTE.sub("", inside).strip() != name
+
+
+def _read_argument(
+    attributes: dict[str, str], arguments: ArgumentsWriter, context: Context
+) -> Generator[Want, str, bool]:
+    allowed = None
+    if "type" in attributes:
+        allowed = STRING if attributes["type"] == "string" else TYPES - STRING
+    arguments.begin(attributes["key"], allowed)
+    forced = yield from _read_body("argument", arguments.write, context)
+    text = arguments.text
+    if text.count(SEP) > text.count(OPEN) + text.count(CLOSE):
+        context.calls.spoil()
+    arguments.end()
+    return forced
+
+
+def _read_body(name: str, sink: Sink, context: Context) -> Generator[Want, str, bool]:
+    """Text up to its element's closing tag, and that tag; whether another tag ended it."""
+    lexicon = context.lexicon
+    words: Follow = {}
+    implied, forced = list[str](), list[str]()
+    for close in lexicon.words(CLOSE):
+        words[close + name] = context.follow(_then(name, context), SEP)
+        if name in ("argument", "json"):
+            words[close + "call"] = context.follow(_after_call(context), SEP)
+            forced.append(close + "call")
+    if name == "response":
+        implied += lexicon.words(OPEN)
+        words |= dict.fromkeys(implied, {"tools": context.follow(None, SEP)})  # noqa: RUF024
+    ended = yield Tagged(lexicon, Closing(words, implied, tuple(forced)), sink)
+    if ended not in (DONE, FORCED):
+        yield Until(lexicon.stops(SEP), ignore)
+    return ended == FORCED
+
+
+def _then(name: str, context: Context) -> Follow | None:
+    """Only behind an argument more must follow: its text may quote anything."""
+    if name not in ("argument", "json"):
+        return None
+    return context.follow(None, OPEN, CLOSE) | {"call": context.follow(None, SEP)}
+
+
+def _after_call(context: Context) -> Follow:
+    """What must stand behind the end of a call that its argument has not announced."""
+    last = context.follow({"tools": context.follow({}, SEP)}, CLOSE)
+    return {**last, **context.follow({"call tool=": None}, OPEN)}
+
+
+_OPENING = f"{OPEN}think{SEP}"
+FORMAT = ToolFormat((), no_calls, MARKERS, framing="", channels=read_channels, opening=_OPENING)
+REASONING = ReasoningFormat(
+    (), (), framing="", channels=read_channels, inner=MARKERS, opening=_OPENING
+)

@@ -1,0 +1,269 @@
+"""MiniMax M3: XML calls whose every tag stands behind a token, and whose values nest.
+
+    ]<]minimax[>[<tool_call>
+    ]<]minimax[>[<invoke name="create_order">
+    ]<]minimax[>[<user>Ann]<]minimax[>[</user>
+    ]<]minimax[>[<items>]<]minimax[>[<item>book]<]minimax[>[</item>]<]minimax[>[</items>
+    ]<]minimax[>[</invoke>
+    ]<]minimax[>[</tool_call>
+
+Source: the parser that vllm-project/vllm has under this name. A parameter is an element of its
+name. The elements in it are members of an object, or of a list where the schema says so or all are
+called ``item``. A value that can only be a string is text, whatever it contains.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from json.encoder import encode_basestring
+from typing import Any
+
+from eaglegate.text.parsing.arguments import ArgumentsWriter, as_json
+from eaglegate.text.parsing.json_blocks import SPACE
+from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow
+from eaglegate.text.parsing.message import Context, ToolFormat, opens
+from eaglegate.text.parsing.output import Framed
+from eaglegate.text.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until, ignore
+from eaglegate.text.parsing.schemas import STRING, resolve
+from eaglegate.text.parsing.tagged import Closing, Tagged
+from eaglegate.text.parsing.tools import ToolSchema
+
+TOKEN = "]<]minimax[>["
+_INVOKE = re.compile(r"""<invoke\s+name=["']?([^"'\s]+)["']?\s*\Z""")
+_PARAMETER = re.compile(r"""parameter\s+name=["']?([^"'\s]+)["']?\s*""")
+"""A parameter as MiniMax M2 opens it."""
+_LONGEST_NAME = 128
+_TAGS = {
+    token: re.compile(rf"{re.escape(token)}<(/?)([^<>\s]{{1,{_LONGEST_NAME}}})>")
+    for token in (TOKEN, FRAGMENT)
+}
+"""By how the token stands in the text: the same characters in other tokens are text."""
+_MAX_DEPTH = 64
+_MAX_WORDS = 3
+"""Between two parameters, beside the first; more is part of the value."""
+ANY: dict[str, Any] = {}
+"""The schema that allows everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """``token`` is how the token stands in the text."""
+
+    token: str = TOKEN
+
+    def format(self) -> ToolFormat:
+        openers = (f"{self.token}<tool_call>", f"{self.token}<invoke name=")
+        return ToolFormat(openers, self._read, (self.token,), closer=f"{self.token}</tool_call>")
+
+    def _read(self, opener: str, context: Context) -> Grammar:
+        """Calls up to the end of the section, or of the call that has none."""
+        head: Follow = {'"': {NAME: None}, "'": {NAME: None}, NAME: None}
+        wrapped = opener.endswith("<tool_call>")
+        begins: Follow = {self.token: None} if wrapped else head
+        if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
+            return
+        stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
+        tag = "" if wrapped else "<invoke name=" + (yield from self._rest(context))
+        while tag != "</tool_call":
+            if found := _INVOKE.fullmatch(tag):
+                tag = yield from self._call(found[1], context)
+            elif wrapped:
+                tag = yield from self._tag(context, stray.write)
+            else:
+                return
+
+    def _tag(self, context: Context, sink: Sink = ignore) -> Subgrammar:
+        """The next tag, without its closing angle."""
+        yield Until(context.lexicon.stops(self.token), sink, markup=True)
+        return (yield from self._rest(context))
+
+    def _rest(self, context: Context) -> Subgrammar:
+        parts: list[str] = []
+        yield Until(context.lexicon.stops(">"), parts.append)
+        return "".join(parts)
+
+    def _call(self, name: str, context: Context) -> Subgrammar:
+        """One call: the tag that ended it, or nothing where that was its own."""
+        context.calls.begin(name)
+        with ArgumentsWriter(context.calls) as arguments:
+            loose: list[str] = []
+            tag = yield from self._tag(context, loose.append)
+            while tag not in ("</invoke", "</tool_call") and not _INVOKE.fullmatch(tag):
+                if tag.startswith("</"):
+                    _take_unopened(tag.removeprefix("</"), "".join(loose), arguments, context)
+                else:
+                    yield from self._parameter(tag.removeprefix("<"), arguments, context)
+                loose.clear()
+                tag = yield from self._tag(context, loose.append)
+        context.calls.close()
+        return DONE if tag == "</invoke" else tag
+
+    def _find_next(self, key: str, arguments: ArgumentsWriter) -> Follow:
+        """Another tag; behind a few words only one that the call may well go on with."""
+        names = arguments.properties.keys() - arguments.given - {key}
+        sure: Follow = {"/invoke>": None, **{f"{name}>": None for name in names}}
+        words: Follow = {f"{self.token}<": sure}
+        for _ in range(_MAX_WORDS):
+            words = {f"{self.token}<": sure, NAME: words}
+        return {f"{self.token}<": None, NAME: words}
+
+    def _parameter(self, key: str, arguments: ArgumentsWriter, context: Context) -> Grammar:
+        """A value up to its own closing tag. Where elements nest, one of the same name may."""
+        end, opening = f"{self.token}</{key}>", f"{self.token}<{key}>"
+        if named := _PARAMETER.fullmatch(key):
+            key, end = named[1], f"{self.token}</parameter>"
+        closing = Closing({end: self._find_next(key, arguments)})
+        if arguments.allowed(key) <= STRING or key in arguments.given:
+            arguments.begin(key)
+            yield Tagged(context.lexicon, closing, arguments.write)
+            if arguments.text.endswith(self.token):
+                context.calls.spoil()
+            arguments.end()
+            return
+        closing = replace(closing, words={**closing.words, opening: None}, nests=(opening,))
+        tool = context.calls.tool or ToolSchema("", {})
+        value = _Value(self.token, tool.properties.get(key, [ANY])[0], tool)
+        try:
+            yield Tagged(context.lexicon, replace(closing, forced=(end,)), value.write)
+        except Ended:
+            arguments.key(key)
+            context.calls.write(value.written.strip())
+            raise
+        arguments.key(key)
+        context.calls.write(written := value.end())
+        if FRAGMENT in written:
+            context.calls.spoil()
+
+
+def _take_unopened(key: str, text: str, arguments: ArgumentsWriter, context: Context) -> None:
+    """A closing tag that nothing has opened: the text before it is the parameter of its name."""
+    if not text.strip():
+        return
+    if key in arguments.given or key not in arguments.properties:
+        context.calls.spoil()
+        return
+    arguments.begin(key)
+    arguments.write(text.strip())
+    arguments.end()
+
+
+@dataclass(slots=True)
+class _Element:
+    """``schema`` is None where the elements beside it decide what the one around it is."""
+
+    name: str
+    schema: Any
+    text: list[str] = field(default_factory=list)
+    children: list[tuple[str, _Element | str]] = field(default_factory=list)
+    """By name; those closed, and of a known schema, as JSON."""
+
+
+class _Value:
+    """A value whose elements become JSON one by one, each when it is closed.
+
+    A closing tag that closes nothing is text.
+    """
+
+    def __init__(self, token: str, schema: Any, tool: ToolSchema) -> None:
+        self._tags = _TAGS[token]
+        self._longest_tag = len(token) + _LONGEST_NAME + 3
+        self._tool = tool
+        self._stack = [_Element("", self._resolve(schema))]
+        self._parts: list[str] = []
+        self._left = ""
+        """What may end with the beginning of a tag."""
+
+    @property
+    def written(self) -> str:
+        return "".join(self._parts)
+
+    def write(self, text: str) -> None:
+        self._parts.append(text)
+        text, start = self._left + text, 0
+        for tag in self._tags.finditer(text):
+            top = self._stack[-1]
+            if tag[1] and tag[2] == top.name:
+                top.text.append(text[start : tag.start()])
+                self._close()
+            elif not tag[1] and len(self._stack) < _MAX_DEPTH:
+                top.text.append(text[start : tag.start()])
+                self._stack.append(_Element(tag[2], self._find_schema(top.schema, tag[2])))
+            else:
+                continue
+            start = tag.end()
+        settled = max(start, len(text) - self._longest_tag)
+        self._stack[-1].text.append(text[start:settled])
+        self._left = text[settled:]
+
+    def end(self) -> str:
+        """The JSON of all of it."""
+        self._stack[-1].text.append(self._left)
+        while len(self._stack) > 1:
+            self._close()
+        return self._as_json(self._stack[0], self._stack[0].schema)
+
+    def _close(self) -> None:
+        """The innermost element is whole."""
+        element = self._stack.pop()
+        whole = element if element.schema is None else self._as_json(element, element.schema)
+        self._stack[-1].children.append((element.name, whole))
+
+    def _resolve(self, schema: Any) -> Any:
+        if isinstance(schema, dict) and "$ref" in schema:
+            schema = resolve(schema["$ref"], self._tool.parameters)
+        return ANY if schema is None else schema
+
+    def _find_schema(self, parent: Any, name: str) -> Any:
+        """Of an element inside one of the schema ``parent``; None where that is not known yet."""
+        if parent is None:
+            return None
+        allowed = self._tool.find_kinds(parent)
+        if "array" not in allowed:
+            return self._member(parent, name)
+        item = self._item(parent)
+        if "object" not in allowed:
+            return item
+        member = self._member(parent, name)
+        return item if item is member else None
+
+    def _item(self, schema: Any) -> Any:
+        return self._resolve(schema.get("items") if isinstance(schema, dict) else None)
+
+    def _member(self, schema: Any, name: str) -> Any:
+        known, others = self._tool.find_members(schema)
+        return self._resolve(known.get(name, [others])[0])
+
+    def _as_json(self, element: _Element, schema: Any) -> str:
+        allowed = self._tool.find_kinds(schema)
+        text = "".join(element.text)
+        if not element.children:
+            empty = not text.strip() and "string" not in allowed
+            if empty and allowed & {"array", "object"}:
+                return "[]" if "array" in allowed else "{}"
+            return as_json(text, allowed)
+        listed = all(name == "item" for name, _ in element.children)
+        if "array" in allowed and (listed or "object" not in allowed):
+            item = self._item(schema)
+            return f"[{', '.join(self._child(child, item) for _, child in element.children)}]"
+        return self._as_object(element, schema, text)
+
+    def _as_object(self, element: _Element, schema: Any, text: str) -> str:
+        """Members by name; those that share one become a list."""
+        members: dict[str, list[str]] = {}
+        for name, child in element.children:
+            written = self._child(child, self._member(schema, name))
+            members.setdefault(name, []).append(written)
+        if stray := text.strip():
+            members.setdefault("$text", []).append(encode_basestring(stray))
+        pairs = []
+        for name, values in members.items():
+            value = values[0] if len(values) == 1 else f"[{', '.join(values)}]"
+            pairs.append(f"{encode_basestring(name)}: {value}")
+        return f"{{{', '.join(pairs)}}}"
+
+    def _child(self, child: _Element | str, schema: Any) -> str:
+        return child if isinstance(child, str) else self._as_json(child, schema)
+
+
+FORMAT = replace(Elements().format(), fragment=TOKEN, fragmented=Elements(FRAGMENT).format())

@@ -1,0 +1,125 @@
+"""Muse Spark and Muse Glimmer: messages to recipients, and XML calls in those that go to a tool.
+
+    <|start|>assistant to=self<|message|>The user asks ...<|eom|>
+    <|start|>assistant to=get_weather<|message|><atem:function_calls>
+    <atem:invoke name="get_weather">
+    <atem:parameter name="city">Paris</atem:parameter>
+    </atem:invoke>
+    </atem:function_calls><|eom|>
+    <|start|>assistant to=user<|message|>It rains.<|eot|>
+
+Source: the parsers that vllm-project/vllm has under these names. A message to ``self`` is thinking,
+one to ``user`` or ``commentary`` is content, one to ``developer`` is dropped, and only one to a
+tool holds calls. Without a recipient Spark thinks and Glimmer answers. The prompt ends with
+``<|start|>assistant``, so that an answer begins inside a header. A tool that is offered by a bare
+name is called by its name doubled (``get_weather.get_weather``).
+
+One grammar reads the whole answer, asked for as tool format, as reasoning format or as both.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from eaglegate.text.events import Phase
+from eaglegate.text.parsing.message import Context, Looking, ReasoningFormat, ToolFormat, no_calls
+from eaglegate.text.parsing.reader import Ended, Grammar, Subgrammar, Until, ignore
+from eaglegate.text.parsing.tags import Tags
+
+START, MESSAGE, EOM, EOT = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
+MARKERS = (START, MESSAGE, EOM, EOT)
+ENDS = (EOM, EOT, START)
+_OPENING = f"to=self{MESSAGE}"
+_RECIPIENT = re.compile(r"to=([A-Za-z0-9_.\-]+)\s*\Z")
+_HEADER = re.compile(r"\s{0,99}(?:to=|assistant)")
+_HEADER_BEGINS = re.compile(r"\s{0,99}(?:to?|a(?:s(?:s(?:i(?:s(?:t(?:a(?:nt?)?)?)?)?)?)?)?)?\Z")
+_TAGS = Tags(
+    section="<atem:function_calls>",
+    section_end="</atem:function_calls>",
+    call="<atem:invoke name=",
+    call_end="</atem:invoke>",
+    parameter="<atem:parameter name=",
+    parameter_end="</atem:parameter>",
+    ends=ENDS,
+    doubled=True,
+)
+_BEGINS = (_TAGS.section, _TAGS.call)
+"""What calls begin with: models forget the section's tag at times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipients:
+    """Whom a message that is no call is for; ``""`` is one without a recipient."""
+
+    thinking: frozenset[str]
+    content: frozenset[str]
+    dropped: frozenset[str] = frozenset()
+
+    def tools(self) -> ToolFormat:
+        inner = (*MARKERS, *_TAGS.format().markers)
+        return ToolFormat((), no_calls, inner, framing="", channels=self.read, opening=_OPENING)
+
+    def reasoning(self) -> ReasoningFormat:
+        return ReasoningFormat(
+            (), (), framing="", channels=self.read, inner=MARKERS, opening=_OPENING
+        )
+
+    def read(self, context: Context) -> Grammar:
+        """Message after message, from inside the first one's header."""
+        stops = context.lexicon.stops(START, MESSAGE, *_BEGINS)
+        if context.starts_in is Phase.REASONING:
+            yield from self._read_body("self", context)
+        elif (yield Looking(_HEADER, _HEADER_BEGINS, stops.tokens)) == Looking.NO:
+            yield from self._read_body("user", context)
+        while True:
+            header: list[str] = []
+            try:
+                while (marker := (yield Until(stops, header.append))) == START:
+                    header.clear()
+            except Ended:
+                if not _HEADER.match(text := "".join(header)):
+                    context.out.content.write(text)
+                raise
+            found = _RECIPIENT.search("".join(header))
+            yield from self._read_body(
+                found[1] if found else "", context, marker if marker in _BEGINS else ""
+            )
+
+    def _read_body(self, recipient: str, context: Context, marker: str = "") -> Grammar:
+        """``marker`` is what stands before it: calls come without ``<|message|>`` at times."""
+        out, stops = context.out, context.lexicon.stops(*ENDS)
+        if recipient in self.thinking:
+            out.phase = Phase.REASONING
+            out.reasoning.write(marker)
+            yield Until(stops, out.reasoning.write)
+        elif recipient in self.dropped:
+            yield Until(stops, ignore)
+        elif recipient in self.content or not context.tools.channels:
+            out.content.separate("\n\n")
+            out.content.write(marker)
+            yield Until(stops, out.content.write)
+        else:
+            out.phase = Phase.TOOL_CALL
+            yield from _read_calls(context, marker)
+        out.phase = Phase.CONTENT
+
+
+def _read_calls(context: Context, marker: str = "") -> Subgrammar:
+    """Sections up to the end of the message, whose other text is none of the answer."""
+    stops = context.lexicon.stops(*_BEGINS, *ENDS)
+    while marker not in ENDS:
+        if marker not in _BEGINS:
+            marker = yield Until(stops, ignore)
+        if marker in _BEGINS:
+            marker = yield from _TAGS.read(context, marker if marker == _TAGS.call else "")
+    return marker
+
+
+_SPARK = Recipients(
+    frozenset({"", "self"}), frozenset({"user", "commentary"}), frozenset({"developer"})
+)
+_GLIMMER = Recipients(frozenset({"self"}), frozenset({"", "user"}))
+
+SPARK, SPARK_REASONING = _SPARK.tools(), _SPARK.reasoning()
+GLIMMER, GLIMMER_REASONING = _GLIMMER.tools(), _GLIMMER.reasoning()

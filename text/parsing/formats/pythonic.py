@@ -1,0 +1,210 @@
+"""Pythonic calls (Llama 3.2, Llama 4, ToolACE): a Python list of calls is the whole message.
+
+    [get_weather(city="Paris", days=2), get_time()]
+
+Source: the Llama 3.2 and Llama 4 prompt formats of meta-llama/llama-models, and their templates
+(vllm-project/vllm keeps copies, examples/tool_chat_template_llama4_pythonic.jinja and
+tool_chat_template_llama3.2_pythonic.jinja). There is no marker: the list opens calls only where it
+is the first of the content and a name and a parenthesis follow the bracket; any other bracket is
+text. Llama 4 may put the list between the tokens ``<|python_start|>`` and ``<|python_end|>``.
+
+Arguments are Python literals and become JSON: ``True`` and ``None`` are words, strings lose their
+quotes' style. A literal has a type of its own, so that the schema is not asked; but Llama 4's
+template writes every value in quotes, and there the schema decides where it allows no string. What
+is no literal makes the call malformed, and is delivered as it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from eaglegate.text.events import Repair
+from eaglegate.text.parsing.arguments import ArgumentsWriter, as_json
+from eaglegate.text.parsing.json_calls import JsonCalls
+from eaglegate.text.parsing.markers import NAME, Follow, Stops
+from eaglegate.text.parsing.message import Context, Looking, ToolFormat, opens
+from eaglegate.text.parsing.python_literal import Literal
+from eaglegate.text.parsing.reader import Ended, Grammar, Next, Until, Want, ignore
+
+_LIST = re.compile(r"\s{0,99}\[\s{0,99}[A-Za-z_][\w.\-]{0,127}\s{0,99}\(")
+_LIST_BEGINS = re.compile(r"\s{0,99}(?:\[\s{0,99}(?:[A-Za-z_][\w.\-]{0,127}\s{0,99})?)?\Z")
+_BARE = re.compile(r"\s{0,99}[A-Za-z_][\w.\-]{0,127}\s{0,99}\(")
+_BARE_BEGINS = re.compile(r"\s{0,99}(?:[A-Za-z_][\w.\-]{0,127}\s{0,99})?\Z")
+_JSON = re.compile(r"\s{0,99}(?:\[\s{0,99})?\{")
+_JSON_BEGINS = re.compile(r"\s{0,99}(?:\[\s{0,99})?\Z")
+_EMPTY = re.compile(r"\s{0,99}\[\s{0,99}\]")
+_NAME = re.compile(r"[A-Za-z_][\w.\-]*")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+@dataclass(frozen=True, slots=True)
+class Pythonic:
+    """``quoted``: the template writes every value in quotes, so that the schema says its type."""
+
+    quoted: bool = False
+    start: str = "<|python_start|>"
+    end: str = "<|python_end|>"
+    bracketed: bool = True
+    """Calls stand in a list; else each on a line, between the markers."""
+    anywhere: bool = False
+    """A list may follow other content, where it begins with a call of an offered tool."""
+    marked: bool = False
+    """Calls of any shape stand between the markers: a list, without brackets, in JSON."""
+
+    def format(self) -> ToolFormat:
+        openers = (self.start, "[") if self.anywhere else (self.start,)
+        leads = () if self.anywhere or not self.bracketed else ("[",)
+        head = _fenced_head if self.bracketed else None
+        return ToolFormat(openers, self._calls, (self.end,), leads=leads, head=head)
+
+    def _calls(self, opener: str, context: Context) -> Grammar:
+        stops = context.lexicon.stops(self.start, self.end)
+        if not self.bracketed:
+            call: Follow = {NAME: {"(": None}}
+            follow = {**call, "[": call}
+            if not context.lexicon.is_text(opener) or (yield from opens(opener, follow, context)):
+                yield from self._list(stops, context)
+            return
+        fence = context.out.content.fence
+        if opener == "[" and (fence.is_open or fence.is_inline):
+            context.out.content.unmark(opener)
+            return
+        if opener == "[" and self.anywhere:
+            names = context.calls.names if context.out.content.written else ()
+            head: Follow = {name: {"(": None} for name in names or (NAME,)}
+            if (yield from opens(opener, head, context)):
+                yield from self._list(stops, context, opener)
+            return
+        if (yield Looking(_LIST, _LIST_BEGINS)) != Looking.YES:
+            yield from self._read_others(stops, context)
+            return
+        yield Next(stops)
+        yield from self._list(stops, context)
+        if opener == self.start:
+            yield Next(context.lexicon.stops(self.end), keep=None)
+
+    def _read_others(self, stops: Stops, context: Context) -> Grammar:
+        """What is no list of calls: text, unless the markers say that it must be calls."""
+        write = context.out.content.write
+        if not self.marked:
+            yield Next(stops, write)
+        elif (yield Looking(_BARE, _BARE_BEGINS)) == Looking.YES:
+            yield from self._list(stops, context)
+        elif (yield Looking(_JSON, _JSON_BEGINS)) == Looking.YES:
+            yield from JsonCalls(context.calls, stops, write).read()
+        else:
+            empty = (yield Looking(_EMPTY, _JSON_BEGINS)) == Looking.YES
+            yield Until(stops, ignore if empty else write)
+
+    def _list(self, stops: Stops, context: Context, opener: str = "") -> Grammar:
+        """Behind the opening bracket, ``opener`` where it is text until a call follows."""
+        names = context.lexicon.stops("(", "]", self.start, self.end)
+        marker = ""
+        while not (marker == "]" and self.bracketed) and marker not in stops.markers:
+            parts: list[str] = []
+            try:
+                marker = yield Until(names, parts.append)
+            except Ended:
+                if opener:
+                    context.out.content.unmark(opener + "".join(parts))
+                raise
+            opener = ""
+            name = _skip_commas("".join(parts)).rstrip()
+            if not self.bracketed and (marker == "]" or name.startswith("[")):
+                name = name.removeprefix("[").lstrip()
+            if marker == "(" and _NAME.fullmatch(name):
+                while name:
+                    marker, name = yield from self._call(name, context, stops)
+            elif name:
+                context.calls.doubt()
+                context.out.content.write(name + ("" if marker in stops.markers else marker))
+
+    def _call(
+        self, name: str, context: Context, stops: Stops
+    ) -> Generator[Want, str, tuple[str, str]]:
+        """The marker behind a call, and the name of the next one where that is in its place."""
+        context.calls.begin(name)
+        with ArgumentsWriter(context.calls) as arguments:
+            marker, following = yield from self._arguments(arguments, context, stops)
+        context.calls.close()
+        return marker, following
+
+    def _arguments(
+        self, arguments: ArgumentsWriter, context: Context, stops: Stops
+    ) -> Generator[Want, str, tuple[str, str]]:
+        keys = context.lexicon.stops("=", "(", ")", self.start, self.end)
+        while True:
+            parts: list[str] = []
+            marker = yield Until(keys, parts.append)
+            key = _skip_commas("".join(parts))
+            if marker == "(" and context.calls.find(key.rstrip()):
+                return marker, key.rstrip()  # the parenthesis that closes this call is forgotten
+            if marker not in ("=", "("):
+                if key:
+                    arguments.verbatim(key)
+                if marker in stops.markers and (arguments.is_empty or "," in "".join(parts)):
+                    context.calls.spoil()
+                return marker, ""
+            if marker == "=" and _NAME.fullmatch(key.rstrip()):
+                yield from self._value(key.rstrip(), arguments, context, stops)
+            else:
+                arguments.verbatim(key + marker)
+                yield Literal(context.calls.write, stops.tokens)
+
+    def _value(
+        self, key: str, arguments: ArgumentsWriter, context: Context, stops: Stops
+    ) -> Grammar:
+        if key in arguments.given:
+            context.calls.spoil()
+            context.calls.repair(Repair.REPEATED_PARAMETER)
+            yield Literal(context.calls.keep_raw, stops.tokens, context.calls.names)
+            return
+        arguments.key(key)
+        allowed = arguments.allowed(key)
+        if "string" in allowed or not self.quoted:
+            literal = Literal(context.calls.write, stops.tokens, context.calls.names)
+            yield literal
+            if literal.is_doubtful:
+                context.calls.spoil()
+            return
+        parts: list[str] = []
+        try:
+            yield Literal(parts.append, stops.tokens, context.calls.names)
+        except Ended:
+            context.calls.write("".join(parts))
+            raise
+        context.calls.write(_unquote("".join(parts), allowed))
+
+
+def _fenced_head(context: Context) -> Follow:
+    called: Follow = {"(": None}
+    names = context.calls.names
+    return {"[": dict.fromkeys(names, called)} if names else {}
+
+
+def _skip_commas(text: str) -> str:
+    """``text`` behind the commas and the white space that separate it from what precedes it.
+
+    Models write two closing parentheses at times.
+    """
+    text = text.lstrip()
+    while text.startswith((",", ")")):
+        text = text[1:].lstrip()
+    return text
+
+
+def _unquote(value: str, allowed: frozenset[str]) -> str:
+    """A value in quotes as what the schema wants, any other as it is."""
+    return as_json(json.loads(value), allowed) if _STRING.fullmatch(value) else value
+
+
+PYTHONIC = Pythonic().format()
+LFM2 = Pythonic(start="<|tool_call_start|>", end="<|tool_call_end|>", marked=True).format()
+"""LiquidAI/LFM2-1.2B: the list stands between two tokens, and text may follow. A prompt can ask for
+JSON calls in its place."""
+OLMO3 = Pythonic(start="<function_calls>", end="</function_calls>", bracketed=False).format()
+"""allenai/Olmo-3-7B-Instruct: a call on each line, between two tags."""
+LLAMA4 = Pythonic(quoted=True, anywhere=True).format()

@@ -1,0 +1,219 @@
+"""Grammars of formats whose calls are JSON between markers, a table of markers each.
+
+``JsonBlock``: names and arguments are JSON. A marker that is plain text opens only where JSON of a
+call follows it, and closes only outside of strings. Without a closing marker the calls end with
+their list or object.
+
+``Sections``: a header, a separator and arguments, between tokens (Kimi K2, DeepSeek V3 and V3.1,
+PLaMo 3). White space around the arguments is no part of them. A call may come without its section,
+and ends at the latest where the next call or the section ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from eaglegate.text.parsing.json_calls import JsonCalls, skip_fence
+from eaglegate.text.parsing.markers import NAME, Follow, Quotes, Stops
+from eaglegate.text.parsing.message import Ahead, Context, Skipping, ToolFormat, last_name, opens
+from eaglegate.text.parsing.output import Calls, Framed
+from eaglegate.text.parsing.reader import DONE, Ended, Grammar, JsonValue, Next, Subgrammar, Until
+from eaglegate.text.parsing.tags import Tags
+
+SPACE = " \t\r\n"
+_LAST_WORD = re.compile(r"\S{1,200}\s*\Z")
+_NAMED: Follow = {NAME: None}
+_MEMBER: Follow = {'"': None}
+BEGINS: Follow = {"{": _MEMBER, "[": {"{": _MEMBER, "]": None}}
+OBJECT: Follow = {'{"': None, "[": {'{"': None}}
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBlock:
+    """The markers of one format."""
+
+    opener: str
+    closer: str = ""
+    others: tuple[str, ...] = ()
+    """Further tokens that mean nothing by themselves."""
+    names: tuple[str, ...] = ("name",)
+    is_keyed: bool = False
+    """An object has one key, the name, and its value is the arguments."""
+    framing: str = "\n"
+    aliases: tuple[str, ...] = ()
+    """What may stand in place of the opener."""
+    begins: Follow = field(default_factory=lambda: BEGINS)
+    """What must follow an opener that is plain text."""
+    tags: Tags | None = None
+    """What some models write between the markers in place of JSON."""
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        return self.opener, *self.aliases
+
+    def format(self) -> ToolFormat:
+        inner = tuple(filter(None, (self.closer, *self.others)))
+        return ToolFormat(self.openers, self.calls, inner, self.framing, self.closer)
+
+    def calls(self, opener: str, context: Context) -> Grammar:
+        lexicon = context.lexicon
+        marker = opener
+        while marker in self.openers:
+            if lexicon.is_text(marker) and not (yield from opens(marker, self.begins, context)):
+                return
+            marker = yield from self._block(marker, context).read()
+
+    def _block(self, marker: str, context: Context) -> JsonCalls:
+        unmark = context.out.content.unmark
+        key, lexicon = (self.openers, self.closer), context.lexicon
+        quotes = context.remember_quotes(key, lambda: self._find_ends(context))
+        return JsonCalls(
+            context.calls,
+            lexicon.stops(*filter(None, (*self.openers, self.closer))),
+            context.out.content.write,
+            closed=bool(self.closer),
+            names=self.names,
+            is_keyed=self.is_keyed,
+            quotes=quotes,
+            tags=partial(self._read_tags, self.tags, context) if self.tags else None,
+            unmark=(lambda text: unmark(marker + text)) if lexicon.is_text(marker) else None,
+        )
+
+    def _read_tags(self, tags: Tags, context: Context) -> Subgrammar:
+        """Calls of offered tools in tags: the marker behind them, or DONE if there are none."""
+        head: Follow = {tags.call: tags.head(context.lexicon, context.calls.names or (NAME,))}
+        if (yield Ahead(head, context.lexicon.stops())) != Ahead.YES:
+            return DONE
+        return (yield from tags.read(context))
+
+    def _find_ends(self, context: Context) -> Mapping[str, Follow | None]:
+        """What may end a forgotten string, each with what must follow it."""
+        again = context.follow(OBJECT, *self.openers)
+        return dict.fromkeys(self.openers, OBJECT) | ({self.closer: again} if self.closer else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """The markers of one format. ``begin`` opens a call by its header, if that names one."""
+
+    section: str
+    section_end: str
+    call: str
+    separator: str
+    call_end: str
+    begin: Callable[[Calls, str], bool]
+    inside: tuple[str, ...] = ()
+    """Markers around each call that mean nothing by themselves."""
+    others: tuple[tuple[str, str], ...] = ()
+    """What models write in place of the section's markers."""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What ends a call."""
+        return self.call, self.call_end, *self.section_ends
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        return self.section, *(opening for opening, _ in self.others)
+
+    @property
+    def section_ends(self) -> tuple[str, ...]:
+        return self.section_end, *(closing for _, closing in self.others)
+
+    def format(self) -> ToolFormat:
+        inner = (self.separator, self.call_end, *self.section_ends, *self.inside)
+        openers = (*self.sections, self.call)
+        parts = (self.separator,)
+        return ToolFormat(openers, self._section, inner, "", self.section_end, parts=parts)
+
+    def _section(self, opener: str, context: Context) -> Grammar:
+        stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
+        between = context.lexicon.stops(self.call, self.separator, *self.section_ends, *self.inside)
+        begins = _NAMED if opener == self.call else context.follow(None, self.call, *self.inside)
+        if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
+            return
+        marker = opener
+        while marker not in self.section_ends:
+            if marker == self.call:
+                marker = yield from self.read(context)
+            elif opener == self.call:
+                return
+            else:
+                marker = yield from self._between(between, stray, context)
+
+    def _between(self, stops: Stops, stray: Framed, context: Context) -> Subgrammar:
+        """Text between calls is content, but for a header whose opening token is missing."""
+        parts: list[str] = []
+        try:
+            marker = yield Until(stops, parts.append, stray=context.stray)
+        except Ended:
+            stray.write("".join(parts))
+            raise
+        text, header = "".join(parts), ""
+        if marker == self.separator and (found := _LAST_WORD.search(text)):
+            text, header = text[: found.start()], found[0]
+        if text:
+            stray.write(text)
+        if not header or not self.begin(context.calls, header.strip()):
+            if marker == self.separator:
+                context.calls.doubt()
+            return marker
+        return (yield from self._finish(context))
+
+    def _finish(self, context: Context) -> Subgrammar:
+        """The rest of a call, from behind its separator."""
+        marker = yield from self._arguments_text(context)
+        context.calls.close(is_fragile=not context.calls.written)
+        return marker
+
+    def read(self, context: Context) -> Subgrammar:
+        """One call: returns the marker that ended it."""
+        header: list[str] = []
+        stops = context.lexicon.stops(self.separator, *self.ends)
+        marker = yield from last_name(stops, header, lambda name: self.begin(context.calls, name))
+        written, inline = "".join(header), ""
+        if marker != self.separator:  # models forget it
+            written, brace, inline = written.partition("{")
+            inline = brace + inline
+        if not self.begin(context.calls, written.strip()):
+            if written.strip():
+                context.calls.doubt()
+            return marker
+        if marker == self.separator:
+            return (yield from self._finish(context))
+        if inline:
+            context.calls.write_json(inline.rstrip())
+        context.calls.close(is_fragile=not inline)
+        return marker
+
+    def _arguments_text(self, context: Context) -> Subgrammar:
+        """Arguments behind the separator, in a fence or not: the marker behind them."""
+        stops, write = context.lexicon.stops(*self.ends), context.calls.write_json
+        marker = yield Next(stops, keep=None)
+        fenced = marker == "`" and (yield skip_fence(stops)) == Skipping.YES
+        if fenced:
+            marker = yield Next(stops, keep=None)
+        if marker in self.ends:
+            return marker
+        marker = yield JsonValue(stops, write, not fenced, self._quotes(context))
+        if marker in self.ends:
+            return marker
+        behind: list[str] = []
+        marker = yield Until(stops, behind.append)
+        if "".join(behind).strip("` \t\r\n"):
+            context.calls.spoil()
+        return marker
+
+    def _quotes(self, context: Context) -> Quotes:
+        """A string is given up where the section goes on or ends, and the output with it."""
+
+        def find() -> Mapping[str, Follow | None]:
+            last = context.follow({}, *self.section_ends)
+            following = context.follow({NAME: None}, self.call)
+            closing: dict[str, Follow | None] = {end: {} for end in self.section_ends}
+            return {self.call_end: {**last, **following}, **closing}
+
+        return context.remember_quotes(self, find)

@@ -1,0 +1,360 @@
+"""The grammar that JSON tool formats share: ``{"name": ..., "arguments": {...}}``.
+
+Keys come in any order and others are skipped. The arguments go out as they are written, byte for
+byte; those that come before the name wait for it. One object, several in a row or a list of them
+are read. An object without a name is no call: its text is handed back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+
+from eaglegate.text.events import Repair
+from eaglegate.text.parsing.arguments import WRAPPERS
+from eaglegate.text.parsing.markers import Quotes, Stops
+from eaglegate.text.parsing.message import Skipping
+from eaglegate.text.parsing.output import Calls
+from eaglegate.text.parsing.reader import (
+    DONE,
+    Ended,
+    JsonValue,
+    Next,
+    Sink,
+    Subgrammar,
+    Until,
+    ignore,
+)
+
+_FENCE = re.compile(r"`{3}(?:json)?")
+_FENCE_BEGINS = re.compile(r"`{1,3}(?:j(?:so?)?)?\Z")
+_BROKEN = frozenset('":[')
+"""Characters behind an object that belong into one."""
+NO_CALL = "no call"
+"""What an object ends with that turned out to be text."""
+
+
+@dataclass(slots=True)
+class JsonCalls:
+    """Reads call objects up to a marker in ``stops``; ``lost`` gets what turns out to be no call.
+
+    ``certain``: a marker has said that calls follow, so that a name alone makes one. Else an
+    object is a call only when it has a name and arguments, and no key but these and ``others``.
+    """
+
+    calls: Calls
+    stops: Stops
+    lost: Sink
+    certain: bool = True
+    closed: bool = True
+    """Whether a marker ends the calls. Else they end with the list, or where other text begins."""
+    names: Sequence[str] = ("name",)
+    arguments: Sequence[str] = ("arguments", "parameters")
+    others: Sequence[str] = ("type", "id")
+    is_keyed: bool = False
+    """The name is the key of the arguments, the only one of an object."""
+    quotes: Quotes | None = None
+    """Which marker tokens may end a string that the model has not closed."""
+    tags: Callable[[], Subgrammar] | None = None
+    """Reads calls in tags in place of JSON: the marker behind them, DONE if there are none."""
+    unmark: Sink | None = None
+    """Gets all that follows a plain-text opener, where the output ends before it shows a call."""
+    is_shown: bool = False
+    """Whether an object has the key of a name, or is over."""
+
+    def value(self, sink: Sink) -> JsonValue:
+        return JsonValue(self.stops, sink, quotes=self.quotes)
+
+    def read(self) -> Subgrammar:
+        """Objects, in a list or not: the marker that ended them, or DONE.
+
+        A brace too many behind one is none of the text.
+        """
+        skipped: list[str] = []
+        try:
+            return (yield from self._read(skipped))
+        except Ended:
+            if self.unmark and not self.is_shown:
+                self.unmark("".join(skipped))
+            raise
+
+    def _read(self, skipped: list[str]) -> Subgrammar:
+        """``skipped`` gets what precedes an object, and the first one while it shows no call."""
+        found = False
+        while True:
+            left = "`<" if self.tags and not found else "`"
+            char = yield Next(self.stops, skipped.append, keep=left, markup=True)
+            if char == "<" and self.tags and not found:
+                if marker := (yield from self.tags()):
+                    return marker
+                char = yield Next(self.stops, skipped.append)
+            if char == "`":
+                inside = self.certain and (self.closed or not found)
+                if inside and (yield skip_fence(self.stops)) == Skipping.YES:
+                    continue
+                char = yield Next(self.stops, skipped.append)
+            if char == "{":
+                char = yield from self.object(skipped.append)
+                found = self.is_shown = True
+                skipped.clear()
+            elif char not in self.stops.markers and char not in ("[,;]}" if found else "[,;]"):
+                self.is_shown = True
+                if found and char in _BROKEN:
+                    self.calls.doubt()
+                self.lost("".join(skipped))
+                char = (yield Until(self.stops, self.lost)) if self.closed else NO_CALL
+            if char in self.stops.markers:
+                return char
+            if char == NO_CALL or (char == "]" and not self.closed):
+                return DONE
+
+    def object(self, unread: Sink = ignore) -> Subgrammar:
+        """One object after its brace: DONE or NO_CALL after it, or the marker before its end.
+
+        ``unread`` gets its text where the output ends before it shows a call.
+        """
+        one = _Object(self)
+        try:
+            end = yield from one.members()
+        except Ended:
+            one.truncate(unread)
+            raise
+        return one.finish(end)
+
+
+def skip_fence(stops: Stops) -> Skipping:
+    """Some models write a code fence between the markers and the JSON."""
+    return Skipping(_FENCE, _FENCE_BEGINS, stops.tokens)
+
+
+class _Object:
+    """One object that may be a call. ``_raw`` is its text for as long as it is none."""
+
+    def __init__(self, form: JsonCalls) -> None:
+        self._form = form
+        self._calls = form.calls
+        self._stops = form.stops
+        self._raw = ["{"]
+        self._name = ""
+        self._early: list[str] = []
+        self._members: dict[str, str] = {}
+        """Other keys, each with its value, as written."""
+        self._argued = False
+        self._spoiled = False
+        self._moved = False
+        """The arguments stand elsewhere than under their key."""
+        self._is_null = False
+        """The arguments are ``null``: there are none."""
+        self._begun = False
+        self._given_up = False
+
+    def members(self) -> Subgrammar:
+        while True:
+            end = yield Next(self._stops, self._raw.append, keep='"{')
+            if end in "{;" and end and self._begun and self._argued:
+                return DONE  # the brace that closes it is forgotten
+            if end == "{":
+                end = yield Next(self._stops, self._raw.append)
+            if end == '"':
+                end = yield from self._member()
+            elif end not in self._stops.markers and end not in ",}":
+                return (yield from self._give_up(end))
+            if end == "}":
+                return DONE
+            if end in self._stops.markers or end == NO_CALL:
+                return end
+
+    def finish(self, end: str) -> str:
+        """The object is closed, or the end marker of its call has come."""
+        if not self._argued and self._form.certain and end == DONE:
+            self._gather()
+        if self._may_begin:
+            self._begin()
+        if self._begun:
+            self._calls.close(self._spoiled or (end != DONE and not self._argued))
+            return end
+        if not self._given_up:
+            self._form.lost("".join(self._raw))
+        return end if self._form.certain else NO_CALL
+
+    def truncate(self, unread: Sink) -> None:
+        """The output ends here. A finished name makes a call, a piece of a name does not."""
+        if not self._form.is_shown:
+            unread("".join(self._raw)[1:])
+        if self._spoiled:
+            self._calls.spoil()
+        if self._may_begin:
+            self._begin()
+        elif not self._begun and not self._given_up and not self._form.certain:
+            self._form.lost("".join(self._raw))
+
+    def _gather(self) -> None:
+        """The arguments of a call that has none: its other members."""
+        tool = self._calls.find(self._name)
+        known = tool.properties if tool else {}
+        found = {k: v for k, v in self._members.items() if k not in self._form.others or k in known}
+        if not self._name or not found:
+            return
+        if not self._calls.repairing:
+            self._spoiled = True
+            return
+        self._argued = self._moved = True
+        members = (f"{encode_basestring(key)}: {value}" for key, value in found.items())
+        if not self._begun:
+            self._begin()
+        self._calls.keep_raw("".join(self._raw))
+        self._calls.write("{" + ", ".join(members) + "}")
+        self._calls.repair(Repair.ARGUMENTS_KEY)
+
+    @property
+    def _may_begin(self) -> bool:
+        return bool(self._name) and not self._begun and (self._form.certain or self._argued)
+
+    def _begin(self) -> None:
+        self._begun = True
+        self._calls.begin(self._name)
+        self._write_early()
+        if self._moved:
+            self._calls.repair(Repair.ARGUMENTS_KEY)
+
+    def _write_early(self) -> None:
+        for piece in self._early:
+            self._calls.write_json(piece)
+        if self._is_null:
+            self._calls.repair(Repair.NULL_ARGUMENTS)
+            self._calls.keep_raw("null")
+
+    def _member(self) -> Subgrammar:
+        """``"key": value``: DONE after it, or the marker before its end."""
+        key: list[str] = []
+        end = yield self._form.value(self._both(key))
+        if end == DONE:
+            end = yield Next(self._stops, self._raw.append)
+        if end == ":":
+            return (yield from self._value(_text("".join(key))))
+        return end if end in self._stops.markers else (yield from self._give_up(end))
+
+    def _value(self, key: str) -> Subgrammar:
+        end = yield Next(self._stops, self._raw.append, keep=None)
+        if end in self._stops.markers or end in ",}]":
+            self._spoiled = True
+            return end if end in self._stops.markers else DONE
+        if self._form.is_keyed and not self._name:
+            self._name = key
+            return (yield from self._read_arguments())
+        if key == "function" and end in '{"' and not self._name:
+            return (yield from self._read_function(end))
+        if key in self._form.names and not self._name:
+            self._form.is_shown = True
+            return (yield from self._read_name())
+        if key in self._form.arguments and not self._argued:
+            return (yield from self._read_arguments(end))
+        if not self._form.certain and key not in self._form.others:
+            return (yield from self._give_up(""))
+        if self._wraps(key, end):
+            self._moved = True
+            return (yield from self._read_arguments())
+        self._spoiled |= self._argued and self._is_parameter(key)
+        value: list[str] = []
+        end = yield self._form.value(self._both(value))
+        self._members.setdefault(key, "".join(value).strip())
+        return end
+
+    def _wraps(self, key: str, char: str) -> bool:
+        """Whether ``key`` stands in for that of the arguments, its value being an object."""
+        may = self._calls.repairing and not self._argued and key in WRAPPERS
+        return may and char == "{" and not self._is_parameter(key)
+
+    def _is_parameter(self, key: str) -> bool:
+        tool = self._calls.find(self._name)
+        return tool is not None and key in tool.properties
+
+    def _read_name(self) -> Subgrammar:
+        written: list[str] = []
+        end = yield self._form.value(self._both(written))
+        if end == DONE:
+            self._name = _text("".join(written))
+            if self._may_begin:
+                self._begin()
+        return end
+
+    def _read_function(self, char: str) -> Subgrammar:
+        """The call in an object of its own, as the API has it, or the name under another key."""
+        if char == "{":
+            yield Next(self._stops, self._raw.append)
+            return (yield from self.members())
+        written: list[str] = []
+        end = yield self._form.value(self._both(written))
+        name = _text("".join(written))
+        if end == DONE and self._form.certain and self._calls.find(name):
+            self._name = name
+            if self._may_begin:
+                self._begin()
+        elif not self._form.certain:
+            return (yield from self._give_up(""))
+        self._members.setdefault("function", "".join(written).strip())
+        return end
+
+    def _read_arguments(self, char: str = "") -> Subgrammar:
+        self._argued = True
+        self._form.is_shown = True
+        if char == "n" and self._calls.repairing:
+            return (yield from self._read_null())
+        if self._begun and self._moved:
+            self._calls.repair(Repair.ARGUMENTS_KEY)
+        if self._name and not self._begun:
+            self._begin()
+        if self._begun:
+            return (yield self._form.value(self._calls.write_json))
+        return (yield self._form.value(self._both(self._early)))
+
+    def _read_null(self) -> Subgrammar:
+        """What begins like ``null``, which says that there are none."""
+        written: list[str] = []
+        try:
+            end = yield self._form.value(self._both(written))
+        except Ended:
+            self._early = written
+            if self._begun:
+                self._write_early()
+            raise
+        text = "".join(written)
+        self._is_null = text.strip() == "null"
+        self._early = [] if self._is_null else [text]
+        if self._may_begin:
+            self._begin()
+        elif self._begun:
+            self._write_early()
+        return end
+
+    def _give_up(self, char: str) -> Subgrammar:
+        """This is no call object; what follows goes where its text belongs."""
+        if self._may_begin:
+            self._begin()
+            self._calls.write_json(char)
+            return (yield Until(self._stops, self._calls.write_json))
+        if self._begun:
+            self._spoiled |= char != "]" or not self._argued
+            return (yield Until(self._stops, ignore))
+        self._given_up = self._form.is_shown = True
+        self._form.lost("".join(self._raw))
+        return (yield Until(self._stops, self._form.lost)) if self._form.certain else NO_CALL
+
+    def _both(self, also: list[str]) -> Sink:
+        def write(text: str) -> None:
+            self._raw.append(text)
+            also.append(text)
+
+        return write
+
+
+def _text(string: str) -> str:
+    """What a JSON string says; nothing when it is none."""
+    try:
+        said = json.loads(string)
+    except ValueError:
+        return ""
+    return said if isinstance(said, str) else ""

@@ -1,0 +1,409 @@
+"""Where a grammar writes: reasoning, content and tool calls, each with its own framing."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Collection
+
+from eaglegate.text.events import Outcome, Phase, Repair, ToolCallEnd, ToolCallStart
+from eaglegate.text.parsing.fold import Emitter
+from eaglegate.text.parsing.json_repair import JsonRepair, find_missing
+from eaglegate.text.parsing.reader import Sink
+from eaglegate.text.parsing.tools import FreeText, OfferedTools, ToolSchema, is_container
+
+NewId = Callable[[], str]
+TAIL = 40
+
+
+def random_id() -> str:
+    """An id of the form clients of the OpenAI API know."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)")
+_MAY_BE_FENCE = re.compile(r" {0,3}(?:`{0,2}|~{0,2}|`{3,}[^`]{0,99}|~{3,}.{0,99})\Z")
+
+
+_TICKS = re.compile(r"`+|[^`]+")
+
+
+class Fence:
+    """Whether a text is inside a code fence, by CommonMark's rules, or in inline code.
+
+    Inline code ends with its line: a lone backtick quotes nothing further down.
+    """
+
+    __slots__ = ("_begins_line", "_mark", "_num_open", "_num_ticks", "line")
+
+    def __init__(self, mark: str = "") -> None:
+        self._mark = mark
+        self.line: str | None = ""
+        """The last line, for as long as it may be a fence."""
+        self._num_open = 0
+        """Backticks that have opened inline code on this line."""
+        self._num_ticks = 0
+        """Backticks that the text ends with."""
+        self._begins_line = False
+        """Whether only white space precedes them on their line."""
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._mark)
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the text is in inline code."""
+        return bool(self._settle_ticks())
+
+    def concerns(self, text: str) -> bool:
+        """Whether ``write`` would change anything."""
+        seen = self.line is not None or self._num_ticks > 0
+        return seen or "`" in text or "\n" in text
+
+    def copy(self) -> Fence:
+        """Without the line that has begun."""
+        return Fence(self._mark)
+
+    def write(self, text: str) -> None:
+        first, *lines = text.split("\n")
+        self._extend(first)
+        for line in lines:
+            self.end_line()
+            self.line = ""
+            self._extend(line)
+
+    def _extend(self, text: str) -> None:
+        if self._num_ticks or "`" in text:
+            self._count_ticks(text)
+        if self.line is not None:
+            line = self.line + text
+            self.line = line if _MAY_BE_FENCE.match(line) else None
+
+    def _count_ticks(self, text: str) -> None:
+        blank = self.line is not None and not self.line.strip()
+        for found in _TICKS.finditer(text):
+            if found[0][0] == "`":
+                self._begins_line = self._begins_line if self._num_ticks else blank
+                self._num_ticks += len(found[0])
+            else:
+                self._num_open, self._num_ticks = self._settle_ticks(), 0
+            blank = blank and not found[0].strip()
+
+    def _settle_ticks(self) -> int:
+        """``_num_open`` if no more backticks follow."""
+        num, opened = self._num_ticks, self._num_open
+        if not num or self._mark or (num >= 3 and self._begins_line):
+            return opened
+        return 0 if num == opened else opened or num
+
+    def end_line(self) -> None:
+        self._num_open = self._num_ticks = 0
+        found = _FENCE.fullmatch(self.line or "")
+        if found is None:
+            return
+        mark, rest = found.groups()
+        if not self._mark:
+            self._mark = mark
+        elif mark.startswith(self._mark) and not rest.strip():
+            self._mark = ""
+
+
+class Framed:
+    """Text without the white space its template writes around it.
+
+    ``lead`` are the characters dropped before the very first other one. Those in ``trail`` wait
+    until something follows: more text lets them through, a marker drops them. White space that
+    nothing else precedes waits as well: alone it is no text.
+    """
+
+    __slots__ = (
+        "_at_marker",
+        "_break",
+        "_dropped",
+        "_emit",
+        "_held",
+        "_trail",
+        "fence",
+        "label",
+        "lead",
+        "tail",
+        "written",
+    )
+
+    def __init__(self, emit: Sink, lead: str = "", trail: str = "") -> None:
+        self._emit = emit
+        self._trail = trail
+        self._held: list[str] = []
+        self._at_marker = True
+        self._dropped = self._break = ""
+        self.lead = lead
+        self.label = ""
+        """Dropped where the text begins with it."""
+        self.tail = ""
+        """What has been written last."""
+        self.written = False
+        self.fence = Fence()
+
+    def write(self, text: str) -> None:
+        if self._break:
+            text, self._break = ("" if text[:1].isspace() else self._break) + text, ""
+        if self.fence.concerns(text):
+            self.fence.write(text)
+        self.tail = (self.tail + text)[-TAIL:]
+        if not self.written:
+            text = self._opening(text)
+        body = text.rstrip(self._trail) if self._trail else text
+        if body:
+            if self._held:
+                self._held.append(body)
+                self._emit("".join(self._held))
+                self._held.clear()
+            else:
+                self._emit(body)
+            self._at_marker = False
+        if body != text:
+            self._held.append(text[len(body) :])
+
+    def _opening(self, text: str) -> str:
+        """The first piece that is not blank, with the blanks before it; nothing before that."""
+        if self.label:
+            text = "".join([*self._held, text])
+            self._held.clear()
+            if self.label.startswith(text):
+                self._held.append(text)
+                return ""
+            text, self.label = text.removeprefix(self.label), ""
+        if not text.strip():
+            self._held.append(text)
+            return ""
+        self.written = True
+        text = "".join(self._held) + text
+        self._held.clear()
+        body = text.lstrip()
+        return text[: len(text) - len(body)].lstrip(self.lead) + body
+
+    def marker(self) -> None:
+        """A marker stands here: the white space before it was framing."""
+        self._dropped = "".join(self._held)
+        self._held.clear()
+        self._at_marker = True
+
+    def unmark(self, marker: str) -> None:
+        """It was no marker after all, and the white space before it is text as well."""
+        dropped, self._dropped = self._dropped, ""
+        self.write(dropped + marker)
+
+    def separate(self, text: str) -> None:
+        """Another piece begins: ``text`` stands between them, unless there is white space."""
+        if self.written and not self.tail[-1:].isspace():
+            self._break = text
+
+    def end(self) -> None:
+        """The output ends here: white space after text belongs to it, after a marker to none."""
+        if self._held and not self._at_marker:
+            self._emit("".join(self._held))
+        self._held.clear()
+
+
+class Calls:
+    """Writes one tool call after the other; a grammar opens, writes and closes.
+
+    Of the tools named in ``custom`` the one argument is delivered, as text.
+    """
+
+    def __init__(
+        self,
+        out: Emitter,
+        tools: OfferedTools,
+        new_id: NewId,
+        parallel: bool = True,
+        custom: Collection[str] = (),
+        repairs: bool = True,
+    ) -> None:
+        self._out = out
+        self._tools = tools
+        self._new_id = new_id
+        self._parallel = parallel
+        self._muted = False
+        """With ``parallel_tool_calls: false`` only the first call is delivered."""
+        self._custom = custom
+        self.repairing = repairs
+        """Whether what can mean only one thing is mended."""
+        self._repairs: list[Repair] = []
+        self._raw: list[str] = []
+        self._text: FreeText | None = None
+        self._json: JsonRepair | None = None
+        self.ids: set[str] = set()
+        """Those used so far in this answer."""
+        self._name = ""
+        self._parts: list[str] = []
+        self._spoiled = self._is_fragile = False
+        self.num = 0
+        """Calls opened so far; the next one's index."""
+        self.open = False
+        self.truncated = False
+        """Whether the output ended inside a call."""
+
+    @property
+    def tool(self) -> ToolSchema | None:
+        """The offered tool that the open call names."""
+        return self._tools.find(self._name)
+
+    def find(self, name: str) -> ToolSchema | None:
+        """The offered tool of that name."""
+        return self._tools.find(name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tools offered, the longest names first; none where the request does not say."""
+        return self._tools.names
+
+    @property
+    def written(self) -> bool:
+        """Whether the open call has arguments so far."""
+        return any(self._parts)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the open call's arguments are an object without members."""
+        return "".join(self._parts).strip() in ("", "{}")
+
+    def begin(self, name: str, id: str | None = None) -> None:
+        self.num += 1
+        self._muted = not self._parallel and self.num > 1
+        self.open, self._name = True, name
+        self._parts, self._raw, self._repairs = [], [], []
+        self._spoiled = self._is_fragile = False
+        self._json = JsonRepair(self.write, self.repair) if self.repairing else None
+        self._text = FreeText() if name in self._custom else None
+        if not self._muted:
+            custom = self._text is not None
+            self._out.event(ToolCallStart(self.num - 1, self._unique(id), name, custom))
+
+    def write(self, arguments: str) -> None:
+        self._parts.append(arguments)
+        if self._text is not None:
+            arguments = self._text.write(arguments)
+        if not self._muted:
+            self._out.arguments(self.num - 1, arguments)
+
+    def write_json(self, text: str) -> None:
+        """A piece of arguments that the model writes as JSON, mended on the way."""
+        if self._json is None:
+            self.write(text)
+            return
+        self._raw.append(text)
+        self._json.write(text)
+
+    def repair(self, repair: Repair) -> None:
+        """Counts a repair of the open call, once for each kind."""
+        if repair not in self._repairs:
+            self._repairs.append(repair)
+
+    def keep_raw(self, text: str) -> None:
+        """Keeps what the model wrote where that is not what is delivered."""
+        self._raw.append(text)
+
+    def spoil(self) -> None:
+        """The open call can mean several things, so that it is not valid whatever it says."""
+        self._spoiled = True
+
+    def rehearse(self, out: Emitter) -> Calls:
+        """The same for a text that is read on trial."""
+        return Calls(out, self._tools, str, self._parallel, self._custom, self.repairing)
+
+    def _deliver(self, text: str) -> None:
+        if not self._muted:
+            self._out.arguments(self.num - 1, text)
+
+    def close(self, spoiled: bool = False, is_fragile: bool = False) -> None:
+        """The call is finished. One that wrote no arguments at all has none: ``{}``.
+
+        ``spoiled``: a value was not closed by its own tag, so that it may lack something.
+        ``is_fragile``: the call lacks its end, so that text behind it may belong to it.
+        """
+        self._is_fragile = is_fragile
+        self._flush()
+        self._spoiled |= spoiled
+        if not "".join(self._parts).strip():
+            self.write("{}")
+        outcome = self._judge()
+        if outcome is Outcome.MALFORMED and self._raw and not self._spoiled:
+            outcome = self._close_brackets()
+        self._end(self._trust(outcome))
+
+    def _judge(self) -> Outcome:
+        return self._tools.judge(self._name, self._out.spell("".join(self._parts)))
+
+    def _close_brackets(self) -> Outcome:
+        """Writes brackets that malformed JSON lacks at the end of its call."""
+        if missing := find_missing("".join(self._parts)):
+            self.repair(Repair.MISSING_BRACKET)
+            self.write(missing)
+        return self._judge()
+
+    def end(self, by_model: bool) -> None:
+        """The output ends here. A name that the model ends its answer with is a whole call."""
+        if by_model and not self.written:
+            self.close()
+        else:
+            self.truncate()
+
+    def truncate(self) -> None:
+        """The output ended inside the call; arguments that are whole all the same count as such."""
+        self._flush()
+        arguments = self._out.spell("".join(self._parts))
+        whole = is_container(arguments)
+        self._end(self._trust(self._judge()) if whole else Outcome.TRUNCATED)
+
+    def _trust(self, outcome: Outcome) -> Outcome:
+        """What a call is that could mean several things."""
+        keeps = not self._spoiled or outcome is Outcome.UNKNOWN_TOOL
+        return outcome if keeps else Outcome.MALFORMED
+
+    def _flush(self) -> None:
+        if self._json is not None:
+            self._json.end()
+
+    def _end(self, outcome: Outcome) -> None:
+        self.open, self.truncated = False, outcome is Outcome.TRUNCATED
+        if self._text is not None:
+            self._deliver(self._text.end())
+        self._parts = []
+        if not self._muted:
+            written = self._out.spell("".join(self._raw)) if self._repairs else None
+            end = ToolCallEnd(self.num - 1, outcome, tuple(self._repairs), written)
+            fragile = self._is_fragile or Repair.MISSING_BRACKET in self._repairs
+            self._out.hold(end, fragile)
+
+    def doubt(self) -> None:
+        """What follows the last call shows that it was not meant as it was read."""
+        if not self._muted:
+            self._out.doubt()
+
+    def _unique(self, id: str | None) -> str:
+        """The model's own id, unless this answer has used it: ids distinguish calls."""
+        given = self._new_id() if id is None or id in self.ids else id
+        self.ids.add(given)
+        return given
+
+
+class Output:
+    """The three places a grammar writes to, and which of them it is at."""
+
+    def __init__(self, out: Emitter, calls: Calls, thinking: str = "", framing: str = "") -> None:
+        self._framing = thinking, framing
+        self.reasoning = Framed(out.reasoning, thinking, thinking)
+        self.content = Framed(out.content, trail=framing)
+        self.calls = calls
+        self.drain = out.drain
+        self.release = out.release
+        self.phase = Phase.CONTENT
+        self.framed = False
+        """Whether the rest of the answer began with a marker of its own."""
+
+    def rehearse(self) -> Output:
+        """An empty one, for a text that is read on trial."""
+        out = Emitter()
+        return Output(out, self.calls.rehearse(out), *self._framing)

@@ -1,0 +1,270 @@
+"""A parser per answer: token ids in, events out, the same for every cut of the output.
+
+``DeltaReader`` reads answers with a parser of the engine's: those of formats that have no grammar
+here. What that makes of an answer goes the way of our own events: stop strings, outcomes of calls,
+custom tools and ``parallel_tool_calls`` work. Nothing else in docs/parsers.md holds for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from eaglegate.text.events import (
+    ContentDelta,
+    FinishReason,
+    ParserEvent,
+    Phase,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
+from eaglegate.text.parsing.fold import Emitter
+from eaglegate.text.parsing.markers import FRAGMENT
+from eaglegate.text.parsing.output import Output
+from eaglegate.text.parsing.stop import StopText
+from eaglegate.text.parsing.vocabulary import Decoder
+
+logger = logging.getLogger(__name__)
+
+_REASONING = Phase.REASONING
+"""Looking up a member of an enumeration costs more than the rest of a test, for every token."""
+
+
+class TextReader(Protocol):
+    """What a parser hands text and marker tokens to."""
+
+    def text(self, text: str) -> None: ...
+
+    def marker(self, marker: str) -> None: ...
+
+    def end(self, by_model: bool) -> None: ...
+
+
+class TokenDecoder(Protocol):
+    """What a parser gets the text of its tokens from."""
+
+    def text(self, token_ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Verbatim:
+    """Everything is content."""
+
+    def __init__(self, out: Emitter) -> None:
+        self.text = out.content
+
+    def marker(self, marker: str) -> None:
+        self.text(marker)
+
+    def end(self, by_model: bool) -> None:
+        """Nothing was held back."""
+
+
+class Parser:
+    """Reads one answer. ``feed`` any number of times, then ``flush`` once.
+
+    ``structure`` says which token ids are no text: markers by their text, None for the others.
+    ``singly``: plain text may end the thinking or the answer, so that every token is looked at.
+    """
+
+    def __init__(
+        self,
+        structure: Mapping[int, str | None],
+        decoder: TokenDecoder,
+        reader: TextReader,
+        output: Output,
+        stop: StopText | None,
+        singly: bool,
+    ) -> None:
+        self._structure = structure
+        self._decoder = decoder
+        self._reader = reader
+        self._output = output
+        self._reads_runs = stop is None and not singly
+        """Tokens of plain text are text together, whatever they are."""
+        self._is_plain = structure.keys().isdisjoint
+        self._drain = output.drain
+        self._stop = stop
+        self._singly = singly
+        self._sink = stop.text if stop else reader.text
+        self.reasoning_tokens = 0
+        """Tokens spent on thinking, the marker that ends it included."""
+
+    @property
+    def phase(self) -> Phase:
+        """What is being written."""
+        return self._output.phase
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the text. What follows it is dropped."""
+        return self._stop.stopped if self._stop else None
+
+    def feed(self, token_ids: Sequence[int]) -> list[ParserEvent]:
+        """The events of the tokens of one step, or of any part of the output."""
+        if self._reads_runs and token_ids and self._is_plain(token_ids):
+            if self._output.phase is _REASONING:
+                self.reasoning_tokens += len(token_ids)
+            self._sink(self._decoder.text(token_ids))
+            return self._drain()
+        structure, start = self._structure, 0
+        for at, token_id in enumerate(token_ids):
+            if token_id in structure:
+                if start < at:
+                    self._text(token_ids[start:at])
+                self._marker(structure[token_id])
+                start = at + 1
+        if start < len(token_ids):
+            self._text(token_ids[start:])
+        return self._drain()
+
+    def flush(self, finish: FinishReason) -> list[ParserEvent]:
+        """The events of what was held back, and of a call that the end cut short."""
+        if self._stop and not self.stopped:
+            self._stop.settle()
+        self._reader.end(finish is FinishReason.STOP and not self.stopped)
+        self._output.release()
+        return self._drain()
+
+    def finish_reason(self, finish: FinishReason) -> str:
+        """The client's finish reason, after ``flush``: finished calls turn stop into tool_calls."""
+        calls = self._output.calls
+        if finish is not FinishReason.STOP or not calls.num:
+            return finish.value
+        return "length" if self.stopped and calls.truncated else "tool_calls"
+
+    def _text(self, token_ids: Sequence[int]) -> None:
+        if self._stop and self._stop.stopped:
+            return
+        if self._singly:
+            self._one_by_one(token_ids)
+            return
+        if self._output.phase is _REASONING:
+            self.reasoning_tokens += len(token_ids)
+        self._sink(self._decoder.text(token_ids))
+
+    def _one_by_one(self, token_ids: Sequence[int]) -> None:
+        """Where plain text may start or end the thinking, each token is counted as it stands."""
+        output = self._output
+        for token_id in token_ids:
+            if self._stop and self._stop.stopped:
+                return
+            before = output.phase
+            self._sink(self._decoder.text((token_id,)))
+            if before is _REASONING or output.phase is _REASONING:
+                self.reasoning_tokens += 1
+
+    def _marker(self, marker: str | None) -> None:
+        if marker is None or (self._stop and self._stop.stopped):
+            return
+        unfinished = self._decoder.flush()
+        if unfinished:
+            self._sink(unfinished)
+        if marker == FRAGMENT:
+            self._sink(marker)
+            return
+        if self._stop and self._stop.marker(marker):
+            return
+        before = self._output.phase
+        self._reader.marker(marker)
+        self.reasoning_tokens += before is _REASONING or self._output.phase is _REASONING
+
+
+class DeltaParser(Protocol):
+    """Makes events of one answer, all but the ends of calls."""
+
+    def feed(self, text: str, token_ids: Sequence[int], finished: bool) -> list[ParserEvent]: ...
+
+
+class ParserFallback(Protocol):
+    """Makes one for each answer."""
+
+    def make(self, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int]) -> DeltaParser: ...
+
+
+class Recorder:
+    """A decoder that remembers the tokens whose text has not been taken."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.flush = decoder.flush
+        self.token_ids: list[int] = []
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        self.token_ids += token_ids
+        return self._decoder.text(token_ids)
+
+    def take(self) -> list[int]:
+        taken, self.token_ids = self.token_ids, []
+        return taken
+
+
+class DeltaReader:
+    """Hands text to a foreign parser, and its events to the output.
+
+    A special token waits for what follows: the one that ends an answer is none of its text. When
+    the parser raises, the rest of the answer is content.
+    """
+
+    def __init__(
+        self, parser: DeltaParser, recorder: Recorder, output: Output, special: Collection[int]
+    ) -> None:
+        self._parser: DeltaParser | None = parser
+        self._recorder = recorder
+        self._output = output
+        self._special = special
+        self._held: tuple[str, list[int]] | None = None
+
+    def text(self, text: str) -> None:
+        taken = self._recorder.take()
+        if self._held is not None:
+            self._feed(*self._held)
+            self._held = None
+        if len(taken) == 1 and taken[0] in self._special:
+            self._held = text, taken
+        else:
+            self._feed(text, taken)
+
+    def marker(self, marker: str) -> None:
+        """Marker tokens are text here."""
+
+    def end(self, by_model: bool) -> None:
+        if self._held is not None and not by_model:
+            self._feed(*self._held)
+        self._feed("", [], finished=True)
+        if self._output.calls.open:
+            self._output.calls.end(by_model)
+
+    def _feed(self, text: str, token_ids: list[int], finished: bool = False) -> None:
+        if self._parser is None:
+            self._output.content.write(text)
+            return
+        try:
+            events = self._parser.feed(text, token_ids, finished)
+        except Exception as error:  # of whatever kind: the answer goes on
+            logger.warning("the fallback parser failed (%s): the rest is content", type(error))
+            self._parser = None
+            self._output.content.write(text)
+            return
+        for event in events:
+            self._write(event)
+
+    def _write(self, event: ParserEvent) -> None:
+        output, calls = self._output, self._output.calls
+        match event:
+            case ReasoningDelta(text):
+                output.phase = Phase.REASONING
+                output.reasoning.write(text)
+            case ContentDelta(text):
+                output.phase = Phase.CONTENT
+                output.content.write(text)
+            case ToolCallStart(_, id, name):
+                output.phase = Phase.TOOL_CALL
+                if calls.open:
+                    calls.close()
+                calls.begin(name, id or None)
+            case ToolCallDelta(_, arguments) if calls.open:
+                calls.write(arguments)

@@ -1,0 +1,258 @@
+"""Turns a Python literal into JSON while it is being written.
+
+Models put shell commands between quotes of the kind that the commands have. So a quote closes a
+string only where the literal or the call goes on behind it; else it is part of the string.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from json.encoder import encode_basestring
+
+from eaglegate.text.parsing.markers import Lexicon
+from eaglegate.text.parsing.reader import DONE, Sink
+
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_WORD = re.compile(r"[A-Za-z0-9_.+\-]+")
+_RUN = {quote: re.compile(rf"[^\\{quote[0]}]+") for quote in ('"', "'", '"""', "'''")}
+_ESCAPE = re.compile(
+    r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|[^xuU0-7])", re.DOTALL
+)
+_ESCAPES: Mapping[str, str] = dict(zip("\\'\"abfnrtv\n", [*"\\'\"\a\b\f\n\r\t\v", ""], strict=True))
+_OCTAL = "01234567"
+_ZEROS = re.compile(r"([+\-]?)0+([0-9]+)\Z")
+_BLANK, _NAME = r"\s{0,99}+", r"[A-Za-z_][\w.\-]{0,127}+\s{0,9}+"
+_MEMBER = re.compile(rf"{_BLANK}[,:\]}})]"), re.compile(rf"{_BLANK}\Z")
+_ARGUMENT = (
+    re.compile(
+        rf"{_BLANK}(?:,{_BLANK}(?:{_NAME}=|[)\]])"
+        rf"|\){_BLANK}(?:[\]<]|,{_BLANK}(?:{_NAME}\(|\])|(?<=[\n ]){_NAME}\())"
+    ),
+    re.compile(rf"{_BLANK}(?:,{_BLANK}(?:{_NAME})?+|\){_BLANK}(?:,{_BLANK})?+(?:{_NAME})?+)?+\Z"),
+)
+"""What stands behind a closing quote, in brackets and in a call, and what may become that."""
+_BETWEEN = rf"(?:{_BLANK}(?:[,)]{_BLANK}){{1,4}}+|[ \t]{{0,9}}\n{_BLANK})"
+_MAY_BE_BETWEEN = re.compile(rf"{_BLANK}(?:[,)]{_BLANK}){{0,4}}+(?:{_NAME})?+\Z")
+
+
+@lru_cache(maxsize=256)
+def _find_next_call(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Another call behind a quote, where commas and parentheses are doubled or missing."""
+    return re.compile(rf"{_BETWEEN}(?:{'|'.join(map(re.escape, names))}){_BLANK}\(")
+
+
+_CONFIRMED = re.compile(r"[\"']\s{0,99}[,)]")
+_LAST = re.compile(rf"{_BLANK}[,)]?{_BLANK}\Z")
+_LONGEST_WORD = 400
+"""A longer word is neither a number nor a name; it goes out as it comes."""
+_LONGEST_ESCAPE = len(r"\U0001F600")
+_CLOSES = {"[": "]", "(": "]", "{": "}"}
+
+
+class Literal:
+    """One literal up to the comma or bracket behind it, which is left: DONE is sent there.
+
+    What is no literal is passed on as it stands; the result is then no JSON.
+    """
+
+    __slots__ = (
+        "_beside",
+        "_closers",
+        "_comma",
+        "_first",
+        "_is_text",
+        "_names",
+        "_open",
+        "_quote",
+        "_sink",
+        "_tokens",
+        "_verbatim",
+        "is_doubtful",
+    )
+    lexicon: Lexicon | None = None
+
+    def __init__(
+        self, sink: Sink, tokens: frozenset[str] = frozenset(), names: tuple[str, ...] = ()
+    ) -> None:
+        self._sink = sink
+        self._names = names
+        """Of the tools offered: a call of one ends the value."""
+        self._closers: list[str] = []
+        self._quote = ""
+        self._beside = False
+        """Whether what precedes in the string is a quote of its kind."""
+        self._is_text = False
+        """Whether that one belongs to the string."""
+        self.is_doubtful = False
+        """A quote is doubled at the beginning or the end of a string."""
+        self._comma = False
+        self._verbatim = False
+        self._tokens = tokens
+        self._open = 0
+        """How many brackets there are at a brace that opens an object or a set."""
+        self._first: list[str] = []
+        """What stands behind it: a colon or a comma then says which."""
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """In a string a marker token is quoted."""
+        return frozenset() if self._quote else self._tokens
+
+    def plain(self, text: str) -> None:
+        self._sink(encode_basestring(text)[1:-1] if self._quote else text)
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        out: list[str] = []
+        at, size = 0, len(text)
+        while at < size:
+            step = self._string if self._quote else self._outside
+            after = step(text, at, more, self._first if self._open else out)
+            if self._first and not self._open:
+                out += self._first
+                self._first = []
+            if after == at:
+                break
+            at = after
+        if out:
+            self._sink("".join(out))
+        ended = at < size and not self._quote and not self._closers and text[at] in ",)]}"
+        return DONE if ended else None, text[at:]
+
+    def truncate(self, text: str) -> tuple[str | None, str]:
+        """An unfinished escape or word is not written; a quote closes if the call went on."""
+        if not _CONFIRMED.match(text) or self._closers or text[0] != self._quote:
+            return None, ""
+        self._quote = ""
+        self._sink('"')
+        return DONE, text[1:]
+
+    def _string(self, text: str, at: int, more: bool, out: list[str]) -> int:
+        if run := _RUN[self._quote].match(text, at):
+            self._beside = self._beside and run[0].isspace()
+            out.append(encode_basestring(run[0])[1:-1])
+            return run.end()
+        if text[at] == self._quote[0]:
+            return self._closing(text, at, more, out)
+        escape = _ESCAPE.match(text, at)
+        unfinished = escape is None or (escape.end() == len(text) and escape[0][1] in _OCTAL)
+        if more and unfinished and len(text) - at < _LONGEST_ESCAPE:
+            return at
+        self._beside = False
+        out.append(encode_basestring(_unescape(escape[0]) if escape else "\\")[1:-1])
+        return escape.end() if escape else at + 1
+
+    def _closing(self, text: str, at: int, more: bool, out: list[str]) -> int:
+        """At a quote: the end of the string, where what follows agrees, else text."""
+        quote = self._quote
+        ends = text.startswith(quote, at)
+        if ends and len(quote) == 1:
+            whole, beginning = _MEMBER if self._closers else _ARGUMENT
+            ends = bool(whole.match(text, at + 1) or (not more and _LAST.match(text, at + 1)))
+            if not ends and more and beginning.match(text, at + 1):
+                return at
+            if not ends and self._names and not self._closers:
+                ends = _find_next_call(self._names).match(text, at + 1) is not None
+                if not ends and more and _MAY_BE_BETWEEN.match(text, at + 1):
+                    return at
+        elif not ends and more and len(text) - at < len(quote):
+            return at
+        self.is_doubtful |= self._beside and len(quote) == 1 and (not ends or self._is_text)
+        self._beside, self._is_text = True, not ends
+        self._quote = "" if ends else quote
+        out.append('"' if ends else encode_basestring(text[at])[1:-1])
+        return at + (len(quote) if ends else 1)
+
+    def _outside(self, text: str, at: int, more: bool, out: list[str]) -> int:
+        char = text[at]
+        if self._verbatim and not _WORD.match(char):
+            self._verbatim = False
+        if char.isspace():
+            return at + 1
+        if char in ",)]}":
+            return self._separator(char, at, out)
+        if char == ":":
+            self._settle("{")
+            out.append(": ")
+            return at + 1
+        if self._comma:
+            self._comma = False
+            out.append(", ")
+        if char in "\"'":
+            return self._opening(text, at, more, out)
+        if char in _CLOSES:
+            self._closers.append(_CLOSES[char])
+            if char == "{" and not self._open:
+                self._open = len(self._closers)
+            else:
+                out.append("{" if char == "{" else "[")
+            return at + 1
+        return self._word(text, at, more, out)
+
+    def _opening(self, text: str, at: int, more: bool, out: list[str]) -> int:
+        three = text[at] * 3
+        if more and len(text) - at < 3 and three.startswith(text[at:]):
+            return at
+        self._quote = three if text.startswith(three, at) else text[at]
+        self._beside, self._is_text = True, False
+        out.append('"')
+        return at + len(self._quote)
+
+    def _separator(self, char: str, at: int, out: list[str]) -> int:
+        if not self._closers:
+            return at
+        self._settle("[" if self._first else "{")
+        if char == ",":
+            self._comma = True
+        else:
+            self._comma = False
+            out.append(self._closers.pop())
+        return at + 1
+
+    def _settle(self, bracket: str) -> None:
+        """What the innermost brace opens: a set becomes a list."""
+        if self._open and self._open == len(self._closers):
+            self._first.insert(0, bracket)
+            self._closers[-1] = _CLOSES[bracket]
+            self._open = 0
+
+    def _word(self, text: str, at: int, more: bool, out: list[str]) -> int:
+        word = _WORD.match(text, at)
+        if word is None:
+            out.append(text[at])
+            return at + 1
+        long = self._verbatim or word.end() - at > _LONGEST_WORD
+        if more and not long and word.end() == len(text):
+            return at
+        self._verbatim = long and word.end() == len(text)
+        out.append(word[0] if long else _WORDS.get(word[0]) or _number(word[0]))
+        return word.end()
+
+
+def _unescape(escape: str) -> str:
+    """What an escape stands for; one that Python does not know stands for itself."""
+    kind, digits = escape[1], escape[2:]
+    if kind in _ESCAPES:
+        return _ESCAPES[kind]
+    if kind in "xuU" or kind in _OCTAL:
+        code = int(digits, 16) if kind in "xuU" else int(escape[1:], 8)
+        return chr(code) if code < 0x110000 and not 0xD800 <= code < 0xE000 else escape
+    return escape
+
+
+def _number(word: str) -> str:
+    """As written where that is JSON, else as Python reads it, else as it stands."""
+    if zeros := _ZEROS.match(word):
+        word = zeros[1].strip("+") + zeros[2]
+    try:
+        json.loads(word)
+        return word
+    except ValueError:
+        pass
+    try:
+        return json.dumps(ast.literal_eval(word), allow_nan=False)
+    except (ValueError, SyntaxError, TypeError):
+        return word

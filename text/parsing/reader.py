@@ -1,0 +1,324 @@
+"""Drives a format's grammar over pieces of text and marker tokens.
+
+A grammar is a generator. It yields a *want*: how to take the text that follows, and which markers
+end it; it is sent the marker that was found. What is written between two markers goes to a sink
+as it arrives. Holding back what may be the beginning of a marker happens here and nowhere else.
+
+A worked example. A format that writes ``<call>NAME: JSON</call>`` is this grammar::
+
+    def calls(opener: str, context: Context) -> Grammar:
+        name: list[str] = []
+        yield Until(stops(":"), name.append)          # text up to the colon goes to ``name``
+        context.calls.begin("".join(name))
+        yield JsonValue(stops("</call>"), context.calls.write_json)
+        yield Until(stops("</call>"), ignore)
+        context.calls.close()
+
+and ``Reader`` drives it. Of the pieces ``f``, ``: {"a"``, ``: 1}</ca`` and ``ll>``
+
+- ``f`` goes to ``name``: no colon so far;
+- ``: {"a"`` ends the first want. The reader sends ``":"`` to the generator, which begins the call
+  and yields a ``JsonValue``; `` {"a"`` goes to the call as it arrives;
+- ``: 1}`` ends the value, and DONE is sent; ``</ca`` may be the beginning of a marker and is held
+  back;
+- ``ll>`` completes it: ``"</call>"`` is sent, and the generator closes the call.
+
+Any other cutting of the same text gives the same calls. Where the output ends too early, ``Ended``
+is raised at the ``yield``, and the grammar settles what it has.
+
+A marker is a token when the tokenizer has it as one, and then the same characters written as
+ordinary tokens are text. Only markers the tokenizer does not have are looked for in the text.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Protocol
+
+from eaglegate.text.parsing.json_scan import JsonScan
+from eaglegate.text.parsing.markers import Lexicon, Quotes, Stops, follows
+
+Sink = Callable[[str], None]
+DONE = ""
+"""Sent to the grammar when what it wanted has ended without a marker."""
+_LONGEST_LEFT = 1024
+"""How much of what a want has left is taken at once: each want that ends copies the rest of it."""
+
+
+class Want(Protocol):
+    """How to take what follows."""
+
+    @property
+    def lexicon(self) -> Lexicon | None:
+        """Given, marker tokens come as signs inside the text: what follows them matters."""
+        ...
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """The marker tokens that end it; any other is text here."""
+        ...
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        """Take from ``text``: what ended it (None: nothing yet) and what is left over.
+
+        With ``more`` the rest may be kept back until more text arrives, else all must be taken.
+        """
+        ...
+
+    def plain(self, text: str) -> None:
+        """Take the text of a marker token that ends nothing here."""
+        ...
+
+    def truncate(self, text: str) -> tuple[str | None, str]:
+        """Take what was kept back when the output was cut off."""
+        ...
+
+
+Grammar = Generator[Want, str, None]
+Subgrammar = Generator[Want, str, str]
+"""A part of a grammar, which returns what ended it."""
+
+
+class Ended(Exception):
+    """Thrown into a grammar where the output ends; ``by_model``: it was not cut off."""
+
+    def __init__(self, by_model: bool) -> None:
+        self.by_model = by_model
+
+
+class _Taking(ABC):
+    """Where a cut makes no difference to what is kept back: it is taken."""
+
+    __slots__ = ()
+    lexicon: Lexicon | None = None
+
+    @abstractmethod
+    def take(self, text: str, more: bool) -> tuple[str | None, str]: ...
+
+    def truncate(self, text: str) -> tuple[str | None, str]:
+        return self.take(text, more=False)
+
+
+def ignore(text: str) -> None:
+    """A sink for what is neither text nor structure."""
+
+
+class Until(_Taking):
+    """Text up to one of ``stops``, to a sink as it comes; ``stray`` gets other marker tokens.
+
+    With ``markup`` the text is not the point: what is kept back at a cut is a piece of a marker.
+    """
+
+    __slots__ = ("_find", "_markup", "_sink", "_wordless", "plain", "tokens")
+
+    def __init__(
+        self, stops: Stops, sink: Sink, stray: Sink | None = None, markup: bool = False
+    ) -> None:
+        self._markup = markup
+        self._find = stops.find
+        self._sink = sink
+        self._wordless = stops.pattern is None
+        self.plain = stray or sink
+        self.tokens = stops.tokens
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        if self._wordless:
+            self._sink(text)
+            return None, ""
+        start, after, marker = self._find(text, 0, more)
+        if start:
+            self._sink(text[:start])
+        return marker, text[after:]
+
+    def truncate(self, text: str) -> tuple[str | None, str]:
+        return (None, "") if self._markup else super().truncate(text)
+
+
+class Next(_Taking):
+    """The next character that is no white space, or the marker that stands there.
+
+    The sink gets what is taken. A character in ``keep`` is left for the next want; with None any.
+    ``markup`` as in ``Until``.
+    """
+
+    __slots__ = ("_keep", "_markup", "_sink", "_stops", "tokens")
+
+    def __init__(
+        self, stops: Stops, sink: Sink = ignore, keep: str | None = "", markup: bool = False
+    ) -> None:
+        self._markup = markup
+        self._stops = stops
+        self._sink = sink
+        self._keep = keep
+        self.tokens = stops.tokens
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        rest = text.lstrip()
+        blank = len(text) - len(rest)
+        if blank:
+            self._sink(text[:blank])
+        if not rest:
+            return None, ""
+        start, after, marker = self._stops.find(rest, 0, more)
+        if not start:
+            return marker, rest[after:]
+        if self._keep is None or rest[0] in self._keep:
+            return rest[0], rest
+        self._sink(rest[0])
+        return rest[0], rest[1:]
+
+    def plain(self, text: str) -> None:
+        """A marker token that ends nothing here is no character either."""
+
+    def truncate(self, text: str) -> tuple[str | None, str]:
+        return (None, "") if self._markup else super().truncate(text)
+
+
+class JsonValue(_Taking):
+    """One JSON value, as written, to a sink. Plain-text markers inside its strings are text.
+
+    Ends with DONE where the value ends, or with a marker where the value is not finished; with
+    ``to_marker`` all the text up to a marker belongs to it. A marker token inside a string is text
+    unless ``quotes`` says that it may end the string, and what follows confirms it. A string with
+    a raw line break is no JSON: its quotes are no protection any more.
+    """
+
+    __slots__ = ("_blank", "_find", "_plainly", "_quotes", "_scan", "_sink", "_to_marker", "tokens")
+
+    def __init__(
+        self, stops: Stops, sink: Sink, to_marker: bool = False, quotes: Quotes | None = None
+    ) -> None:
+        self._sink = sink
+        self._blank = ""
+        """White space behind the value."""
+        self._scan = JsonScan()
+        self._to_marker = to_marker
+        self._quotes = quotes
+        self._plainly = to_marker and stops.pattern is None and quotes is None
+        self._find = (quotes.add_to(stops) if quotes else stops).find
+        self.tokens = stops.tokens
+
+    @property
+    def lexicon(self) -> Lexicon | None:  # type: ignore[override]  # it changes with the string
+        quoting = self._scan.in_string and not self._scan.broken
+        return self._quotes.lexicon if self._quotes and quoting else None
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        if self._plainly or (text.isascii() and self._scan.is_quoted(text)):
+            self._sink(text)
+            return None, ""
+        taken, start, after, marker = self._end(text, more)
+        if taken:
+            self._write(text[:taken])
+        if taken < start:
+            self._write_behind(text[taken:start])
+        return marker, text[after:]
+
+    def _write(self, text: str) -> None:
+        self._sink(self._quotes.lexicon.spell(text) if self._quotes else text)
+
+    def _end(self, text: str, more: bool) -> tuple[int, int, int, str | None]:
+        scan, taken, look = self._scan, 0, 0
+        closing = self._quotes.closing if self._quotes else {}
+        while True:
+            start, after, marker = self._find(text, look, more)
+            taken = scan.feed(text, taken, start)
+            if scan.done and not self._to_marker:
+                return taken, taken, taken, DONE
+            if start == len(text):
+                return taken, start, after, marker
+            ends = scan.done or not scan.in_string or scan.broken
+            if not ends and marker is not None and marker in closing:
+                verdict = follows(text, after, closing[marker], more)
+                if verdict is None:
+                    return taken, taken, start, None
+                ends = verdict
+            if ends:
+                return taken, start, after, self._name(marker)
+            look = start + 1
+
+    def _write_behind(self, text: str) -> None:
+        """What stands behind a whole value belongs to it, if it is more than white space."""
+        body = text.rstrip()
+        if body:
+            self._write(self._blank + body)
+            self._blank = ""
+        self._blank += text[len(body) :]
+
+    def _name(self, marker: str | None) -> str | None:
+        """The marker that a sign stands for."""
+        return self._quotes.lexicon.spell(marker) if self._quotes and marker else marker
+
+    def plain(self, text: str) -> None:
+        self._scan.feed(text)
+        self._sink(text)
+
+
+class Reader:
+    """Feeds text and marker tokens to a grammar."""
+
+    __slots__ = ("_grammar", "_held", "_want")
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._want = next(grammar)
+        self._held = ""
+
+    def text(self, text: str, more: bool = True) -> None:
+        """Take what was held back, and ``text``; without ``more``, nothing is held back again."""
+        if self._held:
+            text = self._held + text
+        while text:
+            want = self._want
+            marker, text = want.take(text, more)
+            if marker is None:
+                break
+            self._want = self._grammar.send(marker)
+            if want.lexicon is not None:
+                self._held = ""
+                self._take_left(text, want.lexicon)
+                if not more:
+                    self._settle()
+                return
+        self._held = text
+
+    def marker(self, marker: str) -> None:
+        """A marker that is a token: what was held back is then no beginning of one."""
+        if self._want.lexicon is None:
+            self._settle()
+        if self._want.lexicon is not None:
+            self.text(self._want.lexicon.sign(marker))
+        elif marker in self._want.tokens:
+            self._want = self._grammar.send(marker)
+        else:
+            self._want.plain(marker)
+
+    def end(self, by_model: bool) -> None:
+        """The output is over; the grammar learns it as an exception."""
+        while self._held and not by_model:
+            self._truncate()
+        self._settle()
+        with suppress(Ended, StopIteration):
+            self._grammar.throw(Ended(by_model))
+
+    def _settle(self) -> None:
+        if self._held:
+            self.text("", more=False)
+
+    def _truncate(self) -> None:
+        want, held = self._want, self._held
+        marker, rest = want.truncate(held)
+        self._held = ""
+        if marker is not None:
+            self._want = self._grammar.send(marker)
+            self._take_left(rest, want.lexicon)
+
+    def _take_left(self, text: str, lexicon: Lexicon | None) -> None:
+        """Take what a want has left, in which tokens are signs."""
+        for piece, marker in lexicon.split(text) if lexicon else [(text, "")]:
+            for start in range(0, len(piece), _LONGEST_LEFT):
+                self.text(piece[start : start + _LONGEST_LEFT])
+            if marker:
+                self.marker(marker)

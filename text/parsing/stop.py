@@ -1,0 +1,143 @@
+"""Stop strings: found in the output's text before any format reads it."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import lru_cache
+
+from eaglegate.text.parsing.reader import Sink
+
+ROOT = 0
+
+
+class Automaton:
+    """Aho and Corasick's: all of some words in a text, one step for each character.
+
+    A. V. Aho and M. J. Corasick, Efficient string matching, CACM 18 (1975).
+    ``depth[state]``: characters at the end of the text that begin a word.
+
+    ``longest[state]``: length of the longest word that ends here; 0 for none.
+    """
+
+    __slots__ = ("_fail", "_next", "depth", "longest")
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._fail = [ROOT]
+        self.depth = [0]
+        self.longest = [0]
+        for word in words:
+            self._add(word)
+        self._link()
+
+    def step(self, state: int, char: str) -> int:
+        """The state behind ``char``; amortised, a constant number of looks."""
+        while char not in self._next[state]:
+            if state == ROOT:
+                return ROOT
+            state = self._fail[state]
+        return self._next[state][char]
+
+    def _add(self, word: str) -> None:
+        state = ROOT
+        for depth, char in enumerate(word, 1):
+            following = self._next[state].get(char)
+            if following is None:
+                following = self._next[state][char] = len(self._next)
+                self._next.append({})
+                self._fail.append(ROOT)
+                self.depth.append(depth)
+                self.longest.append(0)
+            state = following
+        self.longest[state] = len(word)
+
+    def _link(self) -> None:
+        """Breadth first: what a state falls back on is shorter, so it is linked already."""
+        queue = deque(self._next[ROOT].values())
+        while queue:
+            state = queue.popleft()
+            for char, following in self._next[state].items():
+                self._fail[following] = back = self.step(self._fail[state], char)
+                self.longest[following] = self.longest[following] or self.longest[back]
+                queue.append(following)
+
+
+@lru_cache(maxsize=64)
+def automaton(words: tuple[str, ...]) -> Automaton:
+    """The choices of a request share one."""
+    return Automaton(words)
+
+
+class StopText:
+    """Passes text on until a stop string is complete; what may begin one waits.
+
+    The stop that starts first counts, of those the shortest, however the text is cut. A marker
+    token belongs to the text as well: one that contains a stop string stops, but no stop string
+    reaches across a marker.
+    """
+
+    __slots__ = ("_automaton", "_found", "_held", "_include", "_sink", "_state", "stopped")
+
+    def __init__(self, stops: tuple[str, ...], sink: Sink, include: bool = False) -> None:
+        self._automaton = automaton(stops)
+        self._sink = sink
+        self._include = include
+        self._state = ROOT
+        self._held = ""
+        self._found: tuple[int, int] | None = None
+        """Where the best stop so far starts and ends in what is held; an earlier one is open."""
+        self.stopped: str | None = None
+
+    def text(self, text: str) -> None:
+        begin = len(self._held)
+        held = self._held = self._held + text
+        if self._scan(text, begin):
+            self._stop()
+            return
+        keep = len(held) - self._automaton.depth[self._state]
+        if self._found is not None:  # it starts behind the open one, which is kept
+            self._found = (self._found[0] - keep, self._found[1] - keep)
+        self._held = held[keep:]
+        if keep:
+            self._sink(held[:keep])
+
+    def marker(self, marker: str) -> bool:
+        """Let go of what waits; whether it or the marker's own text stops."""
+        self.settle()
+        if self.stopped is None:
+            self._scan(marker, 0)
+            if self._found is not None:
+                self.stopped = marker[slice(*self._found)]
+            self._state, self._found = ROOT, None
+        return self.stopped is not None
+
+    def settle(self) -> None:
+        """No text follows: what is complete stops, what is only begun is text."""
+        if self._found is not None:
+            self._stop()
+            return
+        held, self._held, self._state = self._held, "", ROOT
+        if held:
+            self._sink(held)
+
+    def _scan(self, text: str, at: int) -> bool:
+        """Read on from ``at``; whether a stop is found that no open one starts before."""
+        machine, state = self._automaton, self._state
+        for at, char in enumerate(text, at + 1):  # noqa: B020
+            state = machine.step(state, char)
+            size = machine.longest[state]
+            if size and (self._found is None or at - size < self._found[0]):
+                self._found = (at - size, at)
+            if self._found is not None and at - machine.depth[state] >= self._found[0]:
+                return True
+        self._state = state
+        return False
+
+    def _stop(self) -> None:
+        assert self._found is not None
+        start, end = self._found
+        self.stopped = self._held[start:end]
+        before = self._held[: end if self._include else start]
+        self._held, self._found = "", None
+        if before:
+            self._sink(before)

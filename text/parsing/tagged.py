@@ -1,0 +1,480 @@
+"""A value in tags, up to the closing tag that the rest of the output confirms.
+
+A value may well contain its own tags (a file about chat templates does). So a closing tag closes
+only where the grammar goes on as it must: after ``</parameter>`` another parameter or the end of
+the call, after that another call or the end of the section. Else it is part of the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+
+from eaglegate.text.parsing.markers import FRAGMENT, Follow, Lexicon, follows
+from eaglegate.text.parsing.reader import DONE, Sink
+
+_NAME = re.compile(r"""["']?([^\s"'<>]+)""")
+Taken = tuple[str | None, str]
+FORCED = "forced"
+"""What a value ends with that its own closing tag has not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The words that may end a value, each with what must follow it.
+
+    A word in ``implied`` opens or closes something else, so that the value ends before it: DONE is
+    sent, and the word left in place. So it is with one in ``forced``, where FORCED is sent. What
+    stands between a word in ``nests`` and one in ``forced`` is quoted: it ends nothing.
+    ``unfinished`` words lack the rest of their tag, up to ``>``.
+    """
+
+    words: Mapping[str, Follow | None]
+    implied: Container[str] = ()
+    forced: Container[str] = ()
+    nests: Container[str] = ()
+    unfinished: Mapping[str, str] = field(default_factory=dict)
+    """By word, the tag it is the beginning of."""
+    unnests: Container[str] = ()
+    """Words that close what a word in ``nests`` has opened, beside those in ``forced``."""
+    call: str = ""
+    """The word that opens a call, where a section may hold several."""
+    call_ends: Container[str] = ()
+    """Words that close a call."""
+    parameter: str = ""
+    """The word that opens a value in one."""
+    pairs: Mapping[str, Follow] = field(default_factory=dict)
+    """What follows a closing tag of the value at the end of a call, by the word of the tag."""
+
+
+class Tagged:
+    """A value up to the closing tag that the rest of the output confirms."""
+
+    def __init__(
+        self,
+        lexicon: Lexicon,
+        closing: Closing,
+        sink: Sink,
+        words: Mapping[str, Follow | None] | None = None,
+    ) -> None:
+        self._words = words = words or closing.words
+        """Those of ``closing``, unless this value has some of its own."""
+        self._stops = lexicon.stops(*words)
+        self._closing = closing
+        self._sink = sink
+        self._depth = 0
+        """Openings of nested sections so far that have not been closed."""
+        self.lexicon: Lexicon | None = lexicon
+        self._spell = lexicon.spell
+        self.tokens: frozenset[str] = frozenset()
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        closing, look = self._closing, 0
+        while True:
+            start, after, tag = self._stops.find(text, look, more)
+            if tag is None:
+                return self._write(text, start)
+            verdict = follows(text, after, self._words[tag], more)
+            if verdict is None:
+                return self._write(text, start)
+            if verdict and tag in closing.nests:
+                self._depth += 1
+            elif self._depth:
+                self._depth -= tag in closing.forced or tag in closing.unnests
+            elif verdict:
+                self._write(text, start)
+                return self._ended(tag), self._rest(text, start, after, tag)
+            look = after if tag in closing.nests or tag in closing.forced else start + 1
+
+    def plain(self, text: str) -> None:
+        """Every marker token comes as a sign."""
+
+    def truncate(self, text: str) -> tuple[str | None, str]:
+        """What was kept back is a closing tag, all but confirmed, or a piece of one."""
+        start, after, tag = self._stops.find(text, 0, more=False)
+        if tag is None or tag in self._closing.nests or self._depth:
+            return None, ""
+        return self._ended(tag), self._rest(text, start, after, tag)
+
+    def _write(self, text: str, end: int) -> tuple[None, str]:
+        if end:
+            self._sink(self._spell(text[:end]))
+        return None, text[end:]
+
+    def _ended(self, tag: str) -> str:
+        if tag in self._closing.forced:
+            return FORCED
+        if tag in self._closing.implied:
+            return DONE
+        return self._closing.unfinished.get(tag) or self._spell(tag)
+
+    def _rest(self, text: str, start: int, after: int, tag: str) -> str:
+        if tag in self._closing.implied or tag in self._closing.forced:
+            return text[start:]
+        return text[after:].partition(">")[2] if tag in self._closing.unfinished else text[after:]
+
+
+@dataclass(slots=True)
+class KnownEnds:
+    """How many ends of calls ahead in the section are known to be no quotations."""
+
+    num: int = 0
+
+
+class CallValue(Tagged):
+    """A value in a section that may hold several calls, with text between them.
+
+    What looks like a call in it is quoted, or it is the next call. Where a call opens inside the
+    value, or ends there and the section does not go on as it must, everything is kept back until
+    the openings and ends that follow say which it was:
+
+    - a call that opens and ends with more of the value behind it is quoted;
+    - behind the end of a call stands one more end, as the section demands: the first was quoted;
+    - behind the end of a call another opens and ends, or the output ends: the first was meant;
+    - a call opens, and the section ends with it, one end too few for both: an opening tag is
+      quoted, or the model has forgotten to close the value. Where it names an offered tool at the
+      beginning of a line, the call cannot be trusted, and ``doubt`` is called.
+
+    Without ``names`` any name is that of an offered tool. ``known`` is shared by the values of a
+    section, so that none of it is judged twice.
+    """
+
+    _kept: list[str] | None = None
+    _size = 0
+    """How many characters are kept back before the text."""
+    _last = ""
+    """The last character that is surely one of the value."""
+    _seen = False
+    """Whether the value holds what looks like its own closing tag."""
+    _num_open = 0
+    """Calls that have opened in the value and not ended."""
+    _first: tuple[int, str] | None = None
+    """The first closing tag with the end of a call behind it that nothing has opened."""
+    _behind_first = 0
+    """Where that end of a call ends."""
+    _num_ends = _num_later = _num_known = 0
+    """Ends of calls that nothing has opened; calls behind the first; those not demanded."""
+    _paired = False
+    """Whether the end of a call that comes next stands behind a closing tag."""
+    _fallback: tuple[int, str] | None = None
+    """The closing tag that ends the value if what has opened in it is a quoted tag."""
+    _in_doubt = False
+
+    def __init__(
+        self,
+        lexicon: Lexicon,
+        closing: Closing,
+        sink: Sink,
+        words: Mapping[str, Follow | None] | None,
+        known: KnownEnds,
+        names: Container[str],
+        doubt: Callable[[], object],
+    ) -> None:
+        super().__init__(lexicon, closing, sink, words)
+        self._known, self._names, self._doubt = known, names, doubt
+        self._text, self._look = "", 0
+
+    def _release(self) -> None:
+        """What was kept back is a quotation, and part of the value."""
+        self._kept, self._size, self._num_open, self._first = None, 0, 0, None
+        self._num_ends = self._num_later = self._num_known = self._behind_first = 0
+        self._paired, self._fallback, self._in_doubt = False, None, False
+
+    def take(self, text: str, more: bool) -> Taken:
+        self._text, self._look = text, 0
+        while True:
+            text = self._text
+            start, after, tag = self._stops.find(text, self._look, more)
+            verdict = follows(text, after, self._words[tag], more) if tag else None
+            if tag is None or verdict is None:
+                return self._leave(start, more)
+            self._look = after
+            taken = self._take_tag(start, tag, verdict, more)
+            if taken is not None:
+                return taken
+
+    def truncate(self, text: str) -> Taken:
+        self._text = text
+        if self._first and self._num_later:
+            return self._close_first()
+        start, _, tag = self._stops.find(text, 0, more=True)
+        if tag == self._closing.call and not self._num_open:
+            start = len(text)
+        self._write_kept(start)
+        if tag is None or tag == self._closing.call or self._num_open:
+            return None, ""
+        return super().truncate(text[start:])
+
+    def _take_tag(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
+        closing, after = self._closing, self._look
+        if tag in closing.nests:
+            self._depth += verdict
+        elif tag in closing.forced:
+            if verdict and not self._depth:
+                return self._close_first() if self._is_meant else self._close(start, tag)
+            self._depth -= self._depth > 0
+        elif self._depth:
+            pass
+        elif tag == closing.call:
+            if verdict:
+                self._open_call(start)
+        elif tag in closing.call_ends:
+            return self._end_call(start, tag, verdict, more)
+        elif verdict:
+            return self._end_value(start, tag)
+        elif tag in closing.pairs:
+            self._seen |= not self._num_open
+            if follows(self._text, after, closing.pairs[tag], more):
+                return self._end_pair(start, tag)
+        return None
+
+    @property
+    def _is_meant(self) -> bool:
+        """Whether the first end of a call, which nothing had opened, ended this one."""
+        return self._first is not None and (self._num_ends == 1 or self._num_later > 0)
+
+    def _open_call(self, start: int) -> None:
+        if self._kept is None:
+            named = _NAME.match(self._text, self._look)
+            offered = not self._names or (named is not None and named[1] in self._names)
+            self._in_doubt = offered and (self._text[start - 1 : start] or self._last) == "\n"
+        self._num_later += self._first is not None
+        self._num_open += 1
+        self._keep(start)
+
+    def _end_value(self, start: int, tag: str) -> Taken | None:
+        """A tag that ends the value, or the call with it, if it stands in no other call."""
+        if not self._num_open:
+            return self._close(self._size + start, tag)
+        if not self._first and not self._fallback and tag not in self._closing.implied:
+            self._fallback = self._size + start, tag
+        return None
+
+    def _end_pair(self, start: int, tag: str) -> Taken | None:
+        """A closing tag and the end of a call, and then nothing that the section demands."""
+        if self._num_open:
+            self._paired = True
+            return None
+        if self._known.num:
+            self._known.num -= 1
+            return self._close(self._size + start, tag)
+        place = self._keep(start)
+        self._num_ends += 1
+        self._first = self._first or (place, tag)
+        self._paired = True
+        return None
+
+    def _end_call(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
+        paired, self._paired = self._paired, False
+        if not self._num_open:
+            if paired and self._num_ends == 1:
+                self._behind_first = self._size + self._look
+            return self._close_implied(start, tag) if verdict and not paired else None
+        self._num_open -= 1
+        if self._num_open:
+            return None
+        if self._first:
+            if verdict:
+                return self._close_first()
+            self._num_known += paired
+        elif not verdict:
+            self._write_kept(self._look)
+        elif not self._goes_on(more):
+            if self._in_doubt:
+                self._doubt()
+            return self._close(*(self._fallback or (self._size + start, tag)))
+        return None
+
+    def _close_implied(self, start: int, tag: str) -> Taken:
+        """Without a tag of its own, unless the end of the call is written twice."""
+        between = "".join([*(self._kept or ()), self._text[:start]])[self._behind_first :]
+        twice = self._first is not None and not between.strip()
+        return self._close_first() if twice else self._close(self._size + start, tag)
+
+    def _goes_on(self, more: bool) -> bool:
+        """Whether another call follows."""
+        following = self._text[self._look :]
+        return bool(following.strip() and follows(following, 0, {self._closing.call: None}, more))
+
+    def _keep(self, start: int) -> int:
+        """Keep the text back from ``start`` on; where that is in what is kept."""
+        if self._kept is not None:
+            return self._size + start
+        if start:
+            self._sink(self._spell(self._text[:start]))
+        self._kept, self._text = [], self._text[start:]
+        self._look -= start
+        return 0
+
+    def _write_kept(self, end: int) -> None:
+        """What is kept back, and the text up to ``end``, is part of the value."""
+        text = "".join([*(self._kept or ()), self._text[:end]])
+        if text:
+            self._last = text[-1]
+            self._sink(self._spell(text))
+        self._text, self._look = self._text[end:], 0
+        if self._kept is not None:
+            self._release()
+
+    def _leave(self, start: int, more: bool) -> Taken:
+        """The text up to ``start`` is settled, or kept back but for the last character."""
+        text = self._text
+        if self._kept is None:
+            if start:
+                self._last = text[start - 1]
+                self._sink(self._spell(text[:start]))
+            return None, text[start:]
+        if more:
+            end = min(start, len(text) - 1)
+            self._kept.append(text[:end])
+            self._size += end
+            return None, text[end:]
+        if self._is_meant:
+            return self._close_first()
+        self._write_kept(len(text))
+        return None, ""
+
+    def _close_first(self) -> Taken:
+        self._known.num = self._num_known
+        place, tag = self._first or (0, "")
+        return self._close(place, tag)
+
+    def _close(self, place: int, tag: str) -> Taken:
+        """The value ends at ``place`` in what is kept and the text."""
+        text = "".join([*self._kept, self._text]) if self._kept else self._text
+        if (self._seen and tag in self._closing.implied) or self._is_interrupted(text, place):
+            self._doubt()
+        if place:
+            self._sink(self._spell(text[:place]))
+        return self._ended(tag), self._rest(text, place, place + len(tag), tag)
+
+    def _is_interrupted(self, text: str, place: int) -> bool:
+        """Whether a parameter opens in the value behind the end of a call, and no call before."""
+        if self._first is None or place <= self._first[0]:
+            return False
+        opening = text.find(self._closing.parameter, self._first[0], place)
+        return opening >= 0 and text.find(self._closing.call, self._first[0], opening) < 0
+
+
+def has_own_tags(text: str, opening: str, end: str, closed: bool) -> bool:
+    """Whether tags of a value's own are left in its ``text`` by accident.
+
+    Values quote tags. But a closing tag is no quotation where the value is not ``closed`` by
+    another, or where the value ends with it and nothing in the value has opened it. ``opening`` is
+    the beginning of an opening tag.
+    """
+    if not closed and (FRAGMENT in text or text[-1:].isspace()):
+        return True
+    if end not in text:
+        return FRAGMENT in text and _CUT_TAG.search(text) is not None
+    return not closed or (text.rstrip().endswith(end) and text.count(end) > text.count(opening))
+
+
+_CUT_TAG = re.compile(rf"</?{FRAGMENT}\s*\Z")
+_TAG_AT_END = re.compile(r"\n?<(?:/(?:[^<>\s]{0,64}>?\s{0,99}+)?)?\Z")
+_NEXT_TAG = re.compile(r"(</[^<>\s]{1,64}>)\s{0,99}(<?\s?[^<>\s=/]{1,64}=?)")
+_ALIKE = 0.8
+"""How much of a misspelt tag's letters are those of the tag, in order."""
+
+
+class MisspeltEnd:
+    """A sink that keeps back a closing tag at the end of the text.
+
+    If nothing else closes the value, and the tag is the value's own but for its spelling, it is no
+    part of the value. ``opening`` is what opens a value; if one that is misspelt follows a closing
+    tag inside the value, the value holds the next one.
+    """
+
+    __slots__ = ("_held", "_opening", "_parts", "_sink", "_tag")
+
+    def __init__(self, tag: str, opening: str, sink: Sink) -> None:
+        self._tag = tag
+        self._opening = opening
+        self._sink = sink
+        self._held = ""
+        self._parts: list[str] = []
+        """The text from the first angle on."""
+
+    def write(self, text: str) -> None:
+        if self._parts or "<" in text:
+            self._parts.append(text)
+        if not self._held and "<" not in text:
+            self._sink(text)
+            return
+        text = self._held + text
+        found = _TAG_AT_END.search(text, max(0, len(text) - 170))
+        end = found.start() if found else len(text)
+        self._held = text[end:]
+        if end:
+            self._sink(text[:end])
+
+    def end(self, closed: bool) -> bool:
+        """Whether a tag of the format is left in it. ``closed``: its own tag has ended it."""
+        held, self._held = self._held, ""
+        if not held or (not closed and self._is_own(held)):
+            return self._holds_another()
+        self._sink(held)
+        return (not closed and FRAGMENT in held) or self._holds_another()
+
+    def _holds_another(self) -> bool:
+        """Whether a closing tag in the text has no opening, and a misspelt one follows it."""
+        text = "".join(self._parts)
+        closing = self._tag[:-1]
+        if text.count(closing) <= text.count(self._opening):
+            return False
+        name = self._opening.strip("<=").removesuffix(" name")
+        for found in _NEXT_TAG.finditer(text):
+            written, following = found[1].rstrip(">"), found[2]
+            if written == closing and (
+                following.startswith(("name=", "<name="))
+                or SequenceMatcher(None, following.strip("< "), name).ratio() >= _ALIKE
+            ):
+                return True
+        return False
+
+    def _is_own(self, written: str) -> bool:
+        one, other = (tag.strip("</> \t\n" + FRAGMENT) for tag in (written, self._tag))
+        return SequenceMatcher(None, one, other).ratio() >= _ALIKE
+
+
+class LeadingBreak:
+    """A sink that drops the line break, or other opening, that the text begins with."""
+
+    __slots__ = ("_held", "_line", "_sink")
+
+    def __init__(self, line: str, sink: Sink) -> None:
+        self._line = line
+        self._sink = sink
+        self._held: str | None = ""
+
+    def write(self, text: str) -> None:
+        if self._held is not None:
+            text = self._held + text
+            if len(text) < len(self._line) and self._line.startswith(text):
+                self._held = text
+                return
+            self._held, text = None, text.removeprefix(self._line)
+        if text:
+            self._sink(text)
+
+
+class OwnLines:
+    """A sink that drops the line break that the text begins with, and then the one at its end."""
+
+    __slots__ = ("_held", "_on_lines", "_sink")
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._on_lines: bool | None = None
+        self._held = ""
+
+    def write(self, text: str) -> None:
+        if self._on_lines is None:
+            self._on_lines = text.startswith("\n")
+            text = text.removeprefix("\n")
+        text = self._held + text
+        self._held = "\n" if self._on_lines and text.endswith("\n") else ""
+        if text := text.removesuffix(self._held):
+            self._sink(text)

@@ -1,0 +1,446 @@
+"""The grammar that XML-like tool formats share, a table of tags each.
+
+Only the outermost tags are tokens; the inner ones are plain text, which a value may contain:
+``text/parsing/tagged.py`` finds its end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from eaglegate.text.parsing.arguments import ArgumentsWriter
+from eaglegate.text.parsing.json_calls import JsonCalls
+from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow, Lexicon, Stops, match_beginnings
+from eaglegate.text.parsing.message import Context, Skipping, ToolFormat, last_name, opens
+from eaglegate.text.parsing.output import Framed
+from eaglegate.text.parsing.reader import (
+    DONE,
+    Ended,
+    Grammar,
+    Next,
+    Sink,
+    Subgrammar,
+    Until,
+    Want,
+    ignore,
+)
+from eaglegate.text.parsing.schemas import STRING
+from eaglegate.text.parsing.tagged import (
+    FORCED,
+    CallValue,
+    Closing,
+    KnownEnds,
+    LeadingBreak,
+    MisspeltEnd,
+    OwnLines,
+    Tagged,
+    has_own_tags,
+)
+
+SPACE = " \t\r\n"
+_EMPTY = "/>"
+"""What ends an opening tag that closes itself."""
+_NO_NAME = re.compile(r"[\s<>{}]")
+_ATTRIBUTE = re.compile(r"""\s*string=["'](?:true|false)["']>""")
+_TYPE = re.compile(r"""\sstring=["'](true|false)["']\Z""")
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The tags of one format. ``call`` and ``parameter`` are cut where their name begins."""
+
+    section: str
+    section_end: str
+    call: str
+    call_end: str
+    parameter: str
+    parameter_end: str
+    line: str = ""
+    """The line break the template writes inside the parameter tags, if it does."""
+    line_end: str = ""
+    """What stands at the end of a value, where that is something else."""
+    may_line: bool = False
+    """A value may stand on lines of its own: then both line breaks are none of it."""
+    ends: tuple[str, ...] = ()
+    """Further markers that end a section."""
+    inside: tuple[str, ...] = ()
+    """Tokens around each call. With them other text in a section is part of the markup."""
+    others: tuple[tuple[str, str], ...] = ()
+    """Tags that models write in place of those around a section."""
+    attributes: tuple[str, str] = ("", "")
+    """``call`` and ``parameter`` as models write them that put the name into an attribute."""
+    strays: tuple[str, ...] = ()
+    """Tags of an older format that models write between calls."""
+    doubled: bool = False
+    """A tool may be called by its name doubled, as in ``get_weather.get_weather``."""
+
+    @cached_property
+    def outer(self) -> tuple[str, ...]:
+        others = (tag for pair in self.others for tag in pair)
+        return tuple(filter(None, (self.section, self.section_end, *self.ends, *others)))
+
+    @cached_property
+    def spellings(self) -> tuple[Mapping[str, Tags], Mapping[str, Tags]]:
+        """These tags and those with names as attributes, by what opens a call and a parameter."""
+        call, parameter = self.attributes
+        others = [replace(self, call=call, parameter=parameter, attributes=("", ""))]
+        every = (self, *others) if call else (self,)
+        return {tags.call: tags for tags in every}, {tags.parameter: tags for tags in every}
+
+    @cached_property
+    def sections(self) -> tuple[str, ...]:
+        """What opens a section."""
+        return tuple(filter(None, (self.section, *(opening for opening, _ in self.others))))
+
+    @cached_property
+    def section_ends(self) -> tuple[str, ...]:
+        return (self.section_end, *self.ends, *(closing for _, closing in self.others))
+
+    @cached_property
+    def _tails(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """Closing tags behind a section that is closed, and what may become one."""
+        tags = (self.parameter_end, self.call_end, *self.section_ends)
+        whole = rf"(?:\s{{0,99}}+(?:{'|'.join(map(re.escape, tags))}))"
+        begun = "|".join(map(match_beginnings, tags))
+        return re.compile(f"{whole}+"), re.compile(rf"{whole}*+\s{{0,99}}+(?:\Z|{begun})")
+
+    @property
+    def next_parameters(self) -> tuple[str, ...]:
+        """How a parameter's tag may begin behind a value that is not closed."""
+        if self.line_end:
+            return self.parameter, self.line_end + self.parameter
+        return (
+            (self.line + self.parameter,) if self.line else (self.parameter, f"\n{self.parameter}")
+        )
+
+    def after_call(self, lexicon: Lexicon) -> Follow:
+        """What may stand behind a call."""
+        words: Follow = dict.fromkeys(lexicon.words(*self.outer, *self.inside))
+        if self.ends and self.section_end:
+            last = dict.fromkeys(lexicon.words(*self.ends))
+            words |= dict.fromkeys(lexicon.words(self.section_end), last)
+        return {self.call: None} | words
+
+    def after_parameter(self, lexicon: Lexicon) -> Follow:
+        then = self.after_call(lexicon)
+        words: Follow = {self.parameter: None}
+        for word in lexicon.words(self.call_end):
+            words[word] = then if self.section else None
+        if self.strays:
+            words |= dict.fromkeys(self.strays, then)
+        words |= then
+        if lexicon.is_token(self.section_end):
+            words |= dict.fromkeys(lexicon.words(self.section_end), self.again(lexicon))
+        return words
+
+    def again(self, lexicon: Lexicon) -> Follow:
+        """What must stand behind the end of a section that nothing inside has announced."""
+        return {word: {self.call: None} for word in lexicon.words(self.section) if word}
+
+    def format(self, framing: str = "\n", fragment: str = "") -> ToolFormat:
+        """``fragment``: a token that the tags are written with."""
+        inner: tuple[str, ...] = (*self.section_ends, self.call, self.call_end)
+        inner += (self.parameter, self.parameter_end, *self.inside)
+        openers = (*self.sections, self.call)
+        if not self.section:
+            openers += (self.parameter,)
+        inner = tuple(filter(None, inner))
+        form = ToolFormat(openers, self._section, inner, framing, self.section_end)
+        if not fragment:
+            return form
+
+        def spell(tag: str) -> str:
+            return tag.replace(fragment, FRAGMENT)
+
+        tags: dict[str, Any] = {
+            name: spell(tag) for name, tag in asdict(self).items() if isinstance(tag, str)
+        }
+        others = tuple((spell(opening), spell(closing)) for opening, closing in self.others)
+        spelled = replace(self, **tags, others=others)
+        return replace(form, fragment=fragment, fragmented=spelled.format(framing))
+
+    def _section(self, opener: str, context: Context) -> Grammar:
+        """Calls up to the end of the section. Other text in it is content."""
+        lexicon = context.lexicon
+        stops = lexicon.stops(self.call, *self.outer)
+        if opener == self.parameter:
+            yield from self._lost(context)
+        elif opener == self.call:
+            opener = yield from self._unwrapped(stops, context)
+        elif lexicon.is_text(opener) and not (yield from opens(opener, {self.call: None}, context)):
+            return
+        if opener in self.sections:
+            yield from self.read(context)
+        if FRAGMENT in self.section:
+            yield Skipping(*self._tails)
+
+    def read(self, context: Context, marker: str = "") -> Subgrammar:
+        """A section from behind its opening tag, or ``marker`` in it: the marker that ended it."""
+        calls, parameters = self.spellings
+        stops = context.lexicon.stops(
+            *calls, self.call_end, *self.strays, *self.outer, *parameters, self.parameter_end
+        )
+        is_broken = False
+        write = ignore if self.inside else context.out.content.write
+        stray = Framed(write, lead=SPACE, trail=SPACE)
+        known = KnownEnds()
+        marker = marker or (yield Next(stops, keep=None, markup=True))
+        if marker == "{":
+            marker = yield from self._json(context)
+        while marker not in self.section_ends:
+            if marker in calls:
+                marker = yield from _Call(calls[marker], context, known, parameters).read(is_broken)
+            else:
+                if marker in parameters or marker == self.parameter_end:
+                    context.calls.doubt()
+                    is_broken = True
+                    stray.write(marker)
+                marker = yield Until(stops, stray.write, stray=context.stray, markup=True)
+        return marker
+
+    def _lost(self, context: Context) -> Grammar:
+        """A parameter of a call whose opening tag is broken: up to the call's end all is content.
+
+        Else a call that stands in the value would run.
+        """
+        tools = map(context.calls.find, context.calls.names)
+        keys = {key for tool in tools if tool for key in tool.properties}
+        quoted: Follow = {quote: {key: {quote: None} for key in keys} for quote in "\"'"}
+        if not keys or not (yield from opens(self.parameter, quoted, context)):
+            return
+        content = context.out.content
+        context.calls.doubt()
+        content.unmark(self.parameter)
+        marker = yield Until(context.lexicon.stops(self.call_end), content.write)
+        content.write(marker)
+
+    def _json(self, context: Context) -> Subgrammar:
+        """Models that write JSON in other places do it here at times."""
+        stops, write = context.lexicon.stops(*self.outer), context.out.content.write
+        return (yield from JsonCalls(context.calls, stops, write, quotes=context.quotes()).read())
+
+    def _unwrapped(self, stops: Stops, context: Context) -> Subgrammar:
+        """Calls without their section's opening tag: what ended them."""
+        content = context.out.content
+        spelled = bool(self.section) and content.tail.rstrip().endswith(self.section)
+        quoted = spelled or content.fence.is_inline
+        if quoted or not (yield from opens(self.call, self._head(context), context)):
+            if quoted:
+                content.unmark(self.call)
+            return ""
+        marker, known = self.call, KnownEnds()
+        while marker == self.call:
+            marker = yield from _Call(self, context, known, self.spellings[1]).read()
+            if marker == DONE:
+                blank: list[str] = []
+                marker = yield Next(stops, blank.append, keep=None)
+                if marker not in stops.markers:
+                    content.write("".join(blank))
+        return marker
+
+    def _head(self, context: Context) -> Follow:
+        """The rest of an opening tag with the name of a tool, and the beginning of its inside."""
+        return self.head(context.lexicon, context.calls.names or (NAME,))
+
+    def head(self, lexicon: Lexicon, names: Iterable[str] = (NAME,)) -> Follow:
+        inside: Follow = dict.fromkeys([self.parameter, *lexicon.words(self.call_end)])
+        bare: Follow = {">": inside}
+        named: Follow = dict.fromkeys(names, bare)
+        quoted: Follow = {}
+        for quote in "\"'":
+            closed: Follow = {quote: bare}
+            quoted[quote] = dict.fromkeys(names, closed)
+        if self.call.endswith("name="):
+            return quoted
+        return {"name=": quoted, **named} if self.call.endswith(" ") else named
+
+
+class _Call:
+    """One call, from behind the beginning of its opening tag."""
+
+    def __init__(
+        self, tags: Tags, context: Context, known: KnownEnds, spellings: Mapping[str, Tags]
+    ) -> None:
+        self._tags = tags
+        self._spellings = spellings
+        self._context = context
+        self._known = known
+        self._outer = tags.outer
+
+    def read(self, is_broken: bool = False) -> Subgrammar:
+        """Returns the marker that ended it, DONE if that was its own closing tag.
+
+        ``is_broken``: the call may stand in a value of one whose tags are broken.
+        """
+        calls = self._context.calls
+        name, _, marker = yield from self._header(calls.begin)
+        if marker in self._outer or not name or _NO_NAME.search(name):
+            return marker
+        head, _, tail = name.partition(".")
+        doubled = self._tags.doubled and head == tail and not calls.find(name)
+        calls.begin(head if doubled else name)
+        if is_broken:
+            calls.spoil()
+        if marker == _EMPTY:
+            calls.close()
+            return DONE
+        with ArgumentsWriter(calls) as arguments:
+            marker = yield from self._parameters(arguments)
+        calls.close(spoiled=marker == FORCED)
+        return marker
+
+    def _header(
+        self, begin: Callable[[str], object] = ignore
+    ) -> Generator[Want, str, tuple[str, str | None, str]]:
+        """The rest of an opening tag: the name, a ``string`` attribute, and what ended it."""
+        parts: list[str] = []
+        stops = self._context.lexicon.stops(">", "\n", *self._outer)
+        marker = yield from last_name(stops, parts, begin)
+        text = "".join(parts).strip()
+        if marker == ">" and text.endswith(('"/', '" /')):
+            text, marker = text.removesuffix("/").rstrip(), _EMPTY
+        if text.count('"') % 2 or (marker == "\n" and self._tags.parameter.endswith("name=")):
+            self._context.calls.spoil()
+        found = _TYPE.search(text)
+        name = text[: found.start()] if found else text
+        return name.removeprefix("name=").strip("\"' \t"), found[1] if found else None, marker
+
+    def _parameters(self, arguments: ArgumentsWriter) -> Subgrammar:
+        tags, spellings = self._tags, self._spellings
+        ends = tags.call, tags.call_end, *tags.strays, *self._outer
+        stops = self._context.lexicon.stops(*spellings, *ends)
+        marker = yield from arguments.loose(stops, *spellings)
+        while marker in spellings:
+            self._tags = tags = spellings[marker]
+            name, text, marker = yield from self._header()
+            if marker in self._outer:
+                self._context.calls.spoil()
+            else:
+                arguments.begin(name, _TYPES[text])
+                marker = (
+                    DONE if marker == _EMPTY else (yield from self._read_value(name, arguments))
+                )
+                arguments.end()
+            if marker == FORCED:
+                return FORCED
+            if marker == DONE or marker.endswith(tags.parameter_end):
+                marker = yield Until(stops, arguments.distrust)
+        if marker == tags.call or (marker != tags.call_end and arguments.is_empty):
+            self._context.calls.spoil()
+        return DONE if marker in (tags.call_end, *tags.strays) else marker
+
+    def _read_value(self, name: str, arguments: ArgumentsWriter) -> Subgrammar:
+        tags = self._tags
+        end = MisspeltEnd(tags.parameter_end, tags.parameter, self._framed(arguments))
+        try:
+            marker = yield self._value(end.write, arguments)
+        except Ended:
+            end.end(closed=True)
+            raise
+        closed = marker not in (DONE, FORCED)
+        is_broken = end.end(closed=closed)
+        own = tags.parameter.rstrip("=").partition(" ")[0], tags.parameter_end
+        text = arguments.text
+        opened = text.lstrip()
+        doubled = opened.startswith(tags.parameter) and (
+            opened.removeprefix(tags.parameter).lstrip("\"'").startswith(name)
+        )
+        is_broken = is_broken or doubled or has_own_tags(text, *own, closed=closed)
+        if is_broken or _ATTRIBUTE.match(text) or self._swallows_end(text):
+            self._context.calls.spoil()
+        return marker
+
+    def _swallows_end(self, text: str) -> bool:
+        """Whether a value ends with the end of a call that nothing in it has opened."""
+        end, call = self._tags.call_end, self._tags.call.rstrip("=").removesuffix(" name")
+        return text.rstrip().endswith(end) and text.count(end) > text.count(call)
+
+    def _framed(self, arguments: ArgumentsWriter) -> Sink:
+        """Drops the line breaks that the template writes inside the tags."""
+        line, sink = self._tags.line, arguments.write
+        if line or self._tags.may_line:
+            sink = (LeadingBreak(line, sink) if line else OwnLines(sink)).write
+        return sink
+
+    def _value(self, sink: Sink, arguments: ArgumentsWriter) -> Tagged:
+        lexicon, calls = self._context.lexicon, self._context.calls
+        closing, words = self._closing(arguments)
+        if not closing.call:
+            return Tagged(lexicon, closing, sink, words)
+        return CallValue(lexicon, closing, sink, words, self._known, calls.names, calls.spoil)
+
+    def _closing(
+        self, arguments: ArgumentsWriter
+    ) -> tuple[Closing, Mapping[str, Follow | None] | None]:
+        """The tags that end a value; a next parameter is as good, if the tool has it."""
+        tags, lexicon = self._tags, self._context.lexicon
+        closing: Closing = lexicon.remember((tags, self._context.sound), self._find_closing)
+        if lexicon.is_token(tags.parameter):
+            return closing, None
+        names = arguments.properties.keys() - arguments.given
+        forms = ("{}>", '"{}"', 'name="{}"', "name='{}'")
+        following: Follow = {form.format(name): None for name in names for form in forms}
+        nexts = dict.fromkeys(tags.next_parameters, following)
+        return closing, {**closing.words, **nexts}
+
+    def _find_closing(self) -> Closing:
+        """The tags that end a value, with the line break before them."""
+        tags, lexicon = self._tags, self._context.lexicon
+        then = tags.after_parameter(lexicon)
+        words: dict[str, Follow | None] = {}
+        implied: set[str] = set()
+        unfinished: dict[str, str] = {}
+        for line in {"", tags.line_end or tags.line}:
+            for word in lexicon.words(tags.parameter_end):
+                if word == tags.parameter_end:
+                    unfinished[line + word[:-1]] = word
+                    words[line + word[:-1]] = _allow_drift(then)
+                else:
+                    words[line + word] = then
+        for line in {"", "\n", tags.line_end or tags.line}:
+            for word in lexicon.words(tags.call_end):
+                words[line + word] = tags.after_call(lexicon)
+                implied.add(line + word)
+        call_ends = frozenset(implied)
+        if not lexicon.is_token(tags.parameter):
+            words |= {word: {} for word in tags.next_parameters}
+            implied.update(tags.next_parameters)
+        closing = Closing(words, implied, unfinished=unfinished)
+        if tags.section:
+            words[tags.call] = tags.head(lexicon)
+            end: Follow = dict.fromkeys(lexicon.words(tags.call_end))
+            own = words.keys() - implied - {tags.call}
+            pairs = {word: _allow_drift(end) if word in unfinished else end for word in own}
+            closing = replace(closing, call=tags.call, call_ends=call_ends, pairs=pairs)
+            closing = replace(closing, parameter=tags.parameter)
+        return self._outer_closing(closing)
+
+    def _outer_closing(self, inner: Closing) -> Closing:
+        """A value that its own tag does not end: a marker token may, or begins a quotation."""
+        tags, lexicon = self._tags, self._context.lexicon
+        if not tags.section:
+            quoted = {tags.call: tags.head(lexicon)}
+            ends = lexicon.words(tags.call_end)
+            return replace(inner, words={**inner.words, **quoted}, nests=quoted, unnests=ends)
+        if self._context.sound or not lexicon.is_token(tags.section_end):
+            return inner
+        end, start = lexicon.sign(tags.section_end), lexicon.sign(tags.section)
+        outer: Mapping[str, Follow | None] = {end: tags.again(lexicon), start: {tags.call: None}}
+        return replace(inner, words={**inner.words, **outer}, forced=(end,), nests=(start,))
+
+
+def _allow_drift(then: Follow) -> Follow:
+    """Models add to a closing tag at times: a number, the parameter's name."""
+    end: Follow = {">": then}
+    return {">": then, "=": {NAME: end}, NAME: end}
+
+
+_TYPES = {
+    None: None,
+    "true": STRING,
+    "false": frozenset({"integer", "number", "boolean", "null", "object", "array"}),
+}

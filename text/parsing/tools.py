@@ -1,0 +1,254 @@
+"""The tools a request offers, the judgement of a call's arguments, and custom tools.
+
+No open model's template knows tools without a schema, so a custom tool is offered as a function
+with the one argument ``input``, and what the model writes for it is delivered as text again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Any
+
+from jsonschema_rs import (
+    Draft202012Validator,
+    ReferencingError,
+    RegexOptions,
+    ValidationError,
+)
+
+from eaglegate.text.events import Outcome
+from eaglegate.text.parsing.json_scan import REPLACED, Unescaper
+from eaglegate.text.parsing.markers import FRAGMENT
+from eaglegate.text.parsing.schemas import (
+    MAX_VALUES,
+    MAX_WORK,
+    Effort,
+    SchemaSize,
+    TooMuchWork,
+    additional,
+    close_objects,
+    kinds,
+    measure_schema,
+    modernise,
+    normalise,
+    num_values,
+    properties,
+)
+
+PROGRAM_BYTES = 1 << 16
+"""Of one compiled pattern: matching takes time in proportion to it and to the text."""
+_PATTERNS = RegexOptions(size_limit=PROGRAM_BYTES, dfa_size_limit=PROGRAM_BYTES)
+"""Patterns without look-around and back references: they match in linear time."""
+
+
+def parse_object(text: str) -> dict[str, Any] | None:
+    """``text`` as a JSON object, None when it is none. NaN and Infinity are no JSON."""
+    value = _parse(text)
+    return value if isinstance(value, dict) else None
+
+
+def is_container(text: str) -> bool:
+    """Whether ``text`` is a whole JSON object or array, so that nothing can follow it."""
+    return isinstance(_parse(text), (dict, list))
+
+
+def _parse(text: str) -> Any:
+    try:
+        return read_json(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
+
+
+read_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
+"""A JSON text as a value. Raises ValueError, also for NaN and Infinity."""
+
+
+class ToolSchema:
+    """One offered function. Its validator is made when a call needs it."""
+
+    def __init__(self, name: str, parameters: Any) -> None:
+        self.name = name
+        self._given = parameters
+        self._allowed: dict[str | None, frozenset[str]] = {}
+        """By parameter; None is any that the schema does not name."""
+        self._kinds: dict[int, frozenset[str]] = {}
+        self._members: dict[int, tuple[Mapping[str, Any], Any]] = {}
+        """By the identity of parts of the parameters' schema, which live as long as this."""
+
+    @cached_property
+    def _size(self) -> SchemaSize:
+        return measure_schema(self._given)
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Any]:
+        """The schema, in JSON Schema's own words unless it is too large to be read over."""
+        read = modernise(normalise(self._given)) if self._size.is_compilable else self._given
+        return read if isinstance(read, dict) else {}
+
+    @cached_property
+    def _closed(self) -> dict[str, Any]:
+        """What arguments are judged by."""
+        closed: dict[str, Any] = close_objects(dict(self.parameters))
+        return closed
+
+    @cached_property
+    def properties(self) -> Mapping[str, Any]:
+        """The schemas of each parameter."""
+        return properties(self.parameters)
+
+    @cached_property
+    def _additional(self) -> Any:
+        return additional(self.parameters)
+
+    def kinds(self, parameter: str) -> frozenset[str]:
+        """The JSON types the schema allows for a parameter."""
+        name = parameter if parameter in self.properties else None
+        if name not in self._allowed:
+            schemas = [self._additional] if name is None else self.properties[name]
+            self._allowed[name] = frozenset[str]().union(*map(self.find_kinds, schemas))
+        return self._allowed[name]
+
+    def find_kinds(self, schema: Any) -> frozenset[str]:
+        """The JSON types that a part of the parameters' schema allows, read once."""
+        if id(schema) not in self._kinds:
+            self._kinds[id(schema)] = kinds(schema, self.parameters)
+        return self._kinds[id(schema)]
+
+    def find_members(self, schema: Any) -> tuple[Mapping[str, Any], Any]:
+        """The schemas of an object's members by name, and that of the others, read once."""
+        if id(schema) not in self._members:
+            self._members[id(schema)] = properties(schema), additional(schema)
+        return self._members[id(schema)]
+
+    @cached_property
+    def _validator(self) -> Draft202012Validator | None:
+        """None for a schema that cannot be applied."""
+        if not self._size.is_compilable:
+            return None
+        try:
+            return Draft202012Validator(
+                close_objects(self.parameters),
+                retriever=_refuse_reference,
+                pattern_options=_PATTERNS,
+            )
+        except (ValidationError, ReferencingError, ValueError, RecursionError):
+            return None
+
+    def judge(self, arguments: Mapping[str, Any]) -> Outcome:
+        """Whether they satisfy the schema, where that can be said in bounded time."""
+        if self._validator is None or not self._is_cheap(arguments):
+            return Outcome.UNCHECKED
+        try:
+            accepted = self._validator.is_valid(arguments)
+        except (ValidationError, ReferencingError, ValueError):
+            return Outcome.UNCHECKED
+        return Outcome.VALID if accepted else Outcome.SCHEMA_MISMATCH
+
+    def _is_cheap(self, arguments: Mapping[str, Any]) -> bool:
+        try:
+            if not self._size.costly:
+                return num_values(arguments) <= MAX_VALUES
+            return Effort(self._closed).measure(arguments) <= MAX_WORK
+        except (TooMuchWork, RecursionError):
+            return False
+
+
+def _refuse_reference(uri: str) -> Any:
+    raise ValueError(f"references are not fetched: {uri[:80]}")
+
+
+class OfferedTools:
+    """By name. With ``offered`` None the tools are not known, and no call is unknown."""
+
+    def __init__(self, offered: Collection[Mapping[str, Any]] | None) -> None:
+        self._unstated = offered is None
+        self._offered = offered or ()
+
+    @cached_property
+    def _by_name(self) -> dict[str, ToolSchema]:
+        """For the first call: most answers have none."""
+        functions = [tool.get("function", tool) for tool in self._offered]
+        return {
+            name: ToolSchema(name, function.get("parameters"))
+            for function in functions
+            if isinstance(function, dict) and isinstance(name := function.get("name"), str)
+        }
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The longest first; none where the tools are not known."""
+        return tuple(sorted(self._by_name, key=len, reverse=True))
+
+    def find(self, name: str) -> ToolSchema | None:
+        return self._by_name.get(name)
+
+    def judge(self, name: str, arguments: str) -> Outcome:
+        """How a call ended that was written to its end."""
+        tool = self.find(name)
+        if tool is None and not self._unstated:
+            return Outcome.UNKNOWN_TOOL
+        parsed = parse_object(arguments)
+        if parsed is None:
+            return Outcome.MALFORMED
+        return Outcome.VALID if tool is None else tool.judge(parsed)
+
+
+ARGUMENT = "input"
+PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {ARGUMENT: {"type": "string"}},
+    "required": [ARGUMENT],
+    "additionalProperties": False,
+}
+
+_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+
+
+class FreeText:
+    """``write`` gives what the text grew by, ``end`` what is left when the call is over."""
+
+    __slots__ = ("_held", "_text")
+
+    def __init__(self) -> None:
+        self._held = ""
+        """All of it until the text begins."""
+        self._text: Unescaper | None = None
+
+    def write(self, arguments: str) -> str:
+        if self._text is None:
+            self._held += arguments
+            head = _HEAD.match(self._held)
+            if head is None:
+                return ""
+            self._text = Unescaper()
+            arguments = self._held[head.end() :]
+        if self._text.closed:
+            return ""
+        said = self._text.write(arguments)
+        return said[: -len(self._text.left)] if self._text.left else said
+
+    def end(self) -> str:
+        """Of arguments in another shape: their ``input``, or all of them as they are."""
+        if self._text is not None:
+            return ""
+        written = self._held
+        try:
+            value = json.loads(written)
+        except (ValueError, RecursionError):
+            return written
+        if isinstance(value, dict) and isinstance(text := value.get(ARGUMENT, ""), str):
+            return "".join(_proper(char, written) for char in text)
+        return written
+
+
+def _proper(char: str, written: str) -> str:
+    """The same for text that is decoded already; FRAGMENT was written as such."""
+    alone = "\ud800" <= char <= "\udfff" and not (char == FRAGMENT and FRAGMENT in written)
+    return REPLACED if alone else char

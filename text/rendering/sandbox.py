@@ -1,0 +1,304 @@
+"""Run chat templates: in this process if that should be quick, else in a child process.
+
+A template that turns out not to be is interrupted (``watchdog.py``), and runs in a child from then
+on.
+
+The child limits memory and CPU time. Each job on its standard input is a length in 8 bytes and
+JSON; so is each answer on standard output: ``["text", ...]`` or ``["refused", why]``. The kernel
+ends a job that takes too long together with the process; one that needs too much memory fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from eaglegate.text.rendering.encoding import RenderLimits
+from eaglegate.text.rendering.template import (
+    ChatTemplate,
+    convert_messages,
+    filter_variables,
+    merge_developer,
+)
+from eaglegate.text.rendering.watchdog import RENDER_S, RenderTooSlow, RenderWatchdog, Result
+
+log = logging.getLogger(__name__)
+
+CPU_S = 5.0
+"""CPU seconds for one prompt; the longest of a real conversation takes a tenth."""
+MEMORY_BYTES = 1 << 30
+MAX_CHARS = 32 << 20
+"""Characters in a prompt: four times the largest body."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateInput:
+    """The input of one chat template, as plain data for another process."""
+
+    source: str
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+    named: Mapping[str, Any]
+    kwargs: Mapping[str, Any]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def is_usual(self) -> bool:
+        """Any renderer of Hugging Face's templates gives the same prompt, without an error."""
+        usual = self.messages and not self.continue_final_message and "documents" not in self.kwargs
+        return bool(usual) and all(map(_is_usual, self.messages))
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the conversation."""
+        return len(orjson.dumps((self.messages, self.tools, self.kwargs)))
+
+    @property
+    def packed(self) -> bytes:
+        return orjson.dumps({name: getattr(self, name) for name in self.__slots__})
+
+    def write(self, template: ChatTemplate) -> str:
+        """Raises ValueError where the template raises."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("a final message to go on with leaves no place for a new one")
+        talk = convert_messages(self.messages, in_parts=template.content_in_parts)
+        if not template.knows_developer:
+            talk = merge_developer(talk)
+        variables = {**self.named, **filter_variables(self.kwargs, template.variables)}
+        if self.continue_final_message:
+            return template.render_open(talk, self.tools, variables)
+        return template.render(
+            talk, self.tools, variables, add_generation_prompt=self.add_generation_prompt
+        )
+
+
+def _is_usual(message: Mapping[str, Any]) -> bool:
+    """Whether the message's content is text and its calls are of functions."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if "task" in message or not (content is None or isinstance(content, str)):
+        return False
+    return not calls or all(
+        call.get("type") == "function" and isinstance(call.get("function"), dict) for call in calls
+    )
+
+
+def read_message(stream: BinaryIO) -> bytes:
+    """One message; empty at the end of the stream, also in the midst of one."""
+    size = stream.read(8)
+    if len(size) < 8:
+        return b""
+    message = stream.read(num_bytes := int.from_bytes(size, "big"))
+    return message if len(message) == num_bytes else b""
+
+
+def write_message(stream: BinaryIO, message: bytes) -> None:
+    stream.write(len(message).to_bytes(8, "big"))
+    stream.write(message)
+    stream.flush()
+
+
+def run_job(job: bytes) -> tuple[str, str]:
+    try:
+        writing = TemplateInput(**orjson.loads(job))
+        text = writing.write(compile_template(writing.source))
+    except (MemoryError, OverflowError):
+        return "refused", "it needed too much memory"
+    except (ValueError, RecursionError) as error:
+        return "refused", str(error)[:1000]
+    if len(text) > MAX_CHARS:
+        return "refused", f"it wrote more than {MAX_CHARS} characters"
+    return "text", text
+
+
+@lru_cache(maxsize=8)
+def compile_template(source: str) -> ChatTemplate:
+    return ChatTemplate(source)
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    # The gateway answers these signals, and needs this process until its requests have ended.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+    while job := read_message(sys.stdin.buffer):
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        made = orjson.dumps(run_job(job))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        write_message(sys.stdout.buffer, made)
+
+
+if __name__ == "__main__":
+    main()
+
+
+SMALL_BYTES = 32 << 10
+"""A conversation up to this size is rendered in this process, by an operator's template."""
+LARGE_BYTES = 1 << 20
+"""A process that rendered this much is ended: it would keep the memory."""
+PROCESSES = 2
+PATIENCE_S = 30.0
+POLL_S = 0.05
+ATTEMPTS = 2
+RETRY_S = 1.0
+CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+"""Signals by which the interpreter ends for a fault of its own, each time the same template runs.
+"""
+ROOT = Path(__file__).parents[2]
+TOO_LONG = f"the template took more than {CPU_S:g} s"
+
+
+class RendererLost(RuntimeError):
+    """The process that renders was lost more than once; the same request may succeed later."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class TemplateRunner:
+    """Thread-safe; renders at most ``PROCESSES`` prompts at a time in child processes."""
+
+    def __init__(self) -> None:
+        self._turns = threading.BoundedSemaphore(PROCESSES)
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        self._watchdog = RenderWatchdog()
+
+    def write(
+        self, writing: TemplateInput, template: ChatTemplate | None, limits: RenderLimits
+    ) -> str:
+        """``template`` is the operator's, None for a request's own.
+
+        Raises ValueError where the template raises, RenderingCancelled when the client has left.
+        """
+        if template is not None and not template.is_suspect and writing.num_bytes <= SMALL_BYTES:
+            with suppress(RenderTooSlow):
+                return self.watch(template, partial(writing.write, template))
+        job = writing.packed
+        while not self._turns.acquire(timeout=POLL_S):
+            limits.check(0)
+        try:
+            return self._run_in_child(job, limits)
+        finally:
+            self._turns.release()
+
+    def watch(self, template: ChatTemplate, render: Callable[[], Result]) -> Result:
+        """Render in this process. Raises RenderTooSlow, once for a template."""
+        try:
+            return self._watchdog.run(render)
+        except RenderTooSlow:
+            template.is_suspect = True
+            log.warning(
+                "the chat template took more than %g s; from now on it runs in a process of its "
+                "own, which takes longer for each prompt",
+                RENDER_S,
+            )
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for process in idle:
+            _kill(process)
+
+    def _run_in_child(self, job: bytes, limits: RenderLimits) -> str:
+        """A child that is lost says nothing about the template: another one is asked, once.
+
+        Raises ValueError, RenderingCancelled and RendererLost.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                return self._run_once(job, limits)
+            except _ChildLost as lost:
+                log.warning("a process that renders chat templates ended: %s", lost)
+                status = lost.status
+        if -status in CRASHES:
+            raise ValueError("the template crashed the process that ran it")
+        raise RendererLost(
+            f"The process that renders chat templates ended {ATTEMPTS} times. Try again.", RETRY_S
+        )
+
+    def _run_once(self, job: bytes, limits: RenderLimits) -> str:
+        process = self._take_process()
+        kept = False
+        try:
+            kind, text = _run(process, job, limits)
+            kept = len(job) + len(text) < LARGE_BYTES
+        finally:
+            if not kept:
+                _kill(process)
+        if kept:
+            with self._lock:
+                self._idle.append(process)
+        if kind == "refused":
+            raise ValueError(text)
+        return text
+
+    def _take_process(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if process.poll() is None:
+                    return process
+                _kill(process)
+        return subprocess.Popen(
+            (sys.executable, "-m", __name__),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def _run(process: subprocess.Popen[bytes], job: bytes, limits: RenderLimits) -> tuple[str, str]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):
+        write_message(process.stdin, job)  # type: ignore[arg-type]
+    until = time.monotonic() + PATIENCE_S
+    with selectors.DefaultSelector() as ready:
+        ready.register(process.stdout, selectors.EVENT_READ)
+        while not ready.select(POLL_S):
+            limits.check(0)
+            if time.monotonic() > until:
+                raise ValueError(TOO_LONG)
+    answer = read_message(process.stdout)  # type: ignore[arg-type]
+    if answer:
+        kind, text = orjson.loads(answer)
+        return kind, text
+    status = process.wait()
+    if status == -signal.SIGPROF:
+        raise ValueError(TOO_LONG)
+    raise _ChildLost(status)
+
+
+class _ChildLost(Exception):
+    """The child ended without an answer."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"exit status {status}" if status >= 0 else signal.strsignal(-status))
+        self.status = status
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            if pipe is not None:
+                pipe.close()

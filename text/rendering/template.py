@@ -1,0 +1,393 @@
+"""Chat templates as Hugging Face defines them, run in a Jinja sandbox.
+
+Messages are converted as vLLM converts them, and template variables are filtered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from eaglegate.text.rendering.template_cost import check_product, is_suspect
+
+TAG = "<eaglegate: the answer goes on here> "
+"""Marks where a final message ends, so that the template's text after it can be dropped."""
+
+
+TemplateMessage = dict[str, Any]
+BILLING = "x-anthropic-billing-header"
+"""A line that some clients put first, different each time: it would defeat every prefix cache."""
+
+
+def convert_messages(
+    messages: Sequence[Mapping[str, Any]], *, in_parts: bool
+) -> list[TemplateMessage]:
+    """Raises ValueError for content that is not text."""
+    return [_convert_message(message, in_parts) for message in messages]
+
+
+def merge_developer(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """Join developer messages with the system message at the top, for templates without
+    that role.
+    """
+    if not any(message["role"] == "developer" for message in messages):
+        return list(messages)
+    turned = [_convert_to_system(message) for message in messages]
+    systems = [message for message in turned if message["role"] == "system"]
+    if len(systems) == 1 and turned[0] is systems[0]:
+        return turned
+    texts = [_join_text(message.get("content", "")) for message in systems]
+    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    return [merged, *(message for message in turned if message["role"] != "system")]
+
+
+def _convert_to_system(message: TemplateMessage) -> TemplateMessage:
+    if message["role"] != "developer":
+        return message
+    return {**{key: value for key, value in message.items() if key != "tools"}, "role": "system"}
+
+
+def _join_text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if "text" in part)
+
+
+def _convert_message(message: Mapping[str, Any], in_parts: bool) -> TemplateMessage:
+    role = message["role"]
+    content = _convert_content(role, message.get("content"), in_parts)
+    out: TemplateMessage = {"role": role, "content": content}
+    if role == "assistant":
+        out |= _convert_assistant(message)
+    elif role == "tool" and "tool_call_id" in message:
+        out["tool_call_id"] = message["tool_call_id"]
+    if isinstance(message.get("name"), str):
+        out["name"] = message["name"]
+    if role == "developer":
+        out["tools"] = message.get("tools")
+    return out
+
+
+def _convert_content(role: str, content: Any, in_parts: bool) -> str | list[dict[str, Any]]:
+    billed = role == "system"
+    if isinstance(content, str) and not (in_parts or billed):
+        return content
+    parts = _convert_parts(content)
+    if billed:
+        parts = [kept for part in parts if (kept := _strip_billing(part)) is not None]
+    if role == "tool" and in_parts:
+        return "\n".join(part["text"] for part in parts)
+    return parts if in_parts else "\n".join(part["text"] for part in parts if part["text"])
+
+
+def _convert_parts(content: Any) -> list[dict[str, Any]]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [_convert_part(part) for part in content]
+
+
+def _convert_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    kind, text = part.get("type", "text"), part.get("text")
+    if kind != "text" or not isinstance(text, str):
+        raise ValueError(f"content of type {kind!r} is not text; this model is given text alone")
+    return {"type": "text", "text": text}
+
+
+def _strip_billing(part: dict[str, Any]) -> dict[str, Any] | None:
+    if not part["text"].startswith(BILLING):
+        return part
+    rest = part["text"].partition("\n")[2]
+    return {**part, "text": rest} if rest else None
+
+
+def _convert_assistant(message: Mapping[str, Any]) -> TemplateMessage:
+    out: TemplateMessage = {}
+    if calls := message.get("tool_calls"):
+        out["tool_calls"] = [_convert_call(call) for call in calls]
+    if (reasoning := message.get("reasoning")) is not None:
+        out["reasoning"] = out["reasoning_content"] = reasoning
+    return out
+
+
+def _convert_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Templates write the arguments of a call themselves and need them as an object."""
+    function = call["function"]
+    arguments = parse_arguments(function.get("arguments"))
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def parse_arguments(given: Any) -> dict[str, Any]:
+    """A model wrote them: anything but a JSON object becomes an empty one, and the chat goes on."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except json.JSONDecodeError:
+            return {}
+    return given if isinstance(given, dict) else {}
+
+
+RESERVED = frozenset((
+    "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message",
+    "chat_template", "chat_template_kwargs", "tokenizer_kwargs", "tokenize", "padding",
+    "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+    "additional_special_tokens",
+))  # fmt: skip
+"""Variables a request may not set: known to ``apply_chat_template`` or set by the gateway."""
+GLOBALS = frozenset((
+    "raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner",
+))  # fmt: skip
+"""Names that a template's environment defines."""
+CODED = frozenset((
+    "enable_thinking", "thinking", "thinking_effort", "preserve_thinking", "reasoning_effort",
+    "documents",
+))  # fmt: skip
+"""Variables of models whose prompts are written in code, where no template names them."""
+
+
+def filter_variables(given: Mapping[str, Any] | None, read: Iterable[str]) -> dict[str, Any]:
+    """``given`` without variables that a template which reads ``read`` does not read."""
+    if not given:
+        return {}
+    names = frozenset(read) - RESERVED - GLOBALS
+    return {name: value for name, value in given.items() if name in names}
+
+
+class GenerationTag(Extension):
+    """``{% generation %}`` marks model output for training; here it has no effect."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body)
+
+
+DICT_ATTRIBUTES = frozenset(dir(dict))
+PLAIN_TYPES = frozenset({dict, list, str, LoopContext})
+"""Types with attributes of their own alone."""
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with a short way to what templates do most.
+
+    Members of plain dicts, which cost an exception each, and calls of macros, which are safe and
+    take the evaluation context: Jinja finds that out again for every call. Of an attribute, whether
+    it is safe goes by the object's type: found out once.
+    """
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._safe: dict[tuple[type, str], bool] = {}
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) not in PLAIN_TYPES:
+            return super().is_safe_attribute(obj, attr, value)
+        key = type(obj), attr
+        if key not in self._safe:
+            self._safe[key] = super().is_safe_attribute(obj, attr, value)
+        return self._safe[key]
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        check_product(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, called: Any, /, *given: Any, **named: Any) -> Any:
+        if type(called) is not Macro:
+            return super().call(context, called, *given, **named)
+        named.pop("_block_vars", None)
+        named.pop("_loop_vars", None)
+        return called(context.eval_ctx, *given, **named)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is not dict or attribute in DICT_ATTRIBUTES:
+            return super().getattr(obj, attribute)
+        return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+
+
+REFUSALS = (
+    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
+)  # fmt: skip
+"""Exceptions that a template raises, besides ValueError."""
+
+
+class ChatTemplate:
+    """A compiled chat template. Raises ValueError where the template raises."""
+
+    def __init__(self, source: str) -> None:
+        environment = _create_environment()
+        try:
+            tree = environment.parse(source)
+            self.is_suspect = is_suspect(tree)
+            """Whether the template has to run in a process of its own, since it may take much time
+            or memory.
+            """
+            self._code = environment.compile("" if self.is_suspect else source)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template cannot be read: {error}") from error
+        self._environment = environment
+        self.source = source
+        self.variables = _find_variables(tree, self.is_suspect)
+        self.content_in_parts = _iterates_content(tree)
+        """Whether the template expects a message's content as a list of parts."""
+        self.knows_developer = '"developer"' in source or "'developer'" in source
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        """Compiling works out what is constant, so a suspect one is compiled where it runs."""
+        code = self._environment.compile(self.source) if self.is_suspect else self._code
+        return jinja2.Template.from_code(
+            self._environment, code, self._environment.make_globals({})
+        )
+
+    @cached_property
+    def _globals(self) -> dict[str, Any]:
+        return dict(self._template.globals)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        named = {
+            **self._globals,
+            "documents": None,
+            **variables,
+            "messages": messages,
+            "tools": None if tools is None else list(map(dict, tools)),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            context = self._template.new_context(named, shared=True)
+            return "".join(self._template.root_render_func(context))
+        except REFUSALS as error:
+            raise ValueError(str(error)) from error
+
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Render up to the end of the last message's content, for the model to continue it."""
+        marked = [*messages[:-1], _mark_end(messages[-1])]
+        text = self.render(marked, tools, variables, add_generation_prompt=False)
+        at = text.rfind(TAG.strip())
+        if at < 0:
+            raise ValueError("the template leaves out the final message, so it cannot go on")
+        kept = text[at : at + len(TAG)] == TAG
+        return text[:at] if kept else text[:at].rstrip()
+
+
+def _find_variables(tree: nodes.Template, suspect: bool) -> frozenset[str]:
+    """Names a request may set; of a suspect template, all names that it reads."""
+    if not suspect:
+        return frozenset(meta.find_undeclared_variables(tree))
+    return frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
+
+
+def _create_environment() -> TemplateEnvironment:
+    environment = TemplateEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter of Jinja escapes HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _iterates_content(tree: nodes.Template) -> bool:
+    """Whether a loop iterates over a message's content, also inside a macro."""
+    inside = {id(loop) for macro in tree.find_all(nodes.Macro) for loop in _find_loops(macro)}
+    if any(
+        _is_content(loop.iter) or (_is_named(loop.iter, {"content"}) and id(loop) not in inside)
+        for loop in _find_loops(tree)
+    ):
+        return True
+    return any(
+        _is_named(loop.iter, _find_content_parameters(macro, tree))
+        for macro in tree.find_all(nodes.Macro)
+        for loop in _find_loops(macro)
+    )
+
+
+def _find_loops(node: nodes.Node) -> list[nodes.For]:
+    return list(node.find_all(nodes.For))
+
+
+def _find_content_parameters(macro: nodes.Macro, tree: nodes.Template) -> set[str]:
+    """The parameters of ``macro`` that receive a message's content."""
+    names: set[str] = set()
+    for call in tree.find_all(nodes.Call):
+        if _is_named(call.node, {macro.name}):
+            placed = zip(macro.args, call.args, strict=False)
+            names |= {parameter.name for parameter, given in placed if _is_content(given)}
+            names |= {given.key for given in call.kwargs if _is_content(given.value)}
+    return names
+
+
+def _is_content(node: nodes.Node | None) -> bool:
+    """``message.content`` or ``message['content']``, also filtered, tested or sliced."""
+    match node:
+        case nodes.Filter() | nodes.Test() | nodes.Getitem(arg=nodes.Slice()):
+            return _is_content(node.node)
+        case nodes.Getattr():
+            return node.attr == "content"
+        case nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+    return False
+
+
+def _is_named(node: nodes.Node | None, names: set[str]) -> bool:
+    return isinstance(node, nodes.Name) and node.name in names
+
+
+def _mark_end(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + TAG}
+    texts = [at for at, part in enumerate(content or ()) if "text" in part]
+    if not texts:
+        raise ValueError("the final message has no text to go on with")
+    parts = [dict(part) for part in content or ()]
+    parts[texts[-1]]["text"] += TAG
+    return {**message, "content": parts}
