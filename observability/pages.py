@@ -224,7 +224,7 @@ def _make_empty_window(telemetry: Telemetry) -> SlidingWindow:
 
 def make_routes(telemetry: Telemetry) -> list[Route]:
     """``/metrics`` for Prometheus, ``/debug/speculation`` for programs, ``/`` for people."""
-    page = files("observability").joinpath("page.html").read_text(encoding="utf-8")
+    page = files("eaglegate.observability").joinpath("page.html").read_text(encoding="utf-8")
 
     async def metrics(_: Request) -> Response:
         await telemetry.refresh_planner()
