@@ -1,4 +1,6 @@
-"""The arms of a canary: what is tried, what the requests of each side did, when one collapses."""
+"""The arms of a canary: the change, sums over the requests of each arm, and the limits of a
+collapse.
+"""
 
 from __future__ import annotations
 
@@ -20,42 +22,44 @@ TOOL_FAILURES = (Outcome.SCHEMA_MISMATCH, Outcome.MALFORMED, Outcome.UNKNOWN_TOO
 
 
 class Traffic(Protocol):
-    """What a canary sees of the gateway's traffic."""
+    """The gateway's traffic, as far as a canary looks at it."""
 
     def watch_requests(self, listener: Callable[[RequestRecord], None] | None) -> None:
-        """Call it with every request that has ended; None ends it."""
+        """Call ``listener`` with every request that has ended. None stops the calls."""
         ...
 
     def total_of(self, draft: str) -> Totals:
-        """All steps so far that the draft with this fingerprint served."""
+        """Sum up all steps so far that the draft with this fingerprint served."""
         ...
 
 
 class ChangeRefused(Exception):
-    """What was to be tried cannot be; the message says why."""
+    """The change cannot be tried. The message says why."""
 
 
 class Collapsed(Exception):
-    """The candidate must not serve on; the message says why."""
+    """The candidate must stop serving. The message says why."""
 
 
 class Interrupted(Exception):
-    """The arms cannot be compared any longer; the message says why."""
+    """The arms can no longer be compared. The message says why."""
 
 
 @dataclass(slots=True)
 class ArmSums:
-    """What the requests of one arm did that have ended."""
+    """Sums over the ended requests of one arm."""
 
     requests: int = 0
     failed: int = 0
     timed: int = 0
-    """Requests with a TPOT, and below their tokens and seconds of decoding."""
+    """Requests with a TPOT. ``tokens`` and ``decode_s`` sum over these requests alone."""
     tokens: int = 0
     decode_s: float = 0.0
 
     def add(self, record: RequestRecord, whole: bool = True) -> None:
-        """``whole``: this arm served all of it, so that its time is this arm's."""
+        """Add a request. ``whole``: this arm served all of it, so that its time counts for this
+        arm.
+        """
         self.requests += 1
         self.failed += record.ending in FAILURES
         tpot = find_tpot(record) if whole else None
@@ -71,20 +75,20 @@ class ArmSums:
 
 @dataclass(frozen=True, slots=True)
 class ArmsNow:
-    """What a change is watched by while its candidate serves."""
+    """Sums of both arms, by which a change is watched while its candidate serves."""
 
     candidate: ArmSums
-    """In this block."""
+    """Sums of the current block."""
     control: ArmSums
-    """In the whole canary."""
+    """Sums of the whole canary."""
 
 
 class CanaryChange(Protocol):
-    """What a canary tries. ``control`` and ``candidate`` name the arms for people."""
+    """A change that a canary can try. ``control`` and ``candidate`` name the arms for people."""
 
     kind: str
     by_slots: bool
-    """All traffic meets one arm at a time; else ``start`` begins to draw sessions."""
+    """Whether all traffic meets one arm at a time; else ``start`` begins to draw sessions."""
 
     @property
     def control(self) -> str: ...
@@ -93,7 +97,7 @@ class CanaryChange(Protocol):
     def candidate(self) -> str: ...
 
     async def start(self) -> None:
-        """Try whether it can be made. Raises ChangeRefused and what the engine raises."""
+        """Check that the change can be made. Raises ChangeRefused, and the engine's own errors."""
         ...
 
     async def enter(self, arm: Arm) -> None:
@@ -101,39 +105,41 @@ class CanaryChange(Protocol):
         ...
 
     def find_arm(self, record: RequestRecord) -> Arm | None:
-        """Which arm served all of this request; None if it counts for none."""
+        """Find the arm that served all of this request; None if it counts for neither."""
         ...
 
     def find_start(self, record: RequestRecord) -> Arm | None:
-        """The arm in which it began, whatever served it later; None if it counts for none."""
+        """Find the arm in which the request began, whatever served it later; None if it counts for
+        neither.
+        """
         ...
 
     def check(self, arms: ArmsNow) -> None:
-        """While the candidate serves. Raises Collapsed and Interrupted."""
+        """Check a serving candidate for a collapse. Raises Collapsed and Interrupted."""
         ...
 
     async def promote(self) -> None: ...
 
     async def roll_back(self) -> None:
-        """The verdict; ``leave`` follows."""
+        """Conclude the trial against the candidate. ``leave`` follows."""
         ...
 
     async def leave(self) -> None:
-        """Whatever happened, no trial goes on. A second call changes nothing."""
+        """End the trial, whatever happened. A second call changes nothing."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What was asked for."""
+        """Describe the change as it was asked for."""
         ...
 
     def measure_cost(self) -> dict[str, float]:
-        """What the trial costs, beyond what every kind of change reports."""
+        """Measure the trial's cost beyond the cost that every kind of change reports."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CollapseLimits:
-    """When a candidate is rolled back at once."""
+    """Limits beyond which a candidate is rolled back at once."""
 
     acceptance: float = 0.5
     """A draft: below this share of the control's accepted tokens per verify step."""
@@ -168,13 +174,13 @@ def check_collapse(arms: ArmsNow, limits: CollapseLimits) -> None:
 
 
 def find_tpot(record: RequestRecord) -> float | None:
-    """The mean over its choices."""
+    """Compute the mean TPOT of a request's choices."""
     tpots = [choice.tpot for choice in record.choices if choice.tpot is not None]
     return fmean(tpots) if tpots else None
 
 
 def measure_ending(record: RequestRecord) -> Iterator[tuple[str, float]]:
-    """What counts for the arm in which a request began: nothing where its client left."""
+    """Yield the metrics of the arm in which a request began; none if its client left."""
     if record.ending in FAILURES or record.ending is Ending.COMPLETED:
         yield "failed", float(record.ending in FAILURES)
 

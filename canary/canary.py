@@ -48,7 +48,7 @@ Values = dict[str, dict[Hashable, list[float]]]
 
 
 STOPPED, FAILED = "stopped", "failed"
-"""How a canary ends that reaches no verdict."""
+"""Endings of a canary without a verdict."""
 
 
 class CanaryBusy(Exception):
@@ -57,17 +57,17 @@ class CanaryBusy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CanaryPlan:
-    """How a candidate is tried."""
+    """The way in which a candidate is tried."""
 
     slot_s: float = 30.0
-    """Half a block: the time of a slot, where there are slots."""
+    """Seconds of a slot, where there are slots; half a block."""
     watch_s: float = 1.0
-    """How often a serving candidate is looked at for a collapse."""
+    """Seconds between two checks of a serving candidate for a collapse."""
     rules: CanaryRules = field(default_factory=CanaryRules)
 
     @staticmethod
     def count_blocks(slot_s: float, max_s: float) -> int:
-        """How many fit into ``max_s`` seconds; at least one."""
+        """Count the blocks that fit into ``max_s`` seconds; at least one."""
         return max(1, int(max_s / (2 * slot_s)))
 
 
@@ -92,7 +92,7 @@ class Canary:
         self._values: dict[Arm, Values] = {arm: {} for arm in Arm}
         self._sums = {arm: ArmSums() for arm in Arm}
         self._watched = ArmSums()
-        """Of the candidate, in this block."""
+        """Sums of the candidate in this block."""
         self._block = 0
         self._began: dict[Hashable, int] = {}
         """The block in which each session began, where sessions are drawn."""
@@ -185,7 +185,9 @@ class Canary:
             await self.change.roll_back()
 
     def measure_cost(self) -> dict[str, float]:
-        """What the candidate has served, and the seconds of decoding beyond the control's rate."""
+        """Measure the candidate's share of the traffic, and its seconds of decoding beyond the
+        control's rate.
+        """
         ours, theirs = self._sums[Arm.CANDIDATE], self._sums[Arm.CONTROL]
         extra_s = ours.decode_s - ours.tokens * theirs.token_s if theirs.tokens else 0.0
         return {
@@ -198,7 +200,7 @@ class Canary:
         }
 
     def describe(self) -> dict[str, Any]:
-        """For operators."""
+        """Describe the canary for operators."""
         found = self.findings
         return {
             "kind": self.change.kind,

@@ -1,4 +1,4 @@
-"""What a canary can try (``CanaryChange``): another draft, other rules, one worker of a fleet."""
+"""The changes that a canary can try (``CanaryChange``): another draft, other rules, one worker."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class DraftChange:
         self._drafts, self._traffic = drafts, traffic
         self._limits, self._clock = limits or CollapseLimits(), clock
         self._slots: list[tuple[float, Arm]] = []
-        """When each slot began."""
+        """Start of each slot, with its arm."""
         self._began = Totals()
-        """Of the candidate, before it served in this canary."""
+        """Steps of the candidate before it served in this canary."""
         self._slot = Totals()
-        """Of the candidate, before it served in this slot."""
+        """Steps of the candidate before it served in this slot."""
         self._arm = Arm.CONTROL
-        """What serves, as long as nothing happens to the engine."""
+        """Arm that serves unless something happens to the engine."""
 
     @property
     def control(self) -> str:
@@ -103,11 +103,13 @@ class DraftChange:
         self._slot = self._traffic.total_of(self.candidate)
 
     def find_arm(self, record: RequestRecord) -> Arm | None:
-        """None for one that ran over a swap."""
+        """Find the arm of a request; None for a request that ran over a swap."""
         return self.find_start(record) if len(record.drafts) == 1 else None
 
     def find_start(self, record: RequestRecord) -> Arm | None:
-        """By the slot in which it was admitted, where it failed before a draft served it."""
+        """Find the arm by its draft, or by the slot of its admission where it failed before a draft
+        served it.
+        """
         if record.drafts:
             arms = {self.control: Arm.CONTROL, self.candidate: Arm.CANDIDATE}
             return arms.get(record.drafts[0])
@@ -136,7 +138,7 @@ class DraftChange:
         await self._drafts.promote(self.version)
 
     async def roll_back(self) -> None:
-        """All of it is in ``leave``."""
+        """Do nothing: ``leave`` rolls back."""
 
     async def leave(self) -> None:
         await self._drafts.wait_idle()

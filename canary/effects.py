@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How a metric is called, and what it did where it rose and where it fell."""
+    """A metric's name, and the words for its rise and its fall."""
 
     name: str
     rose: str
@@ -33,7 +33,7 @@ WORDINGS = {
 
 
 def describe_effect(evidence: Mapping[str, Any]) -> str:
-    """A row of the ``evidence`` of ``GET /admin/canary``."""
+    """Describe a row of the ``evidence`` of ``GET /admin/canary``."""
     base, _, workload = evidence["metric"].partition(":")
     wording = WORDINGS.get(base) or Wording(base, "higher", "lower", True)
     name = f"{wording.name} of {workload}" if workload else wording.name
@@ -49,7 +49,9 @@ def describe_effect(evidence: Mapping[str, Any]) -> str:
 
 
 def _change(wording: Wording, value: float) -> float:
-    """Of the metric itself: a share of the control's, or points of a hundred."""
+    """Compute the change of the metric itself: in per cent of the control's, or in percentage
+    points.
+    """
     turned = value if wording.higher_is_better else -value
     return 100 * (math.expm1(turned) if wording.is_ratio else turned)
 

@@ -51,7 +51,7 @@ class PromotedRules:
         self._configured = describe_rules(configured)
 
     def choose(self) -> SpeculationRules:
-        """The rules for a gateway that starts."""
+        """Return the rules for a gateway that starts."""
         promoted = self.recall()
         if promoted is not None:
             log.warning("serving the promoted rules of speculation: %s", describe_rules(promoted))
@@ -68,7 +68,7 @@ class PromotedRules:
             log.error("the promoted rules cannot be remembered: %s", error)
 
     def recall(self) -> SpeculationRules | None:
-        """The rules promoted in place of the configured ones; the keys' depths are not in them."""
+        """Read the rules promoted in place of the configured ones, without the keys' depths."""
         if self._path is None:
             return None
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -78,7 +78,9 @@ class PromotedRules:
         return None
 
     def forget(self) -> None:
-        """An operator has set other rules: a restart returns to the configured ones."""
+        """Forget the promoted rules, because an operator has set others: a restart returns to the
+        configured ones.
+        """
         if self._path is None:
             return
         try:
@@ -88,14 +90,15 @@ class PromotedRules:
 
 
 def describe_rules(rules: SpeculationRules) -> dict[str, Any]:
-    """What differs from the defaults, in types that JSON has; without the keys' depths."""
+    """Describe the rules that differ from the defaults, as JSON types and without the keys' depths.
+    """
     plain, default = asdict(rules), asdict(SpeculationRules())
     del plain["key_depths"]
     return {name: value for name, value in plain.items() if value != default[name]}
 
 
 def read_rules(described: dict[str, Any]) -> SpeculationRules:
-    """The rules of ``describe_rules``. Raises KeyError, TypeError and ValueError."""
+    """Read the rules of ``describe_rules``. Raises KeyError, TypeError and ValueError."""
     flags = {name: read_flag(one) for name, one in described.get("workload_flags", {}).items()}
     return SpeculationRules(
         flag=read_flag(described.get("flag", {})),
@@ -137,7 +140,7 @@ class RulesChange:
         self._last_loss: EngineLoss | None = None
         self._slot: Arm | None = None
         self._slot_at = -1.0
-        """When this slot began."""
+        """Start of this slot."""
 
     @property
     def control(self) -> str:
@@ -166,7 +169,9 @@ class RulesChange:
         self._last_loss = find_last(self._losses())
 
     def find_arm(self, record: RequestRecord) -> Arm | None:
-        """One that waited for its turn may have got its rules in the slot before."""
+        """Find the arm of a request, None if it waited for its turn since before this slot and may
+        have the rules of the last one.
+        """
         facts = record.facts
         if self.by_slots and (facts.arm is not self._slot or facts.admitted < self._slot_at):
             return None
@@ -191,7 +196,7 @@ class RulesChange:
         self._memory.remember(self._candidate)
 
     async def roll_back(self) -> None:
-        """All of it is in ``leave``."""
+        """Do nothing: ``leave`` rolls back."""
 
     async def leave(self) -> None:
         self._policy.trial = None

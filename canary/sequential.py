@@ -40,7 +40,7 @@ STRONGEST = 0.95
 
 
 class CanaryVerdict(StrEnum):
-    """What a canary's evidence says."""
+    """Verdict of a canary's evidence."""
 
     PROMOTE = "promote"
     ROLL_BACK = "roll back"
@@ -48,7 +48,7 @@ class CanaryVerdict(StrEnum):
 
 
 class Scale(StrEnum):
-    """How a metric's arms are compared."""
+    """Scale on which a metric's arms are compared."""
 
     RATIO = "ratio"
     """Candidate over control, from means of logarithms; values must be positive."""
@@ -76,7 +76,7 @@ class Guardrail:
 
     @property
     def prefix(self) -> str:
-        """Of its slices' metrics: ``acceptance:tools``."""
+        """Prefix of the names of the metric's slices, as in ``acceptance:tools``."""
         return f"{self.metric}:"
 
     def orient(self, difference: float) -> float:
@@ -102,7 +102,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class BlockDifference:
-    """What one block tells of one metric."""
+    """Difference of one metric in one block."""
 
     value: float
     weight: float = 1.0
@@ -143,10 +143,11 @@ def find_interval(
 
 
 def measure_dependence(rest: Sequence[float]) -> float:
-    """How many blocks tell as much as an independent one would; ``rest`` are their residuals.
+    """Estimate the number of blocks that are worth one independent block; ``rest`` are residuals.
 
-    Of an autoregression of first order, (1 + r) / (1 - r). The correlation r of neighbours that is
-    seen in few blocks is too small on average (Kendall 1954) and uncertain: both are added to it.
+    The formula is that of an autoregression of first order, (1 + r) / (1 - r). In few blocks the
+    correlation r of neighbours is seen too small on average (Kendall 1954) and is uncertain, so
+    both errors are added to it.
     """
     count, squares = len(rest), math.fsum(one * one for one in rest)
     if not squares:
@@ -214,7 +215,7 @@ FAILURE_GUARDRAILS = (
 
 @dataclass(frozen=True, slots=True)
 class CanaryRules:
-    """When a canary is decided.
+    """Rules by which a canary is decided.
 
     ``primary`` must become better; every guardrail must stay above its margin. A guardrail that is
     shown to be below its margin rolls back, and so does a primary that is shown to be worse.
@@ -229,7 +230,7 @@ class CanaryRules:
         *FAILURE_GUARDRAILS,
     )
     slice_margin: float = 0.03
-    """How much worse the primary metric may become in any slice."""
+    """Loss of the primary metric that is tolerated in any slice."""
     alpha: float = 0.05
     min_blocks: int = 6
     min_sessions: int = 20
@@ -237,14 +238,16 @@ class CanaryRules:
 
     @classmethod
     def for_tpot(cls, slice_margin: float = 0.05, **rules: Any) -> CanaryRules:
-        """Of a change that must make answers faster; acceptance may become what it will."""
+        """Make rules for a change that must make answers faster. Acceptance does not affect the
+        verdict.
+        """
         primary = Guardrail("tpot", higher_is_better=False, margin=0.0, by_slice=True)
         return cls(primary, FAILURE_GUARDRAILS, slice_margin, **rules)
 
 
 @dataclass(frozen=True, slots=True)
 class MetricEvidence:
-    """What is known of one metric; oriented, so that above 0 the candidate is better."""
+    """Evidence on one metric, oriented so that above 0 the candidate is better."""
 
     metric: str
     interval: Interval

@@ -53,7 +53,7 @@ class WorkerChange:
 
     @property
     def control(self) -> str:
-        """How many workers they were when the canary began."""
+        """The other workers, by their number when the canary began."""
         return f"{len(self._names) - 1} other workers"
 
     async def start(self) -> None:
