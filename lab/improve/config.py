@@ -23,7 +23,7 @@ class _Section(BaseModel):
 
 
 class WindowConfig(_Section):
-    """How much traffic makes a candidate, and which part of it judges."""
+    """Amount of traffic that makes a candidate, and the part of it that judges."""
 
     answers: Annotated[int, Field(ge=1)] = 500
     """New answers with token ids before a draft is tuned."""
@@ -38,7 +38,7 @@ class WindowConfig(_Section):
 
 
 class TuneConfig(_Section):
-    """How ``eaglegate-train-draft`` is run."""
+    """Settings of ``eaglegate-train-draft``."""
 
     steps: Annotated[int, Field(ge=1)] = 200
     keep_share: Annotated[float, Field(ge=0, lt=1)] = 0.5
@@ -49,12 +49,12 @@ class TuneConfig(_Section):
 
 
 class GateConfig(_Section):
-    """What a candidate must show on captured traffic before it meets live traffic."""
+    """Evidence that a candidate needs on captured traffic before it meets live traffic."""
 
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("all",)
     """Slices of the comparison that must become better: ``all``, ``workload tools``."""
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.03
-    """How much fewer tokens per step are tolerated in any other slice."""
+    """Loss of tokens per step that is tolerated in any other slice."""
     depth: Annotated[int, Field(ge=1)] = 3
     """The depth that is served."""
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -75,8 +75,9 @@ class ImproveConfig(_Section):
     reference: Path | None = None
     """A capture of traffic that must not be forgotten: trained on, and judged by."""
     keep: Path | None = None
-    """What the draft was trained on, replayed as well: exchanges, as ``eaglegate-train-draft``
-    reads them, or a capture."""
+    """Exchanges that the draft was trained on, replayed as well: in the format of
+    ``eaglegate-train-draft``, or a capture.
+    """
     key_file: Path | None = None
     """Fernet keys of encrypted captures; windows are then encrypted, too."""
     window: WindowConfig = WindowConfig()

@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS events (
 
 
 class Stage(StrEnum):
-    """What is to be done next with a candidate."""
+    """Stage that a candidate has to go through next."""
 
     COLLECT = "collect"
     TUNE = "tune"
@@ -53,11 +53,11 @@ class Stage(StrEnum):
 
 
 class CandidateVerdict(StrEnum):
-    """How a candidate ended."""
+    """Verdict on a candidate."""
 
     PROMOTED = "promoted"
     REFUSED = "refused"
-    """By the comparison on captured traffic."""
+    """Refused by the comparison on captured traffic."""
     ROLLED_BACK = "rolled back"
     UNDECIDED = "undecided"
     """The canary ended without enough data, or another draft was promoted meanwhile."""

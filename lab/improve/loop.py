@@ -82,7 +82,7 @@ class ImproveLoop:
         self._said = ""
 
     def run(self, once: bool = False) -> Candidate | None:
-        """For ever, or until one candidate has its verdict or there is too little traffic."""
+        """Run for ever, or until one candidate has its verdict or there is too little traffic."""
         while True:
             one = None if self._switch.off else self._ledger.find_open() or self._begin()
             if one is None:

@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def become_background(nice: int) -> None:
-    """For a child before it runs: low priority, and its end with its parent's."""
+    """Give a child process low priority, and end it with its parent. Runs in the child."""
     os.nice(nice)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -49,7 +49,7 @@ class ImproveProcess:
             await asyncio.sleep(self.restart_s)
 
     async def _run_once(self, url: str) -> int:
-        """Its exit status; it is ended when this is cancelled."""
+        """Run the loop once and return its exit status. Cancellation ends the process."""
         command = ("-m", "eaglegate.server", "improve", "--config", str(self.file))
         address = ("--serve", self.config.serve or url)
         key = {} if self.key is None else {"EAGLEGATE_ADMIN_API_KEY": self.key}

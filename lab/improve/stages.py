@@ -54,7 +54,7 @@ class Stages:
     """Takes a candidate one stage further. ``check`` raises LoopStopped."""
 
     tell_every_s = 15.0
-    """How often the log has the last line that a command printed."""
+    """Seconds between two lines of a command's output in the log."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Stages:
             raise StageFailed(str(error)) from error
 
     def last_used(self) -> float:
-        """When the newest request of the last tuned window arrived."""
+        """Arrival of the newest request of the last tuned window, in Unix time."""
         used = (
             one.data.get("until", 0.0) for one in self.ledger.list_candidates() if not one.given
         )

@@ -29,11 +29,11 @@ NEW, OLD, JUDGE = "tune", "keep", "judge"
 
 @dataclass
 class WindowFacts:
-    """What new traffic there is."""
+    """Facts about the new traffic."""
 
     answers: int = 0
     first: float = 0.0
-    """When its oldest request arrived, and its newest: Unix time."""
+    """Arrival of the oldest request, and of the newest: Unix time."""
     last: float = 0.0
     workloads: Counter[str] = field(default_factory=Counter)
     clusters: set[str] = field(default_factory=set)
@@ -98,7 +98,9 @@ class TrafficWindows:
         return facts.describe() | {"files": dict(written), "earlier": len(earlier)}
 
     def _take_newest(self, since: float) -> tuple[list[CaptureRecord], WindowFacts]:
-        """As much of the new traffic as the configuration asks for; what is older is left out."""
+        """Take as much of the newest traffic as the configuration asks for, and leave older
+        requests out.
+        """
         facts, taken = WindowFacts(), []
         arrived = sorted(self._read_new(since), key=lambda one: one.arrived or 0.0, reverse=True)
         for record in arrived:

@@ -35,7 +35,7 @@ from eaglegate.lab.measure.servers import Say, Setting, describe_target, serve
 from eaglegate.lab.measure.stream import RequestResult
 
 PRIVATE = ("text", "reasoning", "tool_calls", "token_ids", "logprobs")
-"""Of a result: stays out of files."""
+"""Fields of a result that stay out of files."""
 
 
 class BenchError(RuntimeError):
@@ -89,7 +89,7 @@ class LoadPoint:
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What a run does; all of it decides whether a journal belongs to it."""
+    """Plan of a run. All of it decides whether a journal belongs to the run."""
 
     settings: tuple[Setting, ...]
     """The last one is the baseline where ``has_baseline``."""
@@ -97,7 +97,9 @@ class BenchPlan:
     loads: tuple[LoadPoint, ...]
     sessions: tuple[Session, ...]
     requests: int
-    """In each block, about: sessions are not cut. 0: four times the concurrency, at least 8."""
+    """Approximate number of requests in each block: sessions are not cut. 0: four times the
+    concurrency, at least 8.
+    """
     repeats: int
     warmup: int
     seed: int
@@ -107,7 +109,7 @@ class BenchPlan:
     timeout_s: float = 600.0
     goal: Goal | None = None
     depths: tuple[int, ...] = ()
-    """Where depths of one engine are compared: all of them, rising, 0 included."""
+    """All depths of one engine that are compared, rising, 0 included."""
 
     @property
     def baseline(self) -> Setting | None:
@@ -140,7 +142,7 @@ class BenchPlan:
         )
 
     def digest(self) -> dict[str, Any]:
-        """What must be the same for a journal to be continued."""
+        """Describe the parts of a plan that must not change where a journal is continued."""
         return {
             "settings": [
                 {"name": s.name, "url": s.url, "flags": list(s.flags), "fields": dict(s.fields)}

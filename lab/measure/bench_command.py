@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def stop_on_sigterm() -> None:
-    """As on Ctrl-C: the servers a run has started stop with it."""
+    """Treat SIGTERM as Ctrl-C, so that the servers of a run stop with it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)
 
@@ -248,7 +248,7 @@ def choose_loads(options: argparse.Namespace) -> tuple[LoadPoint, ...]:
 def choose_settings(
     options: argparse.Namespace, flags: Sequence[str], depths: Sequence[int] = ()
 ) -> tuple[tuple[Setting, ...], bool]:
-    """What is measured, the baseline last. Raises BenchError, ServerError."""
+    """Choose the settings to measure, the baseline last. Raises BenchError, ServerError."""
     urls = [url.rstrip("/").removesuffix("/v1") for url in options.url]
     if urls and (flags or options.cost_scaled):
         raise BenchError("--url measures a server that runs; leave out --cost-scaled and flags")

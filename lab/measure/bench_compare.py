@@ -129,5 +129,5 @@ def describe_comparison(found: Comparison) -> str:
 
 
 def describe_missing(repeats: int) -> str:
-    """In the place of a ratio."""
+    """Describe why there is no ratio."""
     return f"{repeats} of {LEAST_CLUSTERS} repeats" if repeats < LEAST_CLUSTERS else "no data"

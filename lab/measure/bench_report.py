@@ -57,7 +57,7 @@ class BenchReport:
     categories: dict[str, tuple[Figures, ...]]
     notes: tuple[str, ...]
     step_costs: dict[str, Any] | None = None
-    """Of ``--depths``: milliseconds of a step by concurrency and depth."""
+    """Milliseconds of a step by concurrency and depth, with ``--depths``."""
 
     def write(self, folder: Path) -> list[Path]:
         """The files written."""
@@ -289,7 +289,7 @@ def make_report(plan: BenchPlan, blocks: Sequence[Block], run: dict[str, Any]) -
 
 
 def name_places(loads: Sequence[LoadPoint]) -> dict[str, str]:
-    """How a sentence on a load point begins, by its name; empty where there is one alone."""
+    """Map each load point to the beginning of sentences about it; empty where it is the only one."""
     if len(loads) == 1:
         return {loads[0].name: ""}
     return {

@@ -238,7 +238,7 @@ def _draw_axis_names(x_label: str, y_label: str, y: _Scale, height: float) -> st
 
 
 def _place_legend(names: Sequence[str]) -> list[tuple[float, int, list[str]]]:
-    """Where each name begins, its first line in the legend, and the name in lines."""
+    """Place each name in the legend: its x, its first line, and the name in lines."""
     places: list[tuple[float, int, list[str]]] = []
     at, line, lines = 8.0, 0, 1
     for name in names:

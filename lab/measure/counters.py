@@ -29,7 +29,7 @@ class Counters:
     source: str
     """eaglegate, vllm, or empty: the server exports neither."""
     values: Mapping[tuple[str, str], float]
-    """By name and by position or outcome."""
+    """Values by name, and by position or outcome."""
 
     def __sub__(self, before: Counters) -> Counters:
         """Since ``before``. A restart in between makes it meaningless, and negative."""
@@ -83,7 +83,7 @@ class Counters:
 
 
 def parse_counters(text: str) -> Counters:
-    """From the Prometheus text format. An eaglegate's own counters go before vLLM's beside them."""
+    """Parse Prometheus text. An eaglegate's own counters take precedence over vLLM's."""
     ours: dict[tuple[str, str], float] = defaultdict(float)
     theirs: dict[tuple[str, str], float] = defaultdict(float)
     for name, labels, value in SAMPLE.findall(text):

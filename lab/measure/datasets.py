@@ -22,7 +22,7 @@ OWN = Path(__file__).parent / "data"
 """Our sets, a file each; `mixed` is all of them."""
 MIXED = "mixed"
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
-"""What a public SPEED-Bench row holds until its text is fetched."""
+"""Text of a public SPEED-Bench row until its prompt is fetched."""
 SHARED: tuple[str, ...] = ("tools", "tool_choice", "response_format")
 """Fields of a body that a row may bring for all its turns."""
 FIRST_TOKEN, TOKEN_RANGE = 1000, 1000

@@ -25,7 +25,7 @@ COST_TABLE = "step-costs.json"
 
 
 def parse_depths(text: str) -> tuple[int, ...]:
-    """From `0,1,3`, rising; 0 is always among them. Raises ValueError."""
+    """Parse depths such as `0,1,3` into rising order, 0 always included. Raises ValueError."""
     try:
         depths = {int(part) for part in text.split(",")}
     except ValueError:

@@ -28,7 +28,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """Where an answer belongs; ``phases`` are runs of tokens."""
+    """An answer's place in the traffic. ``phases`` are runs of tokens."""
 
     id: str
     session: str
@@ -39,7 +39,7 @@ class AnswerFacts:
     tokens: int
 
     def phase_at(self) -> list[str]:
-        """By token."""
+        """Phase of each token."""
         named = [name for name, count in self.phases for _ in range(count)]
         return named + [named[-1] if named else "content"] * (self.tokens - len(named))
 
@@ -73,7 +73,7 @@ class Walk:
 def walk_answer(
     matches: Sequence[int], chances: Sequence[Sequence[float]], depth: int, phases: Sequence[str]
 ) -> dict[str, Walk]:
-    """By phase of the step's first token, and all together.
+    """Walk through an answer as verify steps do, by phase of a step's first token and over all.
 
     The last step may have no bonus token: a step is counted as the engine does, whose drafts beyond
     the answer's end are never accepted.
@@ -147,7 +147,7 @@ class CostTable:
 
     @classmethod
     def parse(cls, row: Mapping[str, Any], source: str) -> CostTable:
-        """From a table, or from the answer of ``GET /admin/speculation`` that holds one.
+        """Parse a table, or an answer of ``GET /admin/speculation`` that holds one.
 
         Raises ValueError.
         """
@@ -193,7 +193,7 @@ class DraftReplay:
 
     facts: AnswerFacts
     walks: Mapping[int, Mapping[str, Walk]]
-    """By depth, then by phase."""
+    """Walks by depth, then by phase."""
 
 
 def estimate_length(found: Iterable[tuple[str, Walk]], expected: bool = False) -> Estimate | None:
@@ -267,7 +267,7 @@ def predict_time(length: Estimate, cost: CostTable, batch: float, depth: int) ->
 def estimate_positions(
     observations: Sequence[DraftReplay], depth: int
 ) -> list[dict[str, Estimate | None]]:
-    """By position: accepted of all steps, and accepted of the steps that reached it."""
+    """Estimate by position the accepted share of all steps, and of the steps that reached it."""
     walks = [(one.facts.session, one.walks[depth][ALL]) for one in observations]
     sessions = [session for session, _ in walks]
     rows = []
@@ -287,7 +287,7 @@ def estimate_positions(
 def compare_pair(
     base: Sequence[DraftReplay], other: Sequence[DraftReplay], depth: int
 ) -> dict[str, dict[str, Any]]:
-    """By slice: tokens per step of ``other`` over those of ``base``, paired by answer."""
+    """Compare tokens per step of ``other`` to those of ``base`` by slice, paired by answer."""
     by_id = {one.facts.id: one for one in other}
     out: dict[str, dict[str, Any]] = {}
     for name, belongs in list_slices(one.facts for one in base).items():
@@ -305,7 +305,9 @@ def compare_pair(
 def _pool_ratio(
     base: Sequence[DraftReplay], other: Sequence[DraftReplay], depth: int
 ) -> Estimate | None:
-    """Of tokens over verify steps, both summed over answers: a long answer weighs as it costs."""
+    """Estimate the ratio of tokens per verify step, both summed over answers: a long answer weighs
+    as it costs.
+    """
     walks = [[one.walks[depth][ALL] for one in side] for side in (base, other)]
     columns = [
         [float(count) for count in counts]
@@ -348,7 +350,7 @@ class ServedLength:
 def compare_served(
     served: Sequence[DraftReplay], predicted: Sequence[DraftReplay], depth: int
 ) -> dict[str, ServedLength]:
-    """By slice and phase, over the answers that are in both."""
+    """Compare lengths by slice and phase over the answers that are in both."""
     by_id = {one.facts.id: one for one in predicted}
     pairs = [(one, by_id[one.facts.id]) for one in served if one.facts.id in by_id]
     if not pairs:

@@ -58,7 +58,7 @@ class Contestant:
 def read_answers(
     records: Iterator[CaptureRecord], limit: int | None = None, *, drafts_sampled: bool = False
 ) -> tuple[list[Answer], int]:
-    """What can be unrolled, and how many answers cannot.
+    """Read the answers that can be unrolled, and count the answers that cannot.
 
     Where drafts are sampled, the target's probabilities count, which penalties change.
     """
@@ -88,7 +88,7 @@ def read_answers(
 
 
 class Results:
-    """What was unrolled of one draft, kept in a file from which a run goes on."""
+    """Results of one draft's unrolling, kept in a file from which a run goes on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -125,7 +125,7 @@ class Results:
 def unroll_all(
     options: argparse.Namespace, fit: Sequence[Contestant], found: Sequence[Answer]
 ) -> dict[str, Results]:
-    """Of every draft, by label. Raises CompareError."""
+    """Unroll the answers with every draft, and return the results by label. Raises CompareError."""
     results = {one.label: Results(find_results(options, one)) for one in fit}
     todo = [
         one for one in found if any(one.facts.id not in known.by_id for known in results.values())
@@ -183,7 +183,9 @@ def has_penalties(sampling: Mapping[str, Any]) -> bool:
 
 
 def _sampling(answer: Answer) -> dict[str, Any]:
-    """What the engine sampled from. With penalties or a bias, matches alone are counted."""
+    """Read the parameters that the engine sampled with; empty with penalties or a bias, where only
+    matches are counted.
+    """
     given = answer.sampling
     if not answer.facts.sampled or has_penalties(given):
         return {}
@@ -211,7 +213,7 @@ def walk_row(
 
 
 def observe_served(answers: Sequence[Answer], depth: int) -> list[DraftReplay]:
-    """What the engine recorded of answers that it drafted this deep."""
+    """Observe the engine's own record of answers that it drafted this deep."""
     return [
         DraftReplay(
             one.facts, {depth: walk_captured(one.choice.steps, depth, one.facts.phase_at())}

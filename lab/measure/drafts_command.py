@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write_report(made: Tournament, argv: Sequence[str]) -> None:
-    """To its folder, and to the terminal. Raises OSError."""
+    """Write the report to its folder and to the terminal. Raises OSError."""
     folder = made.options.out
     report = DraftsReport(describe_run("drafts", argv), summarise(made))
     report.write(folder)
@@ -115,7 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Tournament:
-    """What was unrolled; ``fit`` are the drafts that take part."""
+    """Unrolled answers of several drafts. ``fit`` are the drafts that take part."""
 
     options: argparse.Namespace
     contestants: Sequence[Contestant]
@@ -263,8 +263,9 @@ def describe(one: Contestant) -> dict[str, Any]:
 def list_live(
     found: Sequence[Answer], fit: Sequence[Contestant], observed: Mapping[str, list[DraftReplay]]
 ) -> list[dict[str, Any]]:
-    """What the capture recorded of drafts that take part, beside their prediction on the same
-    answers at the same depth."""
+    """List the captured acceptance of the drafts that take part, beside their prediction on the
+    same answers at the same depth.
+    """
     rows = []
     for one in fit:
         by_depth: dict[int, list[Answer]] = {}

@@ -1,4 +1,4 @@
-"""What a comparison of drafts comes to, in words."""
+"""Conclusion of a comparison of drafts, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eaglegate.lab.measure.report import Conclusion, format_estimate, format_rat
 from eaglegate.lab.measure.statistics import Estimate, Verdict
 
 ORDER = (Verdict.BETTER, Verdict.UNKNOWN, Verdict.SAME, Verdict.WORSE)
-"""Of several drafts the first of these is the conclusion's verdict."""
+"""Order of verdicts: of several drafts the first one here is the conclusion's verdict."""
 
 
 def conclude_drafts(found: Mapping[str, Any]) -> Conclusion:
@@ -67,7 +67,7 @@ def _say_gain(gain: Estimate) -> str:
 
 
 def compare_with_plain(time: Estimate, plain_ms: float) -> Estimate:
-    """How many times as fast as steps without drafts, of which each yields one token."""
+    """Compare with steps without drafts, of which each yields one token: a ratio of speeds."""
     low, high = time.low, time.high
     return replace(
         time,

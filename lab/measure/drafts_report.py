@@ -23,7 +23,7 @@ from eaglegate.lab.measure.report import (
 from eaglegate.lab.measure.statistics import Estimate, Verdict
 
 DIGITS = 4
-"""Of acceptance lengths: drafts differ in the third."""
+"""Digits of acceptance lengths: drafts differ in the third."""
 SHOWN_DEPTHS = (1, 3, 5)
 """Columns of the first table, beside the deepest."""
 

@@ -31,7 +31,7 @@ class Block:
     duration: float
     results: tuple[RequestResult, ...]
     totals: Totals | None = None
-    """Of the server's counters in this time."""
+    """Change of the server's counters in this time."""
     shared: frozenset[str] | None = None
     """The answers that have a speed in every setting; None where settings are not compared."""
 
@@ -124,7 +124,7 @@ class Goal:
 
     @classmethod
     def parse(cls, pairs: Iterable[str]) -> Goal:
-        """From `ttft:500 tpot:50`. Raises ValueError."""
+        """Parse limits such as `ttft:500 tpot:50`. Raises ValueError."""
         limits: dict[str, float] = {}
         for pair in pairs:
             name, _, value = pair.partition(":")
@@ -169,7 +169,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceFigures:
-    """How the drafts did; pooled over requests. None where there was nothing to divide by."""
+    """Acceptance pooled over requests. None stands for a division by nothing."""
 
     source: str
     """answers: each answer's own account; counters: the server's, other traffic included."""
@@ -258,7 +258,9 @@ def sum_answers(results: Iterable[RequestResult]) -> Totals:
 
 
 def measure_acceptance(blocks: Sequence[Block]) -> AcceptanceFigures | None:
-    """From the answers' own accounts; where they carry none, from the server's counters."""
+    """Measure acceptance from the answers' own accounts; where they carry none, from the server's
+    counters.
+    """
     answered = [result for block in blocks for result in block.completed]
     if any(result.reports_steps for result in answered):
         return describe_acceptance(sum_answers(answered), "answers")

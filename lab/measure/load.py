@@ -25,7 +25,7 @@ class Target:
     """A server under test and what every body gets."""
 
     url: str
-    """Without /v1."""
+    """Base URL without /v1."""
     model: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Laid over every body; they win."""
@@ -149,7 +149,7 @@ def brings_answer(turn: Turn) -> bool:
 
 
 def _to_message(result: RequestResult) -> dict[str, Any]:
-    """What the model answered, as a message of the conversation. Reasoning is left out."""
+    """Make the model's answer a message of the conversation, without its reasoning."""
     return {"role": "assistant", "content": result.text}
 
 

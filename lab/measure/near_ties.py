@@ -77,7 +77,7 @@ def _compare_recorded(
 def compare_logprobs(
     first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], tie: float = TIE
 ) -> tuple[str, str]:
-    """What tells the two apart at the first token that differs; entries as chat writes them."""
+    """Judge the first token that differs, from log probabilities as chat completions write them."""
     if not first or not second:
         return UNKNOWN, "no log probabilities"
     for at, (a, b) in enumerate(zip(first, second, strict=False)):

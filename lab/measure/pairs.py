@@ -61,7 +61,9 @@ class Measure:
     lower_is_better: bool
     value: Callable[[RequestResult], float | None]
     is_time: bool = False
-    """What else the machine does falls on a whole window: windows are compared then."""
+    """Whether it measures time: other work on the machine slows a whole window, so windows are
+    compared.
+    """
 
 
 MEASURES = (
@@ -147,7 +149,9 @@ def compare_slice(
 
 
 def tell_no_drafts(row: Row) -> Row:
-    """Of two settings of which one drafts nothing: more data would not change it."""
+    """Give two settings of which one drafts nothing a verdict of their own: more data would not
+    change it.
+    """
     if row.ratio is not None or row.finding.verdict is not Verdict.UNKNOWN:
         return row
     return replace(row, finding=Finding(Verdict.NO_DRAFTS, "one of the two drafted nothing"))
@@ -228,7 +232,7 @@ class ToolReport:
 
 
 def compare_tools(pairs: Sequence[Pair], *, recorded: bool = False) -> ToolReport:
-    """With ``recorded`` the base's outcomes are those of the record."""
+    """Compare outcomes of tool calls. With ``recorded`` the base's outcomes are the record's."""
     base: Counter[str] = Counter()
     other: Counter[str] = Counter()
     scores: list[tuple[float, float, str]] = []
@@ -250,7 +254,7 @@ def compare_tools(pairs: Sequence[Pair], *, recorded: bool = False) -> ToolRepor
 
 
 def compare_errors(pairs: Sequence[Pair]) -> tuple[Estimate | None, Finding]:
-    """Of requests that were answered."""
+    """Compare the shares of requests that were answered."""
     difference = paired_difference(
         [float(pair.base.result.ok) for pair in pairs],
         [float(pair.other.result.ok) for pair in pairs],
@@ -282,7 +286,9 @@ class TextReport:
     near_ties: int
     faults: int
     unexplained: int
-    """Not asked again, without log probabilities, or the same text the second time."""
+    """Different texts without a reason: not asked again, without log probabilities, or the same
+    text the second time.
+    """
     examples: tuple[str, ...]
 
     @property

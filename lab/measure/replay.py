@@ -45,7 +45,7 @@ class ReplayRequest:
 
     id: str
     cluster: str
-    """Its session: the unit of the statistics."""
+    """Session of the request: the unit of the statistics."""
     turn: Turn
     slices: Mapping[str, str]
     greedy: bool
@@ -62,11 +62,11 @@ class ReplayRequest:
 
 @dataclass(slots=True)
 class ReplayOutcome:
-    """What a request gave in one setting, without its text."""
+    """Outcome of a request in one setting, without its text."""
 
     result: RequestResult
     digest: str = ""
-    """Of everything the model wrote; empty without an answer."""
+    """Digest of all the text that the model wrote; empty without an answer."""
     calls: dict[str, int] = field(default_factory=dict)
     """Tool calls by outcome."""
 
@@ -181,7 +181,7 @@ def _is_greedy(record: CaptureRecord, body: Mapping[str, Any]) -> bool:
 
 
 def _strip_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what belongs to the recorded exchange alone."""
+    """Strip the fields that belong to the recorded exchange alone."""
     gone = ("model", "stream", "stream_options", "background", "store", "previous_response_id")
     return {name: value for name, value in body.items() if name not in gone}
 
@@ -255,7 +255,7 @@ class ReplayJournal:
         self._path = path
         self.done: set[tuple[int, str]] = set()
         self.outcomes: dict[str, dict[str, ReplayOutcome]] = {}
-        """By setting and request."""
+        """Outcomes by setting and request."""
         if path.exists() and not resume:
             raise BenchError(
                 f"{path.parent} holds a run already: --resume continues it, or give another --out"

@@ -39,7 +39,7 @@ class ReplayReport:
     base: str
     other: str
     requests: int
-    """In the capture."""
+    """Number of requests in the capture."""
     pairs: int
     sessions: int
     verdict: Finding

@@ -1,4 +1,4 @@
-"""What every report shares: the command it came from, tables, and one self-contained HTML page."""
+"""Parts that every report shares: its command, tables, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ KINDS = {
 
 
 class Conclusion(NamedTuple):
-    """What a report comes to: its first words, on the terminal and on the page."""
+    """Conclusion of a report: its first words, on the terminal and on the page."""
 
     verdict: Verdict
     lines: tuple[str, ...]
@@ -147,7 +147,7 @@ def format_ends(ratio: Estimate) -> str:
 
 
 def capitalise(text: str) -> str:
-    """With a capital first letter, the rest as it is."""
+    """Make the first letter a capital and leave the rest as it is."""
     return text[:1].upper() + text[1:]
 
 

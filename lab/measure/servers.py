@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "engine" / "demo"
 DEMO_DEPTH = 3
 IDENTITY_LAYERS = 32
-"""Of the cost-scaled demo: 8 real layers and these make 40."""
+"""Identity layers of the cost-scaled demo: 8 real layers and these make 40."""
 START_LIMIT_S = 1800.0
 STOP_LIMIT_S = 30.0
 HEARTBEAT_S = 10.0
@@ -45,7 +45,7 @@ class Setting:
     name: str
     url: str = ""
     flags: tuple[str, ...] = ()
-    """Of `eaglegate serve`, where the measurement starts it."""
+    """Flags of `eaglegate serve`, where the measurement starts it."""
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property

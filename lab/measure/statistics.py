@@ -23,14 +23,18 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Statistic = Callable[[Array], Array]
-"""From sums, one row per resample and one column per measured quantity, to one value per row."""
+"""Function from sums, one row per resample and one column per measured quantity, to one value per
+row.
+"""
 
 LEVEL = 0.95
 ROUNDS = 2000
 LEAST_CLUSTERS = 5
 """Below this no interval is given: there is nothing to resample."""
 EXACT = 12
-"""So many windows have all their subsets tried, more a sample of as many."""
+"""Largest number of windows of which all subsets are tried. Of more windows a sample of as many
+subsets is.
+"""
 _CHUNK = 1_000_000
 """Weights held at once while resampling."""
 
@@ -248,7 +252,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What an estimate says, and why."""
+    """Verdict on an estimate, with its reason."""
 
     verdict: Verdict
     reason: str

@@ -38,7 +38,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class RequestResult:
-    """What one request gave. Times in seconds; ``started`` counts from the start of its run."""
+    """Result of one request. Times are in seconds; ``started`` counts from the start of its run."""
 
     id: str
     session: str
@@ -81,7 +81,7 @@ class RequestResult:
 
     @property
     def decode_s(self) -> float:
-        """From the first token to the end; 0 for an answer of one token."""
+        """Seconds from the first token to the end; 0 for an answer of one token."""
         return self.latency - self.ttft if self.tpot is not None and self.ttft is not None else 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""How the tool calls of an answer turned out, in the words of ``engine.events.Outcome``."""
+"""Outcomes of the tool calls of an answer, in the words of ``text.events.Outcome``."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def blank_tensors(path: Path) -> None:
 
 
 def list_tensors(path: Path) -> Iterator[tuple[int, int]]:
-    """Where the bytes of tensors to overwrite begin and end."""
+    """Yield the beginning and end of the bytes of each tensor to overwrite."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))

@@ -40,17 +40,20 @@ from eaglegate.lab.prove.trial import (
 )
 
 LEAST_ACCEPTANCE = 0.3
-"""Of first draft tokens. One pass of a draft and one more token to verify cost an eighth to a third
-of a step without them, so a draft accepted less often pays at no depth. Trained EAGLE 3 drafts have
-0.6 to 0.9 on chat; noise has 0.0."""
+"""Least acceptance of first draft tokens. One pass of a draft and one more token to verify cost an
+eighth to a third of a step without them, so a draft accepted less often pays at no depth. Trained
+EAGLE 3 drafts have 0.6 to 0.9 on chat; noise has 0.0.
+"""
 Z_FAILED, Z_UNSURE, Z_POWER = 5.0, 4.0, 8.0
 """Standard deviations: a normal number is beyond 5 once in two million, beyond 4 once in 16,000."""
 HOT, TOP_K = 2.0, TOP
 """Hot, so that there is much to choose from."""
 LEAST_SPEED = 0.8
-"""Of the speed without a draft. At worst the planner drafts nothing, which costs 4 to 12 %."""
+"""Least speed, as a share of the speed without a draft. At worst the planner drafts nothing, which
+costs 4 to 12 %.
+"""
 LEAST_PLANNED = 0.85
-"""Of the best fixed depth, in total tokens per second."""
+"""Least speed of the planner, as a share of the best fixed depth's total tokens per second."""
 MOST_TIES = 0.5
 """Share of texts with a near tie from which on ties hide more than they explain."""
 EAGER = "NONE"
@@ -112,7 +115,7 @@ def judge_execution(found: Execution) -> tuple[ProofOutcome, str]:
 
 
 def find_fallback(found: Execution, worker: WorkerExecution) -> str:
-    """How a worker fell back to eager execution, in a sentence; empty where it did not."""
+    """Say in a sentence how a worker fell back to eager execution; empty where it did not."""
     inside = found.compilation not in (EAGER, "STOCK_TORCH_COMPILE")
     if inside and not worker.compiled_parts:
         return (
@@ -440,7 +443,7 @@ def judge_exchange(compared: TextComparison, lengths: Sequence[float], pause_s: 
 
 
 async def check_speed(trial: Trial) -> Evidence:
-    """As the engine serves by default, against no draft."""
+    """Compare the engine's speed, as it serves by default, with its speed without a draft."""
     ratios: dict[int, Any] = {}
     speeds: dict[int, Any] = {}
     for load in trial.size.loads:
@@ -594,4 +597,4 @@ CHECKS: tuple[Check, ...] = (
     Check("draft exchange", "Does an exchange leave texts unchanged?", check_exchange),
     Check("continuation", "Do streams survive the engine's death?", check_continuation),
 )
-"""In this order: the last ones disturb the engine."""
+"""All checks in order: the last ones disturb the engine."""

@@ -70,7 +70,9 @@ class ProofBackend(InProcessBackend):
 
     @property
     def reports_raw_logprobs(self) -> bool:
-        """Of the target, before temperature and the like."""
+        """Whether the engine reports the target's log probabilities before temperature and the
+        like.
+        """
         return str(self._arguments.logprobs_mode).startswith("raw")
 
 

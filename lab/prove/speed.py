@@ -22,9 +22,9 @@ class Speed:
     """One round. Tokens per second."""
 
     user: float
-    """Of one stream, from its first token on, pooled."""
+    """Tokens per second of one stream from its first token on, pooled."""
     total: float
-    """Of all streams together, prompts included."""
+    """Tokens per second of all streams together, prompts included."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -112,7 +112,7 @@ def compare(
 
 
 def find_margin(reference: ProofAnswer, at: int, token: int, noise: Noise | None) -> float | None:
-    """By how much the reference prefers its own token; None where the other is not likely."""
+    """Measure how much the reference prefers its own token; None where the other is not likely."""
     if at >= len(reference.logprobs):
         return None
     known = list_logprobs(reference.logprobs[at])

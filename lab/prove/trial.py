@@ -1,4 +1,4 @@
-"""What all checks of one run share: the engines, the prompts, and the texts to compare with."""
+"""The parts that all checks of one run share: engines, prompts, and texts to compare with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPENINGS = (
 
 
 class ProofOutcome(StrEnum):
-    """What a check found."""
+    """Outcome of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -41,7 +41,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much a run does."""
+    """Size of a run."""
 
     prompts: int
     tokens: int
@@ -70,7 +70,7 @@ QUICK = Size(prompts=4, tokens=24, samples=64, sampled_tokens=6, mixed=12)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the engine without a draft gave."""
+    """Answers and speeds of the engine without a draft."""
 
     greedy: tuple[ProofAnswer, ...]
     seeded: tuple[ProofAnswer, ...]
@@ -89,7 +89,7 @@ class Trial:
     """Prompts that can go on in many ways."""
     reference: Reference
     folder: Path
-    """For files that only live as long as the run."""
+    """Folder for files that only live as long as the run."""
     noise: Noise | None = None
     plain: Lane | None = None
     """The engine without a draft, where both run side by side."""
