@@ -90,7 +90,7 @@ class PromotedRules:
 
 
 def describe_rules(rules: SpeculationRules) -> dict[str, Any]:
-    """Describe the rules that differ from the defaults, as JSON types and without the keys' depths."""
+    """Describe the rules that differ from the defaults, as JSON types, without the keys' depths."""
     plain, default = asdict(rules), asdict(SpeculationRules())
     del plain["key_depths"]
     return {name: value for name, value in plain.items() if value != default[name]}

@@ -289,7 +289,9 @@ def make_report(plan: BenchPlan, blocks: Sequence[Block], run: dict[str, Any]) -
 
 
 def name_places(loads: Sequence[LoadPoint]) -> dict[str, str]:
-    """Map each load point to the beginning of sentences about it; empty where it is the only one."""
+    """Map each load point to the beginning of sentences about it; empty where it is the only
+    point.
+    """
     if len(loads) == 1:
         return {loads[0].name: ""}
     return {
