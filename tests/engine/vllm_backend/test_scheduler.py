@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count, groupby
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -35,7 +36,13 @@ MOST = 3
 class Pretence:
     """A scheduler and a model that accepts as many drafts as ``accepts`` says (default all)."""
 
-    def __init__(self, asynchronous: bool = False, **speculative: Any) -> None:
+    def __init__(
+        self,
+        asynchronous: bool = False,
+        prepare: Callable[[VllmConfig], None] = lambda _: None,
+        **speculative: Any,
+    ) -> None:
+        """``prepare`` changes the configuration before the scheduler reads it."""
         chosen = speculation(MOST) | speculative
         config = make_demo_arguments(
             speculative_config=chosen, max_model_len=256, block_size=BLOCK
@@ -43,6 +50,7 @@ class Pretence:
         self.asynchronous = asynchronous
         config.scheduler_config.async_scheduling = asynchronous
         config.cache_config.num_gpu_blocks = 64
+        prepare(config)
         spec = FullAttentionSpec(BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
         self.scheduler: DepthSchedulerBase = scheduler(
             config,
