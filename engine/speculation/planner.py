@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from eaglegate.engine.speculation.found import FoundShare
 from eaglegate.engine.speculation.probes import Optimum, Probes
-from eaglegate.engine.speculation.step_cost import StepCostModel
-from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
+from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
+from eaglegate.engine.speculation.step_graphs import StepGraphs
 from eaglegate.engine.speculation.survival import SurvivalEstimator
 from eaglegate.engine.speculation.totals import DepthReason, PlannedStep
 from eaglegate.engine.speculation.uniform import prefer_uniform
@@ -338,27 +338,19 @@ class DepthPlanner:
         self._observed.clear()
         self._ended.clear()
 
-    def observe_step(
-        self,
-        batch: int,
-        verified: int,
-        depth: int,
-        seconds: float,
-        prompt: int = 0,
-        mode: GraphMode = GraphMode.FULL,
-    ) -> None:
-        """One step of decoding requests and of ``prompt`` tokens of others, its time, and how it
-        ran.
-        """
-        expected_s, taken_s = self.cost.observe(batch, verified, depth, seconds, prompt, mode)
+    def observe_step(self, step: ObservedStep) -> None:
+        """Learn from the time of one step."""
+        expected_s, taken_s = self.cost.observe(step)
         self.totals.expected_s += expected_s
         self.totals.taken_s += taken_s
-        if prompt:
+        if step.prompt:
             return
         reason = DepthReason.COST if self._last is None else self._last.plan.reason
-        step = PlannedStep(seconds, self._committed, batch, verified, depth, reason)
-        self.recent.append(step)
-        self._probes.save(seconds)
+        planned = PlannedStep(
+            step.seconds, self._committed, step.batch, step.verified, step.depth, reason
+        )
+        self.recent.append(planned)
+        self._probes.save(step.seconds)
 
     def describe(self, recent: int = 0) -> dict[str, object]:
         """What it believes and has decided, in types that JSON has, and the newest steps."""

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,21 @@ LEARNT = (
     "_shrunk",
 )
 """What another model goes on from."""
+
+
+class ObservedStep(NamedTuple):
+    """One step of a scheduler: what it held, and the seconds it took."""
+
+    batch: int
+    """Requests that decode."""
+    verified: int
+    """Draft tokens verified, of all of them."""
+    depth: int
+    """Draft tokens made for each request."""
+    seconds: float
+    prompt: int = 0
+    """Prompt tokens of other requests, read in the same step."""
+    mode: GraphMode = GraphMode.FULL
 
 
 class StepCostModel:
@@ -122,20 +137,13 @@ class StepCostModel:
     def is_known(self) -> bool:
         return self._unit is not None
 
-    def observe(
-        self,
-        batch: int,
-        verified: int,
-        depth: int,
-        seconds: float,
-        prompt: int = 0,
-        mode: GraphMode = GraphMode.FULL,
-    ) -> tuple[float, float]:
-        """One step of ``batch`` decoding requests and ``prompt`` tokens of others' prompts.
+    def observe(self, step: ObservedStep) -> tuple[float, float]:
+        """Learn from the time of one step.
 
         Like steps in a row are learnt from together, once their time is known well. Returns the
         seconds that were expected of what is learnt from now, and those it took.
         """
+        batch, verified, depth, seconds, prompt, mode = step
         if seconds <= 0 or batch <= 0:
             return 0.0, 0.0
         expected = taken = 0.0

@@ -14,6 +14,7 @@ from vllm.v1.request import Request
 
 from eaglegate.engine.speculation.methods import StepBehaviour, StepDepth
 from eaglegate.engine.speculation.planner import DepthPlan, DepthPlanner
+from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.engine.speculation.step_graphs import GraphMode
 from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.vllm_backend.graphs import read_graphs
@@ -43,15 +44,7 @@ class Planner(Protocol):
         found: Sequence[int] | None = None,
     ) -> None: ...
 
-    def observe_step(
-        self,
-        batch: int,
-        verified: int,
-        depth: int,
-        seconds: float,
-        prompt: int = 0,
-        mode: GraphMode = GraphMode.FULL,
-    ) -> None: ...
+    def observe_step(self, step: ObservedStep) -> None: ...
 
 
 class RandomPlanner:
@@ -92,15 +85,7 @@ class RandomPlanner:
     ) -> None:
         pass
 
-    def observe_step(
-        self,
-        batch: int,
-        verified: int,
-        depth: int,
-        seconds: float,
-        prompt: int = 0,
-        mode: GraphMode = GraphMode.FULL,
-    ) -> None:
+    def observe_step(self, step: ObservedStep) -> None:
         pass
 
 
@@ -264,8 +249,9 @@ class StepPlanning:
         depth = self._get_depth_in_interval(output, step)
         if before is not None and depth is not None and step.batch and names:
             mode = self.graphs.find_mode(step.widths) if self.graphs else GraphMode.FULL
-            seconds = now - before
-            self._planner.observe_step(step.batch, step.width, depth, seconds, step.prompt, mode)
+            self._planner.observe_step(
+                ObservedStep(step.batch, step.width, depth, now - before, step.prompt, mode)
+            )
 
     def _get_depth_in_interval(self, output: SchedulerOutput, step: StepContent) -> int | None:
         """How many drafts were made between the last update and this one; None where unknown.

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eaglegate.engine.speculation.planner import DepthPlanner
+from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
 
 Ints = NDArray[np.integer[Any]]
@@ -306,7 +307,7 @@ def _step(
         graphs = lane.table.graphs
         mode = graphs.find_mode(verified.tolist()) if graphs else GraphMode.FULL
         lane.planner.observe_step(
-            len(running), int(verified.sum()), depth, seconds * slowness, mode=mode
+            ObservedStep(len(running), int(verified.sum()), depth, seconds * slowness, mode=mode)
         )
 
 
@@ -328,7 +329,9 @@ def profiled(planner: DepthPlanner, table: CpuTable | GpuTable | None = None) ->
         mode = table.graphs.find_mode(widths) if table.graphs else GraphMode.FULL
         for _ in range(3):
             seconds = table.step_ms(widths, max(widths)) / 1e3
-            planner.cost.observe(len(widths), sum(widths), max(widths), seconds, mode=mode)
+            planner.cost.observe(
+                ObservedStep(len(widths), sum(widths), max(widths), seconds, mode=mode)
+            )
     return planner
 
 

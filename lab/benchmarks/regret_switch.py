@@ -32,9 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eaglegate.engine.speculation.planner import DepthPlan, DepthPlanner
-from eaglegate.engine.speculation.step_graphs import GraphMode
+from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
-from eaglegate.engine.vllm_backend.planning import PLANNERS
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
 from eaglegate.lab.benchmarks.drive import running
@@ -90,28 +89,23 @@ class SwitchingPlanner(DepthPlanner):
         return plan
 
     def observe(
-        self, requests: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]
+        self,
+        requests: Sequence[str],
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        found: Sequence[int] | None = None,
     ) -> None:
         if self._is_learning():
-            super().observe(requests, drafted, accepted)
+            super().observe(requests, drafted, accepted, found)
         self._committed = len(requests) + sum(accepted)
 
-    def observe_step(
-        self,
-        batch: int,
-        verified: int,
-        depth: int,
-        seconds: float,
-        prompt: int = 0,
-        mode: GraphMode = GraphMode.FULL,
-    ) -> None:
+    def observe_step(self, step: ObservedStep) -> None:
         self._steps += 1
         if self._is_learning():
-            super().observe_step(batch, verified, depth, seconds, prompt, mode)
+            super().observe_step(step)
         if self._steps <= SKIPPED:
             return
-        if self._lane != "auto":
-            seconds -= self._planned_s
+        seconds = step.seconds - (0.0 if self._lane == "auto" else self._planned_s)
         self._segment[1] += self._committed
         self._segment[2] += seconds
         self._segment[3] += 1
@@ -148,9 +142,10 @@ def make_segment(lane: str) -> list[Any]:
 
 def switching_scheduler(*args: Any, **kwargs: Any) -> DepthSchedulerBase:
     """What ``scheduler_cls`` names: the planner switches, and all times are CPU times."""
-    PLANNERS["auto"] = SwitchingPlanner
     made = scheduler(*args, **kwargs)
-    made.planning.clock = time.thread_time
+    planning: Any = made.planning
+    planning._make_planner = lambda _mode: SwitchingPlanner(int(made.num_spec_tokens))
+    planning.clock = time.thread_time
     return made
 
 

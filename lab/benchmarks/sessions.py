@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eaglegate.engine.speculation.planner import DepthPlanner
+from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.lab.benchmarks.regret_sim import DEPTH, profiled, step_ms
 from eaglegate.lab.benchmarks.sessions_traffic import Sent, SessionPhase, make_laps, make_sessions
 
@@ -108,7 +109,7 @@ class Lane:
             return
         widths = [one.width for one in running]
         self.planner.observe([one.sent.name for one in running], widths, accepted)
-        self.planner.observe_step(len(running), sum(widths), depth, seconds, prompt)
+        self.planner.observe_step(ObservedStep(len(running), sum(widths), depth, seconds, prompt))
 
 
 def serve(lane: Lane, phases: Sequence[SessionPhase], seed: int) -> list[Served]:

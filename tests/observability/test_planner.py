@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from eaglegate.engine.speculation.planner import DepthPlanner
+from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.metrics.engine import summarize_planner
@@ -25,7 +26,7 @@ def planner() -> DepthPlanner:
     for _ in range(100):
         plan = made.plan(names, [3, 3])
         made.observe(names, plan.widths, plan.widths)
-        made.observe_step(2, sum(plan.widths), plan.depth, 0.01 + 0.001 * plan.depth)
+        made.observe_step(ObservedStep(2, sum(plan.widths), plan.depth, 0.01 + 0.001 * plan.depth))
     return made
 
 

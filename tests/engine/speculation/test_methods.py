@@ -17,7 +17,7 @@ from eaglegate.engine.speculation.methods import (
     find_method,
 )
 from eaglegate.engine.speculation.planner import DepthPlanner
-from eaglegate.engine.speculation.step_cost import StepCostModel
+from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
 
 DEPTH = 7
 
@@ -80,7 +80,7 @@ def drive(planner: DepthPlanner, acceptance: float, steps: int) -> list[int]:
         accepted = int((rng.random(width) < acceptance).cumprod().sum())
         planner.observe(["r"], [width], [accepted])
         paid = DEPTH if plan.depth else 0
-        planner.observe_step(1, width, paid, 0.01 + 0.002 * paid + 0.0001 * width)
+        planner.observe_step(ObservedStep(1, width, paid, 0.01 + 0.002 * paid + 0.0001 * width))
         depths.append(plan.depth)
     return depths
 
@@ -88,7 +88,7 @@ def drive(planner: DepthPlanner, acceptance: float, steps: int) -> list[int]:
 def test_a_step_with_any_draft_costs_all_of_them():
     model = StepCostModel(DEPTH, always_full=True)
     for depth in (0, DEPTH) * 40:
-        model.observe(1, depth, depth, 0.01 + 0.002 * depth)
+        model.observe(ObservedStep(1, depth, depth, 0.01 + 0.002 * depth))
     base, _ = model.line(1)
     assert np.ptp(base[1:]) == 0
     assert base[1] > 2 * base[0]
@@ -110,7 +110,7 @@ def drive_lookup(share: float, acceptance: float, draft_s: float, steps: int = 6
 
     def take(found: int, depth: int) -> None:
         seconds = 0.01 + 0.0015 * found + draft_s * (depth > 0)
-        planner.observe_step(1, found, DEPTH if depth else 0, seconds)
+        planner.observe_step(ObservedStep(1, found, DEPTH if depth else 0, seconds))
 
     for depth, found in ((0, 0), (DEPTH, 0), (DEPTH, DEPTH)):
         for _ in range(12):

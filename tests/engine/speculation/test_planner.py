@@ -7,7 +7,7 @@ import pytest
 
 from eaglegate.engine.speculation.planner import BACKLOG, DepthPlan, DepthPlanner
 from eaglegate.engine.speculation.probes import PROBE_SHARE
-from eaglegate.engine.speculation.step_cost import SIZES, StepCostModel
+from eaglegate.engine.speculation.step_cost import SIZES, ObservedStep, StepCostModel
 from eaglegate.engine.speculation.survival import LEVELS, START, SurvivalEstimator
 from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.lab.benchmarks.regret_sim import (
@@ -185,7 +185,11 @@ def test_step_times_are_learnt(seed: int) -> None:
     for _ in range(400):
         batch, depth = int(rng.choice([1, 4, 16])), int(rng.integers(0, DEPTH + 1))
         seconds = step_ms(batch, batch * depth, depth) / 1e3 * float(rng.lognormal(0, 0.05))
-        model.observe(batch, batch * depth, depth, seconds * (8.0 if rng.random() < 0.02 else 1.0))
+        model.observe(
+            ObservedStep(
+                batch, batch * depth, depth, seconds * (8.0 if rng.random() < 0.02 else 1.0)
+            )
+        )
     for batch in (1, 4, 16):
         expected = model.seconds(batch, np.arange(DEPTH + 1) * batch) * 1e3
         true = [step_ms(batch, batch * depth, depth) for depth in range(DEPTH + 1)]
@@ -207,7 +211,7 @@ def test_a_request_that_brought_its_depth_keeps_it() -> None:
     for _ in range(50):
         planner.observe(["asked", "other"], [5, 1], [0, 0])
         plan = planner.plan(["asked", "other"], [5, DEPTH], [5, 0])
-        planner.observe_step(2, 6, plan.depth, 0.01)
+        planner.observe_step(ObservedStep(2, 6, plan.depth, 0.01))
         assert plan.depth >= 5
         assert plan.widths[0] == 5
     assert plan.widths[1] <= 1
@@ -288,7 +292,7 @@ def test_bounds_hold() -> None:
         plan = planner.plan(["a"], [2])
         assert plan.widths[0] <= 2
         planner.observe(["a"], plan.widths, plan.widths)
-        planner.observe_step(1, 2, plan.depth, 0.01)
+        planner.observe_step(ObservedStep(1, 2, plan.depth, 0.01))
 
 
 @pytest.mark.thorough
@@ -356,7 +360,7 @@ def plan_for(planner: DepthPlanner, names: list[str], accepted: int | None = Non
     plan = planner.plan(names, [DEPTH] * len(names))
     hits = plan.widths if accepted is None else [min(width, accepted) for width in plan.widths]
     planner.observe(names, plan.widths, hits)
-    planner.observe_step(len(names), sum(plan.widths), plan.depth, 0.01)
+    planner.observe_step(ObservedStep(len(names), sum(plan.widths), plan.depth, 0.01))
     return plan
 
 
@@ -443,7 +447,7 @@ def test_making_drafts_and_verifying_them_cost_apart() -> None:
     for _ in range(600):
         depth, verified = list(costs)[rng.integers(4)]
         seconds = costs[depth, verified] * 1e-3 * float(rng.lognormal(0, 0.03))
-        model.observe(4, verified, depth, seconds)
+        model.observe(ObservedStep(4, verified, depth, seconds))
     for (depth, verified), ms in costs.items():
         assert model.step_seconds(4, verified, depth) * 1e3 == pytest.approx(ms, rel=0.04)
 
@@ -456,7 +460,9 @@ def test_probes_do_not_make_steps_without_drafts_look_slow() -> None:
     believed = []
     for _ in range(60):
         for depth, verified, ms in ((0, 0, base), (1, 0, 1.02 * base), (0, 16, 1.5 * base)):
-            model.observe(16, verified, depth, ms * 1e-3 * float(rng.lognormal(0, 0.03)))
+            model.observe(
+                ObservedStep(16, verified, depth, ms * 1e-3 * float(rng.lognormal(0, 0.03)))
+            )
             believed.append(model.seconds(16, np.arange(DEPTH + 1) * 16.0) * 1e3)
     none, one, *_ = np.mean(believed[-90:], axis=0)
     assert none == pytest.approx(base, rel=0.05)
@@ -471,7 +477,9 @@ def test_a_probe_is_made_once() -> None:
     for _ in range(300):
         plan = planner.plan(["a"], [DEPTH])
         planner.observe(["a"], [verified], [0])
-        planner.observe_step(1, verified, plan.depth, step_ms(1, verified, plan.depth) / 1e3)
+        planner.observe_step(
+            ObservedStep(1, verified, plan.depth, step_ms(1, verified, plan.depth) / 1e3)
+        )
         verified = plan.widths[0]
         plans.append(plan)
     probes = [plan for plan in plans if plan.reason is DepthReason.PROBE]
@@ -484,7 +492,7 @@ def test_a_slow_machine_does_not_make_one_depth_look_worse() -> None:
     model = StepCostModel(DEPTH)
     for number in range(300):
         depth = number // 5 % 4
-        model.observe(4, 4 * depth, depth, step_ms(4, 4 * depth, depth) / 1e3)
+        model.observe(ObservedStep(4, 4 * depth, depth, step_ms(4, 4 * depth, depth) / 1e3))
 
     def compare() -> float:
         seconds = model.seconds(4, 4.0 * np.arange(DEPTH + 1))
@@ -493,7 +501,7 @@ def test_a_slow_machine_does_not_make_one_depth_look_worse() -> None:
     before = compare()
     found = []
     for _ in range(120):
-        model.observe(4, 0, 0, 1.5 * step_ms(4, 0, 0) / 1e3)
+        model.observe(ObservedStep(4, 0, 0, 1.5 * step_ms(4, 0, 0) / 1e3))
         found.append(compare() / before)
     assert max(found) < 1.06
 
@@ -505,7 +513,7 @@ def test_depths_that_were_not_seen_do_not_look_cheaper_than_the_one_in_use() -> 
     for batch, extra in ((1, 1.0), (4, 1.15)):
         for _ in range(300):
             ms = extra * step_ms(batch, DEPTH * batch, DEPTH) * float(rng.lognormal(0, 0.03))
-            model.observe(batch, DEPTH * batch, DEPTH, ms / 1e3)
+            model.observe(ObservedStep(batch, DEPTH * batch, DEPTH, ms / 1e3))
     believed = model.seconds(4, np.arange(DEPTH + 1) * 4.0)
     true = [step_ms(4, depth * 4, depth) for depth in (DEPTH - 1, DEPTH)]
     assert believed[-1] / believed[-2] == pytest.approx(true[1] / true[0], rel=0.03)

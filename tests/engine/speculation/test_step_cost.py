@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eaglegate.engine.speculation.planner import DepthPlanner
-from eaglegate.engine.speculation.step_cost import StepCostModel
+from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
 from eaglegate.lab.benchmarks.regret_sim import profiled, step_ms
 
 DEPTH = 7
@@ -38,7 +38,7 @@ def test_another_model_goes_on_from_it(learnt: StepCostModel) -> None:
     assert first.steps_at(4).tolist() == learnt.steps_at(4).tolist()
     for model in (first, learnt):
         for _ in range(20):
-            model.observe(4, 12, 3, 2e-3 * step_ms(4, 12, 3))
+            model.observe(ObservedStep(4, 12, 3, 2e-3 * step_ms(4, 12, 3)))
     assert believe(first) == believe(learnt) != believe(second)
     assert second.export() == exported
 
@@ -47,7 +47,7 @@ def test_a_known_speed_is_found_again_where_the_machine_is_slower(learnt: StepCo
     model = StepCostModel(DEPTH)
     assert model.restore(learnt.export())
     for _ in range(40):
-        model.observe(4, 12, 3, 3e-3 * step_ms(4, 12, 3))
+        model.observe(ObservedStep(4, 12, 3, 3e-3 * step_ms(4, 12, 3)))
     assert model.step_seconds(4, 12, 3) == pytest.approx(3e-3 * step_ms(4, 12, 3), rel=0.1)
 
 
@@ -89,7 +89,7 @@ def test_steps_with_pieces_of_prompts_teach_what_drafting_costs() -> None:
     for _ in range(600):
         depth, prompt = int(draw.choice([0, 1, 3, DEPTH])), int(draw.choice([16, 64, 128]))
         milliseconds = step_ms(4, 4 * width, depth) + 1.0 + 0.05 * prompt
-        model.observe(4, 4 * width, depth, milliseconds / 1e3, prompt)
+        model.observe(ObservedStep(4, 4 * width, depth, milliseconds / 1e3, prompt))
         width = depth
     for depth in (0, 1, 3, DEPTH):
         expected = model.step_seconds(4, 4 * depth, depth)

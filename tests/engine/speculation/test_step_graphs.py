@@ -10,7 +10,7 @@ import pytest
 from eaglegate.engine.speculation import step_graphs
 from eaglegate.engine.speculation.planner import GAIN, DepthPlanner
 from eaglegate.engine.speculation.probes import Optimum
-from eaglegate.engine.speculation.step_cost import StepCostModel
+from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
 from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
 from eaglegate.engine.speculation.uniform import prefer_uniform
 from eaglegate.lab.benchmarks.regret_sim import (
@@ -78,7 +78,7 @@ def test_the_extra_time_without_a_graph_is_learnt() -> None:
         for widths in ([3] * 8, [3, 0] * 4, [7] * 8):
             mode = GRAPHS.find_mode(widths)
             seconds = LARGE.run_ms(widths, max(widths), mode) / 1e3
-            model.observe(8, sum(widths), max(widths), seconds, mode=mode)
+            model.observe(ObservedStep(8, sum(widths), max(widths), seconds, mode=mode))
     found = 1e3 * model.get_extra_s(8, GraphMode.PIECEWISE)
     assert found == pytest.approx(LARGE.piecewise_ms, rel=0.25)
     assert model.get_extra_s(8, GraphMode.FULL) == 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from eaglegate.engine.speculation.planner import DepthPlan
+from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.vllm_backend.planning import MANY_HOLES, RandomPlanner, name_slice
 from eaglegate.engine.vllm_backend.scheduler import planning_scheduler
@@ -163,10 +164,8 @@ class Watching(RandomPlanner):
         widths = [self._given[name] for name in requests]
         return DepthPlan(max(widths), widths, DepthReason.COST, 1.0, 1.0)
 
-    def observe_step(
-        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0, *_: object
-    ) -> None:
-        self.seen.append((batch, verified, depth, prompt))
+    def observe_step(self, step: ObservedStep) -> None:
+        self.seen.append((step.batch, step.verified, step.depth, step.prompt))
 
 
 def watch(pretence: Pretence, widths: dict[str, int] | None = None) -> Watching:

@@ -16,7 +16,7 @@ import pytest
 from eaglegate.capture.files import read_records, write_records
 from eaglegate.capture.record import CapturedChoice, CapturedPrompt, CapturedStep, CaptureRecord
 from eaglegate.engine.speculation.drafts import fingerprint_draft
-from eaglegate.engine.speculation.step_cost import StepCostModel
+from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
 from eaglegate.engine.types import DecodeStep
 from eaglegate.lab.measure import drafts_command
 from eaglegate.lab.measure.drafts import (
@@ -264,7 +264,7 @@ def test_the_planners_table_is_one_that_drafts_compare_reads() -> None:
     for _ in range(40):
         for batch in (1, 4):
             for depth in (0, 1, 2):
-                model.observe(batch, batch * depth, depth, 0.01 + 0.002 * depth)
+                model.observe(ObservedStep(batch, batch * depth, depth, 0.01 + 0.002 * depth))
     shown = json.loads(json.dumps({"planner": {"cost": model.describe()}}))
     table = CostTable.parse(shown, "gateway")
     assert (table.batches, table.depths) == ((1, 2, 4), (0, 1, 2))
