@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 import yaml
 
-from eaglegate.canary.canary import TOOL_FAILURES
+from eaglegate.canary.arms import TOOL_FAILURES
 from eaglegate.capture.files import read_records, write_records
 from eaglegate.lab.benchmarks.improve_data import ROOT, TARGET, make_bodies, train, write_answers
 from eaglegate.lab.improve.ledger import Candidate, Ledger, Stage
