@@ -1,103 +1,344 @@
-"""How often a seed's text changes with the shape of the batch: ties within the logits' rounding.
+"""Whether seeded text is the same, however an engine comes to it, and how often rounding decides.
+
+200 prompts of 8 to 700 tokens at each temperature. The reference runs one request at a time on an
+engine without a draft that reads each prompt whole. Every row of the table is another way to the
+same text: a depth, the planner, no draft, batches of 16, prompts read in chunks of 128 tokens, a
+draft exchanged in mid-stream, and an engine killed in mid-stream.
 
 The noise of a sample is the same in every step, but the bits of logits may depend on how many rows
-a matrix product has. Every way of running the same requests is compared with one request at a time
-without drafts; an answer counts up to its first other token, for what follows is another text.
-Temperature 0 shows the same for greedy text.
+a matrix product has. Where two tokens are closer than that rounding, either may be written: a
+*tie*. Each answer counts up to its first other token, since the rest follows from it. A difference
+that is no tie is a *fault*. Margins are in nats, temperature and noise included
+(``eaglegate.lab.prove.texts``).
 
-    python -m eaglegate.lab.benchmarks.seeds [--requests 96] [--tokens 48] \\
-        [--dtypes float32 bfloat16]
+    python -m eaglegate.lab.benchmarks.seeds [--prompts 200] [--tokens 24]
+        [--dtypes float32 bfloat16] [--temperatures 0.7 1.6]
+        [--ways whole chunked exchange kill]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+import itertools
+import os
+import random
+import signal
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
 
-from eaglegate.engine.types import EngineRequest, Sampling
-from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+from eaglegate.engine.supervisor import SupervisedEngine
+from eaglegate.engine.types import EngineRequest, Sampling, Step
+from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.position_noise import draw_noise
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import at, render, run, run_all, running, speculation
+from eaglegate.lab.benchmarks.drive import QUESTIONS, at, render, run, run_all, running, speculation
+from eaglegate.lab.prove.lane import ProofAnswer
+from eaglegate.lab.prove.texts import Difference, Kind, compare
+from tests.engine.draft_copies import make_noise
 
 MOST = 7
 BATCH = 16
-TEMPERATURES = (0.0, 0.7, 1.6)
-WAYS: tuple[tuple[str, int, int | None], ...] = (
-    ("alone, K=7", 1, MOST),
-    ("16 at once, K=0", BATCH, 0),
-    ("16 at once, K=3", BATCH, 3),
-    ("16 at once, K=7", BATCH, MOST),
-    ("16 at once, depths at random", BATCH, None),
-)
+CROWD = 50
+"""Requests that are under way when a draft is exchanged or an engine is killed."""
+CHUNK = BATCH * (MOST + 1)
+"""Prompt tokens of a step where prompts are read in chunks."""
+VOCABULARY = 2048
+THINGS = ("cat", "key", "river", "king", "garden", "bird", "ship", "clock", "mountain", "baker")
+DEPTHS: tuple[int | str, ...] = (0, 1, 3, MOST, "auto", "random")
+WAYS = ("whole", "chunked", "exchange", "kill")
 Texts = list[tuple[int, ...]]
+Answer = Callable[[list[EngineRequest]], Awaitable[Texts]]
 
 
-def make_requests(
-    prompts: Sequence[tuple[int, ...]], temperature: float, count: int, tokens: int
-) -> list[EngineRequest]:
+class Generates(Protocol):
+    """An engine, supervised or not."""
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]: ...
+
+
+@dataclass
+class Way:
+    """How the answers of one way compare with the reference."""
+
+    answers: int = 0
+    tokens: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+    def count(self, kind: Kind) -> int:
+        return sum(one.kind is kind for one in self.differences)
+
+    def describe(self) -> str:
+        faults = len(self.differences) - self.count(Kind.TIE)
+        margins = [abs(one.margin) for one in self.differences if one.margin is not None]
+        widest = f"{max(margins):.4f}" if margins else ""
+        rate = 1e4 * self.count(Kind.TIE) / max(1, self.tokens)
+        return f"{self.answers} | {faults} | {self.count(Kind.TIE)} | {rate:.2f} | {widest}"
+
+
+def make_prompts(renderer: VllmRenderer, count: int) -> Texts:
+    """Stories, questions, questions behind long texts, and random tokens, all of them different."""
+    pairs = itertools.permutations(THINGS, 2)
+    stories = render(renderer, [f"Tell me a short story about a {a} and a {b}." for a, b in pairs])
+    questions = render(renderer, QUESTIONS)
+    draw = random.Random(0)
+
+    def make(number: int) -> tuple[int, ...]:
+        kind, index = number % 4, number // 4
+        if kind == 0:
+            return stories[index % len(stories)] + stories[index // len(stories)][:index]
+        if kind == 1:
+            return (*draw.sample(range(20, VOCABULARY - 48), 8), *questions[index % 6])
+        if kind == 2:
+            words = itertools.chain.from_iterable(stories[index % 40 :])
+            return (*itertools.islice(words, 150 + 11 * index), *questions[index % 6])
+        return tuple(draw.randrange(20, VOCABULARY - 48) for _ in range(8 + 2 * index))
+
+    return [make(number) for number in range(count)]
+
+
+def make_requests(prompts: Texts, temperature: float, tokens: int) -> list[EngineRequest]:
     return [
         EngineRequest(
             f"s{number}",
-            prompts[number % len(prompts)],
+            prompt,
             Sampling(tokens, temperature=temperature, seed=number, ignore_eos=True),
         )
-        for number in range(count)
+        for number, prompt in enumerate(prompts)
     ]
 
 
+def configure(dtype: str, chunked: bool) -> dict[str, Any]:
+    """Without a prefix cache: every prompt is read in every way."""
+    return {
+        "dtype": dtype,
+        "max_model_len": 1024,
+        "max_num_seqs": BATCH if chunked else 4 * BATCH,
+        "max_num_batched_tokens": CHUNK if chunked else 32768,
+        "kv_cache_memory_bytes": 256 << 20,
+        "enable_prefix_caching": False,
+        "max_logprobs": VOCABULARY,
+    }
+
+
 async def generate(
-    engine: VllmEngine, requests: Sequence[EngineRequest], batch: int, depth: int | None
+    engine: VllmEngine, requests: Sequence[EngineRequest], batch: int, depth: int | str | None
 ) -> Texts:
-    await engine.set_planning("random" if depth is None else "off")
+    """In groups of ``batch``. ``depth``: a planning mode, or the depth of every request."""
+    mode = depth if isinstance(depth, str) else "off"
+    fixed = depth if isinstance(depth, int) else None
+    if await engine.set_planning(mode) != mode:
+        raise RuntimeError(f"the engine does not plan: {mode}")
     texts: Texts = []
     for begin in range(0, len(requests), batch):
-        chosen = [at(depth, request) for request in requests[begin : begin + batch]]
-        got = [await run(engine, chosen[0])] if batch == 1 else await run_all(engine, chosen)
-        texts += [outcome.token_ids for outcome in got]
+        group = [at(fixed, request) for request in requests[begin : begin + batch]]
+        texts += [outcome.token_ids for outcome in await run_all(engine, group)]
     await engine.set_planning("off")
     return texts
 
 
-def compare(texts: Texts, wanted: Texts) -> tuple[int, int]:
-    """Answers with another token, and tokens up to the first of those."""
-    others = compared = 0
-    for text, want in zip(texts, wanted, strict=True):
-        same = next((n for n, (a, b) in enumerate(zip(text, want, strict=True)) if a != b), None)
-        others += same is not None
-        compared += len(want) if same is None else same + 1
-    return others, compared
+async def disturb(
+    engine: Generates, requests: Sequence[EngineRequest], act: Callable[[], Awaitable[None]]
+) -> tuple[Texts, int]:
+    """``act`` once each request has a token. The texts, and the streams that were under way."""
+    begun = [asyncio.Event() for _ in requests]
+
+    async def follow(request: EngineRequest, first: asyncio.Event) -> tuple[int, ...]:
+        tokens: list[int] = []
+        async with aclosing(engine.generate(request)) as steps:
+            async for step in steps:
+                tokens += step.token_ids
+                first.set()
+        return tuple(tokens)
+
+    pairs = zip(requests, begun, strict=True)
+    streams = [asyncio.create_task(follow(request, first)) for request, first in pairs]
+    await asyncio.gather(*(first.wait() for first in begun))
+    under_way = sum(not stream.done() for stream in streams)
+    await act()
+    return list(await asyncio.gather(*streams)), under_way
 
 
-async def measure(dtype: str, count: int, tokens: int) -> None:
-    small = {"dtype": dtype, "max_model_len": 1024, "kv_cache_memory_bytes": 64 << 20}
-    prompts = render(VllmRenderer(make_demo_arguments(**small)))
-    async with running(**small, speculative_config=speculation(MOST)) as engine:
-        for temperature in TEMPERATURES:
-            requests = make_requests(prompts, temperature, count, tokens)
-            wanted = await generate(engine, requests, 1, 0)
-            for name, batch, depth in WAYS:
-                texts = await generate(engine, requests, batch, depth)
-                others, compared = compare(texts, wanted)
-                rate = 1e4 * others / compared
-                print(
-                    f"| {dtype} | {temperature} | {name} | {others} of {count} | {rate:.1f} |",
-                    flush=True,
-                )
+class Comparison:
+    """The reference texts of one data type, on an engine that stays up, and a table of ways."""
+
+    def __init__(
+        self, dtype: str, engine: VllmEngine, requests: dict[float, list[EngineRequest]]
+    ) -> None:
+        self.dtype, self.requests = dtype, requests
+        self._engine = engine
+        self._texts: dict[float, Texts] = {}
+        self._known: dict[str, ProofAnswer] = {}
+
+    async def write_reference(self) -> None:
+        for temperature, requests in self.requests.items():
+            self._texts[temperature] = await generate(self._engine, requests, 1, None)
+
+    async def add(
+        self, name: str, answer: Callable[[list[EngineRequest]], Awaitable[Texts]]
+    ) -> None:
+        """Print a row for each temperature."""
+        for temperature, requests in self.requests.items():
+            texts = await answer(requests)
+            way = await self._compare(requests, texts, self._texts[temperature])
+            print(f"| {self.dtype} | {temperature} | {name} | {way.describe()} |", flush=True)
+
+    async def _compare(self, requests: list[EngineRequest], texts: Texts, wanted: Texts) -> Way:
+        way = Way()
+        for request, text, want in zip(requests, texts, wanted, strict=True):
+            way.answers += 1
+            way.tokens += len(want)
+            if text == want:
+                continue
+            reference = await self._explain(request, want)
+            answer = replace(reference, token_ids=text)
+            found = compare(reference, answer, self.dtype, draw_noise)
+            assert found is not None
+            way.tokens += found.token + 1 - len(want)
+            way.differences.append(found)
+        return way
+
+    async def _explain(self, request: EngineRequest, want: tuple[int, ...]) -> ProofAnswer:
+        """The reference answer with the log probability of every token."""
+        name = f"{request.id}/{request.sampling.temperature}"
+        if name not in self._known:
+            asked = replace(request, sampling=replace(request.sampling, logprobs=VOCABULARY))
+            got = await run(self._engine, replace(asked, id=f"{name}/logprobs"))
+            if got.token_ids != want:
+                raise RuntimeError(f"{name}: the reference does not repeat")
+            self._known[name] = ProofAnswer(
+                request, got.token_ids, got.logprobs, got.account, 0.0, 0.0
+            )
+        return self._known[name]
+
+
+async def add_plain(table: Comparison, engine: VllmEngine, prefill: str) -> None:
+    batches = (BATCH,) if prefill == "whole" else (1, BATCH)
+    for batch in batches:
+
+        async def answer(requests: list[EngineRequest], batch: int = batch) -> Texts:
+            return await generate(engine, requests, batch, None)
+
+        await table.add(f"no draft, batch {batch}, {prefill}", answer)
+
+
+async def add_depths(table: Comparison, engine: VllmEngine, prefill: str) -> None:
+    for depth, batch in itertools.product(DEPTHS, (1, BATCH)):
+
+        async def answer(
+            requests: list[EngineRequest], depth: int | str = depth, batch: int = batch
+        ) -> Texts:
+            return await generate(engine, requests, batch, depth)
+
+        name = depth if isinstance(depth, str) else f"K={depth}"
+        await table.add(f"{name}, batch {batch}, {prefill}", answer)
+
+
+async def add_exchange(table: Comparison, engine: VllmEngine, folder: Path) -> None:
+    """From the demo's draft to one of noise, and back for the next requests."""
+    drafts = itertools.cycle((str(DEMO / "eagle3_1"), str(make_noise(folder / "noise"))))
+    serving = next(drafts)
+
+    async def exchange() -> None:
+        nonlocal serving
+        before, serving = serving, next(drafts)
+        await engine.swap_draft(serving, before)
+
+    async def answer(requests: list[EngineRequest]) -> Texts:
+        return await answer_disturbed(engine, requests, exchange)
+
+    await engine.set_planning("auto")
+    await table.add("auto, draft exchanged in mid-stream", answer)
+    await engine.set_planning("off")
+    if serving != str(DEMO / "eagle3_1"):
+        await exchange()
+
+
+async def add_kill(table: Comparison, dtype: str) -> None:
+    engines: list[VllmEngine] = []
+
+    def make() -> VllmEngine:
+        arguments = make_demo_arguments(
+            **configure(dtype, chunked=False), speculative_config=speculation(MOST)
+        )
+        engines.append(VllmEngine(arguments, planning="auto"))
+        return engines[-1]
+
+    async def kill() -> None:
+        for process in engines[-1]._processes:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+
+    supervised = SupervisedEngine(make)
+    await supervised.start()
+
+    async def answer(requests: list[EngineRequest]) -> Texts:
+        return await answer_disturbed(supervised, requests, kill)
+
+    try:
+        await table.add("auto, engine killed in mid-stream", answer)
+    finally:
+        await supervised.aclose()
+    print(f"({len(engines)} engines)", flush=True)
+
+
+async def answer_disturbed(
+    engine: Generates, requests: list[EngineRequest], act: Callable[[], Awaitable[None]]
+) -> Texts:
+    """Fails where a stream ended before ``act``."""
+    texts: Texts = []
+    for begin in range(0, len(requests), CROWD):
+        group = requests[begin : begin + CROWD]
+        got, under_way = await disturb(engine, group, act)
+        if under_way < len(group):
+            raise RuntimeError(f"{len(group) - under_way} streams ended too early")
+        texts += got
+    return texts
+
+
+async def measure(dtype: str, options: argparse.Namespace) -> None:
+    prompts = make_prompts(VllmRenderer(make_demo_arguments()), options.prompts)
+    requests = {t: make_requests(prompts, t, options.tokens) for t in options.temperatures}
+    whole, chunked = configure(dtype, chunked=False), configure(dtype, chunked=True)
+    async with running(**whole, speculative_config=None) as engine:
+        table = Comparison(dtype, engine, requests)
+        await table.write_reference()
+        await add_plain(table, engine, "whole")
+        if "kill" in options.ways:
+            await add_kill(table, dtype)
+        if {"whole", "exchange"} & set(options.ways):
+            async with running(**whole, speculative_config=speculation(MOST)) as other:
+                if "exchange" in options.ways:
+                    with tempfile.TemporaryDirectory() as folder:
+                        await add_exchange(table, other, Path(folder))
+                if "whole" in options.ways:
+                    await add_depths(table, other, "whole")
+        if "chunked" in options.ways:
+            async with running(**chunked, speculative_config=None) as other:
+                await add_plain(table, other, "chunked")
+            async with running(**chunked, speculative_config=speculation(MOST)) as other:
+                await add_depths(table, other, "chunked")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--requests", type=int, default=96)
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--temperatures", type=float, nargs="*", default=[0.7, 1.6])
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
     options = parser.parse_args()
-    print("| dtype | temperature | | answers that differ | ties per 10,000 tokens |")
+    print("| dtype | temperature | way | answers | faults | ties | per 10,000 tokens | margin |")
+    print("|---" * 8 + "|")
     for dtype in options.dtypes:
-        asyncio.run(measure(dtype, options.requests, options.tokens))
+        asyncio.run(measure(dtype, options))
 
 
 if __name__ == "__main__":
