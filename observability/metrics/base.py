@@ -1,4 +1,4 @@
-"""What a metric group is: one class that declares its metrics and updates them."""
+"""Base of the metric groups: a group is one class that declares its metrics and updates them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class MetricDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class MetricScope:
-    """What a group may use."""
+    """Sources that a group may read."""
 
     registry: CollectorRegistry
     settings: TelemetrySettings
@@ -81,23 +81,23 @@ class MetricScope:
     clock: MonotonicClock
     gpus: tuple[GpuMonitor, ...]
     unclaimed: Callable[[], Iterable[tuple[str, Totals]]]
-    """By engine: the steps it made for requests whose client had left."""
+    """Steps that each engine made for requests whose client had left."""
     running: Callable[[], Iterable[Labels]]
     """The labels of every request in the engine."""
     admission: Callable[[], AdmissionQueue | None]
     """The queue in front of the engine, once there is one."""
     workers: Callable[[], Iterable[WorkerStatus]]
-    """Those of a fleet, if the engine is one."""
+    """Workers of a fleet, if the engine is one."""
     process: Callable[[], Mapping[str, float]]
-    """What the gateway's own process uses of its limits, by the names of its metrics."""
+    """The gateway process's use of its limits, by the names of the metrics."""
     canary: Callable[[], Mapping[str, Any] | None]
     """The running canary of a draft, or the last one."""
     verdicts: Callable[[], Mapping[str, int]]
-    """How many canaries ended with which verdict."""
+    """Number of canaries by verdict."""
     capture: Callable[[], CaptureCounts | None]
-    """What the capture of requests has done, if there is one."""
+    """Counts of the request capture, if there is one."""
     planner: Callable[[], Mapping[str, Any]]
-    """What the depth planner described last; empty where there is none."""
+    """The depth planner's last description; empty where there is none."""
     catalogue: list[MetricDeclaration] = field(default_factory=list)
 
 
@@ -116,7 +116,7 @@ class MetricGroup:
         raise NotImplementedError
 
     def record_progress(self, progress: DecodeProgress) -> None:
-        """What choices of the same slices have done since they were last asked."""
+        """Record the progress of choices with the same slices since the last call."""
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         """Requests with these labels that ended; their last progress was recorded before."""

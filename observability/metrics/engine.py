@@ -77,7 +77,7 @@ MOST = 100
 
 
 class Workers(MetricGroup):
-    """What each worker of a fleet does; no series where the engine is not one.
+    """State and load of each worker of a fleet; no series where the engine is not a fleet.
 
     Share of requests that went where their prefix is cached: ``sum(rate(
     eaglegate_worker_requests_total{why=~"session|prefix"}[5m]))
@@ -317,7 +317,7 @@ class PlannedDepths(MetricGroup):
 
 
 class PlannerCalibration(MetricGroup):
-    """What the planner expects beside what comes; no series where the depth is fixed.
+    """The planner's expectations beside the outcomes; no series where the depth is fixed.
 
     Calibration, 1 at best: ``rate(eaglegate_planner_expected_tokens_total[15m])
     / rate(eaglegate_planner_committed_tokens_total[15m])``, and the same of the seconds. Estimated
@@ -361,7 +361,7 @@ class PlannerCalibration(MetricGroup):
 
 
 def summarize_planner(planner: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the page shows; None where no planner runs."""
+    """Summarize the planner for the page; None where no planner runs."""
     if "steps_by_depth" not in planner:
         return None
     steps = sum(planner["steps_by_depth"])

@@ -199,7 +199,7 @@ class StepLatency(MetricGroup):
 
 
 class UserSpeed(MetricGroup):
-    """What one reader gets: 1 / TPOT, in tokens per second.
+    """Speed that one reader gets: 1 / TPOT, in tokens per second.
 
     ``histogram_quantile(0.1,
     sum by (le) (rate(eaglegate_user_tokens_per_second_bucket[5m])))`` is the slow tail.

@@ -85,7 +85,7 @@ class DecodeSteps(MetricGroup):
 
 
 class Balance(MetricGroup):
-    """What makes the account add up. At any moment, for any labels:
+    """Terms that balance the account of tokens. At any moment, for any labels:
 
     ``eaglegate_completion_tokens_total`` = ``eaglegate_first_tokens_total``
     + ``eaglegate_accepted_tokens_total`` + ``sum without (outcome) (eaglegate_decode_steps_total)``
@@ -280,7 +280,7 @@ class SliceCounters(MetricGroup):
 
 
 class ByContext(SliceCounters):
-    """By prompt-length bucket.
+    """Acceptance by bucket of prompt length.
 
     ``1 + sum by (context) (rate(eaglegate_context_accepted_tokens_total[15m]))
     / sum by (context) (rate(eaglegate_context_verify_steps_total[15m]))``
@@ -293,7 +293,8 @@ class ByContext(SliceCounters):
 
 
 class ByPhase(SliceCounters):
-    """By phase (reasoning, content, tool_call): each step where its tokens came out.
+    """Acceptance by phase (reasoning, content, tool_call): each step counts where its tokens came
+    out.
 
     TPOT: ``sum by (phase) (rate(eaglegate_phase_decode_seconds_total[5m]))
     / sum by (phase) (rate(eaglegate_phase_decode_tokens_total[5m]))``
@@ -307,7 +308,8 @@ class ByPhase(SliceCounters):
 
 
 class ByTemplate(SliceCounters):
-    """By fingerprint of system prompt and tool schemas: the most frequent by name, else ``other``.
+    """Acceptance by fingerprint of system prompt and tool schemas: the most frequent by name, else
+    ``other``.
 
     ``1 + sum by (template) (rate(eaglegate_template_accepted_tokens_total[15m]))
     / sum by (template) (rate(eaglegate_template_verify_steps_total[15m]))``
@@ -323,7 +325,7 @@ class ByTemplate(SliceCounters):
 
 
 class ByDraft(SliceCounters):
-    """By fingerprint of the draft that served the step: the last ones by name.
+    """Acceptance by fingerprint of the draft that served the step: the last ones by name.
 
     ``1 + sum by (draft) (rate(eaglegate_draft_accepted_tokens_total[15m]))
     / sum by (draft) (rate(eaglegate_draft_verify_steps_total[15m]))``
