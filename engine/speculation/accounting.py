@@ -151,7 +151,9 @@ def spread_account(steps: Sequence[Step]) -> list[Step]:
 
 
 def _count_reaching(counts: Iterable[tuple[int, int]], deepest: int) -> tuple[int, ...]:
-    """How many reach 1, 2, ..., ``deepest``, given (height, how many)."""
+    """Count the entries that reach 1, 2, ..., ``deepest``. ``counts`` are pairs of a height and
+    its number of entries.
+    """
     reached = [0] * deepest
     for height, count in counts:
         for at in range(height):

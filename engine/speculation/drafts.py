@@ -64,7 +64,7 @@ EXPONENTS: Mapping[str, tuple[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """What drafts are inspected against: the target and vLLM's speculative config."""
+    """Setting that a draft is inspected for: the target and vLLM's speculative config."""
 
     target: str
     speculative_config: Mapping[str, Any]
@@ -131,7 +131,7 @@ def find_folder(draft: str) -> Path:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """What makes a draft: config.json, the weights, and their index."""
+    """List the files that make a draft: config.json, the weights, and their index."""
     index = sorted(folder.glob("*.safetensors.index.json"))
     return [folder / "config.json", *index, *find_weight_files(folder)]
 

@@ -1,4 +1,4 @@
-"""How often a lookup finds drafts: the share of planned draft tokens that there were to verify.
+"""Share of planned draft tokens that a lookup finds.
 
 A request for which n-gram or suffix lookup found nothing has no drafts at that step, and verifies
 none. A plan for it costs what is expected to be found, not what it allows.
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.floating[Any]]
 OWN_MEMORY = 0.95
-"""What a request's counts keep at each of its steps..."""
+"""Share of a request's counts that is kept at each of its steps..."""
 ALL_MEMORY = 0.999
-"""... and those of all requests."""
+"""... and of all requests' counts."""
 PRIOR = 4.0
 """Steps' worth of all requests in the share of one."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class StepDepth(StrEnum):
-    """What a method can do at a step that wants fewer drafts than K."""
+    """A method's behaviour at a step that wants fewer drafts than K."""
 
     ANY = "per step"
     """Draft as many tokens as the deepest request wants."""
@@ -41,7 +41,7 @@ class StepBehaviour:
 
     @property
     def summary(self) -> str:
-        """How the depth varies, in a sentence for operators."""
+        """Describe in a sentence for operators how the depth varies."""
         if self.depth is StepDepth.FIXED:
             return "drafts and verifies K tokens at every step"
         drafts = (
@@ -64,7 +64,9 @@ class DraftMethod:
     known: bool = True
 
     def on(self, runner: Runner) -> StepBehaviour:
-        """Its behaviour on a runner. vLLM moves a method that a runner lacks to the other one."""
+        """Return the method's behaviour on a runner. vLLM moves a method that a runner lacks to
+        the other one.
+        """
         own, other = self.first, self.second
         if runner is Runner.SECOND:
             own, other = other, own
@@ -77,7 +79,7 @@ class DraftMethod:
 
     @property
     def summary(self) -> str:
-        """How its depth varies, in a sentence for operators."""
+        """Describe in a sentence for operators how the method's depth varies."""
         if not self.known:
             return f"{self.on(Runner.FIRST).summary}: eaglegate does not know method {self.name}"
         first, second = self.on(Runner.FIRST).summary, self.on(Runner.SECOND).summary
@@ -106,9 +108,10 @@ METHODS: Mapping[str, DraftMethod] = {
         DraftMethod("mlp_speculator", None, None),
     )
 }
-"""On the first runner ``suffix`` and ``ngram_gpu`` add the tokens of every step to what they look
-drafts up in. On the second only EAGLE's and MTP's speculators take a step's depth, and leave out
-a pass (``second_runner.py``); an MTP draft of several layers drafts K there.
+"""Methods by name. On the first runner ``suffix`` and ``ngram_gpu`` add the tokens of every step
+to the text they look drafts up in. On the second only EAGLE's and MTP's speculators take a
+step's depth, and leave out a pass (``second_runner.py``); an MTP draft of several layers drafts
+K there.
 """
 PARALLEL = "parallel drafting"
 

@@ -1,4 +1,4 @@
-"""What a command line names: the target, and the draft in one of vLLM's three ways.
+"""The names on a command line: the target, and the draft in one of vLLM's three ways.
 
 ``--speculative-config``, the short flags ``--spec-method``, ``--spec-model`` and ``--spec-tokens``,
 and a draft in the speculators format as the model, which names its target itself. All three become
@@ -101,7 +101,9 @@ def serve_speculator(chosen: dict[str, Any], draft: Mapping[str, Any]) -> dict[s
 
 
 def describe_method(draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing for a type that vLLM does not load: inspection refuses it."""
+    """Describe a method by its type; empty for a type that vLLM does not load, which inspection
+    refuses.
+    """
     kind = str(draft.get(TYPE))
     if kind not in METHOD_OF_TYPE:
         return {}

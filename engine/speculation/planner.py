@@ -88,9 +88,9 @@ class PlannerTotals:
     """Expected seconds of the planned tokens as they were planned."""
     expected_tokens: float = 0.0
     committed_tokens: int = 0
-    """Of the same requests."""
+    """Tokens that the same requests committed."""
     expected_s: float = 0.0
-    """Of the observed steps, before learning from them."""
+    """Expected seconds of the observed steps, before learning from them."""
     taken_s: float = 0.0
     planning_s: float = 0.0
 
@@ -110,9 +110,9 @@ class _Planned:
     fixed_verified: Floats
     """... and draft tokens verified there."""
     steps: int = 0
-    """That it was used for..."""
+    """Steps that the plan was used for..."""
     counted: int = 0
-    """... and that stand in the totals."""
+    """... and steps that stand in the totals."""
 
     def is_for(self, bounds: list[int], floors: list[int]) -> bool:
         """Whether it still holds: bounds that only fall, as those of answers that near their end
@@ -208,7 +208,7 @@ class DepthPlanner:
         self._fresh = True
 
     def end(self, request: str) -> None:
-        """It is forgotten when what it has shown is learnt."""
+        """End a request. It is forgotten once its last observations are learnt."""
         self._ended.append(request)
         self._limit_backlog()
 
@@ -300,8 +300,8 @@ class DepthPlanner:
         accepted: Sequence[int],
         found: Sequence[int] | None = None,
     ) -> None:
-        """What became of one step's drafts, and of requests that had none. ``found``: of those
-        planned (``drafted``), the ones that a lookup found.
+        """Observe one step's drafts, and requests that had none. ``drafted`` counts planned
+        drafts; ``found`` counts the planned drafts that a lookup found.
         """
         if self._found is not None and found is not None:
             self._found.observe(requests, drafted, found)
@@ -317,7 +317,9 @@ class DepthPlanner:
                 self.totals.committed_tokens += 1 + count
 
     def _confirms(self, last: _Planned, drafted: Sequence[int], accepted: Sequence[int]) -> bool:
-        """Nothing was drafted; or all drafts were accepted, and no plan is deeper than the last."""
+        """Whether a step confirms the last plan: nothing was drafted, or all drafts were
+        accepted and no plan is deeper than the last.
+        """
         if last.plan.depth == self.depth and last.plan.widths == last.bounds:
             return drafted == accepted
         return not any(drafted)
@@ -353,7 +355,7 @@ class DepthPlanner:
         self._probes.save(step.seconds)
 
     def describe(self, recent: int = 0) -> dict[str, object]:
-        """What it believes and has decided, in types that JSON has, and the newest steps."""
+        """Describe the planner's beliefs and decisions, and its newest steps, as JSON types."""
         self._learn()
         totals = self.totals
         return {

@@ -1,4 +1,5 @@
-"""Who speculates, and how deep: a feature flag with sticky shares, and the order of defaults.
+"""Choice of the requests that speculate, and of their depth: a flag with sticky shares, and
+defaults in order.
 
 A request is on one of two sides, its *lane*: ``speculative`` or ``plain`` (depth 0). The flag
 decides the side, per workload; on the speculative side the depth is, in this order, what the
@@ -24,16 +25,16 @@ PLAIN = "plain"
 
 
 class FlagMode(StrEnum):
-    """What a flag does."""
+    """Mode of a flag."""
 
     ON = "on"
     OFF = "off"
     SHARE = "share"
-    """Only a share of the requests speculates; the rest shows what it would cost without."""
+    """A share of the requests speculates; the others show the cost without speculation."""
 
 
 class DepthSource(StrEnum):
-    """Who had the last word on a request's depth."""
+    """Source that decided a request's depth."""
 
     FLAG = "flag"
     REQUEST = "request"
@@ -50,7 +51,9 @@ class SpeculationFlag:
     mode: FlagMode = FlagMode.ON
     share: float = 1.0
     sticky: Literal["key", "request"] = "key"
-    """What stays on its side: everything of one API key, or one request (also when retried)."""
+    """Unit that stays on its side: everything of one API key, or one request (also when
+    retried).
+    """
     salt: str = ""
     """Another salt draws another share. Raising ``share`` alone keeps those already in it."""
 
@@ -64,13 +67,13 @@ class SpeculationRules:
     """All that can be set at run time. Depths above the engine's K are served at K."""
 
     flag: SpeculationFlag = SpeculationFlag()
-    """For workloads that have none of their own."""
+    """Flag of workloads that have none of their own."""
     workload_flags: Mapping[str, SpeculationFlag] = field(default_factory=dict)
     depth: int | None = None
     """General default; None leaves it to the engine's K."""
     workload_depths: Mapping[str, int] = field(default_factory=dict)
     key_depths: Mapping[str, int] = field(default_factory=dict)
-    """By the key's public name, never by the key itself."""
+    """Depths by the key's public name, never by the key itself."""
 
     def __post_init__(self) -> None:
         given = {"depth": self.depth}
@@ -86,16 +89,17 @@ class SpeculationRules:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTrial:
-    """What a canary has the policy do: draw each request's arm, and apply the candidate's rules.
+    """A canary's part in the policy: it draws each request's arm, and applies the candidate's
+    rules.
 
-    A request that asks for a depth of its own is on neither side of a trial of rules: those in
+    A request that asks for a depth of its own is on neither side of a trial of rules: the rules in
     force hold for it.
     """
 
     draw: Callable[[str], Arm]
     """The arm of a session, or of a request that has none."""
     rules: SpeculationRules | None = None
-    """Of the candidate; None where the change is not one of rules."""
+    """Rules of the candidate; None where the change is not one of rules."""
 
     def find_arm(self, unit: str, depth: int | None) -> Arm | None:
         return None if self.rules is not None and depth is not None else self.draw(unit)
@@ -103,7 +107,7 @@ class PolicyTrial:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationDecision:
-    """What ``EngineRequest`` needs: ``depth`` (None: the engine's K) and ``lane``."""
+    """Decision on one ``EngineRequest``: its ``depth`` (None: the engine's K) and ``lane``."""
 
     depth: int | None
     lane: str
@@ -118,7 +122,7 @@ class SpeculationPolicy:
     def __init__(self, rules: SpeculationRules | None = None) -> None:
         self.rules = rules or SpeculationRules()
         self.trial: PolicyTrial | None = None
-        """Of a canary that runs."""
+        """Trial of a canary that runs."""
 
     def decide(
         self,
@@ -145,7 +149,9 @@ class SpeculationPolicy:
 
 
 def is_speculative(flag: SpeculationFlag, request_id: str, key: str | None) -> bool:
-    """Which side of ``flag`` a request is on. Requests without a key are drawn one by one."""
+    """Tell the side of ``flag`` that a request is on. Requests without a key are drawn one by
+    one.
+    """
     if flag.mode is not FlagMode.SHARE:
         return flag.mode is FlagMode.ON
     drawn = key if flag.sticky == "key" and key is not None else request_id
@@ -153,7 +159,7 @@ def is_speculative(flag: SpeculationFlag, request_id: str, key: str | None) -> b
 
 
 def draw_position(salt: str, drawn: str) -> float:
-    """Where an id falls in [0, 1): the same in every process and after every restart."""
+    """Map an id to a position in [0, 1): the same in every process and after every restart."""
     digest = hashlib.blake2b(drawn.encode(), digest_size=8, key=salt.encode()[:64]).digest()
     return int.from_bytes(digest) / 2**64
 

@@ -1,4 +1,4 @@
-"""When the depth planner looks beside the best depth.
+"""Probes of the depth planner: steps beside the best depth.
 
 A verify step teaches every position up to its width. Deeper positions, and the time of a depth that
 was hardly ever used, need probes: steps one deeper than the best, or shallower. Their expected loss
@@ -47,7 +47,7 @@ class Optimum:
     rate: float
     """Committed tokens per second."""
     seconds: Floats
-    """Of a step at every depth 0 .. K with its best widths."""
+    """Seconds of a step at every depth 0 .. K with its best widths."""
     token_s: float
     """Seconds to verify one more draft token."""
     free: int
@@ -83,13 +83,13 @@ class Probes:
     def __init__(self) -> None:
         self._budget_s = 0.0
         self._price_s = 0.0
-        """Of the cheapest probe that the budget did not pay; infinite where there is none."""
+        """Price of the cheapest probe that the budget did not pay; infinite where there is none."""
         self._wait = 1
         self._waited = 0
 
     @property
     def is_due(self) -> bool:
-        """At the next step a probe may be chosen."""
+        """Whether a probe may be chosen at the next step."""
         return self._waited + 1 >= self._wait and self._budget_s >= self._price_s
 
     def save(self, seconds: float) -> None:

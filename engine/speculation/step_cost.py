@@ -1,4 +1,4 @@
-"""How long a step takes: learnt from step times, linear in what a step does and how it runs.
+"""Time of a step, learnt from step times: linear in the step's work and its graph mode.
 
 seconds = speed x (w0 + w1 B + w2 V + w3 [K > 0] + w4 K + w5 K B + w6 [V > 0] + w7 [P > 0] + w8 P),
 for B requests, V draft tokens verified and K draft tokens made for each request after verifying,
@@ -38,7 +38,7 @@ GRAPH_GUESS = (0.05, 0.2)
 NOISE = 0.1
 """Typical relative error of a step time."""
 WEIGHT_DRIFT = 0.002
-"""What a weight may move by in a step, relative to the larger of it and its guess..."""
+"""Drift of a weight in a step, relative to the larger of the weight and its guess..."""
 SPEED_DRIFT = 0.03
 """... and the speed, as a logarithm."""
 HUBER = 0.2
@@ -46,7 +46,7 @@ HUBER = 0.2
 TIMED = 8
 """Steps after which the time at a depth counts as known, and half its correction as its own."""
 TOGETHER = 4
-"""Like steps in a row that are then learnt from at once."""
+"""Number of like steps in a row that are learnt from at once."""
 CELL_GAIN = 0.02
 """Share of what is left that a batch size and a depth take up at least; more while they are new."""
 WIDEST = 0.4
@@ -65,7 +65,7 @@ LEARNT = (
     "_cell_steps",
     "_shrunk",
 )
-"""What another model goes on from."""
+"""Fields that another model goes on from."""
 
 
 class ObservedStep(NamedTuple):
@@ -122,7 +122,7 @@ class StepCostModel:
             [deviation**2 if i == j else 0.0 for j in range(len(deviations))]
             for i, deviation in enumerate(deviations)
         ]
-        """Of the weights and the speed."""
+        """Covariance of the weights and the speed."""
         self._sizes = [0.0] * SIZES
         self._size_steps = [0] * SIZES
         self._cells = [[0.0] * (depth + 1) for _ in range(SIZES)]
@@ -294,7 +294,7 @@ class StepCostModel:
         }
 
     def export(self) -> dict[str, object]:
-        """What it has learnt, in numbers and lists of them, for ``restore``."""
+        """Export the learnt state, as numbers and lists of numbers, for ``restore``."""
         return deepcopy(self._read_learnt())
 
     def restore(self, learnt: Mapping[str, object]) -> bool:
@@ -341,7 +341,9 @@ class StepCostModel:
         prompt: int = 0,
         mode: GraphMode = GraphMode.FULL,
     ) -> Row:
-        """What the weights are of. A prompt's weight holds that its step has no FULL graph."""
+        """Describe a step as a row of factors for the weights. A prompt's weight includes that
+        its step has no FULL graph.
+        """
         if self.graphs is None:
             return _features(batch, verified, depth, prompt)
         padded = verified if prompt else self.graphs.pad(batch + verified) - batch
@@ -403,7 +405,7 @@ def _clip(value: float, bound: float) -> float:
 
 
 def _gain(steps: float, count: int) -> float:
-    """Of a mean over the first steps, and of an average of the newest ones later."""
+    """Gain of a mean over the first steps, and of an average of the newest ones later."""
     return max(CELL_GAIN * count, count / (steps + count))
 
 

@@ -16,7 +16,7 @@ from enum import IntEnum
 
 
 class GraphMode(IntEnum):
-    """How a step runs, the fastest way first."""
+    """Graph mode of a step, the fastest first."""
 
     FULL = 0
     PIECEWISE = 1
@@ -40,7 +40,7 @@ class StepGraphs:
         return self.sizes[at] if at < len(self.sizes) else tokens
 
     def find_mode(self, widths: Sequence[int]) -> GraphMode:
-        """How a step runs that verifies so many draft tokens of each of its requests.
+        """Find the mode of a step that verifies so many draft tokens of each of its requests.
 
         >>> graphs = StepGraphs((0, 3), (4, 8, 16))
         >>> [graphs.find_mode(widths).name for widths in ([3, 3], [3, 2], [3] * 5)]

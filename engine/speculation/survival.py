@@ -1,4 +1,4 @@
-"""How likely draft tokens are to be accepted, per request and draft position.
+"""Probability that draft tokens are accepted, per request and draft position.
 
 *Conditional acceptance* at position j is the probability that draft token j is accepted given that
 tokens 1 .. j-1 were. *Survival* at j is the product of the first j: the probability that token j
@@ -44,25 +44,27 @@ LEVEL_WEIGHT = 20.0
 FALL_WEIGHT = 4.0
 """... trials that the fall from the positions before counts for at the next one..."""
 CURVE_WEIGHT = 8.0
-"""... and those that the fall of all levels counts for in one of them."""
+"""... and trials that the fall of all levels counts for in one of them."""
 REQUEST_WEIGHT = 10.0
 """Trials that the levels' estimate counts for in a request."""
 SHARPNESS = 0.8
-"""What a trial tells of the level, over independent ones: text is easy or hard for a while."""
+"""Weight of a trial's evidence on the level, where an independent trial has 1: text is easy or
+hard for a while.
+"""
 REQUEST_MEMORY = 0.95
-"""What one verify step leaves of the older counts of a request..."""
+"""Share of a request's older counts that one verify step leaves..."""
 CURVE_LOSS = 0.002
-"""... and what a trial takes from those of a level."""
+"""... and the share of a level's counts that a trial takes."""
 SLICE_MEMORY = 0.9
 TENANT_MEMORY = 0.95
-"""What one request leaves of the weight of older ones."""
+"""Share of the weight of older requests that one request leaves."""
 CURVE_EVERY = 24
 """Observations of a slice between estimates of its curves."""
 HIGHEST = 0.995
 
 
 class _Slices:
-    """What is known of each slice: its curves, and the levels of its newest requests."""
+    """Knowledge of each slice: its curves, and the levels of its newest requests."""
 
     def __init__(self, depth: int, rows: int = 16) -> None:
         levels = len(LEVELS)
@@ -168,7 +170,7 @@ class SurvivalEstimator:
         self._evidence = np.zeros((rows, len(LEVELS)))
         """Logarithm of how likely each level makes what a request has shown."""
         self._levels = np.zeros((rows, len(LEVELS)))
-        """How likely a request is of each level; zeros where it has shown nothing yet."""
+        """Probability of each level for each request; zeros where it has shown nothing yet."""
         self._widths = np.zeros((16, depth + 1), dtype=np.int64)
         self._positions = np.arange(1, depth + 1)
 
@@ -232,7 +234,7 @@ class SurvivalEstimator:
         self._waiting.update(rows)
 
     def _learn(self) -> None:
-        """What the newest steps tell of the requests' levels, and of the curves of the levels."""
+        """Learn the requests' levels and the levels' curves from the newest steps."""
         rows = np.array([*self._waiting])
         self._waiting.clear()
         slices = self._slice_of[rows]
@@ -252,7 +254,7 @@ class SurvivalEstimator:
             self._slices.observe(row, levels[mine], tried[mine], success[mine])
 
     def _estimate_levels(self, rows: Sequence[int] | Ints, slices: Ints) -> Floats:
-        """How likely each request is of each level, shape (requests, levels)."""
+        """Estimate the probability of each level for each request, shape (requests, levels)."""
         shown = self._levels[rows]
         known = self._slices
         prior = known.ended[slices] + known.running[slices] + known.base[slices] - shown

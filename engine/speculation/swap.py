@@ -32,7 +32,9 @@ MOST_SWAPS = 50
 
 
 class DraftManager:
-    """Which draft serves, which is promoted, and which came before. One event loop."""
+    """The drafts in service: the one that serves, the promoted one, and the one before. One
+    event loop.
+    """
 
     def __init__(self, plan: DraftPlan, store: DraftStore) -> None:
         self._plan = plan
@@ -110,7 +112,7 @@ class DraftManager:
         return await asyncio.shield(self._running)
 
     async def wait_idle(self) -> None:
-        """Until no swap is running."""
+        """Wait until no swap is running."""
         if self._running is not None:
             await asyncio.wait({self._running})
 
@@ -218,7 +220,7 @@ class DraftManager:
         return done
 
     def describe(self) -> dict[str, Any]:
-        """For operators."""
+        """Describe the drafts for operators."""
         versions = {
             "serving": self.serving,
             "promoted": self.promoted,

@@ -129,7 +129,7 @@ class DepthReason(StrEnum):
     """Why a step has its depth."""
 
     COST = "cost"
-    """It has the highest expected rate."""
+    """The depth has the highest expected rate."""
     PROBE = "probe"
     """One deeper than that, to learn."""
     COLD = "cold"

@@ -42,7 +42,7 @@ DSPARK_STANDALONE = frozenset(
 LISTED = frozenset({"DFlashDraftModel", DFLASH2, "Qwen3DSparkModel", "Qwen3OmniDSparkModel"})
 """Architectures whose tensors are listed here; all of them have Qwen3's layers."""
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-"""Where vLLM looks for the mask token after ``dflash_config.mask_token_id``, in its order."""
+"""Keys of the mask token that vLLM reads after ``dflash_config.mask_token_id``, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class BlockDraft:
 
     @property
     def block_size(self) -> Any:
-        """As given: vLLM reads it of DSpark alone, and a training fixed it for all."""
+        """Block size as given: vLLM reads it of DSpark alone, and a training fixed it for all."""
         given = self.draft.raw.get("block_size") if self.draft.speculators else None
         keys = ("block_size", "dspark_block_size")
         found = (part.get(key) for key in keys for part in (self.read, self.inner))
@@ -132,7 +132,7 @@ class BlockDraft:
 
     @property
     def capacity(self) -> int | None:
-        """How many tokens of one pass the training covered, if config.json says so."""
+        """Tokens of one pass that the training covered, if config.json says so."""
         size = self.block_size
         if not isinstance(size, int) or isinstance(size, bool):
             return None
@@ -171,7 +171,9 @@ def list_block_tensors(block: BlockDraft) -> dict[str, ExpectedTensor]:
 
 
 def count_states(block: BlockDraft) -> int:
-    """How many states vLLM builds fc for: those named, else as many as the draft has layers."""
+    """Count the states that vLLM builds fc for: those named, else as many as the draft has
+    layers.
+    """
     captured = block.captured
     return len(captured.ids) if captured else block.draft.num_layers
 

@@ -28,7 +28,7 @@ SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
 )  # fmt: skip
 UNDEFAULTED = ("num_key_value_heads", "rms_norm_eps", "hidden_act", "max_position_embeddings")
-"""What a draft in the speculators format has no default for: vLLM reads it from a bare config."""
+"""Keys without a default in the speculators format: vLLM reads them from a bare config."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 OWN = "use the draft made for this target"
 
@@ -180,7 +180,7 @@ def check_block_attention(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_selector(case: InspectionCase) -> Iterator[Violation]:
-    """What DFlash2 adds: grouped convolutions and a selector over the whole vocabulary."""
+    """Check DFlash2's additions: grouped convolutions and a selector over the whole vocabulary."""
     block = BlockDraft(case.draft, case.method)
     if block.architecture != DFLASH2:
         return

@@ -20,12 +20,12 @@ from eaglegate.engine.speculation.methods import find_method
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     ERROR = "error"
     """The engine would not start, would die at a request, or could not accept drafts."""
     WARNING = "warning"
-    """It runs, and accepts less, or not as far, as it could."""
+    """The draft runs, but accepts less, or not as far, as it could."""
     NOTE = "note"
     """Right in most drafts, worth knowing when acceptance disappoints. Not an alarm."""
 
@@ -71,7 +71,7 @@ class SpeculationReport:
 
     @property
     def ok(self) -> bool:
-        """Nothing found would keep this draft from working."""
+        """Whether nothing was found that would keep this draft from working."""
         return not self.errors
 
     def of(self, severity: Severity) -> tuple[DraftFinding, ...]:
@@ -84,14 +84,14 @@ class InspectionCase:
 
     settings: Mapping[str, Any]
     method: str
-    """What vLLM takes the settings for."""
+    """Method that vLLM takes the settings for."""
     tensor_parallel_size: int
     max_model_len: int | None
     target: TargetConfig | None
     checkpoint: Checkpoint | None
     draft: DraftConfig
     kind: str | None
-    """What the draft's files look like; None when they are not known."""
+    """Method that the draft's files look like; None when they are not known."""
 
     @property
     def tensors(self) -> Mapping[str, TensorEntry]:
@@ -177,7 +177,7 @@ def is_dotted_path(model: str) -> bool:
 
 
 def detect_kind(checkpoint: Checkpoint) -> str | None:
-    """What the files look like, by config.json first and by tensors second."""
+    """Detect the method from the files, by config.json first and by tensors second."""
     if TYPE in checkpoint.config:
         return METHOD_OF_TYPE.get(str(checkpoint.config[TYPE]))
     return detect_kind_by_config(checkpoint.config) or detect_kind_by_tensors(checkpoint)

@@ -34,7 +34,7 @@ SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
 )  # fmt: skip
 UNDEFAULTED = ("rms_norm_eps", "hidden_act")
-"""What the speculators format has no default for: vLLM reads it from a bare config."""
+"""Keys without a default in the speculators format: vLLM reads them from a bare config."""
 STRICT_HEADS = ("llama", "deepseek_v2")
 """Model types for which transformers wants it even where head_dim is given."""
 NEAR = 0.82
@@ -47,7 +47,7 @@ CONVERTED = frozenset(
         "norm_before_fc", "fc_norm", "norm_output", LAYER_IDS,
     }
 )  # fmt: skip
-"""What the speculators conversion takes from the top level."""
+"""Keys that the speculators conversion takes from the top level."""
 
 
 def check_architecture(case: InspectionCase) -> Iterator[Violation]:
@@ -96,7 +96,7 @@ KNOWN = frozenset({"norm_before_qkv", "num_hidden_states"})
 
 
 def list_places_read(case: InspectionCase, key: str) -> tuple[str, ...]:
-    """Where vLLM looks for a key, in its order."""
+    """List the places where vLLM looks for a key, in its order."""
     base = TOP
     if case.draft.speculators and key not in CONVERTED:
         base = INNER
@@ -108,7 +108,7 @@ def list_places_read(case: InspectionCase, key: str) -> tuple[str, ...]:
 
 
 def get_effective(case: InspectionCase, key: str) -> Any:
-    """What vLLM goes by when it reads nothing for a key."""
+    """Return the value that vLLM uses when it reads none for a key."""
     facts = {
         "num_aux_hidden_states": case.draft.num_aux,
         "target_hidden_size": case.draft.target_hidden_size,

@@ -35,7 +35,7 @@ class TargetConfig:
     config: Mapping[str, Any]
     path: str = ""
     architectures: tuple[str, ...] = ()
-    """As at the top level of config.json."""
+    """Architectures at the top level of config.json."""
 
     @property
     def hidden_size(self) -> int | None:
@@ -96,7 +96,7 @@ ARCHITECTURES: Mapping[str, DecoderLayer] = {
 """The EAGLE 3 drafts vLLM 0.32 has a model for."""
 DEFAULT_POSITIONS = {"llama": 2048, "qwen3": 32768, "deepseek_v2": 2048}
 DEFAULT_POSITIONS |= {"deepseek_v3": 4096, "kimi_k2": 4096}
-"""What an absent max_position_embeddings becomes, by model_type."""
+"""Default of max_position_embeddings, by model_type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class DraftConfig:
 
     @property
     def num_aux(self) -> int:
-        """How many states vLLM builds fc for."""
+        """Number of states that vLLM builds fc for."""
         keys = ("num_aux_layers",) if self.shape is DecoderLayer.QWEN3 else ()
         for key in (*keys, "num_aux_hidden_states"):
             if self.number(key) is not None:
@@ -252,7 +252,7 @@ def list_expected_tensors(draft: DraftConfig) -> dict[str, ExpectedTensor]:
 
 
 def expect_fc(draft: DraftConfig) -> Iterator[tuple[str, ExpectedTensor]]:
-    """What turns captured states into the first hidden state."""
+    """Yield the tensors that turn captured states into the first hidden state."""
     width, count = draft.target_hidden_size, draft.num_aux
     total = width * count if width is not None else None
     if draft.uses_aux:

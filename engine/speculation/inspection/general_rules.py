@@ -172,7 +172,9 @@ def check_lossy(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_acceptance_method(case: InspectionCase) -> Iterator[Violation]:
-    """Of the vLLM whose settings are listed here; another version may know more of them."""
+    """Check the acceptance method with the vLLM whose settings are listed here; another version
+    may know more.
+    """
     given, found = case.settings.get("rejection_sample_method"), find_vllm()
     here = found is not None and found[1].partition("+")[0] == vllm_flags.VERSION
     if given is None or given in ACCEPTANCE_METHODS or not here:
@@ -296,7 +298,9 @@ def check_mask_token(case: InspectionCase) -> Iterator[Violation]:
 
 
 def find_embedding_rows(case: InspectionCase) -> int | None:
-    """Of the draft's own embedding, else of the target's, which it is given."""
+    """Find the rows of the draft's own embedding, else of the target's, which the draft is
+    given.
+    """
     for name in ("embed_tokens.weight", "model.embed_tokens.weight"):
         shape = case.shape_of(name)
         if shape:

@@ -29,7 +29,7 @@ def map_name(name: str) -> str:
 
 
 def count_heads(case: InspectionCase) -> int | None:
-    """As vLLM reads them: any key with ``num`` and ``heads`` in it."""
+    """Count heads as vLLM reads them: from any key with ``num`` and ``heads`` in it."""
     raw = case.draft.raw
     keys = [key for key in raw if "num" in key and "heads" in key]
     return get_int(raw, keys[-1]) if keys else DEFAULT_HEADS

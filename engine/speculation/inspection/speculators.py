@@ -18,7 +18,7 @@ FROM_TOP = {
     "eagle3": ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"),
     "peagle": ("norm_before_residual", "norm_before_fc"),
 }
-"""What the conversion of an EAGLE draft takes from the top level, absent or not."""
+"""Keys that the conversion of an EAGLE draft takes from the top level, absent or not."""
 SELECTOR_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 DSPARK_KEYS = (
     "draft_vocab_size", "target_hidden_size", "mask_token_id", "markov_rank", "markov_head_type",

@@ -41,7 +41,7 @@ NUMPY_TYPES = {
     "BF16": "<u2",
 }  # fmt: skip
 MAX_TENSORS = 200_000
-"""Of one file; the largest models have fewer altogether."""
+"""Limit on the tensors of one file; the largest models have fewer altogether."""
 MAX_DIMENSIONS = 16
 MAX_SIDE = 1 << 40
 LFS_MARK = b"version https://git-lfs"
@@ -88,7 +88,7 @@ def read_small(file: Path, most: int = MAX_JSON_BYTES) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies and what it is. ``start`` is its position in the file."""
+    """Entry of a tensor in a file. ``start`` is its position there."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -215,7 +215,7 @@ LOCAL_HEADER = struct.Struct("<26xHH")
 
 
 class UnreadableArchive(Exception):
-    """Not a zip of torch.save, or one that holds more than tensors."""
+    """The file is not a zip of torch.save, or holds more than tensors."""
 
 
 @dataclass(frozen=True, slots=True)
