@@ -11,7 +11,7 @@ import os
 
 
 def prepare() -> None:
-    """What holds on every platform. vLLM's own log is for those who ask for it.
+    """Set the variables that hold on every platform. A user's own setting of vLLM's log stays.
 
     Where vLLM would fork, its processes would inherit sockets and threads (``child_process.py``).
     """
@@ -28,7 +28,7 @@ def prepare_offline() -> None:
 
 
 def prepare_cpu(tensor_parallel: int, threads: int | None = None) -> None:
-    """How vLLM runs well on a CPU.
+    """Set the variables with which vLLM runs well on a CPU.
 
     oneDNN keeps 1,024 primitives of about 250 KiB, one for each size of a batch that a layer has
     had; 128 cost no time that could be measured and a few hundred MiB less (docs/operations.md).

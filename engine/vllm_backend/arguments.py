@@ -51,12 +51,14 @@ DEMO_DEFAULTS: dict[str, Any] = {
         backend="xgrammar", disable_any_whitespace=True
     ),
 }
-"""So small a model would fill JSON with blanks to the limit if the grammar let it."""
+"""Defaults of the demo. So small a model would fill JSON with blanks to the limit if the grammar
+let it.
+"""
 CPU_DEFAULTS: dict[str, Any] = {
     "enforce_eager": True,
     "kv_cache_memory_bytes": 4 * GIB,
 }
-"""Where a user sets nothing: start in seconds, and leave memory to others."""
+"""Defaults on a CPU, where a user sets nothing: start in seconds, and leave memory to others."""
 DEMO_CPU_DEFAULTS: dict[str, Any] = CPU_DEFAULTS | {"kv_cache_memory_bytes": GIB}
 
 
@@ -96,7 +98,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 def make_engine_arguments(
     namespace: argparse.Namespace, depth: str | None = AUTO
 ) -> AsyncEngineArgs:
-    """What the user chose, and our defaults for the rest.
+    """Make vLLM's arguments from the user's choices and our defaults.
 
     ``depth`` is that of requests that bring none, as ``--depth`` has it. Raises EngineStartError
     for settings of the draft that contradict each other.
@@ -167,7 +169,7 @@ def _add_scheduler(chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 def declare_graphs(chosen: dict[str, Any], depth: str | None) -> dict[str, Any]:
-    """On a GPU: the depths that CUDA graphs are captured for. What the user chose stays.
+    """Declare the depths that CUDA graphs are captured for, on a GPU. The user's choice stays.
 
     Without a table vLLM captures K alone: enough where every request drafts K.
     """

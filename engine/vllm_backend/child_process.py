@@ -66,11 +66,13 @@ READ_AT_LOAD = (
     "GOMP_", "HF_", "KMP_", "LD_", "MALLOC_", "MKL_", "NUMEXPR_", "OMP_", "PYTHON",
     "TORCHINDUCTOR_COMPILE_", "TORCHINDUCTOR_CPP_", "TRANSFORMERS_",
 )  # fmt: skip
-"""How variables begin that libraries read when they are loaded, and not again."""
+"""Prefixes of variables that libraries read when they are loaded, and not again."""
 PRELOADED = "eaglegate.engine.vllm_backend.preload"
-"""What the fork server imports."""
+"""Module that the fork server imports."""
 ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
-"""How vLLM reports an engine process that ended before it was ready; it may not know yet how."""
+"""vLLM's report of an engine process that ended before it was ready; the signal may not be known
+yet.
+"""
 QUIET = "ignore:resource_tracker:UserWarning"
 """Python's tracker of semaphores cleans up after a process that was killed, and need not say so."""
 GIVE_UP_POLL_S = 0.1
@@ -78,7 +80,7 @@ PREFIX = re.compile(r"^(\([^)]*pid=\d+[^)]*\)\s*)?([A-Z]+ \d\d-\d\d [\d:]+ \[[^\
 """``(EngineCore pid=7) ERROR 11-20 10:00:00 [core.py:1] ``"""
 EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)): (.+)")
 FATAL = re.compile(r"fatal error|failed to start|hit an exception")
-"""What vLLM writes above the traceback that ends a process; a refused request has none."""
+"""Lines that vLLM writes above the traceback that ends a process; a refused request has none."""
 SEQUEL = re.compile(
     r"root cause above|initialization failed|Engine core proc|EngineDeadError|WorkerProc|cancelled"
 )
@@ -95,7 +97,9 @@ LONGEST = 240
 
 
 def exit_with_parent() -> None:
-    """For processes started by ``multiprocessing``; does nothing in others."""
+    """End a process started by ``multiprocessing`` with its parent; do nothing in other
+    processes.
+    """
     if multiprocessing.parent_process() is not None:
         atexit.register(gc.freeze)
         die_with_parent()
@@ -231,7 +235,7 @@ class EnginePreload:
 
 
 def create_context(preload: EnginePreload | None) -> context.SpawnContext:
-    """For vLLM, which makes its engine process by it."""
+    """Make the context with which vLLM makes its engine process."""
     made: Any = context.SpawnContext()
     made.Process = partial(EngineProcess, preload)
     return made  # type: ignore[no-any-return]
@@ -328,8 +332,8 @@ def take_on(variables: Mapping[str, str], *streams: Any) -> None:
 
 
 def predict_engine_environment(demo: bool) -> dict[str, str]:
-    """What this package and vLLM (``CpuPlatform``) will have set for an engine process on a CPU, of
-    the variables that libraries read when they are loaded.
+    """Predict the variables that this package and vLLM (``CpuPlatform``) will set for an engine
+    process on a CPU, among those that libraries read when they are loaded.
 
     Known before vLLM is imported. A wrong guess does no harm: see ``EnginePreload``.
     """
@@ -350,7 +354,7 @@ def select_read_at_load(variables: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def replace_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """For processes that are started inside."""
+    """Replace variables for processes that are started inside the context."""
     saved = dict(os.environ)
     os.environ.update(variables)
     try:

@@ -116,11 +116,13 @@ class VllmEngine:
         self._closed = False
         self._flight: FlightRecord | None = None
         self._steered = False
-        """Its scheduler is eaglegate's."""
+        """Whether its scheduler is eaglegate's."""
         self._plans = False
-        """It chooses depths, and learns what steps cost."""
+        """Whether the scheduler chooses depths, and learns the cost of steps."""
         self._oom_kills = count_oom_kills()
-        """When the engine was last well: of those before, none was of this engine."""
+        """Kills for lack of memory when the engine was last well; none of these was of this
+        engine.
+        """
         self._processes: tuple[BaseProcess, ...] = ()
         self._exits: tuple[int | None, ...] = ()
 
@@ -214,7 +216,7 @@ class VllmEngine:
         return bool(await self._steer("freeze_planning", depth))
 
     async def describe_execution(self) -> Execution | None:
-        """How the engine runs its model; None where its workers cannot say."""
+        """Describe how the engine runs its model; None where its workers cannot say."""
         llm, _ = self._require_running()
         if {Area.WORKER, Area.EXECUTION} & find_broken().keys():
             return None
@@ -367,13 +369,15 @@ class VllmEngine:
         return replace(info, degraded=degraded, reports_decode_steps=False)
 
     async def _load_adapters(self, llm: AsyncLLM) -> None:
-        """One that does not fit the model fails the start."""
+        """Load the adapters. An adapter that does not fit the model fails the start."""
         for name, adapter in self._adapters.items():
             self._progress(f"loading adapter {name}")
             await llm.add_lora(adapter)
 
     async def _start_planning(self, info: EngineInfo, step_s: float) -> EngineInfo:
-        """Where there is a draft, and a scheduler that can plan. A step takes about ``step_s``."""
+        """Start planning where there is a draft, and a scheduler that can plan. A step takes
+        about ``step_s``.
+        """
         method = find_method({"method": info.speculation.method})
         if info.speculation.depth and not info.speculation.per_request:
             log.warning("depth: %s", method.summary)
@@ -391,7 +395,7 @@ class VllmEngine:
         return replace(info, details=details, plans_depth=mode == "auto")
 
     async def _learn_costs(self, info: EngineInfo, step_s: float) -> None:
-        """From the last engine, or from steps that are timed."""
+        """Learn the costs of steps from the last engine, or by timing steps."""
         if await self._costs.hand_over(self._steer):
             self._progress("step times are known from the last engine")
             return
@@ -420,7 +424,7 @@ async def _ping(llm: AsyncLLM) -> bool:
 
 
 async def _is_steered(llm: AsyncLLM) -> bool:
-    """Its scheduler is eaglegate's, or made of it."""
+    """Whether the engine's scheduler is eaglegate's, or derived from it."""
     named = str(llm.vllm_config.scheduler_config.scheduler_cls or "vllm.")
     if named == SCHEDULER or named.startswith("vllm."):
         return named == SCHEDULER

@@ -1,4 +1,4 @@
-"""How an engine runs its model: asked of the configuration, and found in the workers.
+"""The engine's way to run its model: as configured, and as found in the workers.
 
 vLLM lowers graph modes and skips compilation where something does not support them, mostly with a
 line in its log. ``eaglegate prove`` compares the two sides.
@@ -22,7 +22,9 @@ from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import Execution, WorkerExecution
 
 SECOND_RUNNER = "vllm.v1.worker.gpu."
-"""Where the classes of vLLM's second model runner are, and those of the first are not."""
+"""Package of the classes of vLLM's second model runner. The first runner's classes are
+elsewhere.
+"""
 
 
 class ExecutionReporter:

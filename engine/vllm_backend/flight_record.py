@@ -1,4 +1,4 @@
-"""Which requests an engine was running when it died: the evidence against one that kills engines.
+"""Requests that an engine ran when it died: the evidence against a request that kills engines.
 
 The engine's scheduler writes the requests that run and have no token yet into a file that it shares
 with the gateway; memory that is mapped outlives the process that wrote it, however that ends.
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 VARIABLE = "EAGLEGATE_FLIGHT_RECORD"
-"""Where an engine process finds the file."""
+"""Variable that names the file to an engine process."""
 CAPACITY = 1 << 18
 """Bytes: some thousands of requests."""
 HEADER = 4
@@ -29,7 +29,7 @@ class FlightRecord:
             self._memory = mmap.mmap(file.fileno(), CAPACITY)
         self._path = Path(name)
         self.variables: Mapping[str, str] = {VARIABLE: name}
-        """For the environment of the engine process."""
+        """Variables for the environment of the engine process."""
 
     def read(self) -> frozenset[str]:
         """The requests that ran without a token at the engine's last step."""
@@ -52,7 +52,7 @@ class FlightRecorder:
                 self._memory = mmap.mmap(file.fileno(), CAPACITY)
 
     def write(self, requests: Iterable[str]) -> None:
-        """Before every step."""
+        """Write the requests before every step."""
         if self._memory is None:
             return
         names = " ".join(requests).encode()[: CAPACITY - HEADER]

@@ -47,7 +47,9 @@ REMEMBERED = 4096
 ATTEMPTS = 2
 RETRY_S = 1.0
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
-"""How a compiler ends that is out of memory, or has a fault: the same again for the same input."""
+"""Signals that end a compiler that is out of memory or has a fault. The same input ends it
+again.
+"""
 
 
 class GrammarProbe:

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from eaglegate.engine.stop_signals import block_stop_signals
 
 TOKENS_PER_S = 10_000
-"""So many tokens of a vocabulary add a second: a bounded string takes 3 with 151,000."""
+"""Tokens of a vocabulary that add a second: a bounded string takes 3 with 151,000."""
 
 MEMORY_BYTES = 6 << 30
 """Address space of the child; imports alone reserve about half of it."""
@@ -50,9 +50,9 @@ PREFERRED = ("multipleOf", "uniqueItems", "ontains", "patternProperties", "prope
 OK = "ok"
 NO_GRAMMAR = "it cannot be compiled"
 PLACE = re.compile(r"^\[[\d:]+\] \S+: ")
-"""Where in its own source a compiler found an error."""
+"""Prefix of a compiler's error: the place in its own source."""
 REFUSALS = (RuntimeError, ValueError, TypeError, KeyError)
-"""What compilers raise for what they do not take."""
+"""Errors that compilers raise for input that they do not take."""
 
 
 def main(tokenizer: str, trust_remote_code: bool, limit_s: float) -> None:
@@ -183,7 +183,7 @@ class GrammarTrial:
 
 
 def _find_slowest_mean(steps: Sequence[float]) -> float:
-    """Of any ``WINDOW`` steps in a row, or of all when there are fewer."""
+    """Find the largest mean of any ``WINDOW`` steps in a row, or of all when there are fewer."""
     if not steps:
         return 0.0
     starts = range(0, max(1, len(steps) - WINDOW + 1), WINDOW // 2)
@@ -360,7 +360,7 @@ def _find_strings(value: Any) -> Iterator[str]:
 
 
 def _find_opening(text: str, closing: int) -> int | None:
-    """Where the group begins that ends at ``closing``."""
+    """Find the beginning of the group that ends at ``closing``."""
     depth = 0
     for at in range(closing, max(-1, closing - PIECE_CHARS), -1):
         if text[at] in "()" and text[at - 1 : at] != "\\":

@@ -20,7 +20,7 @@ from eaglegate.text.events import (
 
 
 def open_parsers(folder: str, tool_parser: str | None, reasoning: str | None) -> VllmParsers:
-    """With the tokenizer of a model's folder. Raises ValueError."""
+    """Open vLLM's parsers with the tokenizer of a model's folder. Raises ValueError."""
     try:
         tokenizer = get_tokenizer(folder)
     except (OSError, ValueError) as error:

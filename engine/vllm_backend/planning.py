@@ -24,7 +24,7 @@ from eaglegate.engine.vllm_fields import DEPTH, TENANT, TRAFFIC
 
 
 class Planner(Protocol):
-    """What a scheduler asks at every step."""
+    """Planner that a scheduler asks at every step."""
 
     def begin(self, request: str, traffic: str, tenant: str) -> None: ...
 
@@ -113,8 +113,9 @@ class StepPlanning:
         self.clock: Callable[[], float] = perf_counter
         self._last_update: float | None = None
         self._late: tuple[int, bool] | None = None
-        """What the second model runner had yet to draft at the last update: the depth, and whether
-        for prompts. None at the first step after a pause."""
+        """Drafts that the second model runner had yet to make at the last update: the depth, and
+        whether for prompts. None at the first step after a pause.
+        """
         self._phases = PhaseTracker(scheduler.vllm_config)
         self._holes: dict[str, int] = {}
         """Tokens of a request that the draft model has not seen: made in steps at depth 0."""
@@ -162,12 +163,12 @@ class StepPlanning:
         self.restore_costs(costs)
 
     def describe(self, recent: int = 0) -> dict[str, object]:
-        """What the planner believes and has decided; only the mode where there is none."""
+        """Describe the planner's beliefs and decisions; only the mode where there is none."""
         planner = self._planner if isinstance(self._planner, DepthPlanner) else None
         return {"mode": self.mode} | ({} if planner is None else planner.describe(recent))
 
     def export_costs(self) -> dict[str, object]:
-        """What the planner has learnt of the time of steps; nothing where it knows nothing."""
+        """Export the learnt times of steps; empty where the planner knows none."""
         planner = self._planner
         if not isinstance(planner, DepthPlanner) or not planner.cost.is_known:
             return {}
@@ -198,7 +199,7 @@ class StepPlanning:
             setattr(output, WIDTHS, {name: planned[name] for name in names if name in planned})
 
     def note_skipped(self, requests: Iterable[Request]) -> None:
-        """In a step of these requests no draft model runs."""
+        """Note that no draft model runs in a step of these requests."""
         for request in requests:
             name = request.request_id
             self._holes[name] = self._holes.get(name, 0) + 1
@@ -232,7 +233,7 @@ class StepPlanning:
         return min(plan.depth, most)
 
     def observe(self, output: SchedulerOutput, verified: Mapping[str, tuple[int, int]]) -> None:
-        """After a step: what was drafted and accepted of each request, and how long it took."""
+        """Observe a step: drafts and accepted tokens of each request, and the time it took."""
         now, before = self.clock(), self._last_update
         self._last_update = now if self._scheduler.has_unfinished_requests() else None
         if before is None:
@@ -254,7 +255,7 @@ class StepPlanning:
             )
 
     def _get_depth_in_interval(self, output: SchedulerOutput, step: StepContent) -> int | None:
-        """How many drafts were made between the last update and this one; None where unknown.
+        """Count the drafts made between the last update and this one; None where unknown.
 
         The first model runner drafts before it hands out a step's tokens. The second hands them out
         first, so that the drafts of the step before fall into the time of this one.
@@ -304,7 +305,7 @@ class StepPlanning:
 
 
 class StepContent(NamedTuple):
-    """What a step held: decoding requests, their draft tokens, and tokens of prompts."""
+    """Content of a step: decoding requests, their draft tokens, and tokens of prompts."""
 
     batch: int
     width: int
@@ -325,7 +326,7 @@ class StepContent(NamedTuple):
 
 
 class PhaseTracker:
-    """Which requests are in their reasoning. Always false without a reasoning parser."""
+    """Tells whether a request is in its reasoning. Always false without a reasoning parser."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         config = vllm_config.reasoning_config

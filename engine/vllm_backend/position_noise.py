@@ -63,7 +63,7 @@ def draw_noise(seed: int, position: int, tokens: Sequence[int]) -> list[float]:
 def count_accepted(
     samples: torch.Tensor, drafts: torch.Tensor, counts: torch.Tensor
 ) -> torch.Tensor:
-    """How many drafts from the first on are what was sampled in their places.
+    """Count the drafts, from the first on, that equal the tokens sampled in their places.
 
     ``samples`` and ``drafts`` have a row for each request; its first ``counts`` drafts are real.
     """
@@ -112,7 +112,7 @@ def _rotate(word: torch.Tensor, by: int) -> torch.Tensor:
 
 
 def _shift(word: torch.Tensor, by: int, out: torch.Tensor | None = None) -> torch.Tensor:
-    """To the right, with zeros from the left: int32 would repeat its sign."""
+    """Shift to the right, with zeros from the left: int32 would repeat its sign."""
     shifted = torch.bitwise_right_shift(word, by, out=out)
     return shifted.bitwise_and_((1 << (32 - by)) - 1)
 

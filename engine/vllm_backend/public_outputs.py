@@ -28,7 +28,7 @@ class Inbox(Protocol):
     """The steps of one request."""
 
     async def get(self) -> Step:
-        """What has come since the last call. Raises EngineError."""
+        """Wait for the steps since the last call. Raises EngineError."""
         ...
 
 

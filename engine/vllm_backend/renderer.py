@@ -86,18 +86,22 @@ class VllmRenderer:
         self._tokenizing = dataclasses.replace(
             self._renderer.default_chat_tok_params, max_total_tokens=None
         )
-        """Without vLLM's check of the length: a prompt's fit is decided for all renderers alike."""
+        """Parameters without vLLM's check of the length: a prompt's fit is decided for all
+        renderers alike.
+        """
         self._writer = TemplateRunner()
         fast = getattr(self.tokenizer, "backend_tokenizer", None)
         self._encoder = TextEncoder(fast) if isinstance(fast, Tokenizer) else None
         self._encodes_chat = self._encoder is not None and not self._tokenizing.do_lower_case
-        """Not left to vLLM, whose tokenizer looks for offsets, too."""
+        """Whether chats are encoded here. vLLM's tokenizer would look for offsets as well."""
         self._named = dict(getattr(self.tokenizer, "special_tokens_map", {}))
         self._writes_usual = self._encodes_chat and self._has_usual_template()
         self._special = None if parse_special else self._find_special_text()
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """As ``vllm serve`` gives it, with the chat template that is in force."""
+        """Describe the tokenizer as ``vllm serve`` does, with the chat template that is in
+        force.
+        """
         from vllm.entrypoints.serve.tokenize.serving import TokenizerInfo
 
         template = self._resolve_template(False) if self._templated else None
@@ -178,7 +182,7 @@ class VllmRenderer:
     def _render(
         self, given: MarkedInput, kwargs: dict[str, Any], limits: RenderLimits
     ) -> list[int]:
-        """As vLLM does it."""
+        """Render as vLLM does."""
         conversation = [dict(message) for message in given.messages]
         if not self._reads_developer:
             conversation = merge_developer(conversation)
@@ -209,7 +213,8 @@ class VllmRenderer:
         return list(prompt["prompt_token_ids"])
 
     def _check_length(self, given: MarkedInput, limits: RenderLimits) -> None:
-        """For prompts that vLLM tokenizes whole: count their text first, in windows.
+        """Check the length of prompts that vLLM tokenizes whole: count their text first, in
+        windows.
 
         Raises PromptTooLong or RenderingCancelled.
         """
@@ -282,7 +287,7 @@ class VllmRenderer:
 
 
 def split_texts(messages: Messages, tools: Messages) -> Iterator[str]:
-    """What certainly becomes part of a prompt, in pieces."""
+    """Split the texts that certainly become part of a prompt into pieces."""
     contents = [message.get("content") for message in messages]
     texts = [content for content in contents if isinstance(content, str)]
     parts = [part for content in contents if isinstance(content, list | tuple) for part in content]

@@ -54,7 +54,9 @@ from eaglegate.engine.vllm_fields import DEPTH
 
 
 class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
-    """What both schedulers below share. ``ceiling`` is the most any request gets, now."""
+    """Base of both schedulers below. ``ceiling`` is the greatest depth that any request gets
+    now.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -78,7 +80,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         return self.behaviour.depth is StepDepth.FIXED
 
     def get_depth(self, request: Request) -> int:
-        """What this request wants, as far as the engine and the ceiling go."""
+        """Return the depth that this request wants, as far as the engine and the ceiling go."""
         if self.fixed:
             return int(self.num_spec_tokens)
         extra = request.sampling_params.extra_args if request.sampling_params else None
@@ -109,7 +111,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._limit_placeholders(scheduled, depth)
 
     def _get_step_depth(self, scheduled: list[Request]) -> int:
-        """How deep to draft after this step: the greatest depth of its requests."""
+        """Choose the depth to draft after this step: the greatest depth of its requests."""
         if not self.use_v2_model_runner and self._is_near_the_end(scheduled):
             return self.planning.plan([], 0)
         most = self._get_batch_limit(len(scheduled))
@@ -124,7 +126,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         return bool(longest + self.num_spec_tokens > self._draft_len)
 
     def _limit_placeholders(self, scheduled: list[Request], depth: int) -> None:
-        """Only asynchronous scheduling has placeholders."""
+        """Limit the placeholders of drafts. Only asynchronous scheduling has placeholders."""
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         drafts = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
@@ -201,7 +203,9 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             self._answers.forget_others(self.requests)
 
     def account_per_answer(self) -> None:
-        """For vLLM's own server, which reports only what comes with a request's last output."""
+        """Account per answer, for vLLM's own server, which reports only what comes with a
+        request's last output.
+        """
         self._answers = RequestAccounts(self.num_spec_tokens)
 
     def set_planning(self, mode: str) -> str:
@@ -323,8 +327,8 @@ def read_method(vllm_config: VllmConfig) -> DraftMethod:
 
 
 def read_behaviour(vllm_config: VllmConfig) -> StepBehaviour:
-    """What the method does on the model runner in use. The second runner has a speculator of its
-    own for an MTP draft of several layers, which always makes K drafts.
+    """Read the method's behaviour on the model runner in use. The second runner has a speculator
+    of its own for an MTP draft of several layers, which always makes K drafts.
     """
     second = bool(vllm_config.use_v2_model_runner)
     config = vllm_config.speculative_config
@@ -339,7 +343,9 @@ def is_past_prompt(request: Request, scheduled_tokens: int) -> bool:
 
 
 def scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthSchedulerBase:
-    """What ``scheduler_cls`` names: the subclass that fits how vLLM schedules."""
+    """Make the scheduler that ``scheduler_cls`` names: the subclass that fits vLLM's way of
+    scheduling.
+    """
     asynchronous = vllm_config.scheduler_config.async_scheduling
     kind = AsyncDepthScheduler if asynchronous else DepthScheduler
     return kind(vllm_config, *args, **kwargs)
@@ -375,7 +381,7 @@ def set_planning(core: EngineCore, mode: str) -> str:
 
 
 def describe_planning(core: EngineCore, recent: int) -> dict[str, object]:
-    """What the planner believes and has decided, and the newest steps."""
+    """Describe the planner's beliefs and decisions, and its newest steps."""
     scheduler = core.scheduler
     description: dict[str, object] = scheduler.planning.describe(recent)
     return description
@@ -388,7 +394,7 @@ def freeze_planning(core: EngineCore, depth: int | None) -> bool:
 
 
 def export_costs(core: EngineCore) -> dict[str, object]:
-    """What the planner has learnt of the time of steps, for ``restore_costs`` of a later engine."""
+    """Export the learnt times of steps, for ``restore_costs`` of a later engine."""
     scheduler = core.scheduler
     costs: dict[str, object] = scheduler.planning.export_costs()
     return costs

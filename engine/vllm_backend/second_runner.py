@@ -34,7 +34,9 @@ def propose(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """At depth 0 the runner overwrites all that is returned here."""
+    """Propose drafts, or any tokens at depth 0, where the runner overwrites all that is returned
+    here.
+    """
     if not getattr(speculator, SKIP, False):
         return original(speculator, input_batch, *args, **kwargs)
     drafts: torch.Tensor = speculator.draft_tokens[: input_batch.num_reqs]

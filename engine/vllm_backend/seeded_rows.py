@@ -31,7 +31,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from eaglegate.engine.vllm_backend import position_noise
 
 REJECTED = -1
-"""In the first runner's output: no token."""
+"""Mark of no token in the first runner's output."""
 
 
 class SeededRows:
@@ -194,6 +194,6 @@ def verify_again(
 
 
 def _get_seed(generator: torch.Generator) -> int:
-    """As the client gave it, between -2**63 and 2**63."""
+    """Return the seed as the client gave it, between -2**63 and 2**63."""
     seed = int(generator.initial_seed())
     return seed - (1 << 64) if seed >> 63 else seed

@@ -105,7 +105,7 @@ class PendingStats:
     """Steps of one engine."""
 
     tokens: list[int] = field(default_factory=list)
-    """Of each step."""
+    """Tokens of each step."""
     latencies: list[float] = field(default_factory=list)
     """Seconds since a request's last output, of every output."""
     drafts: list[SpecDecodingStats] = field(default_factory=list)
@@ -166,7 +166,7 @@ def _is_plain_decode(scheduler: SchedulerStats | None, iteration: IterationStats
 
 
 def observe(histogram: Any, values: Sequence[float]) -> None:
-    """What ``histogram.observe`` does with each of ``values``, at the cost of a few."""
+    """Observe many values as ``histogram.observe`` would one by one, at the cost of a few."""
     bounds = histogram._upper_bounds
     for bucket, count in Counter([bisect_left(bounds, value) for value in values]).items():
         histogram._buckets[bucket].inc(count)

@@ -96,7 +96,9 @@ def apply_to_drafts(
     sampling_metadata: SamplingMetadata,
     metadata: SpecDecodeMetadata,
 ) -> torch.Tensor:
-    """In the order of the plain path: biases before penalties, ``min_p`` after everything."""
+    """Apply biases and ``min_p`` in the order of the plain path: biases before penalties,
+    ``min_p`` after everything.
+    """
     counts = metadata.num_draft_tokens
     for processor in sampling_metadata.logitsprocs.non_argmax_invariant:
         if isinstance(processor, LogitBiasLogitsProcessor) and processor.biases:
@@ -148,7 +150,7 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.drafts: Sequence[Sequence[int]] = ()
-        """Of each row, while bonus tokens are sampled."""
+        """Drafts of each row, while bonus tokens are sampled."""
         self._banned: tuple[int, ...] | None = None
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -201,7 +203,9 @@ def apply_to_samples(
 def make_sampling_metadata(
     original: Callable[..., SamplingMetadata], batch: InputBatch
 ) -> SamplingMetadata:
-    """In asynchronous scheduling vLLM learns sampled tokens late, but for those who need them."""
+    """Ask for sampled tokens at once where they are needed: in asynchronous scheduling vLLM
+    learns them late otherwise.
+    """
     minimum = find_min_tokens(batch.logitsprocs)
     if minimum is not None:
         batch.logitsprocs_need_output_token_ids = bool(minimum.min_toks)
@@ -238,7 +242,9 @@ class ReasoningSpan:
 
 
 class ThinkingBudget:
-    """What one request's budget demands next: a function of its tokens alone."""
+    """Demand of one request's thinking budget on its next tokens: a function of its tokens
+    alone.
+    """
 
     def __init__(self, budget: int, prompt: Sequence[int], config: ReasoningConfig) -> None:
         self._budget, self._prompt = budget, prompt

@@ -129,7 +129,7 @@ def make_prompt(request: EngineRequest) -> Any:
 
 
 def make_options(request: EngineRequest, adapter: LoRARequest | None) -> dict[str, Any]:
-    """What AsyncLLM takes beside the prompt and the sampling."""
+    """Make AsyncLLM's options beside the prompt and the sampling."""
     return {
         "request_id": request.id,
         "lora_request": adapter,
@@ -178,7 +178,7 @@ def convert_prompt_logprobs(
 
 
 INTAKE_ERRORS = (VLLMError, ValueError, OverflowError)
-"""What vLLM raises for a request that it does not take; not all are of its own classes."""
+"""Errors that vLLM raises for a request that it does not take; not all are of its own classes."""
 
 
 def convert_intake_error(error: Exception, request_id: str) -> EngineError:
@@ -302,7 +302,7 @@ class StepQueue:
         self._interval = interval
         self._left = 1
         self._held: list[Step] = []
-        """For the sink, until the flusher says so."""
+        """Steps held back for the sink, until the flusher asks for them."""
         self._steps: list[Step] = []
         self._error: EngineError | None = None
         self._waiting: asyncio.Future[None] | None = None
@@ -358,7 +358,9 @@ class StepQueue:
             self.fail(EngineDead(ABORTED))
 
     async def get(self) -> Step:
-        """What has come since the last call, as one step. Raises what was put."""
+        """Wait for the steps since the last call, joined into one. Raises the error that was
+        put.
+        """
         while not self._steps:
             if self._error is not None:
                 raise self._error

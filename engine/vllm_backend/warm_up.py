@@ -1,4 +1,4 @@
-"""What a new engine runs before it serves: a request at every depth, and steps that are timed.
+"""First requests of a new engine, before it serves: one at every depth, and steps that are timed.
 
 Steps are timed so that the depth planner's first plans are sensible. An engine that takes the place
 of a lost one is given the step costs that the last one had learnt.
@@ -48,7 +48,7 @@ class StepCosts:
 
     @property
     def is_due(self) -> bool:
-        """Nothing was saved for ``SAVE_EVERY_S``."""
+        """Whether nothing was saved for ``SAVE_EVERY_S``."""
         return self._clock() - self._saved_at >= SAVE_EVERY_S
 
     async def hand_over(self, steer: Steer) -> bool:

@@ -87,7 +87,9 @@ def load_model(
 
 
 def sample(original: Callable[..., Any], runner: GPUModelRunner, logits: Any, metadata: Any) -> Any:
-    """Without drafts vLLM's plain sampler is enough. Rows with a seed draw by their positions."""
+    """Sample. Without drafts vLLM's plain sampler is enough. Rows with a seed draw by their
+    positions.
+    """
     if metadata is not None and not runner.use_async_scheduling and metadata.max_spec_len == 0:
         metadata = None
     with seeded_rows.key_by_position(runner, metadata):
