@@ -97,7 +97,8 @@ def _read_meant(opener: str, context: Context) -> Grammar:
 
 
 def read_content(context: Context, *ends: str) -> Generator[Want, str, str]:
-    """Up to the next marker, and what that marker opens; returns the marker.
+    """Read content up to the next marker, and the call or thinking that it opens; returns the
+    marker.
 
     A stray marker token is no content, except in a body that only ``ends`` end.
     """
@@ -217,7 +218,7 @@ def make_parser(
 
 @dataclass(frozen=True, slots=True)
 class AnswerForms:
-    """What all answers in the same formats have in common, as a vocabulary writes it."""
+    """Parts that all answers in the same formats share, as a vocabulary writes them."""
 
     tools: ToolFormat
     fragment: str

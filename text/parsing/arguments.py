@@ -24,7 +24,7 @@ from eaglegate.text.parsing.tools import parse_object, read_json
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
 _KEY = re.compile(r"""[^\s<>"'={}]{1,256}""")
-"""What a parameter that the tool does not have may be called; else its tag is broken."""
+"""Name of a parameter that the tool does not have. Any other name makes its tag a broken one."""
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwargs", "properties"})
 """Names under which models put all arguments together, whatever the tool's schema says."""
@@ -176,7 +176,7 @@ class ArgumentsWriter:
             self.given.update(inner)
 
     def verbatim(self, text: str) -> None:
-        """What is no parameter goes out as it stands; the arguments are no object then."""
+        """Write text that is no parameter as it stands. The arguments are no object then."""
         self._verbatim = True
         self._calls.write(text)
 
@@ -186,7 +186,7 @@ class ArgumentsWriter:
         self._calls.write_json(text)
 
     def loose(self, stops: Stops, *parameters: str, before: str = "") -> Subgrammar:
-        """What stands before the first of ``parameters``, or in place of all of them."""
+        """Read the text before the first of ``parameters``, or in place of all of them."""
         parts = [before]
         try:
             marker = yield Until(stops, parts.append)
@@ -281,7 +281,7 @@ class _Repeated(_Whole):
         self._calls.keep_raw(text)
 
     def truncate(self) -> None:
-        """What is not whole says nothing."""
+        """Drop the value: an unfinished one says nothing."""
 
 
 class _Wrapped(_Whole):

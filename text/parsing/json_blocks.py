@@ -44,11 +44,11 @@ class JsonBlock:
     """An object has one key, the name, and its value is the arguments."""
     framing: str = "\n"
     aliases: tuple[str, ...] = ()
-    """What may stand in place of the opener."""
+    """Markers that may stand in place of the opener."""
     begins: Follow = field(default_factory=lambda: BEGINS)
-    """What must follow an opener that is plain text."""
+    """Text that must follow an opener that is plain text."""
     tags: Tags | None = None
-    """What some models write between the markers in place of JSON."""
+    """Tags that some models write between the markers in place of JSON."""
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -90,7 +90,9 @@ class JsonBlock:
         return (yield from tags.read(context))
 
     def _find_ends(self, context: Context) -> Mapping[str, Follow | None]:
-        """What may end a forgotten string, each with what must follow it."""
+        """Find the markers that may end a forgotten string, each with the text that must follow
+        it.
+        """
         again = context.follow(OBJECT, *self.openers)
         return dict.fromkeys(self.openers, OBJECT) | ({self.closer: again} if self.closer else {})
 
@@ -108,11 +110,11 @@ class Sections:
     inside: tuple[str, ...] = ()
     """Markers around each call that mean nothing by themselves."""
     others: tuple[tuple[str, str], ...] = ()
-    """What models write in place of the section's markers."""
+    """Markers that models write in place of the section's own."""
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """What ends a call."""
+        """Markers that end a call."""
         return self.call, self.call_end, *self.section_ends
 
     @property

@@ -34,7 +34,7 @@ _FENCE_BEGINS = re.compile(r"`{1,3}(?:j(?:so?)?)?\Z")
 _BROKEN = frozenset('":[')
 """Characters behind an object that belong into one."""
 NO_CALL = "no call"
-"""What an object ends with that turned out to be text."""
+"""End of an object that turned out to be text."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class JsonCalls:
     is_keyed: bool = False
     """The name is the key of the arguments, the only one of an object."""
     quotes: Quotes | None = None
-    """Which marker tokens may end a string that the model has not closed."""
+    """Marker tokens that may end a string that the model has not closed."""
     tags: Callable[[], Subgrammar] | None = None
     """Reads calls in tags in place of JSON: the marker behind them, DONE if there are none."""
     unmark: Sink | None = None
@@ -312,7 +312,7 @@ class _Object:
         return (yield self._form.value(self._both(self._early)))
 
     def _read_null(self) -> Subgrammar:
-        """What begins like ``null``, which says that there are none."""
+        """Read text that begins like ``null``, which stands for no calls."""
         written: list[str] = []
         try:
             end = yield self._form.value(self._both(written))
@@ -352,7 +352,7 @@ class _Object:
 
 
 def _text(string: str) -> str:
-    """What a JSON string says; nothing when it is none."""
+    """Read a JSON string's text; empty when it is no JSON string."""
     try:
         said = json.loads(string)
     except ValueError:

@@ -131,9 +131,10 @@ class JsonRepair:
 
 @lru_cache(maxsize=1 << 14)
 def mend(piece: str, in_string: bool) -> tuple[str, bool, str, tuple[Repair, ...]]:
-    """What becomes of a piece inside a value; looked up, since tokens repeat.
+    """Mend a piece inside a value. Results are looked up, since tokens repeat.
 
-    The mended text, whether it ends in a string, what is held back of it, and the repairs.
+    Returns the mended text, whether it ends in a string, the text that is held back of it, and the
+    repairs.
     """
     repairs: list[Repair] = []
     repair = JsonRepair(ignore, repairs.append)

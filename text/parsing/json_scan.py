@@ -31,7 +31,7 @@ class JsonScan:
 
     @classmethod
     def inside(cls, in_string: bool) -> JsonScan:
-        """One that is inside many objects, so that no piece ends the value."""
+        """Make a scan that is inside many objects, so that no piece ends the value."""
         scan = cls()
         scan._started, scan._depth, scan.in_string = True, DEEP, in_string
         return scan
@@ -109,15 +109,15 @@ class JsonScan:
 
 
 SHORT = 24
-"""Of a piece: what it does is looked up, since tokens repeat."""
+"""Length of pieces whose effect is looked up, since tokens repeat."""
 
 
 @lru_cache(maxsize=1 << 14)
 def follow(piece: str, in_string: bool) -> tuple[int, int, bool, bool, bool]:
-    """What a piece inside a value does to a scan.
+    """Scan a piece inside a value.
 
-    By how much the depth grows, by how much it shrinks at most on the way, and whether the piece
-    ends in a string, behind a backslash, and has broken a string.
+    Returns the growth of the depth, the most that the depth shrinks on the way, and whether the
+    piece ends in a string, ends behind a backslash, and has broken a string.
     """
     scan = JsonScan.inside(in_string)
     scan._follow(piece, 0, len(piece))
@@ -187,10 +187,10 @@ class Unescaper:
     def __init__(self, opening: str = "") -> None:
         self._opening = opening
         self._held = ""
-        """What a later character may change."""
+        """Text whose meaning a later character may change."""
         self.closed = False
         self.left = ""
-        """What follows the string, of the piece that closes it."""
+        """Rest behind the string, of the piece that closes it."""
 
     def write(self, text: str) -> str:
         if self.closed:
@@ -208,7 +208,9 @@ class Unescaper:
 
 
 def _character(escape: re.Match[str]) -> str:
-    """What JSON gives no meaning to stays; half of a surrogate pair is no character."""
+    """Decode an escape. One to which JSON gives no meaning stays; half of a surrogate pair is no
+    character.
+    """
     high, low, code, other = escape.groups()
     if high:
         return chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00)

@@ -19,7 +19,9 @@ not taken for it.
 
 FIRST_SIGN, LAST_SIGN = 0xDC01, 0xDCFF
 _SIGNS = re.compile(f"[{chr(FIRST_SIGN)}-{chr(LAST_SIGN)}]")
-"""Like FRAGMENT, each stands for one marker token, inside a text that is still to be judged."""
+"""Signs of marker tokens inside a text that is still to be judged; each stands for one, as
+FRAGMENT does.
+"""
 
 
 class Stops:
@@ -42,11 +44,11 @@ class Stops:
         self._longest = max(map(len, written), default=1)
 
     def find(self, text: str, at: int, more: bool) -> tuple[int, int, str | None]:
-        """Where the first marker in ``text[at:]`` starts and ends, and which it is.
+        """Find the first marker in ``text[at:]``: its beginning, its end, and the marker.
 
-        Without one, None and where the possible beginning of one starts, if there is ``more`` to
-        come. A beginning that starts before a whole marker goes first: only so does the reading
-        not depend on where the text was cut.
+        Without one, the marker is None and the beginning is that of a possible marker, if there is
+        ``more`` to come. A possible marker that begins before a whole one goes first: only so does
+        the reading not depend on where the text was cut.
         """
         size = len(text)
         for char in self._first:
@@ -86,7 +88,7 @@ class Lexicon:
         self._markers: dict[str, str] = {}
 
     def remember(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What depends on the vocabulary alone: made once, and never changed."""
+        """Make a value that depends on the vocabulary alone once; it never changes."""
         if key not in self._remembered:
             self._remembered[key] = make()
         return self._remembered[key]
@@ -99,7 +101,9 @@ class Lexicon:
         return self._signs[marker]
 
     def words(self, *markers: str) -> tuple[str, ...]:
-        """How each may stand in a text: as its sign, spelled out, or either."""
+        """List the ways in which each marker may stand in a text: as its sign, spelled out, or
+        either.
+        """
         signs = [self.sign(marker) for marker in markers if self.is_token(marker)]
         texts = [marker for marker in markers if self._spelled or not self.is_token(marker)]
         return (*signs, *texts)
@@ -132,9 +136,11 @@ class Lexicon:
 
 
 Follow = dict[str, "Follow | None"]
-"""What may come next, white space aside, and what then; None where the reading is settled."""
+"""Words that may come next, white space aside, each with the words behind it; None where the
+reading is settled.
+"""
 NAME = "\0"
-"""In a ``Follow``: the name of a function or a parameter."""
+"""Word of a ``Follow`` that stands for the name of a function or a parameter."""
 LONGEST_BLANK = 100
 """White space between two tags that belong together; more of it is text."""
 _NAME = re.compile(r"""[^\s<>{}()\[\]"'=,:;|\ud800-\udfff]{1,128}""")
@@ -166,7 +172,8 @@ def follows(text: str, at: int, follow: Follow | None, more: bool) -> bool | Non
 
 
 class Quotes:
-    """Which marker tokens may end a string that has not been closed, and what must follow them.
+    """Marker tokens that may end a string that has not been closed, each with the text that must
+    follow.
 
     Any other marker token in a string is quoted.
     """
@@ -179,7 +186,7 @@ class Quotes:
         self._stops: dict[Stops, Stops] = {}
 
     def add_to(self, stops: Stops) -> Stops:
-        """Those and the signs that may end a string."""
+        """Add the signs that may end a string to ``stops``."""
         if not self.closing:
             return stops
         if stops not in self._stops:

@@ -1,4 +1,4 @@
-"""What a format says of reasoning and tool calls, and what its grammars are given and ask ahead.
+"""Formats of reasoning and tool calls, and the context that their grammars read in.
 
 ``FRAMES`` of a module in ``text/parsing/formats`` has a frame by the name of a parser: what a
 structural tag puts around the arguments of a forced or strict call, as the chat templates named
@@ -26,7 +26,7 @@ MessageGrammar = Callable[["Context"], Grammar]
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a model marks its thinking.
+    """Format of a model's thinking.
 
     While it thinks, only ``ends`` are structure: a tool call quoted there is thinking.
     ``starts`` that are plain text count only as the first text of the answer.
@@ -37,7 +37,7 @@ class ReasoningFormat:
     framing: str = "\n"
     """White space the template writes inside the markers, and after the end marker."""
     label: str = ""
-    """What the model writes behind a start marker, before the thinking."""
+    """Label that the model writes behind a start marker, before the thinking."""
     inline: bool = False
     """The thinking is delivered as content, with its markers."""
     channels: MessageGrammar | None = None
@@ -45,15 +45,15 @@ class ReasoningFormat:
     inner: tuple[str, ...] = ()
     """The other markers of such a message."""
     answer: tuple[str, str] | None = None
-    """What some models write around the rest of the answer behind their thinking."""
+    """Markers that some models write around the rest of the answer behind their thinking."""
     forgets_end: bool = False
     """The model is known to forget the end marker before a tool call."""
     suffixed: Callable[[str], ReasoningFormat] | None = None
-    """As in ``ToolFormat``."""
+    """Makes the format for tokenizers whose markers end with a suffix."""
     untokened: ReasoningFormat | None = None
-    """How models write it whose tokenizers lack the start marker."""
+    """The format of models whose tokenizers lack the start marker."""
     texts: tuple[str, ...] = ()
-    """As in ``ToolFormat``."""
+    """Special tokens that are text, as in ``ToolFormat``."""
     opening: str = ""
     """The end of a prompt that opens the thinking, where that is more than a start marker."""
 
@@ -70,7 +70,7 @@ class ReasoningFormat:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model marks its tool calls."""
+    """Format of a model's tool calls."""
 
     openers: tuple[str, ...]
     """Markers that open a call, or a section of calls, in content."""
@@ -95,11 +95,13 @@ class ToolFormat:
     channels: MessageGrammar | None = None
     """Reads the whole message, as in ``ReasoningFormat``."""
     parts: tuple[str, ...] = ()
-    """Those of ``inner`` that stand only inside a call: outside, the call before was broken."""
+    """Markers of ``inner`` that stand only inside a call: outside, the call before was broken."""
     head: Callable[[Context], Follow] | None = None
-    """What calls without a marker begin with."""
+    """Words that calls without a marker begin with."""
     opening: str = ""
-    """As in ``ReasoningFormat``, of a format whose ``channels`` read the thinking as well."""
+    """Opening as in ``ReasoningFormat``, of a format whose ``channels`` read the thinking as
+    well.
+    """
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -107,7 +109,7 @@ class ToolFormat:
 
 
 def no_calls(_opener: str, _context: Context) -> Grammar:
-    """Of a format whose ``channels`` read its calls."""
+    """Read no calls, in a format whose ``channels`` read them."""
     yield from ()
 
 
@@ -117,7 +119,7 @@ NO_TOOLS = ToolFormat((), no_calls, framing="")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a grammar is given."""
+    """Context that a grammar reads in."""
 
     lexicon: Lexicon
     out: Output
@@ -137,13 +139,13 @@ class Context:
         return found
 
     def quotes(self, closing: Mapping[str, Follow | None] = MappingProxyType({})) -> Quotes:
-        """Of the marker tokens ``closing`` names, those that may end a forgotten string."""
+        """Select the marker tokens of ``closing`` that may end a forgotten string."""
         may_end = {} if self.sound else closing
         signs = {self.lexicon.sign(m): f for m, f in may_end.items() if self.lexicon.is_token(m)}
         return Quotes(self.lexicon, signs)
 
     def rehearse(self) -> Context:
-        """To read a text on trial: nothing is delivered."""
+        """Make a context for a trial reading, which delivers nothing."""
         return replace(self, out=self.out.rehearse())
 
     def follow(self, then: Follow | None, *markers: str) -> Follow:
@@ -180,16 +182,16 @@ class CallFrame:
     begin: str
     end: str
     style: str = "json"
-    """How arguments are written, by xgrammar's name for it."""
+    """Style of the arguments, by xgrammar's name for it."""
     section: tuple[str, str] = ("", "")
-    """What stands around all calls of an answer."""
+    """Text around all calls of an answer."""
     separator: str = ""
-    """What stands between two calls."""
+    """Text between two calls."""
     before_arguments: tuple[TagNode, ...] = ()
-    """What stands between ``begin`` and the arguments, where that is no fixed text."""
+    """Tags between ``begin`` and the arguments, where that is no fixed text."""
 
     text: tuple[str, str] = ('{"input": "', '"}')
-    """What stands around the text of a custom tool."""
+    """Text around the input of a custom tool."""
 
     def call(self, name: str, schema: Any) -> TagNode:
         arguments = matching(schema)

@@ -1,4 +1,4 @@
-"""Where a grammar writes: reasoning, content and tool calls, each with its own framing."""
+"""Output of a grammar: reasoning, content and tool calls, each with its own framing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Fence:
         return seen or "`" in text or "\n" in text
 
     def copy(self) -> Fence:
-        """Without the line that has begun."""
+        """Copy the fence without the line that has begun."""
         return Fence(self._mark)
 
     def write(self, text: str) -> None:
@@ -141,7 +141,7 @@ class Framed:
         self.label = ""
         """Dropped where the text begins with it."""
         self.tail = ""
-        """What has been written last."""
+        """Text written last."""
         self.written = False
         self.fence = Fence()
 
@@ -190,7 +190,7 @@ class Framed:
         self._at_marker = True
 
     def unmark(self, marker: str) -> None:
-        """It was no marker after all, and the white space before it is text as well."""
+        """Write a marker as text after all, and the white space before it."""
         dropped, self._dropped = self._dropped, ""
         self.write(dropped + marker)
 
@@ -226,7 +226,9 @@ class Calls:
         self._new_id = new_id
         self._parallel = parallel
         self._muted = False
-        """With ``parallel_tool_calls: false`` only the first call is delivered."""
+        """Whether calls are muted: with ``parallel_tool_calls: false`` only the first one is
+        delivered.
+        """
         self._custom = custom
         self.repairing = repairs
         """Whether what can mean only one thing is mended."""
@@ -235,7 +237,7 @@ class Calls:
         self._text: FreeText | None = None
         self._json: JsonRepair | None = None
         self.ids: set[str] = set()
-        """Those used so far in this answer."""
+        """Call ids used so far in this answer."""
         self._name = ""
         self._parts: list[str] = []
         self._spoiled = self._is_fragile = False
@@ -358,7 +360,7 @@ class Calls:
         self._end(self._trust(self._judge()) if whole else Outcome.TRUNCATED)
 
     def _trust(self, outcome: Outcome) -> Outcome:
-        """What a call is that could mean several things."""
+        """Judge a call that could mean several things as malformed."""
         keeps = not self._spoiled or outcome is Outcome.UNKNOWN_TOOL
         return outcome if keeps else Outcome.MALFORMED
 
@@ -378,7 +380,7 @@ class Calls:
             self._out.hold(end, fragile)
 
     def doubt(self) -> None:
-        """What follows the last call shows that it was not meant as it was read."""
+        """Doubt the last call: the text behind it shows that it was not meant as it was read."""
         if not self._muted:
             self._out.doubt()
 

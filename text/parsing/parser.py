@@ -33,7 +33,7 @@ _REASONING = Phase.REASONING
 
 
 class TextReader(Protocol):
-    """What a parser hands text and marker tokens to."""
+    """Receiver of a parser's text and marker tokens."""
 
     def text(self, text: str) -> None: ...
 
@@ -43,7 +43,7 @@ class TextReader(Protocol):
 
 
 class TokenDecoder(Protocol):
-    """What a parser gets the text of its tokens from."""
+    """Source of the text of a parser's tokens."""
 
     def text(self, token_ids: Sequence[int]) -> str: ...
 
@@ -60,7 +60,7 @@ class Verbatim:
         self.text(marker)
 
     def end(self, by_model: bool) -> None:
-        """Nothing was held back."""
+        """End the text. Nothing was held back."""
 
 
 class Parser:
@@ -95,7 +95,7 @@ class Parser:
 
     @property
     def phase(self) -> Phase:
-        """What is being written."""
+        """Phase that is being written."""
         return self._output.phase
 
     @property
@@ -147,7 +147,7 @@ class Parser:
         self._sink(self._decoder.text(token_ids))
 
     def _one_by_one(self, token_ids: Sequence[int]) -> None:
-        """Where plain text may start or end the thinking, each token is counted as it stands."""
+        """Count tokens one by one where plain text may start or end the thinking."""
         output = self._output
         for token_id in token_ids:
             if self._stop and self._stop.stopped:

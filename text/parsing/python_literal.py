@@ -34,7 +34,7 @@ _ARGUMENT = (
     ),
     re.compile(rf"{_BLANK}(?:,{_BLANK}(?:{_NAME})?+|\){_BLANK}(?:,{_BLANK})?+(?:{_NAME})?+)?+\Z"),
 )
-"""What stands behind a closing quote, in brackets and in a call, and what may become that."""
+"""Text behind a closing quote, in brackets and in a call, each with its beginnings."""
 _BETWEEN = rf"(?:{_BLANK}(?:[,)]{_BLANK}){{1,4}}+|[ \t]{{0,9}}\n{_BLANK})"
 _MAY_BE_BETWEEN = re.compile(rf"{_BLANK}(?:[,)]{_BLANK}){{0,4}}+(?:{_NAME})?+\Z")
 
@@ -80,7 +80,7 @@ class Literal:
     ) -> None:
         self._sink = sink
         self._names = names
-        """Of the tools offered: a call of one ends the value."""
+        """Names of the tools offered: a call of one ends the value."""
         self._closers: list[str] = []
         self._quote = ""
         self._beside = False
@@ -93,13 +93,13 @@ class Literal:
         self._verbatim = False
         self._tokens = tokens
         self._open = 0
-        """How many brackets there are at a brace that opens an object or a set."""
+        """Number of brackets at a brace that opens an object or a set."""
         self._first: list[str] = []
-        """What stands behind it: a colon or a comma then says which."""
+        """Text behind the brace, until a colon or a comma tells an object from a set."""
 
     @property
     def tokens(self) -> frozenset[str]:
-        """In a string a marker token is quoted."""
+        """Marker tokens that end the value. In a string a marker token is quoted."""
         return frozenset() if self._quote else self._tokens
 
     def plain(self, text: str) -> None:
@@ -146,7 +146,7 @@ class Literal:
         return escape.end() if escape else at + 1
 
     def _closing(self, text: str, at: int, more: bool, out: list[str]) -> int:
-        """At a quote: the end of the string, where what follows agrees, else text."""
+        """Judge a quote: it ends the string where the text behind it agrees, else it is text."""
         quote = self._quote
         ends = text.startswith(quote, at)
         if ends and len(quote) == 1:
@@ -213,7 +213,7 @@ class Literal:
         return at + 1
 
     def _settle(self, bracket: str) -> None:
-        """What the innermost brace opens: a set becomes a list."""
+        """Settle the innermost brace as an object or a set. A set becomes a list."""
         if self._open and self._open == len(self._closers):
             self._first.insert(0, bracket)
             self._closers[-1] = _CLOSES[bracket]
@@ -233,7 +233,7 @@ class Literal:
 
 
 def _unescape(escape: str) -> str:
-    """What an escape stands for; one that Python does not know stands for itself."""
+    """Decode an escape; one that Python does not know stands for itself."""
     kind, digits = escape[1], escape[2:]
     if kind in _ESCAPES:
         return _ESCAPES[kind]
@@ -244,7 +244,9 @@ def _unescape(escape: str) -> str:
 
 
 def _number(word: str) -> str:
-    """As written where that is JSON, else as Python reads it, else as it stands."""
+    """Write a number as it stands where that is JSON, else as Python reads it, else as it
+    stands.
+    """
     if zeros := _ZEROS.match(word):
         word = zeros[1].strip("+") + zeros[2]
     try:

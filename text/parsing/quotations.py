@@ -55,7 +55,7 @@ def is_fenced(marker: str, context: Context) -> bool:
 
 
 def read_fenced(opener: str, stops: Stops, context: Context, meant: Grammar) -> Subgrammar:
-    """What may be a quotation: returns the marker behind it.
+    """Read a possible quotation, and return the marker behind it.
 
     It is one if the fence is closed later. If the model ends its answer without that, it has
     forgotten to close the fence, and the calls are meant. ``meant`` reads from behind the opener.
@@ -180,7 +180,7 @@ class _FencedAnswer:
 
     @property
     def inside(self) -> str:
-        """What stands in the fence."""
+        """Text inside the fence."""
         return _LAST_LINE.sub("", self.written)
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
@@ -233,7 +233,7 @@ def read_fenced_answer(context: Context, rest: Callable[[Context], Grammar]) -> 
 
 
 def _find_head(context: Context) -> Follow:
-    """What calls begin with: a marker, or by what the format says of those without one."""
+    """Find the beginnings of calls: a marker, or the format's head of calls without one."""
     tools = context.tools
     words: Follow = context.lexicon.remember(
         ("openers", tools.openers),

@@ -44,11 +44,11 @@ Sink = Callable[[str], None]
 DONE = ""
 """Sent to the grammar when what it wanted has ended without a marker."""
 _LONGEST_LEFT = 1024
-"""How much of what a want has left is taken at once: each want that ends copies the rest of it."""
+"""Characters of a want's rest that are taken at once: each want that ends copies the rest of it."""
 
 
 class Want(Protocol):
-    """How to take what follows."""
+    """A rule for taking the text that follows."""
 
     @property
     def lexicon(self) -> Lexicon | None:
@@ -89,7 +89,7 @@ class Ended(Exception):
 
 
 class _Taking(ABC):
-    """Where a cut makes no difference to what is kept back: it is taken."""
+    """A want for which a cut makes no difference: text that is kept back is taken."""
 
     __slots__ = ()
     lexicon: Lexicon | None = None
@@ -240,7 +240,7 @@ class JsonValue(_Taking):
             look = start + 1
 
     def _write_behind(self, text: str) -> None:
-        """What stands behind a whole value belongs to it, if it is more than white space."""
+        """Write text behind a whole value as part of it, if it is more than white space."""
         body = text.rstrip()
         if body:
             self._write(self._blank + body)

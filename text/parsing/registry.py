@@ -219,7 +219,7 @@ def reasoning_format(name: str | None) -> ReasoningFormat:
 
 
 def find_frame(name: str | None) -> CallFrame | None:
-    """How a grammar writes calls for a tool parser; None where it cannot force any."""
+    """Find a tool parser's frame for calls in a grammar; None where calls cannot be forced."""
     if name is None or name not in TOOL_PARSERS:
         return None
     frames: Mapping[str, CallFrame] = _load_frames(TOOL_PARSERS[name].partition(":")[0])

@@ -150,7 +150,7 @@ def _allow_null(schema: dict[str, Any]) -> None:
 
 
 def resolve(reference: Any, root: Any) -> Any:
-    """What a reference inside ``root`` points to; None for any other."""
+    """Resolve a reference inside ``root``; None for any other."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     target = root
@@ -302,7 +302,7 @@ def _find_types(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _infer_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """By keywords that only one type has."""
+    """Infer types from keywords that only one type has."""
     if "properties" in schema or "required" in schema:
         return frozenset({"object"})
     return frozenset({"array"}) if {"items", "prefixItems"} & schema.keys() else frozenset()

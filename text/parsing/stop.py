@@ -85,7 +85,7 @@ class StopText:
         self._state = ROOT
         self._held = ""
         self._found: tuple[int, int] | None = None
-        """Where the best stop so far starts and ends in what is held; an earlier one is open."""
+        """Beginning and end, in the held text, of the best stop so far; an earlier one is open."""
         self.stopped: str | None = None
 
     def text(self, text: str) -> None:

@@ -18,7 +18,7 @@ from eaglegate.text.parsing.reader import DONE, Sink
 _NAME = re.compile(r"""["']?([^\s"'<>]+)""")
 Taken = tuple[str | None, str]
 FORCED = "forced"
-"""What a value ends with that its own closing tag has not ended."""
+"""End of a value that its own closing tag has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Closing:
     forced: Container[str] = ()
     nests: Container[str] = ()
     unfinished: Mapping[str, str] = field(default_factory=dict)
-    """By word, the tag it is the beginning of."""
+    """Tags by words that are their beginnings."""
     unnests: Container[str] = ()
     """Words that close what a word in ``nests`` has opened, beside those in ``forced``."""
     call: str = ""
@@ -46,7 +46,7 @@ class Closing:
     parameter: str = ""
     """The word that opens a value in one."""
     pairs: Mapping[str, Follow] = field(default_factory=dict)
-    """What follows a closing tag of the value at the end of a call, by the word of the tag."""
+    """Text behind a value's closing tag at the end of a call, by the word of the tag."""
 
 
 class Tagged:
@@ -60,7 +60,7 @@ class Tagged:
         words: Mapping[str, Follow | None] | None = None,
     ) -> None:
         self._words = words = words or closing.words
-        """Those of ``closing``, unless this value has some of its own."""
+        """Words of ``closing``, unless this value has some of its own."""
         self._stops = lexicon.stops(*words)
         self._closing = closing
         self._sink = sink
@@ -92,7 +92,7 @@ class Tagged:
         """Every marker token comes as a sign."""
 
     def truncate(self, text: str) -> tuple[str | None, str]:
-        """What was kept back is a closing tag, all but confirmed, or a piece of one."""
+        """Take text kept back at a cut: a closing tag, all but confirmed, or a piece of one."""
         start, after, tag = self._stops.find(text, 0, more=False)
         if tag is None or tag in self._closing.nests or self._depth:
             return None, ""
@@ -118,7 +118,7 @@ class Tagged:
 
 @dataclass(slots=True)
 class KnownEnds:
-    """How many ends of calls ahead in the section are known to be no quotations."""
+    """Number of coming ends of calls in the section that are known to be no quotations."""
 
     num: int = 0
 
@@ -143,7 +143,7 @@ class CallValue(Tagged):
 
     _kept: list[str] | None = None
     _size = 0
-    """How many characters are kept back before the text."""
+    """Number of characters kept back before the text."""
     _last = ""
     """The last character that is surely one of the value."""
     _seen = False
@@ -153,7 +153,7 @@ class CallValue(Tagged):
     _first: tuple[int, str] | None = None
     """The first closing tag with the end of a call behind it that nothing has opened."""
     _behind_first = 0
-    """Where that end of a call ends."""
+    """End of that end of a call."""
     _num_ends = _num_later = _num_known = 0
     """Ends of calls that nothing has opened; calls behind the first; those not demanded."""
     _paired = False
@@ -177,7 +177,7 @@ class CallValue(Tagged):
         self._text, self._look = "", 0
 
     def _release(self) -> None:
-        """What was kept back is a quotation, and part of the value."""
+        """Release the text kept back: it is a quotation, and part of the value."""
         self._kept, self._size, self._num_open, self._first = None, 0, 0, None
         self._num_ends = self._num_later = self._num_known = self._behind_first = 0
         self._paired, self._fallback, self._in_doubt = False, None, False
@@ -288,7 +288,7 @@ class CallValue(Tagged):
         return None
 
     def _close_implied(self, start: int, tag: str) -> Taken:
-        """Without a tag of its own, unless the end of the call is written twice."""
+        """Close the value without a tag of its own, unless the end of the call is written twice."""
         between = "".join([*(self._kept or ()), self._text[:start]])[self._behind_first :]
         twice = self._first is not None and not between.strip()
         return self._close_first() if twice else self._close(self._size + start, tag)
@@ -309,7 +309,7 @@ class CallValue(Tagged):
         return 0
 
     def _write_kept(self, end: int) -> None:
-        """What is kept back, and the text up to ``end``, is part of the value."""
+        """Write the text kept back, and the text up to ``end``, as part of the value."""
         text = "".join([*(self._kept or ()), self._text[:end]])
         if text:
             self._last = text[-1]
@@ -376,7 +376,7 @@ _CUT_TAG = re.compile(rf"</?{FRAGMENT}\s*\Z")
 _TAG_AT_END = re.compile(r"\n?<(?:/(?:[^<>\s]{0,64}>?\s{0,99}+)?)?\Z")
 _NEXT_TAG = re.compile(r"(</[^<>\s]{1,64}>)\s{0,99}(<?\s?[^<>\s=/]{1,64}=?)")
 _ALIKE = 0.8
-"""How much of a misspelt tag's letters are those of the tag, in order."""
+"""Share of a misspelt tag's letters that are the tag's, in order."""
 
 
 class MisspeltEnd:

@@ -43,7 +43,7 @@ from eaglegate.text.parsing.tagged import (
 
 SPACE = " \t\r\n"
 _EMPTY = "/>"
-"""What ends an opening tag that closes itself."""
+"""End of an opening tag that closes itself."""
 _NO_NAME = re.compile(r"[\s<>{}]")
 _ATTRIBUTE = re.compile(r"""\s*string=["'](?:true|false)["']>""")
 _TYPE = re.compile(r"""\sstring=["'](true|false)["']\Z""")
@@ -62,7 +62,7 @@ class Tags:
     line: str = ""
     """The line break the template writes inside the parameter tags, if it does."""
     line_end: str = ""
-    """What stands at the end of a value, where that is something else."""
+    """Text at the end of a value, where it is not ``line``."""
     may_line: bool = False
     """A value may stand on lines of its own: then both line breaks are none of it."""
     ends: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class Tags:
 
     @cached_property
     def sections(self) -> tuple[str, ...]:
-        """What opens a section."""
+        """Markers that open a section."""
         return tuple(filter(None, (self.section, *(opening for opening, _ in self.others))))
 
     @cached_property
@@ -110,7 +110,7 @@ class Tags:
 
     @property
     def next_parameters(self) -> tuple[str, ...]:
-        """How a parameter's tag may begin behind a value that is not closed."""
+        """Beginnings of a parameter's tag behind a value that is not closed."""
         if self.line_end:
             return self.parameter, self.line_end + self.parameter
         return (
@@ -118,7 +118,7 @@ class Tags:
         )
 
     def after_call(self, lexicon: Lexicon) -> Follow:
-        """What may stand behind a call."""
+        """List the words that may stand behind a call."""
         words: Follow = dict.fromkeys(lexicon.words(*self.outer, *self.inside))
         if self.ends and self.section_end:
             last = dict.fromkeys(lexicon.words(*self.ends))
@@ -138,7 +138,9 @@ class Tags:
         return words
 
     def again(self, lexicon: Lexicon) -> Follow:
-        """What must stand behind the end of a section that nothing inside has announced."""
+        """List the words that must stand behind the end of a section that nothing inside has
+        announced.
+        """
         return {word: {self.call: None} for word in lexicon.words(self.section) if word}
 
     def format(self, framing: str = "\n", fragment: str = "") -> ToolFormat:

@@ -39,7 +39,9 @@ from eaglegate.text.parsing.schemas import (
 )
 
 PROGRAM_BYTES = 1 << 16
-"""Of one compiled pattern: matching takes time in proportion to it and to the text."""
+"""Limit on the size of one compiled pattern: matching takes time in proportion to it and to the
+text.
+"""
 _PATTERNS = RegexOptions(size_limit=PROGRAM_BYTES, dfa_size_limit=PROGRAM_BYTES)
 """Patterns without look-around and back references: they match in linear time."""
 
@@ -77,10 +79,12 @@ class ToolSchema:
         self.name = name
         self._given = parameters
         self._allowed: dict[str | None, frozenset[str]] = {}
-        """By parameter; None is any that the schema does not name."""
+        """Allowed types by parameter; None is any parameter that the schema does not name."""
         self._kinds: dict[int, frozenset[str]] = {}
         self._members: dict[int, tuple[Mapping[str, Any], Any]] = {}
-        """By the identity of parts of the parameters' schema, which live as long as this."""
+        """Members by the identity of parts of the parameters' schema, which live as long as
+        this.
+        """
 
     @cached_property
     def _size(self) -> SchemaSize:
@@ -94,7 +98,7 @@ class ToolSchema:
 
     @cached_property
     def _closed(self) -> dict[str, Any]:
-        """What arguments are judged by."""
+        """Schema that arguments are judged by."""
         closed: dict[str, Any] = close_objects(dict(self.parameters))
         return closed
 
@@ -165,7 +169,9 @@ def _refuse_reference(uri: str) -> Any:
 
 
 class OfferedTools:
-    """By name. With ``offered`` None the tools are not known, and no call is unknown."""
+    """Offered tools by name. With ``offered`` None the tools are not known, and no call is
+    unknown.
+    """
 
     def __init__(self, offered: Collection[Mapping[str, Any]] | None) -> None:
         self._unstated = offered is None
@@ -173,7 +179,7 @@ class OfferedTools:
 
     @cached_property
     def _by_name(self) -> dict[str, ToolSchema]:
-        """For the first call: most answers have none."""
+        """Tools by name, made for the first call: most answers have none."""
         functions = [tool.get("function", tool) for tool in self._offered]
         return {
             name: ToolSchema(name, function.get("parameters"))
@@ -190,7 +196,7 @@ class OfferedTools:
         return self._by_name.get(name)
 
     def judge(self, name: str, arguments: str) -> Outcome:
-        """How a call ended that was written to its end."""
+        """Judge a call that was written to its end."""
         tool = self.find(name)
         if tool is None and not self._unstated:
             return Outcome.UNKNOWN_TOOL
@@ -235,7 +241,9 @@ class FreeText:
         return said[: -len(self._text.left)] if self._text.left else said
 
     def end(self) -> str:
-        """Of arguments in another shape: their ``input``, or all of them as they are."""
+        """Return the rest of the text. Arguments in another shape give their ``input``, or all
+        of them as they are.
+        """
         if self._text is not None:
             return ""
         written = self._held

@@ -1,4 +1,4 @@
-"""What a tokenizer's ids mean: the bytes of ordinary tokens, the text of added ones."""
+"""Vocabulary of a tokenizer: the bytes of ordinary tokens, the text of added ones."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizers(cls, tokenizer: Tokenizer, ends: tuple[str, ...] = ()) -> Vocabulary:
-        """Of a Hugging Face ``tokenizers.Tokenizer``; ``ends`` it may not know to be special."""
+        """Make the vocabulary of a Hugging Face ``tokenizers.Tokenizer``. The tokenizer may not
+        know that ``ends`` are special.
+        """
         added = [
             AddedToken(token_id, token.content, token.special or token.content in ends)
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -106,7 +108,9 @@ class Vocabulary:
 
     @classmethod
     def from_transformers(cls, tokenizer: Any) -> Vocabulary:
-        """Of any tokenizer that ``transformers`` or ``mistral_common`` has loaded."""
+        """Make the vocabulary of any tokenizer that ``transformers`` or ``mistral_common`` has
+        loaded.
+        """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if isinstance(backend, Tokenizer):
             return cls.from_tokenizers(backend)
@@ -119,7 +123,9 @@ class Vocabulary:
 
     @classmethod
     def from_directory(cls, path: Path) -> Vocabulary:
-        """Of a model folder: ``tokenizer.json`` when it has one, else through transformers."""
+        """Make the vocabulary of a model folder: from ``tokenizer.json`` when it has one, else
+        through transformers.
+        """
         file = path / "tokenizer.json" if path.is_dir() else path
         if file.is_file():
             return cls.from_tokenizers(Tokenizer.from_file(str(file)), _ends(file.parent))
@@ -131,7 +137,7 @@ class Vocabulary:
 
     @cached_property
     def suffix(self) -> str:
-        """What the checkpoint adds to its markers: ``:6124c78e`` in ``<think:6124c78e>``."""
+        """Suffix that the checkpoint adds to its markers: ``:6124c78e`` in ``<think:6124c78e>``."""
         found = filter(None, map(_SUFFIXED.fullmatch, self.ids))
         return next((match[1] for match in found), "")
 
@@ -196,7 +202,9 @@ class Decoder:
         return self._utf8.decode(data)
 
     def flush(self) -> str:
-        """What an unfinished character becomes when something that is no text follows it."""
+        """Return the replacement of an unfinished character, when something that is no text
+        follows it.
+        """
         if self._utf8 is None or not self._utf8.buffer:
             return ""
         return self._utf8.decode(b"", final=True)
@@ -276,7 +284,9 @@ _PIECES: Mapping[str, _Backend] = {
 
 
 def _slow_piece(tokenizer: Any) -> Callable[[int], bytes]:
-    """Of tokenizers without a fast backend: tiktoken's (Kimi), tekken's, sentencepiece's."""
+    """Find the bytes of tokens without a fast backend: tiktoken's (Kimi), tekken's,
+    sentencepiece's.
+    """
     tiktoken = getattr(getattr(tokenizer, "model", None), "decode_single_token_bytes", None)
     if tiktoken is not None:
         return lambda token_id: bytes(tiktoken(token_id))

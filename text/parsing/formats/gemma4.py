@@ -34,7 +34,9 @@ _NO_NAME = re.compile(r"[\s,{}\[\]()<>\"']")
 _SWALLOWED = re.compile(r"[,{]\s{0,99}[\w.\-]{1,128}\s{0,99}:")
 """A key behind a comma or a brace."""
 BARE = "call:"
-"""Before the name of a tool; without the token before it, it opens a call of an offered one."""
+"""Text before the name of a tool. Without the token before it, it opens a call of an offered
+one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class BareKeys:
 
 
 class _Outside:
-    """What stands outside of strings: DONE behind the last bracket, or a marker before it."""
+    """Text outside of strings: DONE behind the last bracket, or a marker before it."""
 
     __slots__ = ("_members", "_stops", "tokens")
     lexicon: Lexicon | None = None
@@ -169,7 +171,7 @@ class Members:
         self._calls = calls
         self.in_parentheses = in_parentheses
         self._num_parentheses = 0
-        """Those that a word has opened."""
+        """Number of parentheses that a word has opened."""
         self._write = calls.write
         self._closers: list[str] = []
         self._is_first: list[bool] = []
@@ -177,7 +179,7 @@ class Members:
         self._word: list[str] = []
         self._text: list[str] = []
         self._quote = ""
-        """What opened the string in quotes that is being written."""
+        """Quote that opened the string that is being written."""
         self._escaped = self._may_end = False
         self._key = ""
         self.ended = False
@@ -254,7 +256,7 @@ class Members:
 
     @property
     def _allowed(self) -> frozenset[str]:
-        """What the schema says of the member that is being written, where it is a parameter."""
+        """Allowed types of the member that is being written, where it is a parameter."""
         tool = self._calls.tool
         known = tool is not None and self._calls.repairing and len(self._closers) == 1
         return tool.kinds(self._key) if tool and known else STRING

@@ -48,7 +48,7 @@ START, END, RETURN, CALL = "<|start|>", "<|end|>", "<|return|>", "<|call|>"
 CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
 MARKERS = (START, END, RETURN, CALL, CHANNEL, MESSAGE, CONSTRAIN)
 ENDS = (END, RETURN, CALL)
-"""What ends a body. Any other token in it is text."""
+"""Tokens that end a body. Any other token in it is text."""
 _ROLES = frozenset({"assistant", "user", "system", "developer", "all", "final"})
 """Recipients that are no tools."""
 _BREAK = "\n\n"

@@ -36,7 +36,7 @@ from eaglegate.text.parsing.schemas import ALIASES, TYPES
 from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged, has_own_tags
 
 _NAME = re.compile(r"""[^\s"'{}<>()\[\]]+""")
-"""What else stands behind the opening tag is no call, and stays content."""
+"""Name of a function. Any other text behind the opening tag is no call, and stays content."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class KeyValues:
         return (yield Ahead(head, lexicon.stops(), lexicon)) == Ahead.YES
 
     def _pass(self, written: str, marker: str, context: Context) -> Subgrammar:
-        """What has no name is no call."""
+        """Pass text without a name on as content: it is no call."""
         context.out.content.write(written)
         if marker in context.tools.parts:
             context.calls.doubt()
@@ -140,7 +140,7 @@ class KeyValues:
         return (yield from calls.read())
 
     def _follow(self, context: Context) -> dict[str, Follow | None]:
-        """What must stand behind the end of a call that a value has not announced."""
+        """List the text that must stand behind the end of a call that a value has not announced."""
         again: Follow = context.follow({"{": None, NAME: None}, self.call)
         last: Follow = context.follow({}, self.section_end) if self.section_end else {}
         return {self.call_end: {**again, **last}}

@@ -30,7 +30,7 @@ from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged
 
 OPEN, CLOSE, SEP = MARKERS = ("<|open|>", "<|close|>", "<|sep|>")
 TEXT = "text"
-"""What a tag ends with that is none."""
+"""End of a tag that turned out to be text."""
 _ATTRIBUTE = re.compile(r'(\w+)\s*=\s*"([^"]*)"')
 _HEADER_BEGINS = re.compile(
     r"\s{0,9}+\w{0,64}+(?:\s{1,9}+(?:\w{1,64}+\s{0,9}+(?:=\s{0,9}+(?:\"[^\"]{0,999}+\"?+)?+)?+)?+)*+"
@@ -83,7 +83,7 @@ def read_channels(context: Context) -> Grammar:
 
 
 def _read_header(context: Context) -> Generator[Want, str, tuple[str, str]]:
-    """What ended a tag, SEP if it is one, and its inside."""
+    """Read a tag: its end, SEP if it is one, and its inside."""
     parts: list[str] = []
     ended = yield _Header(context.lexicon.stops(*MARKERS), parts)
     return ended, "".join(parts)
@@ -193,14 +193,16 @@ def _read_body(name: str, sink: Sink, context: Context) -> Generator[Want, str, 
 
 
 def _then(name: str, context: Context) -> Follow | None:
-    """Only behind an argument more must follow: its text may quote anything."""
+    """List the text that must follow a tag: only an argument's text may quote anything."""
     if name not in ("argument", "json"):
         return None
     return context.follow(None, OPEN, CLOSE) | {"call": context.follow(None, SEP)}
 
 
 def _after_call(context: Context) -> Follow:
-    """What must stand behind the end of a call that its argument has not announced."""
+    """List the text that must stand behind the end of a call that its argument has not
+    announced.
+    """
     last = context.follow({"tools": context.follow({}, SEP)}, CLOSE)
     return {**last, **context.follow({"call tool=": None}, OPEN)}
 

@@ -38,7 +38,9 @@ _TAGS = {
     token: re.compile(rf"{re.escape(token)}<(/?)([^<>\s]{{1,{_LONGEST_NAME}}})>")
     for token in (TOKEN, FRAGMENT)
 }
-"""By how the token stands in the text: the same characters in other tokens are text."""
+"""Patterns of tags by the token's form in the text: the same characters in other tokens are
+text.
+"""
 _MAX_DEPTH = 64
 _MAX_WORDS = 3
 """Between two parameters, beside the first; more is part of the value."""
@@ -156,7 +158,7 @@ class _Element:
     schema: Any
     text: list[str] = field(default_factory=list)
     children: list[tuple[str, _Element | str]] = field(default_factory=list)
-    """By name; those closed, and of a known schema, as JSON."""
+    """Children by name; closed ones of a known schema as JSON."""
 
 
 class _Value:
@@ -172,7 +174,7 @@ class _Value:
         self._stack = [_Element("", self._resolve(schema))]
         self._parts: list[str] = []
         self._left = ""
-        """What may end with the beginning of a tag."""
+        """Text that may end with the beginning of a tag."""
 
     @property
     def written(self) -> str:
@@ -215,7 +217,9 @@ class _Value:
         return ANY if schema is None else schema
 
     def _find_schema(self, parent: Any, name: str) -> Any:
-        """Of an element inside one of the schema ``parent``; None where that is not known yet."""
+        """Find the schema of an element inside one of the schema ``parent``; None where that is
+        not known yet.
+        """
         if parent is None:
             return None
         allowed = self._tool.find_kinds(parent)

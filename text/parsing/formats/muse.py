@@ -45,7 +45,7 @@ _TAGS = Tags(
     doubled=True,
 )
 _BEGINS = (_TAGS.section, _TAGS.call)
-"""What calls begin with: models forget the section's tag at times."""
+"""Markers that calls begin with: models forget the section's tag at times."""
 
 
 @dataclass(frozen=True, slots=True)

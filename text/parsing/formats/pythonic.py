@@ -87,7 +87,9 @@ class Pythonic:
             yield Next(context.lexicon.stops(self.end), keep=None)
 
     def _read_others(self, stops: Stops, context: Context) -> Grammar:
-        """What is no list of calls: text, unless the markers say that it must be calls."""
+        """Read text that is no list of calls. It is content, unless the markers say that it must
+        be calls.
+        """
         write = context.out.content.write
         if not self.marked:
             yield Next(stops, write)

@@ -94,7 +94,7 @@ def _begin_deepseek(calls: Calls, header: str) -> bool:
 
 _FENCE = "` \t\r\n"
 KIND = "function"
-"""What V3 writes before the separator, where V3.1 has the name."""
+"""Word that V3 writes before the separator, where V3.1 has the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class _Versions(Sections):
         return Tagged(context.lexicon, closing, write)
 
     def _again(self, context: Context) -> Follow:
-        """What stands behind a call whose end is forgotten."""
+        """List the text behind a call whose end is forgotten."""
         return context.follow({NAME: None}, self.call) | context.follow({}, self.section_end)
 
     def _find_closing(self, context: Context) -> Closing:
