@@ -32,7 +32,11 @@ DRAFTERS_BUILD = ROOT / ".drafters-build"
 DRAFTERS_LOCKS = ("drafters", "drafters-build")
 TORCH_LOCK = ROOT / "requirements" / "torch.lock"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-HEARTBEAT_S = 5.0
+REDRAW_S = 1.0
+"""Between two states of the line on a terminal."""
+REPORT_S = 30.0
+"""Between two lines where the output is no terminal."""
+REDRAW = "\r\x1b[K"
 STARTED = time.monotonic()
 
 
@@ -158,8 +162,9 @@ def _pip(
     count: int = 1,
     environ: Mapping[str, str] | None = None,
 ) -> bool:
-    """Run pip and print its progress every few seconds. True when it succeeds."""
-    _say(what)
+    """Run pip. True when it succeeds. Its progress is one line, drawn again on a terminal."""
+    redraws = sys.stdout.isatty()
+    _say(what, ends=not redraws)
     command = [str(environment.python), "-m", "pip", "install", "--progress-bar", "off", *arguments]
     with environment.log.open("a") as log:
         log.write(f"\n$ {' '.join(command)}\n")
@@ -169,15 +174,21 @@ def _pip(
         )
         while True:
             try:
-                return running.wait(HEARTBEAT_S) == 0
+                done = running.wait(REDRAW_S if redraws else REPORT_S) == 0
             except subprocess.TimeoutExpired:
-                _say(f"  ... {_progress(environment.log, count)}")
+                state = f"{what}: {_progress(environment.log, count)}"
+                _say(state, again=redraws, ends=not redraws)
+            else:
+                if redraws:
+                    _say(what, again=True)
+                return done
 
 
 def _progress(log: Path, count: int) -> str:
+    """The state of pip's last run. It counts what it fetches, not what it unpacks."""
     run = log.read_text(errors="replace").rpartition("\n$ ")[2]
     if "Installing collected packages" in run:
-        return "unpacking"
+        return f"{count} of {count} fetched, unpacking"
     return f"{min(run.count('Collecting '), count)} of {count} fetched"
 
 
@@ -188,8 +199,13 @@ def _digest(lock: Path) -> str:
     return hashlib.sha256(both + torch).hexdigest()
 
 
-def _say(what: str) -> None:
-    print(f"[{time.monotonic() - STARTED:6.1f} s] {what}", flush=True)
+def _say(what: str, *, again: bool = False, ends: bool = True) -> None:
+    """Print a line, or draw the last one ``again``; one that does not end may be drawn again."""
+    print(
+        f"{REDRAW if again else ''}[{time.monotonic() - STARTED:6.1f} s] {what}",
+        end="\n" if ends else "",
+        flush=True,
+    )
 
 
 def _report_failure(environment: Environment) -> int:

@@ -19,12 +19,17 @@ class Pip:
     def __init__(self):
         self.asked: list[list[str]] = []
         self.fails = lambda _arguments: False
+        self.late = 0
+        """How often it is still at work when it is asked."""
 
     def __call__(self, command, **_options):
         self.asked.append(command[command.index("install") + 1 :])
         return self
 
-    def wait(self, _timeout):
+    def wait(self, timeout):
+        if self.late:
+            self.late -= 1
+            raise subprocess.TimeoutExpired("pip", timeout)
         return int(self.fails(self.asked[-1]))
 
 
@@ -178,4 +183,15 @@ def test_progress_says_how_many_of_how_many(install, tmp_path):
     log.write_text("$ before\nCollecting old\n\n$ pip\nCollecting a\nCollecting b\n")
     assert install._progress(log, 180) == "2 of 180 fetched"
     log.write_text(log.read_text() + "Installing collected packages: a, b\n")
-    assert install._progress(log, 180) == "unpacking"
+    assert install._progress(log, 180) == "180 of 180 fetched, unpacking"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_has_one_line_for_each_step(install, pip, capsys, monkeypatch, terminal):
+    monkeypatch.setattr(install.sys.stdout, "isatty", lambda: terminal)
+    pip.late = 3
+    assert install.main(["--light"]) == 0
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"installing \d+ packages of light.lock: 0 of \d+ fetched", printed)) == 3
+    assert printed.count("\n") == (4 if terminal else 7)
+    assert ("\r" in printed) == terminal
