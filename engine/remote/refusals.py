@@ -29,6 +29,8 @@ LENGTH = re.compile(r"context length|max_model_len|maximum.{0,20}length|too long
 LONGEST = re.compile(
     r"(?:maximum context length is|max_model_len(?: is| of|=|:)?) {0,2}(\d{1,9})\b", re.IGNORECASE
 )
+BUDGET = "thinking_token_budget"
+"""A worker without ``--reasoning-parser`` refuses it."""
 KEYWORD = re.compile(
     r"""["'`](\$ref|\$defs|additionalProperties|allOf|anyOf|const|contains|dependentRequired|"""
     r"dependentSchemas|else|enum|exclusiveMaximum|exclusiveMinimum|format|if|items|maxContains|"
@@ -89,6 +91,11 @@ def describe_refusal(status: int, message: str) -> str:
         return (
             f"The request is too long for the worker that would run it{limit}. Shorten the prompt "
             "or ask for fewer tokens."
+        )
+    if BUDGET in message:
+        return (
+            f"{BUDGET!r} cannot be enforced: the worker that would run the request does not know "
+            "how the model's reasoning ends. Leave it out."
         )
     if status == 413:
         return "The request is too large for the worker that would run it."

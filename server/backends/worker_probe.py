@@ -195,10 +195,13 @@ class Visit:
         held = await self._ask(prompt, OPENING_TOKENS, waiting)
         if not self._opens_json(held) or self._opens_json(free):
             return None
-        return (
-            "it holds the reasoning of structured answers to their grammar: start it with "
-            f"--reasoning-parser {parser}"
+        fault = (
+            "it holds the reasoning of structured answers to their grammar"
+            if self._has_channels()
+            else "it refuses thinking budgets, and holds the reasoning of its direct clients' "
+            "structured answers to their grammar (this gateway's own structured answers are right)"
         )
+        return f"{fault}: start it with --reasoning-parser {parser}"
 
     async def judge_grammar(self) -> str | None:
         """Whether a structured answer is what was asked for."""
@@ -273,11 +276,15 @@ class Visit:
         return self.probe.parsers.read(self.probe.render(messages, tools))
 
     def _reasons(self, prompt: Prompt, answer: ProbeAnswer) -> bool:
-        """Whether an answer to ``prompt`` begins with its reasoning."""
-        if prompt.starts_in is Phase.REASONING:
+        """Whether an answer to ``prompt`` begins with its reasoning, or the header of a channel."""
+        if prompt.starts_in is Phase.REASONING or self._has_channels():
             return True
         text = self.probe.renderer.decode(answer.token_ids).lstrip()
         return text.startswith(self.probe.parsers.reasoning.starts or ("\0",))
+
+    def _has_channels(self) -> bool:
+        """Whether only the worker can tell where content begins; else the grammar can."""
+        return self.probe.parsers.reasoning.channels is not None
 
     def _opens_json(self, answer: ProbeAnswer) -> bool:
         return self.probe.renderer.decode(answer.token_ids).lstrip().startswith("{")

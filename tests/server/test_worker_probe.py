@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,10 @@ from eaglegate.engine.types import EngineInfo, EngineRequest, SpeculationInfo, S
 from eaglegate.server.backends.worker_probe import WorkerProbe
 from eaglegate.server.generation.grammar import ParserFactory
 from eaglegate.text.events import FinishReason
+from eaglegate.text.parsing.registry import reasoning_format
 from eaglegate.text.parsing.vocabulary import Vocabulary
 from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
+from tests.server.test_opened_thinking import OpeningRenderer
 from tests.workers import MODEL
 
 FILES = ModelFiles.find(MODEL, None, None)
@@ -41,6 +44,7 @@ class Worker:
     called: str = THOUGHT + CALL
     cached: int | None = 16
     renderer: TemplateRenderer = RENDERER
+    encoder: Any = RENDERER
     pause_s: float = 0.0
     failure: Exception | None = None
     asked: list[EngineRequest] = field(default_factory=list)
@@ -51,7 +55,7 @@ class Worker:
         if request.constraint is not None and self.failure is not None:
             raise self.failure
         text = self.write(request)
-        tokens = RENDERER.encode(text, False)[: request.sampling.max_tokens]
+        tokens = self.encoder.encode(text, False)[: request.sampling.max_tokens]
         accepted = self.accepted_sampled if request.sampling.temperature else self.accepted
         steps = (intern_step(DEPTH, accepted, accepted + 1, 0, None),) * 8
         whole = request.sampling.max_tokens > len(tokens)
@@ -112,6 +116,31 @@ async def test_one_fault_is_one_finding_that_names_its_flag(
     found = await inspect(worker)
     assert found.keys() == {kind}
     assert named in found[kind]
+
+
+class ChannelWorker(Worker):
+    """gpt-oss: a header opens its thoughts, and another one its answer."""
+
+    def write(self, request: EngineRequest) -> str:
+        waits = request.constraint is None or (request.constraint.after_reasoning and self.waits)
+        return "<|channel|>analysis<|message|>A word." if waits else '{"answer": "yes"}'
+
+
+async def test_what_is_lost_without_a_reasoning_parser_depends_on_the_format():
+    """The gateway's grammar reads over the reasoning, except where only headers tell its end."""
+    found = await inspect(Worker(waits=False))
+    assert "own structured answers are right" in found[FindingKind.REASONING]
+    markers = reasoning_format("openai_gptoss").markers
+    renderer = OpeningRenderer("<|start|>assistant", markers)
+    vocabulary = Vocabulary.from_tokenizers(renderer.tokenizer)
+    probe = WorkerProbe(renderer, ParserFactory(vocabulary, None, "openai_gptoss"), 5.0)
+    for waits in (True, False):
+        findings = await probe(ChannelWorker(waits=waits, encoder=renderer), INFO)
+        texts = [finding.text for finding in findings if finding.kind is FindingKind.REASONING]
+        held = "it holds the reasoning of structured answers to their grammar"
+        assert texts == (
+            [] if waits else [f"{held}: start it with --reasoning-parser openai_gptoss"]
+        )
 
 
 async def test_a_worker_that_fails_on_grammars_is_found():

@@ -57,6 +57,11 @@ async def test_no_word_of_a_worker_reaches_a_client_and_no_key_the_log(said, str
         ("This model's maximum context length is 4096 tokens. However, ...", "at most 4096 tokens"),
         ("xgrammar says no", "refused its output format. Simplify"),
         ("the prompt is too long", "too long for the worker"),
+        (
+            "thinking_token_budget is set but reasoning_config is not configured. Please set "
+            "--reasoning-parser and/or --reasoning-config to use thinking_token_budget.",
+            "'thinking_token_budget' cannot be enforced",
+        ),
         ("no such parameter", "refused this request as invalid"),
     ],
 )
