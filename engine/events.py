@@ -16,7 +16,7 @@ all three for a sequence, an observer that also sees the steps knows which step 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -138,6 +138,20 @@ class Ending(StrEnum):
     """A fault of our own."""
 
 
+@dataclass(slots=True)
+class RequestTimes:
+    """Seconds that one request has spent in parts of the gateway so far."""
+
+    rendering: float = 0.0
+    """Making the prompt of its messages and tools."""
+    compiling: float = 0.0
+    """Trying its grammar out before the engine sees it."""
+    reading: float = 0.0
+    """Turning steps into events, and reporting them."""
+    writing: float = 0.0
+    """Encoding events, writing them, and waiting for a client that reads slowly."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
     """One request as it enters the engine. ``model`` is the served name, never what was typed."""
@@ -169,6 +183,7 @@ class RequestFacts:
     messages: Sequence[Mapping[str, Any]] = ()
     """Messages as the chat template gets them. They must never be logged."""
     tools: Sequence[Mapping[str, Any]] = ()
+    times: RequestTimes = field(default_factory=RequestTimes)
 
 
 class Observation(Protocol):

@@ -217,6 +217,10 @@ class Step:
     finish: FinishReason | None = None
     stop_token: int | None = None
     """The stop token id that ended the request; it is the last of ``token_ids``."""
+    queued_s: float | None = None
+    """Seconds the request waited in the engine's queue, with its first step; None if unknown."""
+    preemptions: int = 0
+    """Times the engine took the request's memory away for others', with its last step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,5 +74,5 @@ class SupervisionObserver:
     def record_recovery(self, info: EngineInfo, seconds: float) -> None:
         self._telemetry.record_engine_start(self._name, info, seconds)
 
-    def record_interruption(self, outcome: RecoveryOutcome) -> None:
-        self._telemetry.record_interruption(outcome.value)
+    def record_interruption(self, outcome: RecoveryOutcome, request: str) -> None:
+        self._telemetry.record_interruption(outcome.value, request)

@@ -187,6 +187,7 @@ class RequestObservation:
         "_ended",
         "_settled",
         "drafts",
+        "explained",
         "facts",
         "record",
         "sent",
@@ -210,6 +211,8 @@ class RequestObservation:
         self.session: str | None = None
         """Session of a request that is captured."""
         self.sent = NOT_SENT
+        self.explained: object = None
+        """Its entry among the explanations, once it has ended."""
         self._clock = clock
         self._settled = settled
         self._ended = ended

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineInfo
+from eaglegate.observability.explain import ExplanationRing, explain
 from eaglegate.observability.judgement import find_problem
 from eaglegate.observability.metrics.engine import summarize_planner
 from eaglegate.observability.telemetry import Telemetry
@@ -222,8 +223,42 @@ def _make_empty_window(telemetry: Telemetry) -> SlidingWindow:
     return SlidingWindow(telemetry.settings.window_s, telemetry.settings.baseline_half_life_s)
 
 
-def make_routes(telemetry: Telemetry) -> list[Route]:
-    """``/metrics`` for Prometheus, ``/debug/speculation`` for programs, ``/`` for people."""
+NOT_KEPT = (
+    "No request with the id '{id}' is kept. The newest, the slowest, the worst accepted and the "
+    "failed ones are: GET /debug/requests lists them."
+)
+
+
+def _show(body: Any, status: int = 200) -> Response:
+    text = orjson.dumps(body, option=orjson.OPT_INDENT_2)
+    headers = {"cache-control": "no-store"}
+    return Response(text, status, media_type="application/json", headers=headers)
+
+
+def make_explanation_routes(telemetry: Telemetry, ring: ExplanationRing) -> list[Route]:
+    """``/debug/requests``: the requests that can be explained, and the explanation of one."""
+
+    async def listing(_: Request) -> Response:
+        return _show(ring.list())
+
+    async def one(request: Request) -> Response:
+        name = request.path_params["id"]
+        entry = ring.find(name)
+        if entry is None:
+            message = NOT_KEPT.format(id=name[:100])
+            error = {"message": message, "type": "invalid_request_error", "code": "not_found"}
+            return _show({"error": {**error, "param": "id"}}, 404)
+        await telemetry.refresh_planner()
+        return _show(explain(entry, telemetry.planner))
+
+    return [
+        Route("/debug/requests", listing, methods=["GET"]),
+        Route("/debug/requests/{id}", one, methods=["GET"]),
+    ]
+
+
+def make_routes(telemetry: Telemetry, ring: ExplanationRing | None = None) -> list[Route]:
+    """``/metrics`` for Prometheus, ``/debug`` for programs, ``/`` for people."""
     page = files("eaglegate.observability").joinpath("page.html").read_text(encoding="utf-8")
 
     async def metrics(_: Request) -> Response:
@@ -233,8 +268,7 @@ def make_routes(telemetry: Telemetry) -> list[Route]:
 
     async def debug(_: Request) -> Response:
         await telemetry.refresh_planner(RECENT_STEPS)
-        body = orjson.dumps(summarize_speculation(telemetry), option=orjson.OPT_INDENT_2)
-        return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
+        return _show(summarize_speculation(telemetry))
 
     async def home(_: Request) -> Response:
         return HTMLResponse(page)
@@ -243,4 +277,5 @@ def make_routes(telemetry: Telemetry) -> list[Route]:
         Route("/metrics", metrics, methods=["GET"]),
         Route("/debug/speculation", debug, methods=["GET"]),
         Route("/", home, methods=["GET"]),
+        *(make_explanation_routes(telemetry, ring) if ring is not None else ()),
     ]

@@ -10,7 +10,7 @@ from operator import attrgetter, sub
 from eaglegate.engine.events import Event, Finish, Usage
 from eaglegate.engine.speculation.accounting import spread_account, sum_steps, trim_decode
 from eaglegate.engine.speculation.totals import Totals
-from eaglegate.engine.types import EngineRequest, Step
+from eaglegate.engine.types import DecodeStep, EngineRequest, Step
 from eaglegate.text.events import (
     ContentDelta,
     Outcome,
@@ -31,6 +31,8 @@ _PHASES: dict[type, Phase] = {
     ToolCallDelta: Phase.TOOL_CALL,
     ToolCallEnd: Phase.TOOL_CALL,
 }
+TRACKED = 2048
+"""Engine steps of one choice that are kept for its explanation."""
 _DECODE = attrgetter("decode")
 _TOKEN_IDS = attrgetter("token_ids")
 _DELIVERED = attrgetter("delivered")
@@ -80,12 +82,16 @@ class SequenceTimeline:
         "_turns",
         "finish",
         "first_at",
+        "interruptions",
         "last_at",
         "log",
+        "preemptions",
+        "queued_s",
         "repairs",
         "request",
         "settled_tokens",
         "tools",
+        "track",
         "usage",
     )
 
@@ -103,6 +109,12 @@ class SequenceTimeline:
         """Account of the whole sequence, once the server has summed it up."""
         self._start: float | None = None
         """Time of the last settled step."""
+        self.track: list[tuple[float, tuple[DecodeStep, ...]]] = []
+        """Settled steps of the engine, the first ``TRACKED`` of them: when, and their accounts."""
+        self.interruptions: list[tuple[float, str]] = []
+        """Losses of the engine under this sequence: when, and how it went on."""
+        self.queued_s: float | None = None
+        self.preemptions = 0
         self.first_at: float | None = None
         self.last_at = 0.0
         self.settled_tokens = 0
@@ -116,6 +128,10 @@ class SequenceTimeline:
         """The engine's part of the request, once it runs, likewise."""
 
     def add_step(self, step: Step) -> None:
+        if step.queued_s is not None:
+            self.queued_s = step.queued_s
+        if step.finish is not None:
+            self.preemptions = step.preemptions
         if step.logprobs:
             step = replace(step, logprobs=())
         self._steps.append(step)
@@ -188,6 +204,8 @@ class SequenceTimeline:
             shares[phase] = shares[phase] + share if phase in shares else share
             if self.log is not None:
                 self.log.append((phase, steps))
+        if len(self.track) < TRACKED:
+            self.track += zip(times, map(_DECODE, self._steps[:count]), strict=True)
         self._drop(count, sum(share.tokens for share in shares.values()))
         return shares, gaps[1:] if new else gaps
 

@@ -65,6 +65,12 @@ class CanarySource(Protocol):
         ...
 
 
+class Explanations(Protocol):
+    """Keeps what explains a request (``explain.ExplanationRing``)."""
+
+    def add(self, observation: RequestObservation, record: RequestRecord) -> None: ...
+
+
 PlannerReader = Callable[[int], Awaitable[Mapping[str, Any]]]
 COUNT_EVERY_S = 5.0
 """Well under a bucket of the windows, so that they stay current between scrapes."""
@@ -100,6 +106,7 @@ class Telemetry:
         self._by_draft: dict[str, Totals] = {}
         self._listener: Callable[[RequestRecord], None] | None = None
         self._canaries: CanarySource | None = None
+        self._explanations: Explanations | None = None
         self.draft = NO_DRAFT
         """The fingerprint of the draft that serves."""
         self._live: set[RequestObservation | DirectRequest] = set()
@@ -214,7 +221,9 @@ class Telemetry:
         for group in self.groups:
             group.record_engine_loss(engine, cause)
 
-    def record_interruption(self, outcome: str) -> None:
+    def record_interruption(self, outcome: str, request: str) -> None:
+        if (sequence := self._sequences.get(request)) is not None:
+            sequence.interruptions.append((self.clock(), outcome))
         for group in self.groups:
             group.record_interruption(outcome)
 
@@ -262,6 +271,10 @@ class Telemetry:
     def watch_requests(self, listener: Callable[[RequestRecord], None] | None) -> None:
         """Call it with every request that has ended; None ends it."""
         self._listener = listener
+
+    def keep_explanations(self, explanations: Explanations) -> None:
+        """Give every request that ends to ``explanations``."""
+        self._explanations = explanations
 
     def watch_canary(self, canaries: CanarySource | None) -> None:
         """Show the canary of a draft on the page and in the metrics."""
@@ -335,6 +348,8 @@ class Telemetry:
         self._batch.add_record(record)
         if self._listener is not None:
             self._listener(record)
+        if self._explanations is not None:
+            self._explanations.add(observation, record)
         if self.clock() >= self._count_at:
             self._count()
 

@@ -44,6 +44,7 @@ usage: eaglegate COMMAND [options]
   check [MODEL]   show what serve would run with these options, and what would stop it
   prove [MODEL]   run the engine of serve with and without its draft, and check what it does
   parse           read model output on stdin, print what the parsers make of it
+  explain [ID]    say where the time of a request went, on a running gateway
   draft COMMAND   show, swap, try or roll back the draft of a running gateway
   canary          try a draft, rules or a worker on a part of live traffic
   bench           measure a server, or the demo with and without its draft, under load
@@ -83,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(_lab("improve.command").main(rest))
         case "drafts":
             return int(_lab("measure.drafts_command").main(rest))
+        case "explain":
+            return int(import_module("eaglegate.server.cli.explain").main(rest))
         case "key":
             return _key(rest)
         case "version" | "--version":

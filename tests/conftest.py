@@ -35,12 +35,12 @@ SLOW = {"slow", "alone"}
 LEFT_OUT = {"not slow": SLOW, "not slow and not thorough": SLOW | {"thorough"}}
 """Marks of modules that an expression deselects."""
 NEEDS_ENGINE = (
-    "benchmarks/test_variants.py",
+    "lab/benchmarks/test_variants.py",
     "engine/vllm_backend",
     "faults/test_start_faults.py",
     "server/test_front_end_flags.py",
     "server/test_strict_schema.py",
-    "training",
+    "lab/training",
 )
 """What imports vLLM, torch or transformers: left out where vLLM is not installed."""
 HAS_ENGINE = find_spec("vllm") is not None

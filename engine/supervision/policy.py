@@ -159,8 +159,8 @@ class RecoveryObserver(Protocol):
         """A new engine is ready, ``seconds`` after the loss."""
         ...
 
-    def record_interruption(self, outcome: RecoveryOutcome) -> None:
-        """A request was interrupted by the loss of its engine."""
+    def record_interruption(self, outcome: RecoveryOutcome, request: str) -> None:
+        """The request with the id ``request`` was interrupted by the loss of its engine."""
         ...
 
 
@@ -173,7 +173,7 @@ class NullRecoveryObserver:
     def record_recovery(self, info: EngineInfo, seconds: float) -> None:
         pass
 
-    def record_interruption(self, outcome: RecoveryOutcome) -> None:
+    def record_interruption(self, outcome: RecoveryOutcome, request: str) -> None:
         pass
 
 

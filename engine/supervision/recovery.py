@@ -278,7 +278,7 @@ class RequestRecovery:
             return
         inflight.record_failure(kind, started=submission.started, ran=ran)
         if inflight.is_poison(self.timeouts):
-            self.observer.record_interruption(RecoveryOutcome.QUARANTINED)
+            self.observer.record_interruption(RecoveryOutcome.QUARANTINED, inflight.request.id)
             self.provider.reset_failures()
             log.error("request %s crashes engines; it is rejected", inflight.request.id)
             raise RequestQuarantined(
@@ -286,6 +286,6 @@ class RequestRecovery:
                 f"{inflight.request.id}; it will not be run again."
             )
         if inflight.is_exhausted(self.timeouts) or self.provider.is_closed:
-            self.observer.record_interruption(RecoveryOutcome.LOST)
+            self.observer.record_interruption(RecoveryOutcome.LOST, inflight.request.id)
             raise EngineDead("The engine died, and the answer could not be continued.")
-        self.observer.record_interruption(inflight.continuation.outcome)
+        self.observer.record_interruption(inflight.continuation.outcome, inflight.request.id)

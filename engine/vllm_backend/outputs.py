@@ -201,6 +201,10 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
                 cached_tokens=state.num_cached_tokens if first else None,
                 finish=finish,
                 stop_token=token_ids[-1] if stopped else None,
+                queued_s=_read_queued(state) if first else None,
+                preemptions=0
+                if finish is None or state.stats is None
+                else state.stats.num_preemptions,
             )
         )
 
@@ -214,6 +218,18 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
 
     def _count_unclaimed(self, *steps: DecodeStep | None) -> None:
         self.unclaimed += sum_steps([step for step in steps if step is not None], requests=0)
+
+
+def _read_queued(state: RequestState) -> float | None:
+    """Seconds between the engine's queue and the first scheduling; None where vLLM keeps none."""
+    stats = state.stats
+    if stats is None or not stats.scheduled_ts or not stats.queued_ts:
+        return None
+    return float(stats.scheduled_ts - stats.queued_ts)
+
+
+def _count_preemptions(state: RequestState) -> int:
+    return 0 if state.stats is None else int(state.stats.num_preemptions)
 
 
 def _end_prefill(state: RequestState, output: EngineCoreOutput) -> None:

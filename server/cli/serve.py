@@ -28,9 +28,16 @@ from eaglegate.engine.speculation.policy import (
 from eaglegate.engine.supervision.policy import SupervisionTimeouts
 from eaglegate.engine.types import WORKLOADS, EngineInfo
 from eaglegate.observability.engine import InstrumentedEngine, SupervisionObserver
+from eaglegate.observability.explain import ExplanationRing
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
-from eaglegate.observability.middleware import AccessLog, NoTracing, TelemetryMiddleware, Tracing
+from eaglegate.observability.middleware import (
+    AccessLog,
+    HttpExchange,
+    NoTracing,
+    TelemetryMiddleware,
+    Tracing,
+)
 from eaglegate.observability.pages import make_routes
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.access.admission import Admission, AdmissionLimits
@@ -114,6 +121,8 @@ class ServeCommand:
         self._telemetry = Telemetry(
             GROUPS, _make_telemetry_settings(backend, settings), gpus=find_gpu_monitors()
         )
+        self._explanations = ExplanationRing()
+        self._telemetry.keep_explanations(self._explanations)
         self._tracing = _open_tracing(settings.otlp_endpoint)
         self._resilient = backend.create_engine(
             make_part(SupervisionTimeouts, settings), SupervisionObserver(self._telemetry)
@@ -127,8 +136,13 @@ class ServeCommand:
         self._gateway = self._new_gateway(keys)
         self._runs = BackgroundRuns()
         access_log = AccessLog(settings.log_level, errors, settings.log_format)
+
+        def record(exchange: HttpExchange) -> None:
+            access_log(exchange)
+            self._explanations.complete(exchange)
+
         self._app = TelemetryMiddleware(
-            self._make_app(), access_log, self._tracing, keep_bodies=capture is not None
+            self._make_app(), record, self._tracing, keep_bodies=capture is not None
         )
 
     def _make_changes(self, promoted: PromotedRules) -> CanaryChanges:
@@ -143,7 +157,7 @@ class ServeCommand:
 
     def _make_app(self) -> ASGIApp:
         stateful = [route.router(self._gateway, self._runs)]
-        return create_app(self._gateway, make_routes(self._telemetry), stateful)
+        return create_app(self._gateway, make_routes(self._telemetry, self._explanations), stateful)
 
     def _watch(self, capture: RequestCapture | None) -> None:
         """Show telemetry what there is to watch beside requests."""

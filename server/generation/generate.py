@@ -7,10 +7,10 @@ events. When the client leaves, closing the generators aborts the engine request
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 
 from eaglegate.engine.errors import EngineError, EngineFailed, RequestRejected
 from eaglegate.engine.events import (
@@ -25,6 +25,7 @@ from eaglegate.engine.events import (
     Observer,
     PromptEcho,
     RequestFacts,
+    RequestTimes,
     TokensDelta,
     Usage,
     UsageDelta,
@@ -75,26 +76,32 @@ async def events(
             async with deadline.limit():
                 job = _apply_policy(job, path)
                 paid.begin_tokenizing()
+                times, began = RequestTimes(), perf_counter()
                 prompts = await make_prompts(job, path)
+                times.rendering = perf_counter() - began
                 requests = _requests(job, path, prompts)
                 if path.trials is not None:
                     wanted = [request.constraint for request in requests]
+                    began = perf_counter()
                     await path.trials.check(wanted, visitor, job.grammar_param)
+                    times.compiling = perf_counter() - began
                 num_prompt = sum([len(prompt.token_ids) for prompt in prompts])
                 paid.reserve(num_prompt, job.sampling.max_tokens * len(requests) or None)
                 await place.admit(len(requests), num_prompt)
-        observation = observer.begin(_describe_request(job, prompts, requests, arrived))
+        observation = observer.begin(_describe_request(job, prompts, requests, arrived, times))
         readers = [_make_reader(job, path, prompts[at // job.n]) for at in range(len(requests))]
         only = sink if len(requests) == 1 else None
         choices = [
-            _run_choice(index, request, path, readers[index], observation, only)
+            _run_choice(index, request, path, readers[index], observation, only, times)
             for index, request in enumerate(requests)
         ]
         source = choices[0] if len(choices) == 1 else _merge(choices)
         try:
             async with aclosing(deadline.enforce(source)) as batches:
                 async for batch in batches:
+                    began = perf_counter()
                     yield batch
+                    times.writing += perf_counter() - began
             place.record_served()
         except BaseException as error:
             observation.end(_find_ending(type(error)))
@@ -133,7 +140,11 @@ def _apply_policy(job: Job, path: Pipeline) -> Job:
 
 
 def _describe_request(
-    job: Job, prompts: Sequence[Prompt], requests: Sequence[EngineRequest], arrived: float
+    job: Job,
+    prompts: Sequence[Prompt],
+    requests: Sequence[EngineRequest],
+    arrived: float,
+    times: RequestTimes,
 ) -> RequestFacts:
     chat = next((source for source in job.prompts if isinstance(source, Conversation)), None)
     return RequestFacts(
@@ -147,12 +158,13 @@ def _describe_request(
         prompt_tokens=max(len(prompt.token_ids) for prompt in prompts),
         sequences=tuple(request.id for request in requests),
         arrived=arrived,
-        admitted=time.perf_counter(),
+        admitted=perf_counter(),
         key=job.key,
         session=job.session,
         arm=job.arm,
         messages=chat.messages if chat else (),
         tools=chat.tools if chat else (),
+        times=times,
     )
 
 
@@ -208,9 +220,10 @@ async def _run_choice(
     reader: _ChoiceReader,
     observation: Observation,
     sink: BatchSink | None,
+    times: RequestTimes,
 ) -> AsyncGenerator[Batch, None]:
     """Run one choice: engine steps in, batches of events out, each reported to the observer."""
-    choice = _Choice(index, reader, observation.choice(request.id), sink or BatchSink())
+    choice = _Choice(index, reader, observation.choice(request.id), sink or BatchSink(), times)
     if sink is not None:
         request = revise(request, sink=choice)
     steps = path.engine.generate(request)
@@ -240,23 +253,33 @@ class _AnswerEnded(Exception):
 class _Choice:
     """Reads a choice's steps, and is the sink of its engine request."""
 
-    __slots__ = ("_index", "_observe", "_reader", "_sink", "is_open")
+    __slots__ = ("_index", "_observe", "_reader", "_sink", "_times", "is_open")
 
     def __init__(
-        self, index: int, reader: _ChoiceReader, observe: EventCallback, sink: BatchSink
+        self,
+        index: int,
+        reader: _ChoiceReader,
+        observe: EventCallback,
+        sink: BatchSink,
+        times: RequestTimes,
     ) -> None:
         self._index, self._reader, self._observe, self._sink = index, reader, observe, sink
+        self._times = times
         self.is_open = sink.is_open
 
     def read(self, step: Step) -> list[Event]:
+        began = perf_counter()
         batch = self._reader.read(step)
         for event in batch:
             self._observe(event)
+        self._times.reading += perf_counter() - began
         return batch
 
     def push(self, step: Step) -> None:
         if batch := self.read(step):
+            began = perf_counter()
             self._sink.push(self._index, batch)
+            self._times.writing += perf_counter() - began
         if self._reader.ended:
             raise _AnswerEnded
 

@@ -15,7 +15,7 @@ def test_losses_and_what_became_of_requests_are_counted():
     telemetry = Telemetry(GROUPS, TelemetrySettings(models=("demo",)))
     watch = SupervisionObserver(telemetry)
     watch.record_loss(LossCause.HUNG)
-    watch.record_interruption(RecoveryOutcome.RESUMED)
+    watch.record_interruption(RecoveryOutcome.RESUMED, "r-1")
     page = render_metrics(telemetry.registry).decode()
     assert 'eaglegate_engine_losses_total{cause="hung",engine="default"} 1.0' in page
     assert 'eaglegate_interrupted_requests_total{outcome="resumed"} 1.0' in page

@@ -142,7 +142,7 @@ class Notes:
     def record_recovery(self, info: EngineInfo, seconds: float) -> None:
         self.back += 1
 
-    def record_interruption(self, outcome: RecoveryOutcome) -> None:
+    def record_interruption(self, outcome: RecoveryOutcome, request: str) -> None:
         self.outcomes[outcome] += 1
 
 

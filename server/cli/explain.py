@@ -1,0 +1,141 @@
+"""``eaglegate explain``: where the time of one request went, made to be pasted into an issue.
+
+Without an id, it lists the requests that a running gateway can explain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from eaglegate.canary.client import CallFailed, send
+
+Row = Mapping[str, Any]
+BAR = 30
+"""Characters of the longest bar."""
+MOST_RUNS = 40
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; 1 when the gateway does not know the request or gives no answer."""
+    parser = argparse.ArgumentParser(prog="eaglegate explain", description=__doc__)
+    parser.add_argument(
+        "id", nargs="?", help="the answer's id (chatcmpl-...) or the x-request-id of its response"
+    )
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="operator address (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--key",
+        default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
+        help="an admin's API key [EAGLEGATE_ADMIN_API_KEY]",
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    options = parser.parse_args(argv)
+    path = "/debug/requests" + (f"/{quote(options.id, safe='')}" if options.id else "")
+    try:
+        answer = send(options.url.rstrip("/") + path, None, options.key)
+    except CallFailed as error:
+        print(f"eaglegate explain: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print("\n".join(format_explanation(answer) if options.id else format_lists(answer)))
+    return 0
+
+
+def format_lists(lists: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    """The newest, slowest, worst accepted and failed requests."""
+    for name, rows in lists.items():
+        yield f"{name.replace('_', ' ')}: {len(rows) or 'none'}"
+        for row in rows[:10]:
+            yield "  " + _format_line(row)
+
+
+def _format_line(row: Row) -> str:
+    tokens = ""
+    if row.get("completion_tokens") is not None:
+        tokens = f"{row['prompt_tokens']} + {row['completion_tokens']} tokens"
+    length = row.get("acceptance_length")
+    words = [
+        row["id"],
+        f"{row['wall_ms']:.0f} ms",
+        row.get("code") or row["outcome"],
+        tokens,
+        "" if length is None else f"acceptance {length:.2f}",
+    ]
+    return "  ".join(word for word in words if word)
+
+
+def format_explanation(row: Row) -> Iterator[str]:
+    """One request, for people."""
+    yield f"{row['id']}  {row['path']} {row['status']}  {row['outcome']}  {row['at']}"
+    if "choices" not in row:
+        yield f"refused with {row.get('code') or row['status']} after {row['wall_ms']:.1f} ms"
+        return
+    cached = row["cached_tokens"]
+    yield (
+        f"{row['prompt_tokens']} prompt tokens ({'?' if cached is None else cached} cached), "
+        f"{row['completion_tokens']} completion tokens, {row['reasoning_tokens']} of them reasoning"
+    )
+    yield f"{row['workload']}, lane {row['lane']}, drafts {', '.join(row['drafts']) or 'none'}"
+    yield ""
+    yield f"wall time {row['wall_ms']:.1f} ms"
+    yield from _format_parts(row["parts"])
+    if row["decode"]:
+        yield (
+            f"  of decode: drafting {row['decode']['drafting_ms']:.1f} ms, verifying "
+            f"{row['decode']['verifying_ms']:.1f} ms; for rejected drafts "
+            f"{row['decode']['of_which_rejected_ms']:.1f} ms "
+            f"(estimated by {row['decode']['estimated_by']})"
+        )
+    yield ""
+    yield from _format_speculation(row["speculation"])
+    for at, choice in enumerate(row["choices"]):
+        yield from _format_choice(at, choice)
+
+
+def _format_parts(parts: Sequence[Row]) -> Iterator[str]:
+    most = max((part["ms"] for part in parts), default=0.0) or 1.0
+    for part in filter(lambda part: part["ms"], parts):
+        bar = "#" * round(BAR * part["ms"] / most)
+        yield f"  {part['name']:13}{part['ms']:10.1f} ms {part['share']:6.1%}  {bar}".rstrip()
+
+
+def _format_speculation(found: Row) -> Iterator[str]:
+    length = found["acceptance_length"]
+    if length is None:
+        yield "no step verified a draft"
+    else:
+        yield (
+            f"acceptance length {length:.2f}: {found['verify_steps']} verify steps, "
+            f"{found['drafted']} tokens drafted, {found['accepted']} accepted"
+        )
+
+
+def _format_choice(at: int, choice: Row) -> Iterator[str]:
+    yield ""
+    extra = f", tool calls {', '.join(choice['tool_calls'])}" if choice["tool_calls"] else ""
+    yield f"choice {at}: {choice['steps']} decode steps, finish {choice['finish']}{extra}"
+    if choice["preemptions"]:
+        yield f"  preempted {choice['preemptions']} times"
+    for loss in choice["interruptions"]:
+        yield (
+            f"  at {loss['at_ms']:.0f} ms its engine was lost: {loss['outcome']}, "
+            f"{loss['recovery_ms']:.0f} ms until the next step"
+        )
+    runs = choice["runs"]
+    for run in runs[:MOST_RUNS]:
+        reason = f" ({run['reason']})" if run["reason"] else ""
+        yield (
+            f"  from token {run['from_token']:5}: depth {run['drafted']}{reason}, "
+            f"{run['steps']} steps, {run['tokens']} tokens, {run['ms']:.1f} ms"
+        )
+    if len(runs) > MOST_RUNS:
+        yield f"  and {len(runs) - MOST_RUNS} more changes of depth (--json shows them)"
