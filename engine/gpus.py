@@ -62,8 +62,8 @@ def select_gpus(gpus: Sequence[GpuDevice], names: Sequence[str]) -> Iterator[Gpu
 
 
 def _select_unordered(gpus: tuple[GpuDevice, ...], asked: str | None) -> tuple[GpuDevice, ...]:
-    """By default CUDA puts the fastest GPU first, and nvidia-smi does not say which that is. So
-    an index tells how many GPUs there are, and not which.
+    """Select GPUs of unknown order. By default CUDA puts the fastest GPU first, and nvidia-smi
+    does not name it, so an index tells the number of GPUs and not which.
     """
     if asked is not None and not asked.split(",")[0].strip().isdigit():
         return tuple(select_gpus(gpus, asked.split(",")))

@@ -90,8 +90,9 @@ def count_oom_kills() -> int:
 
 
 def _event_files(groups: str) -> Iterator[str]:
-    """Where a control group counts kills, by version 2 and 1; a container may see its own group
-    as the root."""
+    """Yield the files in which a control group counts kills, by version 2 and 1; a container may
+    see its own group as the root.
+    """
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):

@@ -150,4 +150,4 @@ class WorkerStatus:
     counted: Totals | None
     """Worker's own speculation counters; None where it reports none."""
     findings: tuple[WorkerFinding, ...] = ()
-    """What its start-up probe found wrong."""
+    """Faults that the start-up probe found in the worker."""

@@ -36,7 +36,7 @@ CLOSE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What a worker answered, for ``eaglegate check``."""
+    """A worker's answer to ``eaglegate check``."""
 
     info: EngineInfo
     findings: tuple[WorkerFinding, ...] = ()
@@ -137,7 +137,7 @@ class Worker:
     counted: Totals | None = None
     """Worker's own speculation counters."""
     findings: tuple[WorkerFinding, ...] = ()
-    """What ``inspect`` found wrong the last time."""
+    """Faults that ``inspect`` found the last time."""
     counts: WorkerCounters = field(default_factory=WorkerCounters)
 
     def __post_init__(self) -> None:

@@ -196,7 +196,7 @@ REMARKS: tuple[Check, ...] = (
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-"""Where vLLM looks for them, in this order."""
+"""Weight files that vLLM looks for, in its order."""
 UNSUPPORTED = {
     "use_dora": "DoRA",
     "lora_bias": "biases",
@@ -205,13 +205,15 @@ UNSUPPORTED = {
     "use_bdlora": "block-diagonal LoRA",
     "use_qalora": "QALoRA",
 }
-"""By the member of the configuration that asks for it."""
+"""Unsupported kinds of adapters, by the member of the configuration that asks for each."""
 PREFIX = "base_model.model."
 Tensors = Mapping[str, TensorEntry]
 
 
 def inspect_adapter(folder: Path, max_rank: int, base: Tensors) -> Iterator[str]:
-    """What is wrong with it; ``base`` are the model's own tensors, empty when they are unknown."""
+    """Yield the faults of an adapter; ``base`` are the model's own tensors, empty when they are
+    unknown.
+    """
     try:
         if not (folder / CONFIG).is_file():
             raise InvalidCheckpoint(

@@ -1,4 +1,4 @@
-"""What preflight looks at: the engine arguments, this machine and the model files on it."""
+"""Inputs of preflight: the engine arguments, this machine and the model files on it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class EnginePlan:
     quantizes_online: bool = False
     """A quantization of layers is given, beyond the name of a scheme."""
     cpu_offload_gib: float = 0.0
-    """Of the weights on each GPU."""
+    """GiB of the weights on each GPU that are kept on the host."""
     offloaded_layers: float = 0.0
     """The share of layers whose weights wait in the CPU's memory."""
     device_ids: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class EnginePlan:
 
 
 def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> EnginePlan:
-    """From the engine's arguments, or from a parsed command line that names a model.
+    """Make a plan from the engine's arguments, or from a parsed command line that names a model.
 
     Absent ones keep their default. A command line is taken as it is, so that one made for a larger
     machine can be checked here. Raises EngineStartError for settings that contradict each other.
@@ -139,7 +139,7 @@ def get_executor_name(value: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LocalCheckpoint:
-    """What of the target is on this machine."""
+    """Files of the target on this machine."""
 
     path: Path | None = None
     target: TargetConfig | None = None
@@ -198,7 +198,9 @@ def find_checkpoint(plan: EnginePlan) -> LocalCheckpoint:
 
 
 def overlay_config(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As vLLM does: the text model's part is laid over, anything else takes the old one's place."""
+    """Overlay a config as vLLM does: the text model's part is laid over, anything else takes the
+    old one's place.
+    """
     out = dict(config)
     for name, value in overrides.items():
         under = out.get(name)

@@ -53,7 +53,7 @@ MOST_DEPTH = 256
 SPARE = 16
 """Steps beyond one per token: vLLM pads some prompts with one."""
 VerifiedStep = tuple[int, int]
-"""Of one step: drafted, accepted."""
+"""Draft tokens of one step, as (drafted, accepted)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class SpeculationAccount:
 
     @classmethod
     def read(cls, value: Any, most: int) -> SpeculationAccount:
-        """From vLLM's ``metrics.speculative_decoding`` of an answer of at most ``most`` tokens.
+        """Read vLLM's ``metrics.speculative_decoding`` of an answer of at most ``most`` tokens.
 
         Raises WorkerProtocolError.
         """
@@ -229,7 +229,7 @@ class WorkerSpeculation:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What the probe found out about a worker."""
+    """Facts that the probe found about a worker."""
 
     name: str
     """The name under which it serves the model."""

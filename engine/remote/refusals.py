@@ -47,12 +47,12 @@ CONSTRUCT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AskedRequest:
-    """What the log says of a request that went wrong."""
+    """A request that went wrong, as the log describes it."""
 
     worker: str
     id: str
     structured: bool = False
-    """Its answer was to match a grammar."""
+    """Whether its answer had to match a grammar."""
 
 
 def map_refusal(asked: AskedRequest, status: int, message: str) -> EngineError:

@@ -36,7 +36,7 @@ CONSTRAINTS = (
 
 @dataclass
 class Tally:
-    """What was found. ``wrong`` names every request whose account does not add up."""
+    """Tally of all requests. ``wrong`` names every request whose account does not add up."""
 
     totals: Totals = field(default_factory=Totals)
     wrong: list[str] = field(default_factory=list)

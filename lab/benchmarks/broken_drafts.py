@@ -1,4 +1,4 @@
-"""What vLLM does with each draft of the tests, beside what inspection says before start.
+"""Compare vLLM's behaviour on each draft of the tests with the inspection before the start.
 
 Run by hand from the repository's root:
 
@@ -192,7 +192,9 @@ def table(rows: list[Row]) -> Iterator[str]:
 
 
 def behaviour(outcome: Outcome, best: float | None) -> str:
-    """In words; where it serves, with the acceptance length beside the sound draft's."""
+    """Describe an outcome; where the draft serves, with its acceptance length beside the sound
+    draft's.
+    """
     message = outcome.message.replace("|", "/")
     if outcome.stage == "start":
         return f"refuses to start: {message}"

@@ -1,4 +1,4 @@
-"""How often a canary of an equal draft, and of a worse one, is promoted or rolled back, for real.
+"""Count how often canaries of an equal draft, and of a worse one, are promoted or rolled back.
 
     python -m eaglegate.lab.benchmarks.canary_rates --out build/canaries [--canaries 10]
 

@@ -11,7 +11,7 @@ from typing import Any
 COUNT = re.compile(rb'"completion_tokens": ?(\d+)')
 END = b"0\r\n\r\n"
 ENOUGH = 4096
-"""Of the end of an answer: its usage is in there."""
+"""Bytes kept of an answer's end: its usage is in there."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Answer:
     tail: bytes = b""
 
     def count_tokens(self) -> int:
-        """As the usage has them that ``stream_options`` ask for."""
+        """Count tokens by the usage that ``stream_options`` ask for."""
         return int(COUNT.findall(self.tail)[-1])
 
 

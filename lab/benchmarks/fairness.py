@@ -1,4 +1,4 @@
-"""What one key's flood does to another key's latency, over HTTP.
+"""Measure the effect of one key's flood on another key's latency, over HTTP.
 
     python -m eaglegate.lab.benchmarks.fairness [--engine-ms 1000] [--places 16]
 

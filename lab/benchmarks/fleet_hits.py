@@ -1,4 +1,4 @@
-"""What prefix affinity brings on real workers: prompt tokens found cached, and balance.
+"""Measure prefix affinity on real workers: prompt tokens found cached, and balance.
 
     python -m eaglegate.lab.benchmarks.fleet_hits [--workers 2] [--sessions 12] [--turns 6]
 

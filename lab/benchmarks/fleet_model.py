@@ -70,7 +70,7 @@ class Session:
     prompt: tuple[int, ...]
     turns: int
     dice: random.Random
-    """Its own, so that no policy changes what it asks."""
+    """Random numbers of its own, so that no policy changes its requests."""
 
 
 @dataclass(slots=True)
@@ -199,7 +199,7 @@ class Simulation:
         return used, done
 
     def _admitted(self, worker: Worker, job: Job) -> Job:
-        """It finds its cached blocks; the last token of a prompt is always computed."""
+        """Admit a job and find its cached blocks; the last token of a prompt is always computed."""
         prompt = len(job.request.prompt)
         cached = min(worker.cache.count_known(job.blocks) * CACHE_BLOCK, prompt - 1)
         self.prompt_tokens += prompt

@@ -1,4 +1,4 @@
-"""What a gateway in front of a worker costs: beside asking the worker itself.
+"""Measure the cost of a gateway in front of a worker, beside asking the worker itself.
 
     python -m eaglegate.lab.benchmarks.hop [--rounds 6] [--clients 1 8] [--tokens 256]
 
@@ -38,11 +38,11 @@ GATEWAY = ["--served-model-name=demo", "--tool-call-parser=hermes", "--reasoning
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Of one round: medians over its streams, and CPU per token of each process."""
+    """Figures of one round: medians over its streams, and CPU per token of each process."""
 
     ttft_ms: float
     token_ms: float
-    """From the first token to the end, per further token of the stream."""
+    """Milliseconds from the first token to the end, per further token of the stream."""
     gateway_us: float
     worker_us: float
 

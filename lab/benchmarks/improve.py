@@ -71,7 +71,9 @@ class Traffic:
             await asyncio.gather(*(work(client) for _ in range(at_a_time)))
 
     async def go_on(self, bodies: Sequence[dict[str, Any]], at_a_time: int) -> None:
-        """Until it is stopped; every round of the same prompts is of other sessions."""
+        """Send requests until the traffic is stopped. Every round of the same prompts has new
+        sessions.
+        """
 
         async def work(client: httpx.AsyncClient, first: int) -> None:
             number = first
@@ -124,7 +126,7 @@ def read_delta(delta: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Where everything is, and how much is done."""
+    """Folders and sizes of the demonstration."""
 
     out: Path
     steps: int
@@ -156,7 +158,7 @@ class Demonstration:
         return train(self.out / "base", data, *how, threads=self.threads)
 
     def train_bad(self, start: Path) -> dict[str, Path]:
-        """From the promoted draft, as a tuner that went wrong would."""
+        """Train bad drafts from the promoted one, as a tuner that went wrong would."""
         garbage = write_answers(self.out / "garbage.jsonl", "tools", 31, 60, garbage=True)
         chat = write_answers(self.out / "chat-garbage.jsonl", "chat", 32, 120, garbage=True)
         tools = write_answers(self.out / "narrow.jsonl", "tools", 33, 120)

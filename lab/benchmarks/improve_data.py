@@ -52,7 +52,7 @@ def as_body(made: Dialogue, user: str) -> dict[str, Any]:
 
 
 def _as_sent(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As a client writes them: calls have ids and their arguments are text."""
+    """Write messages as a client sends them: calls have ids and their arguments are text."""
     sent, calls = [], 0
     for message in messages:
         if "tool_calls" in message:

@@ -29,7 +29,7 @@ class InstantWorker(CPUWorker):  # type: ignore[misc]
         super().__init__(*arguments, **named)
         self._made: ModelRunnerOutput | None = None
         self._prompts: dict[str, int] = {}
-        """How long they are, by request."""
+        """Prompt lengths by request."""
 
     def execute_model(self, scheduled: SchedulerOutput) -> None:
         prompts = self._prompts
@@ -62,5 +62,5 @@ class InstantWorker(CPUWorker):  # type: ignore[misc]
 
 
 def read_text(start: int, count: int) -> list[int]:
-    """So many tokens of the text, from the ``start``-th on."""
+    """Return ``count`` tokens of the text, from the ``start``-th on."""
     return list(islice(cycle(TOKENS), start % len(TOKENS), start % len(TOKENS) + count))

@@ -1,4 +1,5 @@
-"""What each layer of the gateway costs, and what one core takes: on a scripted engine.
+"""Measure the cost of each layer of the gateway, and the capacity of one core: on a scripted
+engine.
 
     python -m eaglegate.lab.benchmarks.layers table [--rounds 20]       each layer left out in turn
     python -m eaglegate.lab.benchmarks.layers saturation [--rounds 5]
@@ -137,7 +138,7 @@ def print_table(rounds: int, clients: int) -> None:
 
 
 def print_saturation(rounds: int, offered: float) -> None:
-    """What one core takes at each way of merging writes."""
+    """Print the capacity of one core at each way of merging writes."""
     print(f"the engine offers {offered:,.0f} tokens/s; medians of {rounds} rounds in turn\n")
     print(
         "| streams | interval | us/token | tokens/s per core | chunks/token | p99 gap | "

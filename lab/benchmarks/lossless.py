@@ -43,7 +43,7 @@ def many(count: int) -> list[tuple[int, ...]]:
 
 
 async def gap(engine: VllmEngine, request: EngineRequest, position: int) -> float:
-    """How far apart the target's two best tokens are where the texts part."""
+    """Measure the distance of the target's two best tokens where the texts part."""
     told = greedy("gap", request.prompt, position + 1, logprobs=2, ignore_eos=True)
     first, second = (await run(engine, told)).logprobs[position].top[:2]
     return first.logprob - second.logprob

@@ -1,4 +1,5 @@
-"""What observing costs: server CPU per token with telemetry, access log and ids, and without.
+"""Measure the cost of observing: server CPU per token with telemetry, access log and ids, and
+without.
 
     python -m eaglegate.lab.benchmarks.observing  the scripted engine: HTTP and parsing alone
     python -m eaglegate.lab.benchmarks.observing --engine demo     vLLM with the built-in demo
@@ -57,7 +58,7 @@ INFO = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="sc
 TEXT = "The engine proposes and the target decides what is kept of it. "
 NAMES = ("off", "on")
 SETTLE_S = 2 * GATHER_S
-"""Until what a round left to other threads is done, and counted with it."""
+"""Seconds until the work that a round left to other threads is done, and counted with it."""
 OBSERVING, CAPTURE = ("observing", "capture")
 
 
@@ -101,7 +102,7 @@ def demo() -> Engine:
 
 
 def open_capture(folder: File) -> RequestCapture:
-    """Of every request, in mode full."""
+    """Open a capture of every request, in mode full."""
     files = CaptureFolder(folder, CaptureLimits())
     return RequestCapture(files, 1.0, SaltedHashes(load_salt(folder)), Redactor())
 

@@ -236,7 +236,7 @@ IN_A_ROW = {
     "pythonic": ("[", ", ", "]"),
     "xlam": ("[", ", ", "]"),
 }
-"""What stands around, between and behind calls in a row, where that is no line break."""
+"""Text around, between and behind calls in a row, where it is no line break."""
 
 
 def _repeat(line: str, size: int) -> str:

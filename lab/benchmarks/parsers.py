@@ -1,4 +1,4 @@
-"""What a parser costs a token: ours beside vLLM's for the same format, in the same run.
+"""Measure the cost of parsers per token: ours beside vLLM's for the same format, in the same run.
 
 An output of 1, 16 or 64 kB arrives one or four tokens a step: by ``--shapes`` one call with a file,
 one with a file that quotes the format's own markers, one with a list of small objects, small calls

@@ -65,7 +65,7 @@ class Judgement:
     same_texts: int
     """Answers that are those of the capture."""
     same_steps: int
-    """Of these, answers with as many steps and accepted drafts as predicted."""
+    """Number of these answers with as many steps and accepted drafts as predicted."""
 
     def to_json(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -196,7 +196,7 @@ def format_exactness(found: Sequence[Judgement]) -> str:
 
 
 def count_right(found: Sequence[Judgement]) -> str:
-    """In words."""
+    """Count the correct predictions, in words."""
     parts = [(name, one) for each in found for name, one in each.slices.items()]
     lines = []
     for title, chosen in (
@@ -214,7 +214,7 @@ def count_right(found: Sequence[Judgement]) -> str:
 
 
 def choose_drafts(given: argparse.Namespace, out: Path) -> dict[str, Path]:
-    """Only what is shipped needs no training."""
+    """Choose drafts by label. Only shipped drafts need no training."""
     drafts = {label: SHIPPED[label] for label in given.drafts if label in SHIPPED}
     if len(drafts) == len(given.drafts):
         return drafts

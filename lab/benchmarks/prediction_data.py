@@ -27,10 +27,10 @@ METHODS: Mapping[str, Sequence[str]] = {
     "eagle3": ("eagle3", "eagle3-seed2"),
     "eagle3.1": ("eagle3.1", "eagle3.1-chat", "eagle3.1-broken", "eagle3.1-tools"),
 }
-"""By method: drafts of one shape, which one engine can serve in turn; the first starts it."""
+"""Drafts of one shape by method; one engine can serve them in turn, and the first starts it."""
 LONG_TOKENS = range(1200, 2800)
 NOISE = 1.0
-"""Of the broken draft's ``fc``, in standard deviations of its weights."""
+"""Noise on the broken draft's ``fc``, in standard deviations of its weights."""
 SAMPLING: Sequence[dict[str, Any]] = (
     {"temperature": 1.0},
     {"temperature": 0.7, "top_p": 0.9},
@@ -39,7 +39,7 @@ SAMPLING: Sequence[dict[str, Any]] = (
 
 
 def make_drafts(out: Path, steps: int, threads: int) -> dict[str, Path]:
-    """By label. Finished ones are left as they are."""
+    """Make the drafts, by label. Finished ones are left as they are."""
     out.mkdir(parents=True, exist_ok=True)
     chat, tools, mixed = (out / f"{name}.jsonl" for name in ("chat", "tools", "mixed"))
     if not mixed.exists():
@@ -79,7 +79,9 @@ def break_draft(sound: Path, out: Path) -> Path:
 
 
 def make_traffic(count: int) -> dict[str, list[dict[str, Any]]]:
-    """By name; ``user`` names the request, each a session of its own. All but one are greedy."""
+    """Make the traffic, by name; ``user`` names the request, each a session of its own. All but
+    one are greedy.
+    """
     chat = make_bodies("chat", 52, count)
     return {
         "chat": make_bodies("chat", 51, count),

@@ -42,7 +42,7 @@ RIGHT = {"friendly": 7, "long": 7, "hostile": 0, "unseeded": 0}
 """The best fixed depth of each kind."""
 TOKENS = 64
 LONG_TOKENS = 256
-"""Of an answer behind a long prompt, which would else be all that is timed."""
+"""Tokens of an answer behind a long prompt, which would else be all that is timed."""
 KV_BYTES = 3 << 30
 VOCABULARY = 2000
 """Tokens that a hostile prompt is drawn from."""
@@ -79,7 +79,7 @@ THINGS = ("cat", "key", "river", "king", "garden", "bird", "ship", "clock", "mou
 
 @dataclass
 class Block:
-    """What one lane did with one block. ``arrivals``: seconds since its begin, and tokens."""
+    """Figures of one lane's block. ``arrivals``: seconds since its beginning, and tokens."""
 
     phase: str
     lane: str
@@ -109,7 +109,7 @@ class Traffic:
         }
 
     def make(self, phase: Phase, block: int, client: int) -> Iterator[tuple[str, EngineRequest]]:
-        """What a client sends; the same for every lane."""
+        """Make the requests of a client; they are the same for every lane."""
         kind = phase.kinds[client % len(phase.kinds)]
         for number in itertools.count():
             yield kind, self._makers[kind]((block * 100 + client) * 100 + number)
@@ -142,13 +142,15 @@ def _make_unseeded(number: int) -> EngineRequest:
 
 
 def describe_target(demo: Path) -> dict[str, Any]:
-    """With room for the long prompts in the prefix cache: they are computed once."""
+    """Describe the target, with room for the long prompts in the prefix cache: they are computed
+    once.
+    """
     folder = str(demo / "target")
     return {"model": folder, "max_model_len": 4096, "kv_cache_memory_bytes": KV_BYTES}
 
 
 def cpu_time_scheduler(*args: Any, **kwargs: Any) -> DepthSchedulerBase:
-    """What ``scheduler_cls`` names: the planner learns CPU time, too."""
+    """Make a scheduler whose planner learns CPU time. ``scheduler_cls`` names this function."""
     made = scheduler(*args, **kwargs)
     made.planning.clock = time.process_time
     return made

@@ -44,7 +44,7 @@ def find_rates(blocks: Sequence[Row]) -> Iterable[Point]:
 
 
 def draw_depths(phase: str, block: Row) -> str:
-    """Of one block; ten points, each the mean of a tenth of its steps."""
+    """Draw the depths of one block: ten points, each the mean of a tenth of its steps."""
     steps = block["planner"]["recent"]
     size = max(1, len(steps) // PARTS)
     depths, tokens = [], []

@@ -92,7 +92,9 @@ class CpuTable:
     graphs: StepGraphs | None = None
 
     def step_ms(self, widths: Sequence[int], depth: int) -> float:
-        """Of a step that verifies so many drafts of each request, and drafts so deep after it."""
+        """Milliseconds of a step that verifies so many drafts of each request, and drafts so
+        deep after it.
+        """
         return step_ms(len(widths), float(sum(widths)), depth)
 
 
@@ -114,12 +116,12 @@ class GpuTable:
     base_ms: float
     token_ms: float
     compute_ms: float
-    """Of each token beyond the knee."""
+    """Milliseconds of each token beyond the knee."""
     request_ms: float
     """Reading the KV cache of a context of 1,000 tokens."""
     piecewise_ms: float
     draft_ms: float
-    """Of each pass of the draft; the first also fills its KV cache."""
+    """Milliseconds of each pass of the draft; the first also fills its KV cache."""
     knee: int = 200
     graphs: StepGraphs = StepGraphs(
         (0, 1, 3, 7), (*range(1, 17), *range(24, 257, 8), *range(272, 513, 16))
@@ -320,7 +322,7 @@ def _take(lane: Lane, widths: list[int], depth: int) -> float:
 
 
 def profiled(planner: DepthPlanner, table: CpuTable | GpuTable | None = None) -> DepthPlanner:
-    """What an engine times while it warms up."""
+    """Teach a planner the steps that an engine times while it warms up."""
     table = table or CpuTable()
     shapes = [[depth] * batch for batch in (1, 4, 16) for depth in (0, 1, 3, DEPTH)]
     if table.graphs is not None:

@@ -68,7 +68,7 @@ class SwitchingPlanner(DepthPlanner):
         self._waiting: list[str] = []
         self._lane = "auto"
         self._steps = -math.inf
-        """Of the lane; it does not end before the first call of ``describe``."""
+        """Steps of the lane; it does not end before the first call of ``describe``."""
         self._planned_s = 0.0
         self._segment = make_segment(self._lane)
         self._segments: list[list[Any]] = []
@@ -136,12 +136,14 @@ class SwitchingPlanner(DepthPlanner):
 
 
 def make_segment(lane: str) -> list[Any]:
-    """Of a lane: tokens, seconds, steps, and seconds of planning."""
+    """Make a lane's segment: tokens, seconds, steps, and seconds of planning."""
     return [lane, 0, 0.0, 0, 0.0]
 
 
 def switching_scheduler(*args: Any, **kwargs: Any) -> DepthSchedulerBase:
-    """What ``scheduler_cls`` names: the planner switches, and all times are CPU times."""
+    """Make a scheduler whose planner switches, with CPU times. ``scheduler_cls`` names this
+    function.
+    """
     made = scheduler(*args, **kwargs)
     planning: Any = made.planning
     planning._make_planner = lambda _mode: SwitchingPlanner(int(made.num_spec_tokens))
@@ -210,8 +212,8 @@ def group_cycles(segments: list[list[Any]], lanes: int) -> Iterator[dict[str, fl
 
 
 def compare(rates: Floats, best: Floats) -> str:
-    """By pairs of one cycle, between which the machine's speed changes least: the geometric mean
-    of the ratios, and the standard error of its logarithm.
+    """Compare pairs of one cycle, between which the machine's speed changes least: the geometric
+    mean of the ratios, and the standard error of its logarithm.
     """
     if len(rates) < 2:
         return "-"

@@ -1,4 +1,4 @@
-"""How a fleet scales: what affinity brings, how many workers a load needs, what a gateway takes.
+"""Measure how a fleet scales: the gain of affinity, workers for a load, and a gateway's capacity.
 
     python -m eaglegate.lab.benchmarks.scaling balance  policies side by side on one simulated trace
     python -m eaglegate.lab.benchmarks.scaling sweep
@@ -66,7 +66,7 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fleets:
-    """What is simulated, whatever the load and the policy."""
+    """Parts of a simulation that are the same for every load and policy."""
 
     workers: int
     gateways: int
@@ -203,7 +203,7 @@ def run_workers(tokens: int, told: Connection) -> None:
 
 
 async def _workers(tokens: int, told: Connection) -> None:
-    """They give what the scripted engine gives, step for step."""
+    """Serve workers that give the scripted engine's answer, step for step."""
     script = list(scripted(tokens).script(None))  # type: ignore[arg-type, operator]
     chunks = [chunk(*step.token_ids, finish=step.finish) for step in script]
     verified = [(step.drafted, step.accepted) for one in script for step in one.decode]

@@ -64,7 +64,7 @@ class Generates(Protocol):
 
 @dataclass
 class Way:
-    """How the answers of one way compare with the reference."""
+    """Comparison of one way's answers with the reference."""
 
     answers: int = 0
     tokens: int = 0
@@ -114,7 +114,7 @@ def make_requests(prompts: Texts, temperature: float, tokens: int) -> list[Engin
 
 
 def configure(dtype: str, chunked: bool) -> dict[str, Any]:
-    """Without a prefix cache: every prompt is read in every way."""
+    """Configure an engine without a prefix cache: every prompt is read in every way."""
     return {
         "dtype": dtype,
         "max_model_len": 1024,
@@ -129,7 +129,9 @@ def configure(dtype: str, chunked: bool) -> dict[str, Any]:
 async def generate(
     engine: VllmEngine, requests: Sequence[EngineRequest], batch: int, depth: int | str | None
 ) -> Texts:
-    """In groups of ``batch``. ``depth``: a planning mode, or the depth of every request."""
+    """Generate in groups of ``batch``. ``depth``: a planning mode, or the depth of every
+    request.
+    """
     mode = depth if isinstance(depth, str) else "off"
     fixed = depth if isinstance(depth, int) else None
     if await engine.set_planning(mode) != mode:
@@ -240,7 +242,7 @@ async def add_depths(table: Comparison, engine: VllmEngine, prefill: str) -> Non
 
 
 async def add_exchange(table: Comparison, engine: VllmEngine, folder: Path) -> None:
-    """From the demo's draft to one of noise, and back for the next requests."""
+    """Exchange the demo's draft for one of noise, and back for the next requests."""
     drafts = itertools.cycle((str(DEMO / "eagle3_1"), str(make_noise(folder / "noise"))))
     serving = next(drafts)
 

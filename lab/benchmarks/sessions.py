@@ -31,7 +31,7 @@ FIXED = (0, 1, 3, 5, 7)
 NO_DRAFT = 0.975
 """A step without a draft over one at depth 0 with a draft loaded, as measured."""
 PREFILL_MS = 6.0
-"""What the prompt of a request adds to the step that reads it."""
+"""Milliseconds that the prompt of a request adds to the step that reads it."""
 PROMPT_TOKENS = 64
 SPREAD = 0.5
 """Deviation of a request from its kind, in logits of acceptance."""
@@ -65,7 +65,7 @@ class Running:
 
 @dataclass
 class Served:
-    """What one lane made of one phase."""
+    """Figures of one lane in one phase."""
 
     phase: SessionPhase
     seconds: float = 0.0
@@ -183,7 +183,7 @@ class Score:
     """Tokens per second over those of the best fixed depth over all phases."""
     best: str
     over_best: list[tuple[float, Served, str]]
-    """By long phase: over its own best fixed depth."""
+    """Ratios of long phases to their own best fixed depth."""
     over_none: list[tuple[float, Served]]
     planning_us: float
 

@@ -65,7 +65,7 @@ class SessionPhase:
     requests: int | None = None
 
     def send(self, client: int) -> Iterator[Sent]:
-        """What one client sends, equal in every lane."""
+        """Yield one client's requests, which are equal in every lane."""
         draw = random.Random(f"{self.number}/{client}")
         application = self.clients[client]
         kinds, shares = list(application.kinds), list(application.kinds.values())

@@ -1,4 +1,5 @@
-"""From the command to ready: this gateway, another checkout of it, and vLLM's own API server.
+"""Time the start, from the command to ready: this gateway, another checkout of it, and vLLM's own
+API server.
 
     python -m eaglegate.lab.benchmarks.start [--rounds 5] [--other CHECKOUT] [--model FOLDER]
 
@@ -71,7 +72,7 @@ def start(program: Program) -> Start:
 
 
 def count_cpu_s(pid: int) -> float:
-    """Of a process, of its descendants that live, and of those that were waited for."""
+    """Count CPU seconds of a process, of its living descendants, and of those it has waited for."""
     ticks = 0
     for one in (pid, *descendants(pid)):
         with suppress(OSError):

@@ -144,7 +144,9 @@ class PacedEngine(ScriptedEngine):
 
 
 def _round_up(seconds: float) -> float:
-    """To what timers of the event loop tell apart: it would turn round and round for less."""
+    """Round up to the resolution of the event loop's timers: it would turn round and round for
+    less.
+    """
     return max(seconds, TIMER_S) if seconds > 0 else 0.0
 
 

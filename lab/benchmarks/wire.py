@@ -96,7 +96,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a run has besides this checkout: vLLM's Rust front end, and another checkout."""
+    """Servers beside this checkout: vLLM's Rust front end, and another checkout."""
 
     rust: Path
     other: Path
@@ -140,7 +140,9 @@ def find_child(pid: int, program: Path) -> int:
 def started(
     name: str, port: int, command: list[str], more: dict[str, str] | None = None
 ) -> Iterator[Server]:
-    """What ``command`` serves on ``port``, once it answers; ``more`` is environment."""
+    """Start the server of ``command`` on ``port`` and wait until it answers; ``more`` is
+    environment.
+    """
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -255,7 +257,9 @@ def main() -> None:
 
 
 def take_turns(servers: Sequence[Server], number: int) -> Iterator[Server]:
-    """In the round of this number: each begins as often as the others, and they turn round."""
+    """Order the servers of a round: each begins as often as the others, and the order is
+    reversed in turn.
+    """
     first = number % len(servers)
     order = [*servers[first:], *servers[:first]]
     return reversed(order) if number // len(servers) % 2 else iter(order)

@@ -22,7 +22,9 @@ def out_of(folder: Path, method: str, seed: int) -> Path:
 
 
 def command(folder: Path, method: str, seed: int, steps: int) -> list[str]:
-    """On a CPU each training has one thread: two side by side beat one with two threads."""
+    """Make the command of one training. On a CPU each has one thread: two side by side beat one
+    with two threads.
+    """
     threads = [] if torch.cuda.is_available() else ["--threads", "1"]
     return [
         *(

@@ -59,7 +59,7 @@ class Rows:
 
     @staticmethod
     def of(answers: Tensor) -> Rows:
-        """From the last prompt token on, as long as two more tokens follow."""
+        """Find the rows from the last prompt token on, as long as two more tokens follow."""
         marked = answers.float()
         start = marked.argmax(1) - 1
         end = answers.shape[1] - marked.flip(1).argmax(1) - 2
@@ -83,7 +83,7 @@ class InitialDraft:
 
 @dataclass(frozen=True)
 class DraftData:
-    """What to train on, and older data that must not be forgotten: a share of the batches."""
+    """Data to train on, and older data that must not be forgotten: a share of the batches."""
 
     new: Corpus
     old: Corpus | None = None

@@ -36,7 +36,7 @@ class DraftShape:
     rms_norm_eps: float
     max_position_embeddings: int
     layers_read: tuple[int, ...]
-    """Which hidden states of the target it reads: 0 is the embedding, i follows layer i."""
+    """Hidden states of the target that the draft reads: 0 is the embedding, i follows layer i."""
     default_layers: bool
     eos_token_id: Any = None
     bos_token_id: Any = None
@@ -144,7 +144,7 @@ class Draft(nn.Module):
         return torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(hidden)], -1)
 
     def outputs(self, attended: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the head reads, and what is fed back."""
+        """Compute the head's input, and the state that is fed back."""
         layer = self.midlayer
         x = hidden + attended.float()
         x = x + layer.mlp(layer.post_attention_layernorm(x)).float()
@@ -158,7 +158,7 @@ class Depth:
 
     depth: int
     normed: Tensor
-    """What the output head reads: [batch, rows, hidden]."""
+    """Input of the output head: [batch, rows, hidden]."""
     fed_back: Tensor
     attention: Tensor
     """[batch, heads, rows, context + depth]: own tokens come last."""

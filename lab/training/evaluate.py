@@ -35,7 +35,7 @@ class Prompts:
 
     cases: dict[str, list[Case]]
     asked: dict[str, dict[str, list[Any]]]
-    """By part, what the engine is given: `ids`, and structural `tags` where a grammar holds."""
+    """Inputs of the engine by part: `ids`, and structural `tags` where a grammar holds."""
 
     @staticmethod
     def of(cases: Sequence[Case], tokenizer: Any) -> Prompts:
@@ -55,7 +55,7 @@ class Prompts:
 
 
 def structural_tag(schema: str) -> str:
-    """What the gateway asks of the engine for an answer that is to match ``schema``."""
+    """Make the structural tag that the gateway asks for where an answer has to match ``schema``."""
     return json.dumps({"type": "structural_tag", "format": matching(json.loads(schema))})
 
 
@@ -202,7 +202,7 @@ def acceptance_table(runs: Sequence[Run]) -> str:
 
 
 def different(base: Sequence[Answers], run: Run) -> tuple[int, int]:
-    """How many answers speculation changed, of how many."""
+    """Count the answers that speculation changed, and all answers."""
     pairs = [
         (a, b)
         for before, after in zip(base, run.answers, strict=True)

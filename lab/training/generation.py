@@ -25,7 +25,7 @@ ENVIRONMENT = {
 
 @dataclass
 class Answers:
-    """What the engine said to the prompts of one group, in their order."""
+    """The engine's answers to the prompts of one group, in their order."""
 
     group: str
     ids: list[list[int]] = field(default_factory=list)

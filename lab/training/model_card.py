@@ -41,7 +41,7 @@ def training_table(folder: Path) -> str:
 
 
 def seeds(folder: Path) -> list[int]:
-    """Of the drafts that are trained to the end."""
+    """List the seeds of the drafts that are trained to the end."""
     states = [state_of(path) for path in folder.glob(f"eagle3*/{STATE}")]
     return sorted({s["recipe"].seed for s in states if s["step"] == s["recipe"].steps})
 

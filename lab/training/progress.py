@@ -1,4 +1,4 @@
-"""What a long run prints: where it is, how well it does, what is left."""
+"""Progress of a long run: its position, its figures, and the time that is left."""
 
 from __future__ import annotations
 

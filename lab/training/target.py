@@ -93,7 +93,7 @@ def check(config: Any) -> None:
 
 
 def engine_default(layers: int) -> tuple[int, int, int]:
-    """What vLLM reads when the draft's config names no layers."""
+    """Return the layers that vLLM reads when the draft's config names none."""
     return (2, layers // 2, layers - 3)
 
 

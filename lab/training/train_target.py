@@ -51,14 +51,16 @@ class Recipe:
     """Share of the steps, like `dense_from`."""
     late_long_share: float = 0.28
     dense_from: float = 0.78
-    """From here on short batches come from single turns, which have more answers per token."""
+    """Share of the steps after which short batches come from single turns, which have more
+    answers per token.
+    """
     dense_long_share: float = 0.2
     last_steps: int = 4200
-    """After `steps`, at a small rate: short batches with tools that often go unused."""
+    """Steps after `steps`, at a small rate: short batches with tools that often go unused."""
     last_scale: float = 0.5
     last_long_share: float = 0.3
     close_steps: int = 1400
-    """After those: tools whose names are much alike, also in long prompts."""
+    """Steps after the last ones: tools whose names are much alike, also in long prompts."""
     close_scale: float = 0.3
     close_far_share: float = 0.35
     seed: int = 1
@@ -83,7 +85,7 @@ class Recipe:
         return max(self.final, (1 - done) / (1 - self.decay_from))
 
     def kind(self, step: int) -> str:
-        """Which set a step reads: a fixed draw for each step."""
+        """Choose the set that a step reads: a fixed draw for each step."""
         if step < self.long_from:
             return "short"
         drawn = np.random.default_rng([self.seed, step]).random()
@@ -193,7 +195,7 @@ class Data:
 
 
 class Report:
-    """What is printed on the way, and kept in the state."""
+    """Report that is printed on the way, and kept in the state."""
 
     def __init__(self, recipe: Recipe, means: dict[str, Running] | None, tokens: int) -> None:
         self.recipe = recipe

@@ -1,4 +1,5 @@
-"""What each draft would have proposed along answers that are known, without serving any of them.
+"""Drafts that each draft model would have proposed along known answers, without serving any of
+them.
 
 The target reads a trajectory once. Every draft then speculates from every position of the answer,
 its context the target's hidden states, its own tokens fed back, as in serving. The engine's drafts
@@ -60,14 +61,15 @@ class DraftHead:
 
 @dataclass(frozen=True)
 class UnrolledAnswer:
-    """Of one draft along one answer; position i speculates after the answer's token i."""
+    """One draft along one answer; position i speculates after the answer's token i."""
 
     matches: list[int]
-    """By position: how many drafts in a row are the answer's tokens."""
+    """Number of drafts in a row that are the answer's tokens, by position."""
     chances: list[list[float]]
-    """By position and depth: the probability that the target emits the draft's token, as far as
-    the drafts before it matched; 1 or 0 for a greedy answer. Of sampled drafts: that the draft is
-    accepted, given that those before it were; their ``matches`` are empty."""
+    """Probability by position and depth that the target emits the draft's token, as far as the
+    drafts before it matched; 1 or 0 for a greedy answer. Of sampled drafts: that the draft is
+    accepted, given that those before it were; their ``matches`` are empty.
+    """
     drift: list[list[float]]
     """Sums over positions of the measures of ``lab.training.drift``, by measure and depth."""
 
@@ -76,7 +78,9 @@ class UnrolledAnswer:
 def unroll_answers(
     target: TargetModel, drafts: Sequence[DraftHead], trajectory: Trajectory, depths: int
 ) -> Iterator[tuple[str, UnrolledAnswer]]:
-    """Nothing for an answer of fewer than two tokens: no step of it was speculative."""
+    """Unroll an answer with each draft. An answer of fewer than two tokens yields nothing: no
+    step of it was speculative.
+    """
     count = len(trajectory.answer) - 1
     if count < 1:
         return

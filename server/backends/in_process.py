@@ -144,7 +144,7 @@ class InProcessBackend:
 
 
 def _choose_echo(settings: Settings) -> LineFormat | None:
-    """How the engine's processes write to the log; None where they do not."""
+    """Choose the format of log lines from the engine's processes; None where they write none."""
     adopt_vllm(settings.log_format)
     if settings.log_level != "debug":
         return None

@@ -131,7 +131,7 @@ class WorkerProbe:
         return [WorkerFinding(kind, text) for kind in questions if (text := found.get(kind))]
 
     def render(self, messages: Messages, tools: Messages | None = None) -> list[int]:
-        """As a client's conversation is rendered. Raises ValueError."""
+        """Render a conversation as a client's is rendered. Raises ValueError."""
         return self.renderer.render_chat(
             messages, tools, chat_template_kwargs=dict(self.template_kwargs)
         )
@@ -306,7 +306,7 @@ class Visit:
         constraint: Constraint | None = None,
         temperature: float = 0.0,
     ) -> ProbeAnswer:
-        """As deep as the worker drafts. Raises EngineError."""
+        """Ask the worker at its own depth. Raises EngineError."""
         speculation = self.info.speculation
         request = EngineRequest(
             id=f"eaglegate-probe-{next(NUMBERS)}",

@@ -39,7 +39,7 @@ def check_workers(
     workers: Mapping[str, WorkerReport | EngineStartError],
     wanted: GatewayPlan,
 ) -> CheckReport:
-    """Of a gateway that has no engine: what its workers answered."""
+    """Check a gateway without an engine of its own, by the answers of its workers."""
     lost = [str(answer) for answer in workers.values() if isinstance(answer, EngineStartError)]
     stops = [*(lost if len(lost) == len(workers) else ()), *wanted.unknown, *check_port(wanted)]
     remarks = [] if len(lost) == len(workers) else lost

@@ -39,7 +39,7 @@ ALIASES = {"VLLM_API_KEY": "api_key"}
 TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
-"""How a switch is set in the environment, or in quotes in the file."""
+"""Values of a switch in the environment, or in quotes in the file."""
 SERVICE_LINK = re.compile(r"service_(host|port)(_\w+)?|port_\d+_(tcp|udp|sctp)(_\w+)?")
 
 
@@ -197,7 +197,7 @@ VLLM = "eaglegate.server.backends.in_process:InProcessBackend"
 BACKENDS: Mapping[str, str] = {
     "upstream upstream_file upstream_dns": "eaglegate.server.backends.remote:RemoteBackend",
 }
-"""What takes vLLM's place in this process, by the settings of which each chooses it."""
+"""Backends that take vLLM's place in this process, by the settings that choose each."""
 
 
 def find_backend(given: Collection[str]) -> tuple[str, str] | None:
@@ -216,7 +216,7 @@ def load_backend(place: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ModelArguments:
-    """What a gateway without vLLM must know of the model; names as in ``vllm serve``."""
+    """Facts about the model that a gateway without vLLM must know; names as in ``vllm serve``."""
 
     MODEL: ClassVar = Heading("Model of the workers")
     model: str = setting("", "folder or hub name of the model the workers serve")
@@ -240,7 +240,7 @@ class CommandLine:
     """No model was named."""
     argv: list[str]
     model: ModelArguments | None = None
-    """Without vLLM: its flags are for where it runs."""
+    """Model of a gateway without vLLM; its flags are for such machines."""
     backend: str = VLLM
     preload: EnginePreload | None = None
     """Forks the engine processes of this gateway."""
@@ -359,7 +359,7 @@ class GatewayPlan:
     host: str
     port: int
     parsers: Mapping[str, str]
-    """What a parser is for -> its name."""
+    """Names of parsers by their purpose."""
     unknown: Sequence[str] = ()
     """A sentence for each name there is no parser for."""
     settings: Mapping[str, str] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from eaglegate.server.settings import Settings
 
 HEARTBEAT_S = 5.0
 REMARKS = ("note:", "WARNING:")
-"""How lines begin that are no steps: what goes on is the step before them."""
+"""Prefixes of lines that are no steps: the step before them goes on."""
 
 
 class StartupProgress:
@@ -152,7 +152,9 @@ def describe_exposure(settings: Settings, keys: KeyRing) -> str:
 
 
 def describe_clients(keys: KeyRing) -> str:
-    """Who gets a 403 where no key is asked for, and how to let them in; empty with keys."""
+    """Describe the clients that are allowed where no key is asked for, and how to allow others;
+    empty with keys.
+    """
     if keys:
         return ""
     return (

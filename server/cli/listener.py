@@ -25,7 +25,7 @@ from eaglegate.server.settings import Settings
 log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 5.0
-"""How long cut streams may take to send their error frame."""
+"""Seconds in which cut streams may send their error frame."""
 BACKLOG = 2048
 PLAIN_HTTP = TlsSettings()
 
@@ -51,7 +51,7 @@ class Drain:
         self._grace_over.set()
 
     async def run(self) -> int:
-        """How many requests were lost."""
+        """Drain the gateway, and return the number of requests that were lost."""
         self._gateway.stop()
         inside = self._admission.num_in_flight
         if inside:
@@ -70,7 +70,7 @@ class Drain:
 
 
 async def _wait_for_first(timeout_s: float, *waits: Awaitable[object]) -> None:
-    """Until one of ``waits`` is over, or time is."""
+    """Wait until one of ``waits`` is over, or the time is."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -151,7 +151,7 @@ class GatewayServer(uvicorn.Server):
 
 @dataclass(frozen=True, slots=True)
 class SignalHandlers:
-    """What signals do."""
+    """Actions of the process's signals."""
 
     drain: Drain
     reload: Callable[[], Awaitable[object]]

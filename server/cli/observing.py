@@ -1,4 +1,4 @@
-"""What runs beside the requests: captures (docs/capture.md) and the improvement loop."""
+"""Processes beside the requests: captures (docs/capture.md) and the improvement loop."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from eaglegate.text.parsing.vocabulary import Vocabulary
 _FINISH = {"tool_calls": FinishReason.STOP, "abort": FinishReason.LENGTH} | {
     reason.value: reason for reason in FinishReason
 }
-"""What others call the engine's reasons; an aborted answer was cut."""
+"""The engine's reasons by others' names; an aborted answer was cut."""
 _STARTS = {Phase.CONTENT.value, Phase.REASONING.value}
 
 
@@ -137,7 +137,7 @@ def _read_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered: A
 def _parse_as_vllm(
     vocabulary: Vocabulary, options: argparse.Namespace, job: ParseJob
 ) -> tuple[str, dict[str, Any]]:
-    """What vLLM's parsers of the same names make of it. Raises ValueError where they cannot."""
+    """Parse with vLLM's parsers of the same names. Raises ValueError where they cannot."""
     try:
         from eaglegate.engine.vllm_backend.parser_fallback import open_parsers
     except ImportError as error:

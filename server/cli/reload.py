@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReloadedSettings:
-    """What a reload may change. Making one has done everything that can fail."""
+    """Settings that a reload may change. Making one has done everything that can fail."""
 
     keys: KeyRing
     bounds: AdmissionLimits

@@ -37,7 +37,7 @@ WORDED = {
 
 
 def add_steps(a: int, b: int) -> str:
-    """Ones, then tens, then the carry alone: a three-term step was not learnt."""
+    """Add ones, then tens, then the carry alone: a three-term step was not learnt."""
     total = f"{a} + {b} = {a + b}."
     if a < 10 and b < 10:
         return total
@@ -50,7 +50,7 @@ def add_steps(a: int, b: int) -> str:
 
 
 def subtract_steps(a: int, b: int) -> str:
-    """Ones, borrowing ten when they do not reach, then tens.
+    """Subtract ones, then tens, borrowing ten when the ones do not reach.
 
     The ones stand side by side before the first digit that tells whether to borrow.
     """

@@ -17,7 +17,7 @@ from eaglegate.lab.training.data.values import said
 
 @dataclass(frozen=True)
 class Shape:
-    """How long a conversation is and how often it has tools."""
+    """Length of a conversation, and frequency of its tools."""
 
     turns: tuple[int, ...] = (1, 1, 1, 1, 1, 2, 2, 3)
     tools: float = 0.5
@@ -25,13 +25,13 @@ class Shape:
     long_lookup: float = 0.0
     wrapped: float = 0.06
     idle: float = 0.0
-    """How often tools are on offer and the last turn needs none."""
+    """Share of conversations with tools of which the last turn needs none."""
     held: float = 0.08
-    """How often a plain answer is written as a grammar holds it."""
+    """Share of plain answers that are written as a grammar holds them."""
     ragged: float = 0.0
-    """How many of those have white space wherever the grammar lets some in."""
+    """Share of the held answers that have white space wherever the grammar lets some in."""
     rivals: float = 0.0
-    """How often tools are offered whose names share a word with those in use."""
+    """Share of offers in which tools' names share a word with the names in use."""
 
 
 SHORT = Shape()

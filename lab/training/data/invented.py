@@ -93,7 +93,7 @@ def invented_call(source: Source) -> ToolTurn:
 
 
 def content(key: str, schema: Mapping[str, Any], topic: str) -> Any:
-    """What the model puts where the request says nothing."""
+    """Make a value for a parameter of which the request says nothing."""
     if "enum" in schema:
         return schema["enum"][0]
     made: dict[str, Any] = {"integer": 1, "number": 0.5, "boolean": True, "array": [topic]}
@@ -133,7 +133,7 @@ class Gaps:
 
 
 COMPACT = Gaps()
-"""As a grammar writes that allows no white space between values."""
+"""Gaps of a grammar that allows no white space between values."""
 SPACED = Gaps(colon=" ", comma=" ")
 
 
@@ -181,7 +181,9 @@ class Sheet:
             self.say(to_json(self.values[schema["type"]]))
 
     def say(self, text: str, after: int = 1) -> None:
-        """With ``after`` characters of what comes next: what parts a value from others."""
+        """Say a text with ``after`` characters of the text behind it, which part a value from
+        others.
+        """
         start = len(self.text)
         self.text += text
         self.own.append((start, len(self.text) + after))

@@ -1,4 +1,4 @@
-"""Where the generator's randomness and its held-out split come from."""
+"""Sources of the generator's randomness and of its held-out split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every turn that calls a tool is made of."""
+"""Parts of every turn that calls a tool."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def listed(items: Sequence[str]) -> str:
 
 
 def how_many(source: Source, parallel: float) -> int:
-    """How many calls one request asks for."""
+    """Draw the number of calls that one request asks for."""
     return source.pick([2, 2, 3]) if source.chance(parallel) else 1
 
 
 def outcome(source: Source) -> tuple[Any, str]:
-    """What a tool returned, and the sentence that reports it."""
+    """Make a tool's result, and the sentence that reports it."""
     draw = source.random.random()
     text = source.phrase(2, 5)
     if draw < 0.1:

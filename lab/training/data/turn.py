@@ -18,7 +18,7 @@ class Call:
 
 @dataclass(frozen=True)
 class PlainTurn:
-    """What the user says, what the model thinks and answers."""
+    """A user's message, and the model's thought and answer."""
 
     kind: str
     user: str
@@ -45,7 +45,7 @@ class Held:
 
     text: str
     own: tuple[tuple[int, int], ...]
-    """From and to which character the model decides."""
+    """Ranges of characters that the model decides."""
 
 
 @dataclass(frozen=True)
