@@ -264,7 +264,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExecution:
-    """How one worker of an engine runs its model."""
+    """One worker's way to run its model."""
 
     runner: int
     """vLLM's first or second model runner."""
@@ -282,7 +282,9 @@ class WorkerExecution:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How an engine runs its model: what its arguments ask for, and each worker's own account."""
+    """An engine's way to run its model: the request of its arguments, and each worker's own
+    account.
+    """
 
     eager: bool
     """The arguments ask for eager execution."""

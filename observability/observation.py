@@ -212,7 +212,7 @@ class RequestObservation:
         """Session of a request that is captured."""
         self.sent = NOT_SENT
         self.explained: object = None
-        """Its entry among the explanations, once it has ended."""
+        """Entry of the request among the explanations, once it has ended."""
         self._clock = clock
         self._settled = settled
         self._ended = ended

@@ -139,7 +139,7 @@ class RecoveryOutcome(StrEnum):
     """Outcome for a request whose engine was lost."""
 
     RERUN = "rerun"
-    """Nothing had been delivered, and the request ran again unchanged."""
+    """The request ran again unchanged, since nothing had been delivered."""
     RESUMED = "resumed"
     """The request continued after the delivered tokens."""
     REPLAYED = "replayed"

@@ -239,7 +239,7 @@ def _end_prefill(state: RequestState, output: EngineCoreOutput) -> None:
 
 
 def _take_logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, Any]:
-    """Those of the output's tokens, and those of the prompt when it brings them."""
+    """Take the log probabilities of the output's tokens, and the prompt's when it brings them."""
     token_ids, processor = output.new_token_ids, state.logprobs_processor
     processor.update_from_output(output)
     given = processor.logprobs[-len(token_ids) :] if processor.logprobs and token_ids else None

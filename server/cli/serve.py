@@ -387,7 +387,7 @@ def _describe_model(
 
 
 def _freeze() -> None:
-    """What start-up made lives on: the collector need not walk a million objects of it.
+    """Freeze the objects made at start-up: the collector need not walk a million of them.
 
     The few megabytes of them that are garbage live on, too: to find them takes half a second.
     """
