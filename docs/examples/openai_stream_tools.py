@@ -40,7 +40,8 @@ def stream(messages: list[dict]) -> dict:
                 call = calls.setdefault(part.index, {"id": part.id, "name": "", "arguments": ""})
                 call["name"] += part.function.name or ""
                 call["arguments"] += part.function.arguments or ""
-                print(part.function.name or part.function.arguments, end=" ", flush=True)
+                name, arguments = part.function.name, part.function.arguments
+                print(f"{name} " if name else arguments or "", end="", flush=True)
     print()
     message = {"role": "assistant", "content": content}
     if calls:

@@ -10,13 +10,13 @@ import pytest
 
 from tests.conftest import ROOT
 
-FOLDER = ROOT / "examples"
+FOLDER = ROOT / "docs" / "examples"
 EXPECTED = {
     "anthropic_messages.py": ("47", "output_tokens"),
     "curl.sh": ("47", "data: [DONE]", "eaglegate_acceptance_length"),
     "openai_chat.py": ("47", "mean_acceptance_length"),
     "openai_responses.py": ("47",),
-    "openai_stream_tools.py": ("get_weather", "Oslo"),
+    "openai_stream_tools.py": ('get_weather {"city": "Oslo"}', "Oslo."),
     "openai_structured.py": ("answer=",),
 }
 """What each prints."""
