@@ -19,6 +19,8 @@ LABEL = 24
 LEFT_OF_ROWS = 160
 FULL = int((WIDTH - 16) / LETTER)
 """Letters of a line as wide as a chart."""
+FULL_TITLE = int((WIDTH - 16) / 8.2)
+"""The same for a title, which is larger and bold."""
 COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#475569")
 TICKS = 5
 
@@ -66,7 +68,7 @@ def draw_lines(
     top = max(p.y if p.high is None else p.high for line in shown for p in line.points)
     x = _Scale(xs[0], xs[-1], LEFT + 14, WIDTH - RIGHT - 14, log_x)
     names = [line.name for line in shown]
-    titles = wrap(title, FULL)
+    titles = wrap(title, FULL_TITLE)
     above = LINE * (len(titles) - 1)
     height = HEIGHT + above + _legend_height(names)
     y = _Scale(0.0, _round_up(top), height - BOTTOM, TOP + above + _legend_height(names))
@@ -86,7 +88,7 @@ def draw_intervals(title: str, rows: Sequence[tuple[str, Point, str]], x_label: 
         return ""
     ends = [v for _, p, _ in shown for v in (p.x, p.low, p.high) if v] + [0.95, 1.05]
     labels = [wrap(name, LABEL) for name, _, _ in shown]
-    captions, titles = wrap(x_label, FULL), wrap(title, FULL)
+    captions, titles = wrap(x_label, FULL), wrap(title, FULL_TITLE)
     top = 22 + LINE * len(titles)
     foot = top + sum(_row_height(label) for label in labels)
     x = _Scale(min(ends) * 0.98, max(ends) * 1.02, LEFT_OF_ROWS, WIDTH - RIGHT - 10, log=True)
@@ -115,7 +117,7 @@ def draw_groups(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, Poin
         return ""
     ends = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
     labels = [wrap(name, LABEL) for name, _ in groups]
-    titles = wrap(title, FULL)
+    titles = wrap(title, FULL_TITLE)
     top = 16 + LINE * len(titles)
     legend = _draw_legend(names, top)
     at = float(top + 18 + _legend_height(names))

@@ -14,6 +14,7 @@ import pytest
 from eaglegate.lab.measure.bench import BenchError, BenchPlan, LoadPoint, run
 from eaglegate.lab.measure.bench_command import main, make_parser, make_plan
 from eaglegate.lab.measure.bench_report import make_report
+from eaglegate.lab.measure.charts import Line, Point, draw_lines
 from eaglegate.lab.measure.counters import parse_counters
 from eaglegate.lab.measure.datasets import load_sessions
 from eaglegate.lab.measure.depths import COST_TABLE, make_depth_settings
@@ -408,3 +409,9 @@ def test_vllms_counters():
     assert totals.accepted_at == (9, 6)
     assert parse_counters("up 1\n").totals() is None
     assert (parse_counters("") - parse_counters(text)).reset
+
+
+def test_a_long_title_has_several_lines():
+    title = "Acceptance length, expected by the target's probabilities"
+    chart = draw_lines(title, [Line("draft", [Point(1, 2), Point(3, 4)])], "K", "tokens")
+    assert chart.count('class="title"') == 2
