@@ -10,7 +10,7 @@ import pytest
 
 from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.settings import Settings
-from tests.workers import ARGUMENTS, OURS, STOCK
+from tests.workers import ARGUMENTS, EXTENSION, OURS, STOCK
 
 PAGE = (Path(__file__).parent.parent / "docs" / "workers.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -20,6 +20,7 @@ WORKERS = [command[2:] for command in COMMANDS if command[:2] == ["vllm", "serve
 GATEWAYS = [command[2:] for command in COMMANDS if command[:2] == ["eaglegate", "serve"]]
 LOCAL = ("--model", "--served-model-name", "--host", "--enforce-eager", "--kv-cache-memory-bytes")
 """What the tests' workers have for the sake of this machine and of comparison."""
+SPECIAL = (STOCK, (*STOCK, EXTENSION), OURS)
 ALIKE = ("--distributed-executor-backend", "--reasoning-parser", "--structured-outputs-config")
 
 
@@ -28,14 +29,14 @@ def flags(arguments) -> set[str]:
 
 
 def test_the_page_has_commands_for_both():
-    assert (len(WORKERS), len(GATEWAYS)) == (2, 1)
-    assert len(COMMANDS) == 3
+    assert (len(WORKERS), len(GATEWAYS)) == (3, 1)
+    assert len(COMMANDS) == 4
 
 
-@pytest.mark.parametrize(("command", "special"), list(zip(WORKERS, (STOCK, OURS), strict=True)))
+@pytest.mark.parametrize(("command", "special"), list(zip(WORKERS, SPECIAL, strict=True)))
 def test_workers_are_started_as_the_tests_start_them(command, special):
     tested = flags(ARGUMENTS) - set(LOCAL) - set(ALIKE) | flags(special)
-    assert flags(command) - {"--port"} == tested
+    assert flags(command) - {"--port"} - set(LOCAL) == tested
     for argument in special:
         assert set(argument.split("=")) <= set(command)
 

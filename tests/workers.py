@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -45,6 +47,8 @@ OURS = (
     "--worker-extension-cls=eaglegate.engine.DepthWorker",
     "--middleware=eaglegate.engine.AllowSteering",
 )
+EXTENSION = OURS[1]
+REASONING = "--reasoning-parser=qwen3"
 PLANNING = ("--scheduler-cls=eaglegate.engine.PlanningScheduler", *OURS[1:])
 STOCK = ("--per-request-spec-decode-metrics=detailed",)
 ENVIRONMENT = {
@@ -137,6 +141,22 @@ def vllm_worker(
     """Until the block ends; it is still loading when the block begins."""
     command = ["-m", "vllm.entrypoints.openai.api_server", *ARGUMENTS, *arguments, "--port"]
     return _until_the_end(log, command)
+
+
+def recipe_worker(
+    log: Path, arguments: Sequence[str], tuned_for_cpus: bool = True
+) -> AbstractContextManager[WorkerProcess]:
+    """A plain vLLM server of the demo: a line of `docs/workers.md`, and ``arguments``.
+
+    Its cache is a quarter of that line's, so that several fit on any machine.
+    """
+    page = (ROOT / "docs" / "workers.md").read_text("utf-8")
+    anywhere, on_cpus, _ = re.findall(r"```sh\nvllm serve MODEL --port 8100 (.*?)```", page, re.S)
+    line = on_cpus if tuned_for_cpus else anywhere
+    line = line.replace("\\\n", " ").replace('"DRAFT"', f'"{SPECULATION["model"]}"')
+    command = ["-m", "vllm.entrypoints.openai.api_server", *ARGUMENTS[:3], *shlex.split(line)]
+    small = "--kv-cache-memory-bytes=268435456"
+    return _until_the_end(log, [*command, small, *arguments, "--port"])
 
 
 def scripted_worker(log: Path) -> AbstractContextManager[WorkerProcess]:
