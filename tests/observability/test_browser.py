@@ -36,8 +36,10 @@ from eaglegate.engine.types import (
     Step,
     UndraftedReason,
 )
+from eaglegate.observability.explain import ExplanationRing
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.middleware import HttpExchange
 from eaglegate.observability.pages import make_routes
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallStart
@@ -104,9 +106,9 @@ def step(dice, odds) -> Step:
 
 
 @asynccontextmanager
-async def serving(telemetry: Telemetry) -> AsyncIterator[str]:
+async def serving(telemetry: Telemetry, ring: ExplanationRing | None = None) -> AsyncIterator[str]:
     config = uvicorn.Config(
-        Starlette(routes=make_routes(telemetry)), log_level="error", lifespan="off"
+        Starlette(routes=make_routes(telemetry, ring)), log_level="error", lifespan="off"
     )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -211,9 +213,15 @@ async def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(tmp_path):
     telemetry = Telemetry(
         GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), clock=clock
     )
+    ring = ExplanationRing()
+    telemetry.keep_explanations(ring)
     traffic(telemetry, clock)
     telemetry.watch_workers(lambda: WORKERS)
-    async with asyncio.timeout(120), serving(telemetry) as url, browser(tmp_path / "p") as page:
+    async with (
+        asyncio.timeout(120),
+        serving(telemetry, ring) as url,
+        browser(tmp_path / "p") as page,
+    ):
         for device, scheme in itertools.product(DEVICES, ("light", "dark")):
             await show(page, url, device, scheme)
             text = await page.value("document.body.innerText")
@@ -226,9 +234,55 @@ async def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(tmp_path):
             dark = await page.value("getComputedStyle(document.body).backgroundColor")
             assert (dark == "rgb(15, 19, 25)") is (scheme == "dark")
             await shoot(page, tmp_path / f"{device}-{scheme}.png")
-        await page.value("[...document.querySelectorAll('nav button')].at(-1).click()")
+        await page.value("[...document.querySelectorAll('#kinds button')].at(-1).click()")
         assert "9f86d081" in await page.value("document.querySelector('#slices tbody').innerText")
         assert await page.value("document.querySelectorAll('polyline').length") == 5
+        assert page.problems == []
+
+
+EXPLAINED = """new Promise(done => {
+  const box = document.getElementById("explained");
+  const look = () => box.hidden ? setTimeout(look, 20) : done(box.innerText);
+  look();
+})"""
+HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[31m" + "x" * 5000
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium (.ci/packages)")
+async def test_the_page_explains_a_request(tmp_path):
+    clock = Clock()
+    telemetry = Telemetry(
+        GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), clock=clock
+    )
+    ring = ExplanationRing()
+    telemetry.keep_explanations(ring)
+    for at in range(20):
+        one(telemetry, clock, random.Random(at), at, "chat", odds=0.8)
+    refused = HttpExchange("r-hostile", "POST", HOSTILE, "", 1.0, 400)
+    refused.refused, refused.ended = HOSTILE[:30], 1.5
+    ring.complete(refused)
+    async with (
+        asyncio.timeout(60),
+        serving(telemetry, ring) as url,
+        browser(tmp_path / "p") as page,
+    ):
+        for device, scheme in (("phone", "dark"), ("desk", "light")):
+            await show(page, url, device, scheme)
+            await page.value("document.querySelectorAll('#requests tbody tr')[1].click()")
+            text = await page.value(EXPLAINED)
+            assert "r19" in text and "decode" in text and "depth over" in text
+            assert await page.value("document.querySelectorAll('#explained .runs div').length") > 1
+            wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert await page.value(wide) == 0, "scrolls sideways"
+            await shoot(page, tmp_path / f"explain-{device}-{scheme}.png")
+        await page.value("document.querySelectorAll('#requests tbody tr')[0].click()")
+        await page.value("new Promise(done => setTimeout(done, 500))")
+        assert "r-hostile" in await page.value("document.getElementById('explained').innerText")
+        assert await page.value("document.querySelectorAll('#requests img').length") == 0
+        await page.value("[...document.querySelectorAll('#lists button')].at(-1).click()")
+        assert "r-hostile" in await page.value(
+            "document.querySelector('#requests tbody').innerText"
+        )
         assert page.problems == []
 
 
