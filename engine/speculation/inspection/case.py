@@ -129,7 +129,9 @@ def note(found: str, advice: str) -> Violation:
 
 
 RuleCheck = Callable[[InspectionCase], Iterable[Violation]]
-"""Yields what breaks a rule; ``RULES`` of its module has the rule's name, as in docs/drafts.md."""
+"""Yields the violations of a rule. ``RULES`` of its module has the rule's name, as in
+docs/drafts.md.
+"""
 
 MTP_METHODS = frozenset(
     {
