@@ -106,11 +106,19 @@ def _list_flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     }
 
 
+def _name_fault(error: Exception) -> str:
+    """One line, without the piece of the file that PyYAML quotes."""
+    mark = getattr(error, "problem_mark", None)
+    if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
+        return str(error)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path} cannot be read: {error}") from None
+        raise ConfigError(f"--config {path} cannot be read: {_name_fault(error)}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path} must hold names and values")
     return {str(key): value for key, value in content.items()}

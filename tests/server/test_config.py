@@ -96,6 +96,16 @@ def test_an_unknown_name_in_the_file_is_an_error(tmp_path):
         read(["--config", str(file)])
 
 
+def test_a_file_that_is_no_yaml_is_an_error_of_one_line(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("host: x\nport: [1\n")
+    with pytest.raises(ConfigError) as caught:
+        read(["--config", str(file)])
+    assert str(caught.value).endswith(
+        "line 3, column 1: expected ',' or ']', but got '<stream end>'"
+    )
+
+
 def test_every_setting_has_help():
     parser = argparse.ArgumentParser()
     add_arguments(parser, Settings)
@@ -168,7 +178,7 @@ def test_other_depths_are_refused(given):
 
 
 def test_auto_depth_needs_an_engine_of_this_process():
-    with pytest.raises(ConfigError, match="planning_scheduler"):
+    with pytest.raises(ConfigError, match="PlanningScheduler"):
         read(["--depth", "auto", "--upstream", "http://worker:8000"])
 
 
