@@ -113,6 +113,8 @@ class _Planned:
     """Steps that the plan was used for..."""
     counted: int = 0
     """... and steps that stand in the totals."""
+    is_whole: bool = True
+    """Whether its requests are those that it was made for."""
 
     def is_for(self, bounds: list[int], floors: list[int]) -> bool:
         """Whether it still holds: bounds that only fall, as those of answers that near their end
@@ -156,6 +158,7 @@ class _Planned:
             floors=held_floors,
             plan=replace(self.plan, widths=widths),
             counted=self.steps,
+            is_whole=False,
         )
         return kept if kept.is_for(bounds, floors) else None
 
@@ -310,9 +313,14 @@ class DepthPlanner:
         self._committed = len(requests) + sum(accepted)
         if self._last is None:
             return
-        self._news = self._news or not self._confirms(self._last, drafted, accepted)
+        last = self._last
+        self._news = self._news or not self._confirms(last, drafted, accepted)
+        if last.is_whole and last.requests == requests:
+            self.totals.expected_tokens += last.plan.tokens
+            self.totals.committed_tokens += self._committed
+            return
         for request, count in zip(requests, accepted, strict=True):
-            if (expected := self._last.expected.get(request)) is not None:
+            if (expected := last.expected.get(request)) is not None:
                 self.totals.expected_tokens += 1 + expected
                 self.totals.committed_tokens += 1 + count
 

@@ -61,6 +61,7 @@ TENANT_MEMORY = 0.95
 CURVE_EVERY = 24
 """Observations of a slice between estimates of its curves."""
 HIGHEST = 0.995
+EVERY = slice(None)
 
 
 class _Slices:
@@ -71,11 +72,11 @@ class _Slices:
         self.rows: dict[tuple[str, str], int] = {}
         self.tenant_of: list[int] = []
         self.slices_of: dict[int, list[int]] = {}
-        self.trials = np.zeros((rows, levels, depth))
-        self.successes = np.zeros((rows, levels, depth))
-        self.hits = np.zeros((rows, levels, depth))
-        self.misses = np.zeros((rows, levels, depth))
-        """Logarithms of a level's conditional acceptance, and of its opposite."""
+        self.counts = np.zeros((rows, levels, 2 * depth))
+        """Trials of each level and position; behind them successes."""
+        self.evidence = np.zeros((rows, 2 * depth, levels))
+        """What a trial and, on top of it, a success at each position tells of the level: in all
+        the logarithm of the level's conditional acceptance, or of its opposite."""
         self.survival = np.zeros((rows, levels, depth))
         self.ended = np.zeros((rows, levels))
         """Weight of each level among requests that have ended..."""
@@ -103,17 +104,18 @@ class _Slices:
         self._estimate(row)
         return row
 
-    def observe(self, row: int, levels: Floats, tried: Floats, accepted: Floats) -> None:
-        """Trials and successes of requests of one slice, shape (requests, K); ``levels``: how
-        likely each request is of each level, shape (requests, levels).
+    def get_shares(self, row: int) -> Floats:
+        """Weight of each level among the newest requests of a slice, those that run included."""
+        return np.asarray(self.ended[row] + self.running[row] + self.base[row])
+
+    def observe(self, row: int, levels: Floats, counts: Floats) -> None:
+        """Trials, and behind them successes, of requests of one slice, shape (requests, 2 K);
+        ``levels``: how likely each request is of each level, shape (requests, levels).
         """
-        shares = levels.T
-        tried, accepted = shares @ tried, shares @ accepted
-        left = np.maximum(1.0 - CURVE_LOSS * tried[:, :1], 0.0)
-        self.trials[row] *= left
-        self.trials[row] += tried
-        self.successes[row] *= left
-        self.successes[row] += accepted
+        counts = levels.T @ counts
+        known = self.counts[row]
+        known *= np.maximum(1.0 - CURVE_LOSS * counts[:, :1], 0.0)
+        known += counts
         self._observed[row] += 1
         if self._observed[row] % CURVE_EVERY == 1:
             self._estimate(row)
@@ -131,7 +133,7 @@ class _Slices:
         """The curves. Acceptance falls from a position to the next at all levels alike, as far as
         a level was not tried itself; where none was, it goes on to fall as before.
         """
-        trials, successes = self.trials[row].T, self.successes[row].T
+        trials, successes = np.split(self.counts[row].T, 2)
         curve = np.empty_like(trials)
         curve[0] = (successes[0] + LEVEL_WEIGHT * LEVELS) / (trials[0] + LEVEL_WEIGHT)
         fall = 1.0
@@ -141,8 +143,8 @@ class _Slices:
             base = min(1.0, fall) * before
             curve[j] = (accepted + CURVE_WEIGHT * base) / (tried + CURVE_WEIGHT)
         curve = np.clip(curve.T, 0.005, HIGHEST)
-        self.hits[row] = SHARPNESS * np.log(curve)
-        self.misses[row] = SHARPNESS * np.log1p(-curve)
+        misses = SHARPNESS * np.log1p(-curve)
+        self.evidence[row] = np.hstack([misses, SHARPNESS * np.log(curve) - misses]).T
         self.survival[row] = np.cumprod(curve, axis=1)
 
     def _grow(self) -> None:
@@ -222,14 +224,15 @@ class SurvivalEstimator:
             self._age[row] += steps
         if not rows or not any(map(any, drafted)):
             return
-        width = np.array(drafted)[:, known, None]
-        hits = np.array(accepted)[:, known, None]
-        tried = (self._positions <= np.minimum(hits + 1, width)).sum(axis=0, dtype=np.float64)
-        success = (self._positions <= hits).sum(axis=0, dtype=np.float64)
-        left = REQUEST_MEMORY**steps
-        counts = self._counts[rows] * [[left], [left], [1.0], [1.0]]
-        counts[:, ::2] += tried[:, None]
-        counts[:, 1::2] += success[:, None]
+        both = np.array([drafted, accepted])
+        if len(known) < len(requests):
+            both = both[:, :, known]
+        np.minimum(both[0], both[1] + 1, out=both[0])
+        new = (self._positions <= both[..., None]).sum(axis=1).transpose(1, 0, 2)
+        counts = self._counts[rows]
+        counts[:, :2] *= REQUEST_MEMORY**steps
+        counts[:, :2] += new
+        counts[:, 2:] += new
         self._counts[rows] = counts
         self._waiting.update(rows)
 
@@ -237,46 +240,53 @@ class SurvivalEstimator:
         """Learn the requests' levels and the levels' curves from the newest steps."""
         rows = np.array([*self._waiting])
         self._waiting.clear()
-        slices = self._slice_of[rows]
-        counts = self._counts[rows]
+        counts = self._counts[rows].reshape(len(rows), 2, -1)
         self._counts[rows, 2:] = 0.0
-        own, hits, tried, success = counts.transpose(1, 0, 2)
-        misses = own - hits
-        evidence = np.matmul(self._slices.hits[slices], hits[:, :, None])
-        evidence += np.matmul(self._slices.misses[slices], misses[:, :, None])
-        self._evidence[rows] = evidence[:, :, 0]
-        levels = self._estimate_levels(rows, slices) * (own[:, :1] > 0)
-        moved = levels - self._levels[rows]
-        self._levels[rows] = levels
-        for row in set(slices.tolist()):
-            mine = slices == row
-            self._slices.running[row] += moved[mine].sum(axis=0)
-            self._slices.observe(row, levels[mine], tried[mine], success[mine])
+        for row, mine in self._group(rows):
+            own, new = counts[mine].transpose(1, 0, 2)
+            evidence = own @ self._slices.evidence[row]
+            known = rows[mine]
+            self._evidence[known] = evidence
+            before = self._levels[known]
+            levels = self._estimate_levels(row, evidence, before) * (own[:, :1] > 0)
+            self._levels[known] = levels
+            self._slices.running[row] += (levels - before).sum(axis=0)
+            self._slices.observe(row, levels, new)
 
-    def _estimate_levels(self, rows: Sequence[int] | Ints, slices: Ints) -> Floats:
-        """Estimate the probability of each level for each request, shape (requests, levels)."""
-        shown = self._levels[rows]
-        known = self._slices
-        prior = known.ended[slices] + known.running[slices] + known.base[slices] - shown
+    def _group(self, rows: Ints) -> list[tuple[int, Ints | slice]]:
+        """Group requests by slice: the slice, and the places of its requests in ``rows``."""
+        slices = self._slice_of[rows]
+        each = set(slices.tolist())
+        if len(each) == 1:
+            return [(each.pop(), EVERY)]
+        return [(row, np.flatnonzero(slices == row)) for row in each]
+
+    def _estimate_levels(self, row: int, evidence: Floats, shown: Floats) -> Floats:
+        """Estimate the probability of each level for requests of one slice, shape (requests,
+        levels). ``shown``: what they are counted as so far.
+        """
+        prior = self._slices.get_shares(row) - shown
         np.maximum(prior, 0.0, out=prior)
         prior *= (1 - UNSEEN) / prior.sum(axis=1, keepdims=True)
         prior += UNSEEN / len(LEVELS)
-        evidence = self._evidence[rows]
-        found: Floats = prior * np.exp(evidence - evidence.max(axis=1, keepdims=True))
-        found /= found.sum(axis=1, keepdims=True)
-        return found
+        prior *= np.exp(evidence - evidence.max(axis=1, keepdims=True))
+        prior /= prior.sum(axis=1, keepdims=True)
+        return prior
 
     def conditional(self, requests: Sequence[str]) -> Floats:
         """Conditional acceptance, shape (requests, depth)."""
         if self._waiting:
             self._learn()
         rows = np.fromiter((self._row[request] for request in requests), np.int64, len(requests))
-        slices = self._slice_of[rows]
-        levels = self._levels[rows]
-        unknown = levels[:, 0] == 0.0
-        if unknown.any():
-            levels[unknown] = self._estimate_levels(rows, slices)[unknown]
-        survival = np.matmul(levels[:, None, :], self._slices.survival[slices])[:, 0]
+        all_levels = self._levels[rows]
+        survival = np.empty((len(rows), self.depth))
+        for row, mine in self._group(rows):
+            levels = all_levels[mine]
+            unknown = levels[:, 0] == 0.0
+            if unknown.any():
+                evidence = self._evidence[rows[mine][unknown]]
+                levels[unknown] = self._estimate_levels(row, evidence, levels[unknown])
+            survival[mine] = levels @ self._slices.survival[row]
         survival[:, 1:] /= survival[:, :-1].copy()
         counts = self._counts[rows]
         found = counts[:, 1] + REQUEST_WEIGHT * survival
@@ -309,7 +319,7 @@ class SurvivalEstimator:
                 "tenant": tenant,
                 "traffic": traffic,
                 "conditional_acceptance": self._expect(row).round(3).tolist(),
-                "trials": self._slices.trials[row].sum(axis=0).round(1).tolist(),
+                "trials": self._slices.counts[row, :, : self.depth].sum(axis=0).round(1).tolist(),
                 "requests_by_depth": self._widths[row].tolist(),
             }
             for (tenant, traffic), row in self._slices.rows.items()
@@ -318,7 +328,7 @@ class SurvivalEstimator:
     def _expect(self, row: int) -> Floats:
         """Conditional acceptance of the next request of a slice."""
         slices = self._slices
-        prior = slices.ended[row] + slices.running[row] + slices.base[row]
+        prior = slices.get_shares(row)
         survival = prior @ slices.survival[row] / prior.sum()
         survival[1:] /= survival[:-1].copy()
         return np.asarray(survival)

@@ -112,7 +112,10 @@ class Traffic:
         """Make the requests of a client; they are the same for every lane."""
         kind = phase.kinds[client % len(phase.kinds)]
         for number in itertools.count():
-            yield kind, self._makers[kind]((block * 100 + client) * 100 + number)
+            yield kind, self.make_kind(kind, (block * 100 + client) * 100 + number)
+
+    def make_kind(self, kind: str, number: int) -> EngineRequest:
+        return self._makers[kind](number)
 
     def _make_friendly(self, number: int) -> EngineRequest:
         return self._tell(f"f{number}", number, [], TOKENS)

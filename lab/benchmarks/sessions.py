@@ -188,7 +188,7 @@ class Score:
     planning_us: float
 
 
-def score(lanes: dict[str, list[Served]], planner: DepthPlanner) -> Score:
+def score(lanes: dict[str, list[Served]], planning_us: float, long_s: float = LONG_S) -> Score:
     fixed = [name for name in lanes if name.startswith("K=")]
     totals = {name: sum(s.tokens for s in lanes[name]) for name in lanes}
     seconds = {name: sum(s.seconds for s in lanes[name]) for name in lanes}
@@ -198,11 +198,9 @@ def score(lanes: dict[str, list[Served]], planner: DepthPlanner) -> Score:
     for number, auto in enumerate(lanes["auto"]):
         own = max(fixed, key=lambda name: lanes[name][number].rate)
         over_none.append((auto.rate / lanes["none"][number].rate, auto))
-        if auto.phase.seconds >= LONG_S:
+        if auto.phase.seconds >= long_s:
             over_best.append((auto.rate / lanes[own][number].rate, auto, own))
-    steps = max(1, sum(planner.totals.depths))
-    us = planner.totals.planning_s / steps * 1e6
-    return Score(rates["auto"] / rates[best], best, over_best, over_none, us)
+    return Score(rates["auto"] / rates[best], best, over_best, over_none, planning_us)
 
 
 def run(phases: Sequence[SessionPhase], seed: int) -> tuple[dict[str, list[Served]], DepthPlanner]:
@@ -221,7 +219,8 @@ def report(minutes: float, seeds: Sequence[int], every: bool) -> None:
     print("|---" * 9 + "|")
     for seed in seeds:
         lanes, planner = run(make_sessions(seed, minutes * 60), seed)
-        found = score(lanes, planner)
+        steps = max(1, sum(planner.totals.depths))
+        found = score(lanes, planner.totals.planning_s / steps * 1e6)
         best = [ratio for ratio, *_ in found.over_best]
         none = [ratio for ratio, _ in found.over_none]
         print(

@@ -1,0 +1,252 @@
+"""The depth planner on realistic sessions, on real engines: the traffic of ``sessions``, shortened.
+
+Two engines are up: one without a draft, one with K = 7. Every lane serves each phase in turn, the
+first lane another one each time, so that what disturbs the machine disturbs all of them. Time is
+the CPU time of the engine's process, prompts included: it has one thread. ``--scale`` shortens the
+phases, which makes every change of traffic weigh more. Acceptance is the demo's own: ``friendly``
+and ``structured`` requests are greedy stories and objects, ``chat`` and ``creative`` ones sample at
+temperatures 0.7 and 1.2, ``hostile`` ones sample at 1.6 behind random tokens. Needs the cost-scaled
+demo, on which a draft can pay:
+
+    python -m eaglegate.lab.training.cost_scaled --identity-layers 32 --out DIR
+    python -m eaglegate.lab.benchmarks.sessions_engine DIR [--seconds 240] [--scale 0.25] [--seed 0]
+    python -m eaglegate.lab.benchmarks.sessions_engine DIR --laps 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from eaglegate.engine.types import Constraint, EngineRequest, Sampling
+from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.lab.benchmarks.drive import WEATHER_TOOL, running
+from eaglegate.lab.benchmarks.regret_engine import MOST, Traffic, describe_target, subtract
+from eaglegate.lab.benchmarks.sessions import LAPS, LONG_S, Served, score
+from eaglegate.lab.benchmarks.sessions_traffic import Sent, SessionPhase, make_laps, make_sessions
+from eaglegate.lab.benchmarks.wire import clock_of
+
+LANES = ("none", "K=3", "K=7", "auto")
+TEMPERATURES = {"chat": 0.7, "creative": 1.2, "hostile": 1.6}
+"""The kinds that sample."""
+CITIES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Quito")
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 60},
+        "city": {"enum": list(CITIES)},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 4},
+    },
+    "required": ["name", "city", "tags"],
+    "additionalProperties": False,
+}
+Send = Callable[[Sent], EngineRequest]
+
+
+class SessionTraffic:
+    """Requests of an engine for what clients of the sessions send."""
+
+    def __init__(self, renderer: VllmRenderer) -> None:
+        self._renderer = renderer
+        self._stories = Traffic(renderer)
+
+    def make(self, sent: Sent) -> EngineRequest:
+        draw = random.Random(sent.name)
+        number = draw.randrange(10_000)
+        match sent.kind:
+            case "hostile":
+                prompt = self._stories.make_kind("hostile", number).prompt
+            case "long":
+                prompt = self._stories.make_kind("long", number).prompt
+            case "tools":
+                question = f"What is the weather in {draw.choice(CITIES)}?"
+                prompt = self._render(question, [WEATHER_TOOL])
+            case _:
+                prompt = self._stories.make_kind("friendly", number).prompt
+        request = EngineRequest(
+            sent.name,
+            prompt,
+            Sampling(
+                sent.tokens,
+                temperature=TEMPERATURES.get(sent.kind, 0.0),
+                seed=sent.seed,
+                ignore_eos=sent.kind == "hostile",
+            ),
+            workload=sent.application.workload,
+            tenant=sent.application.name,
+        )
+        if sent.kind != "structured":
+            return request
+        return replace(request, constraint=Constraint("json_schema", json.dumps(SCHEMA)))
+
+    def _render(self, question: str, tools: list[dict[str, Any]]) -> tuple[int, ...]:
+        message = {"role": "user", "content": question}
+        return tuple(self._renderer.render_chat([message], tools))
+
+
+@dataclass
+class Lane:
+    """``none``, ``K=3`` or ``auto``, on the engine that serves it."""
+
+    name: str
+    engine: VllmEngine
+    planning_s: float = 0.0
+    steps: int = 0
+
+    async def serve(self, phase: SessionPhase, traffic: SessionTraffic) -> Served:
+        if self.name != "auto":
+            return await serve(self.engine, phase, self._direct(traffic))
+        await self.engine.set_planning("auto")
+        before = await self.engine.describe_planning(0)
+        served = await serve(self.engine, phase, self._direct(traffic))
+        found = subtract(await self.engine.describe_planning(0), before)
+        await self.engine.set_planning("off")
+        served.depths = found["steps_by_depth"]
+        self.steps += sum(served.depths)
+        self.planning_s += found["planning_s"]
+        return served
+
+    def _direct(self, traffic: SessionTraffic) -> Send:
+        depth = int(self.name[2:]) if self.name.startswith("K=") else None
+
+        def make(sent: Sent) -> EngineRequest:
+            request = traffic.make(sent)
+            name = f"{request.id}@{self.name}"
+            return replace(request, id=name, depth=depth, cache_salt=self.name)
+
+        return make
+
+
+async def serve(engine: VllmEngine, phase: SessionPhase, make: Send) -> Served:
+    """Every client of the phase, for its seconds of the engine's CPU or all of its requests."""
+    (process,) = engine._processes
+    clock = clock_of(process.pid or 0)
+    served, begin_s = Served(phase), time.clock_gettime(clock)
+
+    async def send(supply: Iterator[Sent]) -> None:
+        for sent in supply:
+            async for step in engine.generate(make(sent)):
+                served.tokens += len(step.token_ids)
+
+    clients = [asyncio.create_task(send(phase.send(at))) for at in range(len(phase.clients))]
+    while time.clock_gettime(clock) - begin_s < phase.seconds:
+        _, waiting = await asyncio.wait(clients, timeout=0.02)
+        if not waiting:
+            break
+    served.seconds = time.clock_gettime(clock) - begin_s
+    for client in clients:
+        client.cancel()
+    for ended in await asyncio.gather(*clients, return_exceptions=True):
+        if isinstance(ended, Exception):
+            raise ended
+    return served
+
+
+async def measure(options: argparse.Namespace) -> None:
+    demo, out = options.demo, options.out
+    target = describe_target(demo)
+    drafted = {"model": str(demo / "eagle3_1"), "num_speculative_tokens": MOST}
+    traffic = SessionTraffic(VllmRenderer(make_demo_arguments(**target)))
+    async with (
+        running(**target, speculative_config=None) as plain,
+        running(
+            **target,
+            speculative_config=drafted,
+            planning="auto",
+            scheduler_cls="eaglegate.lab.benchmarks.regret_engine.cpu_time_scheduler",
+        ) as draft,
+    ):
+        await draft.set_planning("off")
+        lanes = [Lane(name, plain if name == "none" else draft) for name in options.lanes]
+        if options.laps:
+            for streams, requests in LAPS:
+                phases = make_laps(streams, requests, options.laps)
+                found = await serve_all(lanes, phases, traffic, out)
+                print_laps(streams, requests, found)
+            return
+        phases = [
+            replace(phase, seconds=phase.seconds * options.scale)
+            for phase in make_sessions(options.seed, options.seconds / options.scale)
+        ]
+        found = await serve_all(lanes, phases, traffic, out)
+        print_sessions(found, lanes, LONG_S * options.scale)
+
+
+async def serve_all(
+    lanes: Sequence[Lane], phases: Sequence[SessionPhase], traffic: SessionTraffic, out: Path | None
+) -> dict[str, list[Served]]:
+    found: dict[str, list[Served]] = {lane.name: [] for lane in lanes}
+    for turn, phase in enumerate(phases):
+        first = turn % len(lanes)
+        for lane in (*lanes[first:], *lanes[:first]):
+            found[lane.name].append(await lane.serve(phase, traffic))
+        rates = {name: served[-1].rate for name, served in found.items()}
+        cells = " | ".join(f"{rate / rates['none']:.3f}" for rate in rates.values())
+        mine = found["auto"][-1] if "auto" in found else found["none"][-1]
+        print(f"| {phase.name} | {mine.seconds:.1f} | {cells} | {mine.depths} |", flush=True)
+        if out is not None:
+            table = {name: [asdict(one) for one in served] for name, served in found.items()}
+            await asyncio.to_thread(out.write_text, json.dumps(table))
+    return found
+
+
+def print_sessions(found: dict[str, list[Served]], lanes: Sequence[Lane], long_s: float) -> None:
+    (auto,) = (lane for lane in lanes if lane.name == "auto")
+    result = score(found, auto.planning_s / max(1, auto.steps) * 1e6, long_s)
+    best = [ratio for ratio, *_ in result.over_best]
+    none = [ratio for ratio, _ in result.over_none]
+    print(f"\nauto over the best fixed depth ({result.best}): {result.total:.3f}")
+    print(f"planning: {result.planning_us:.0f} us a step")
+    for name, ratios in (("their own best fixed depth", best), ("no draft", none)):
+        if ratios:
+            good = sum(ratio >= 0.95 for ratio in ratios)
+            print(
+                f"phases at 0.95 of {name}: {good} of {len(ratios)}, lowest {min(ratios):.3f}, "
+                f"median {statistics.median(ratios):.3f}"
+            )
+
+
+def print_laps(streams: int, requests: int, found: dict[str, list[Served]]) -> None:
+    """Tokens per second over no draft: all laps of a kind, and the range over laps."""
+    for kind in ("friendly", "hostile"):
+        cells = []
+        for served in found.values():
+            mine = [one for one in served if one.phase.name == kind]
+            none = [one for one in found["none"] if one.phase.name == kind]
+            over = [a.rate / b.rate for a, b in zip(mine, none, strict=True)]
+            rate, base = (
+                sum(one.tokens for one in some) / sum(one.seconds for one in some)
+                for some in (mine, none)
+            )
+            cells.append(f"{rate / base:.2f} ({min(over):.2f} to {max(over):.2f})")
+        print(f"| {streams} | {requests} | {kind} | {' | '.join(cells)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("demo", type=Path)
+    parser.add_argument("--seconds", type=float, default=240.0, help="CPU seconds of each lane")
+    parser.add_argument("--scale", type=float, default=0.25, help="of a phase's 5 to 60 seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--laps", type=int, default=0, help="friendly laps between hostile ones")
+    parser.add_argument("--lanes", nargs="*", default=LANES, help="none, auto, and K=N")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    print(f"| phase | auto's seconds | {' | '.join(options.lanes)} | auto's steps by depth |")
+    asyncio.run(measure(options))
+
+
+if __name__ == "__main__":
+    main()
