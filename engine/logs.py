@@ -83,6 +83,26 @@ def wrap_line(line: bytes) -> bytes:
     return write_line({**head, "message": message, **said}).encode() + b"\n"
 
 
+class WrappedLines:
+    """A text stream whose whole lines are written to another one as ``wrap_line`` has them.
+
+    What libraries print is part of the log, too: vLLM configures its own handlers again and again.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            self._stream.write(wrap_line(line.encode("utf-8", "replace")).decode())
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def adopt_vllm(kind: str) -> None:
     """Have vLLM's own log handlers in this process write as all others do."""
     if kind == "json":

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TextIO
+from typing import TextIO, cast
 
-from eaglegate.engine.logs import make_head, open_root_log, write_line
+from eaglegate.engine.logs import WrappedLines, make_head, open_root_log, write_line
 from eaglegate.engine.types import EngineInfo
 from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.generation.pipeline import AnswerFormat
@@ -171,8 +171,11 @@ def find_log_format(argv: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def open_log(settings: Settings) -> TextIO:
-    """Log to standard error; returns it."""
+    """Log to standard error; returns it. As JSON, what libraries print is made JSON as well."""
     errors = duplicate_stderr()
+    if settings.log_format == "json":
+        sys.stdout = cast("TextIO", WrappedLines(sys.stdout))
+        sys.stderr = cast("TextIO", WrappedLines(sys.stderr))
     open_root_log(settings.log_format, settings.log_level, errors)
     if settings.log_level == "info":  # httpx logs every request to a worker
         logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from eaglegate.engine.logs import JsonFormatter, make_formatter, wrap_line
+from eaglegate.engine.logs import JsonFormatter, WrappedLines, make_formatter, wrap_line
 
 
 def written(formatter: logging.Formatter, log: logging.Logger, emit) -> str:
@@ -74,3 +74,20 @@ def test_blank_lines_are_left_out_and_objects_are_left_alone():
     assert wrap_line(b"  \n") == b""
     line = b'{"time": "2026", "message": "x"}\n'
     assert wrap_line(line) == line
+
+
+def test_what_is_printed_is_wrapped_line_by_line():
+    out = io.StringIO()
+    stream = WrappedLines(out)
+    print("a warning", "of a library", file=stream)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        logging.Formatter("(Main pid=7) ERROR 11-20 10:11:37 [a.py:1] %(message)s")
+    )
+    handler.handle(logging.LogRecord("vllm", logging.ERROR, "a.py", 1, "it failed", None, None))
+    handler.setFormatter(JsonFormatter())
+    handler.handle(logging.LogRecord("vllm", logging.ERROR, "a.py", 1, "again", None, None))
+    first, second, third = map(json.loads, out.getvalue().splitlines())
+    assert (first["level"], first["message"]) == ("info", "a warning of a library")
+    assert (second["level"], second["process"]) == ("error", "Main pid=7")
+    assert third["message"] == "again"
