@@ -31,7 +31,7 @@ def prepare_cpu(tensor_parallel: int, threads: int | None = None) -> None:
     """Set the variables with which vLLM runs well on a CPU.
 
     oneDNN keeps 1,024 primitives of about 250 KiB, one for each size of a batch that a layer has
-    had; 128 cost no time that could be measured and a few hundred MiB less (docs/operations.md).
+    had; 128 cost no time that could be measured and a few hundred MiB less (docs/faults.md).
 
     One worker runs inside the engine process, which saves a process and its imports; several
     workers each get their share of the cores, since unbound ones fight over them (a hundredfold
