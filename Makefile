@@ -9,7 +9,7 @@ PROCESSES := -n auto --maxprocesses 8 --dist worksteal
 # Two engines at a time: the tests of one file stay in one process.
 ENGINES := -n 2 --dist loadfile --durations 30
 
-.PHONY: serve prove prove-gpu-path install install-dev install-light test test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips mutants lint format bench lock audit clean
+.PHONY: serve prove prove-gpu-path install install-dev install-light test test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips held-out mutants lint format bench lock audit clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -64,6 +64,9 @@ clients: install-dev  ## real clients at pinned versions against a scripted work
 round-trips: install-dev  ## calls by models' own templates, in real vocabularies from registries
 	@$(BIN)/python -m tests.text.parsing.real_vocabularies
 	@$(BIN)/python -m pytest tests/text/parsing/test_round_trips.py $(ARGS)
+
+held-out: install-dev  ## reads BFCL's calls in every format, whole, cut off and damaged; docs/held-out.md
+	@$(BIN)/python -m tests.text.parsing.held_out $(ARGS)
 
 clients-newest: install-dev  ## the same with the newest versions; reports and never fails
 	@$(BIN)/python -m tests.clients.run --newest $(ARGS)

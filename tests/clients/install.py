@@ -76,7 +76,8 @@ def _python(client: Client, folder: Path) -> None:
     if len(wanted) < len(client.wanted):
         _torch(uv, python)
         wanted.append(TORCH)
-    _run(uv, "pip", "install", "-q", "--python", python, *wanted)
+    lean = ("--no-deps",) if client.lean else ()
+    _run(uv, "pip", "install", "-q", "--python", python, *lean, *wanted)
 
 
 def _torch(uv: str, python: str) -> None:

@@ -28,7 +28,8 @@ class Client:
     origin: str = "as locked"
     """Of a client that is here already."""
     lean: bool = False
-    """Without optional packages and install scripts, of npm; promptfoo has 1.7 GB of the former."""
+    """Without optional packages and install scripts, of npm; promptfoo has 1.7 GB of the former.
+    Without dependencies, of pip."""
 
     @property
     def version(self) -> str:
@@ -53,8 +54,8 @@ def npm(name: str, title: str, *packages: str, lean: bool = False) -> Client:
     return Client(name, title, "npm", packages, lean=lean)
 
 
-def python(name: str, title: str, *packages: str) -> Client:
-    return Client(name, title, "python", packages)
+def python(name: str, title: str, *packages: str, lean: bool = False) -> Client:
+    return Client(name, title, "python", packages, lean=lean)
 
 
 TORCH = "torch==2.13.0+cpu"

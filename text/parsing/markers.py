@@ -160,15 +160,21 @@ def follows(text: str, at: int, follow: Follow | None, more: bool) -> bool | Non
         return False
     if at == len(text):
         return None if more else True
-    for word, then in follow.items():
-        if text.startswith(word, at):
-            return follows(text, at + len(word), then, more)
-        if word == NAME and (name := _NAME.match(text, at)):
-            if name.end() == len(text):
-                return None if more else False
+    verdicts = [_follows_word(text, at, word, then, more) for word, then in follow.items()]
+    if True in verdicts:
+        return True
+    return None if None in verdicts else False
+
+
+def _follows_word(text: str, at: int, word: str, then: Follow | None, more: bool) -> bool | None:
+    """The same with one of the words, which may be the beginning of another."""
+    if text.startswith(word, at):
+        return follows(text, at + len(word), then, more)
+    if word == NAME and (name := _NAME.match(text, at)):
+        if name.end() < len(text):
             return follows(text, name.end(), then, more)
-    undecided = more and any(word.startswith(text[at:]) for word in follow)
-    return None if undecided else False
+        return None if more else False
+    return None if more and word.startswith(text[at:]) else False
 
 
 class Quotes:

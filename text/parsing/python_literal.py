@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from json.encoder import encode_basestring
 
@@ -50,6 +50,8 @@ _LAST = re.compile(rf"{_BLANK}[,)]?{_BLANK}\Z")
 _LONGEST_WORD = 400
 """A longer word is neither a number nor a name; it goes out as it comes."""
 _LONGEST_ESCAPE = len(r"\U0001F600")
+_INNER = "\0"
+"""Stands for a quote inside a string."""
 _CLOSES = {"[": "]", "(": "]", "{": "}"}
 
 
@@ -64,7 +66,9 @@ class Literal:
         "_closers",
         "_comma",
         "_first",
+        "_inner",
         "_is_text",
+        "_keys",
         "_names",
         "_open",
         "_quote",
@@ -76,11 +80,19 @@ class Literal:
     lexicon: Lexicon | None = None
 
     def __init__(
-        self, sink: Sink, tokens: frozenset[str] = frozenset(), names: tuple[str, ...] = ()
+        self,
+        sink: Sink,
+        tokens: frozenset[str] = frozenset(),
+        names: tuple[str, ...] = (),
+        keys: Iterable[str] = (),
     ) -> None:
         self._sink = sink
         self._names = names
         """Names of the tools offered: a call of one ends the value."""
+        self._keys = keys
+        """Names of its parameters: a string with one behind a quote may hold the next argument."""
+        self._inner: list[str] = []
+        """The string from a quote of its own kind on that is text."""
         self._closers: list[str] = []
         self._quote = ""
         self._beside = False
@@ -133,6 +145,8 @@ class Literal:
     def _string(self, text: str, at: int, more: bool, out: list[str]) -> int:
         if run := _RUN[self._quote].match(text, at):
             self._beside = self._beside and run[0].isspace()
+            if self._inner:
+                self._inner.append(run[0])
             out.append(encode_basestring(run[0])[1:-1])
             return run.end()
         if text[at] == self._quote[0]:
@@ -163,8 +177,18 @@ class Literal:
         self.is_doubtful |= self._beside and len(quote) == 1 and (not ends or self._is_text)
         self._beside, self._is_text = True, not ends
         self._quote = "" if ends else quote
+        if ends and self._inner:
+            self.is_doubtful |= self._holds_argument()
+        elif not ends and self._keys and not self._closers:
+            self._inner.append(_INNER)
         out.append('"' if ends else encode_basestring(text[at])[1:-1])
         return at + (len(quote) if ends else 1)
+
+    def _holds_argument(self) -> bool:
+        """Whether the next argument is in the string, for a damage between the two."""
+        keys = "|".join(map(re.escape, self._keys))
+        text, self._inner = "".join(self._inner), []
+        return re.search(rf"{_INNER}[^{_INNER}]{{0,80}}\b(?:{keys})\W{{0,3}}=", text) is not None
 
     def _outside(self, text: str, at: int, more: bool, out: list[str]) -> int:
         char = text[at]

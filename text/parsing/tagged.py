@@ -369,9 +369,25 @@ def has_own_tags(text: str, opening: str, end: str, closed: bool) -> bool:
         return True
     if end not in text:
         return FRAGMENT in text and _CUT_TAG.search(text) is not None
-    return not closed or (text.rstrip().endswith(end) and text.count(end) > text.count(opening))
+    at_end = text.rstrip().endswith(end) and text.count(end) > text.count(opening)
+    return not closed or at_end or holds_next(text, opening, end)
 
 
+def holds_next(text: str, opening: str, end: str) -> bool:
+    """Whether a value goes over into the next one, whose tags are broken.
+
+    Then a closing tag in its ``text`` closes nothing there, and an opening tag that nothing
+    closes stands close behind it. Whole elements that a value quotes are opened first.
+    """
+    last = text.rfind(opening)
+    before = text.rfind(end, 0, max(0, last))
+    if before < 0 or end in text[last:] or last - before - len(end) > _LONGEST_GAP:
+        return False
+    return text.count(end, 0, last) > text.count(opening, 0, before)
+
+
+_LONGEST_GAP = 100
+"""Between the closing tag of a value and the opening tag of the next, with one piece too many."""
 _CUT_TAG = re.compile(rf"</?{FRAGMENT}\s*\Z")
 _TAG_AT_END = re.compile(r"\n?<(?:/(?:[^<>\s]{0,64}>?\s{0,99}+)?)?\Z")
 _NEXT_TAG = re.compile(r"(</[^<>\s]{1,64}>)\s{0,99}(<?\s?[^<>\s=/]{1,64}=?)")

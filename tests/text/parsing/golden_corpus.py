@@ -186,6 +186,11 @@ def corpus() -> tuple[Case, ...]:
     return tuple(cases)
 
 
+def formats() -> dict[str, Format]:
+    """Those with cases of their own, by name."""
+    return {case.format.name: case.format for case in corpus()}
+
+
 def by_format() -> list[ParameterSet]:
     """The cases of each format as one parameter: thousands of tests cost more than their cases."""
     files: dict[str, list[Case]] = {}

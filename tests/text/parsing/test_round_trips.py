@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,9 +23,9 @@ from eaglegate.text.parsing.fold import Folded, fold
 from eaglegate.text.parsing.formats.harmony import ENDS
 from eaglegate.text.parsing.registry import reasoning_format, tool_format
 from eaglegate.text.parsing.vocabulary import AddedToken, Vocabulary
-from tests.text.parsing.golden_corpus import filler
+from tests.text.parsing.golden_corpus import Format, filler, formats
 from tests.text.parsing.real_vocabularies import deepseek_v4, folder, qwen3_6, template
-from tests.text.parsing.round_trip_writers import WRITTEN, Written
+from tests.text.parsing.round_trip_writers import WRITTEN
 
 pytestmark = pytest.mark.slow
 
@@ -189,10 +190,18 @@ def _read(
     return fold([*events, *parser.flush(FinishReason.STOP)])
 
 
-def _check(answer: Folded, content: str, calls: Sequence[Call], note: object) -> None:
-    assert answer.content.strip() == content, note
-    assert [json.loads(call.arguments) for call in answer.calls] == list(calls), note
-    assert {call.outcome for call in answer.calls} == {Outcome.VALID}, note
+def _check(answer: Folded, content: str, calls: Sequence[Call], quoted: str = "") -> None:
+    assert answer.content.strip() == content, quoted
+    assert [json.loads(call.arguments) for call in answer.calls] == list(calls), quoted
+    allowed = {Outcome.VALID, Outcome.MALFORMED} if _OWN_TAG.fullmatch(quoted) else {Outcome.VALID}
+    assert {call.outcome for call in answer.calls} <= allowed, quoted
+
+
+_OWN_TAG = re.compile(
+    r"</(\w+:)?(function|invoke|param|parameter)>|</?(ifm\|)?arg_value(:\w+)?>"
+    r"|<\|tool_arg:(value|end)\|>|<\|sep\|>|<\|\"\|>|<escape>|\]<\]minimax\[>\["
+)
+"""What ends a value. One that stands at the end of the value, or is all of it, may be left over."""
 
 
 CALLS = [
@@ -211,7 +220,7 @@ def test_values_that_quote_the_format(name: str) -> None:
             said = json.loads(json.dumps(CALLS).replace(QUOTED, json.dumps(quoted)[1:-1]))
             for _ in range(3):
                 answer = _read(vocabulary, (tools, reasoning), ids, dice)
-                _check(answer, content, said, (quoted, as_token))
+                _check(answer, content, said, quoted)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -219,44 +228,41 @@ def test_a_file_of_64_kilobytes(name: str) -> None:
     vocabulary_name, tools, reasoning, write = FORMATS[name]
     vocabulary, calls = _vocabulary(vocabulary_name), [{"path": "a", "content": filler(64_000)}]
     ids = vocabulary.encode(write("", calls))
-    _check(_read(vocabulary, (tools, reasoning), ids, random.Random(1)), "", calls, name)
+    _check(_read(vocabulary, (tools, reasoning), ids, random.Random(1)), "", calls)
 
 
 @cache
-def _marked_vocabulary(form: Written) -> Vocabulary:
+def _marked_vocabulary(form: Format) -> Vocabulary:
     """DeepSeek's own newest, or Qwen's with the markers of the format as added tokens."""
-    own = deepseek_v4() if form.parser.startswith("deepseek_v") else None
+    own = deepseek_v4() if form.name in DSML else None
     found = own or folder("qwen3")
     if found is None:
         pytest.skip("python -m tests.text.parsing.real_vocabularies installs them")
     tokenizer = tokenizers.Tokenizer.from_file(str(found / "tokenizer.json"))
-    tools, reasoning = tool_format(form.parser), reasoning_format(form.thinks)
-    markers = (*tools.markers, *reasoning.markers)
-    if tools.fragment:
-        markers = (tools.fragment, *reasoning.markers)
-    elif form.has_textual_tags:
-        markers = (tools.openers[0], tools.closer, *reasoning.markers)
-    if not form.is_textual:
-        known = tokenizer.get_vocab()
-        tokenizer.add_tokens(
-            [tokenizers.AddedToken(m, normalized=False) for m in markers if m not in known]
-        )
+    known = tokenizer.get_vocab()
+    markers = [marker for marker in (*form.markers, *form.special) if marker not in known]
+    tokenizer.add_tokens([tokenizers.AddedToken(marker, normalized=False) for marker in markers])
     return Vocabulary.from_tokenizers(tokenizer)
 
 
-@pytest.mark.parametrize("form", WRITTEN, ids=lambda form: form.parser)
-def test_other_formats_in_real_vocabularies(form: Written) -> None:
-    vocabulary, dice = _marked_vocabulary(form), random.Random(form.parser)
-    parsers = form.parser, form.thinks
-    for content in ("", "I write it.") if form.follows_content else ("",):
+DSML = {"deepseek_v32", "deepseek_v4", "deepseek_v41"}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_other_formats_in_real_vocabularies(name: str) -> None:
+    form, written = formats()[name], WRITTEN[name]
+    vocabulary, dice = _marked_vocabulary(form), random.Random(name)
+    parsers = form.tool_parsers[0], form.reasoning_parser
+    calls = [("write_file", call) for call in CALLS]
+    for content in ("", "I write it.") if written.line is not None else ("",):
         for quoted, as_token in _quotations(vocabulary, parsers):
-            ids = _encode(vocabulary, form.write(content, CALLS), quoted, as_token)
+            ids = _encode(vocabulary, written.write(content, calls), quoted, as_token)
             said = json.loads(json.dumps(CALLS).replace(QUOTED, json.dumps(quoted)[1:-1]))
             answer = _read(vocabulary, parsers, ids, dice)
-            _check(answer, content, said, (quoted, as_token))
-    long = [{"path": "a", "content": filler(64_000).rstrip("\n")}]
-    answer = _read(vocabulary, parsers, vocabulary.encode(form.write("", long)), dice)
-    _check(answer, "", long, form.parser)
+            _check(answer, content, said, quoted)
+    long = {"path": "a", "content": filler(64_000).rstrip("\n")}
+    ids = vocabulary.encode(written.write("", [("write_file", long)]))
+    _check(_read(vocabulary, parsers, ids, dice), "", [long])
 
 
 def _write_mistral(version: str, content: str, calls: Sequence[Call]) -> tuple[Any, list[int]]:
@@ -351,4 +357,4 @@ def test_calls_as_mistral_common_writes_them(version: str) -> None:
             vocabulary = _tekken_vocabulary(tokenizer)
             for _ in range(3):
                 answer = _read(vocabulary, ("mistral", "mistral"), ids, dice)
-                _check(answer, content, calls, version)
+                _check(answer, content, calls)

@@ -26,7 +26,7 @@ from eaglegate.text.parsing.markers import Follow, Lexicon, Stops
 from eaglegate.text.parsing.message import Ahead, Context, ReasoningFormat, ToolFormat, no_calls
 from eaglegate.text.parsing.reader import DONE, Grammar, Sink, Until, Want, ignore
 from eaglegate.text.parsing.schemas import STRING, TYPES
-from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged
+from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged, holds_next
 
 OPEN, CLOSE, SEP = MARKERS = ("<|open|>", "<|close|>", "<|sep|>")
 TEXT = "text"
@@ -167,7 +167,8 @@ def _read_argument(
     arguments.begin(attributes["key"], allowed)
     forced = yield from _read_body("argument", arguments.write, context)
     text = arguments.text
-    if text.count(SEP) > text.count(OPEN) + text.count(CLOSE):
+    too_many = text.count(SEP) > text.count(OPEN) + text.count(CLOSE)
+    if too_many or holds_next(text, f"{OPEN}argument", f"{CLOSE}argument"):
         context.calls.spoil()
     arguments.end()
     return forced

@@ -167,7 +167,8 @@ class Pythonic:
         arguments.key(key)
         allowed = arguments.allowed(key)
         if "string" in allowed or not self.quoted:
-            literal = Literal(context.calls.write, stops.tokens, context.calls.names)
+            names, keys = context.calls.names, arguments.properties
+            literal = Literal(context.calls.write, stops.tokens, names, keys)
             yield literal
             if literal.is_doubtful:
                 context.calls.spoil()

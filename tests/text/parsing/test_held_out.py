@@ -1,0 +1,93 @@
+"""Shapes that the calls of public benchmarks have and the other tests lack, in every format."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from eaglegate.text.events import FinishReason
+from eaglegate.text.parsing.fold import fold
+from tests.text.parsing.golden_corpus import formats
+from tests.text.parsing.held_out import Entry, called, cut_into_pieces, cuttings, read, wanted
+from tests.text.parsing.round_trip_writers import WRITTEN
+from tests.text.parsing.test_damaged import STRING, Damage
+from tests.text.parsing.test_damaged import read as read_all
+
+NAMES = ("files.read", "files.read_all", "files.read_all_lines")
+"""Each is the beginning of the next."""
+
+
+def _tool(name: str) -> dict[str, object]:
+    properties = {"path": {"type": "string"}, "path_to": {"type": "string"}}
+    return {"name": name, "parameters": {"type": "dict", "properties": properties}}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("offered", [NAMES, NAMES[::-1]], ids=["short", "long"])
+def test_names_that_begin_with_another_name(name: str, offered: tuple[str, ...]) -> None:
+    form, written = formats()[name], WRITTEN[name]
+    calls = [(tool, {"path_to": "a", "path": "b"}) for tool in NAMES[::-1]]
+    entry = Entry("names", [_tool(name) for name in offered], calls)
+    for content in ("", "I read them.") if written.line is not None else ("",):
+        pieces = cut_into_pieces(form, written.write(content, calls))
+        for steps in cuttings(form, pieces, seed=1):
+            answer = fold(read(form, entry, steps, FinishReason.STOP))
+            assert called(answer) == wanted(entry)
+            assert answer.content.strip() == content
+
+
+PLACE = {"type": "object", "properties": {"city": STRING, "date": STRING, "unit": STRING}}
+GOES_OVER = {
+    "qwen3_coder": "⟪<tool_call>⟫\n<function=place>\n<parameter=city>\nOslo\n</parameter>\n"
+    "-<parameter=date>\nMay\n</parameter>\n</function>\n⟪</tool_call>⟫",
+    "minimax_m2": '⟪<minimax:tool_call>⟫\n<invoke name="place">\n<parameter name="city">Oslo'
+    '</parameter>]<parameter name="date">May</parameter>\n</invoke>\n⟪</minimax:tool_call>⟫',
+    "minicpm5": '<function name="place"><param name="city">Oslo</param><paramx name="date">May'
+    "</param></function>",
+    "deepseek_v41": '<⟪｜DSML｜⟫ calls>\n<⟪｜DSML｜⟫ invoke name="place">\n<⟪｜DSML｜⟫ parameter '
+    'name="city" string="true">Oslo</⟪｜DSML｜⟫ parameter>\n<⟪｜DSML｜⟫\n parameter name="date" '
+    'string="true">May</⟪｜DSML｜⟫ parameter>\n</⟪｜DSML｜⟫ invoke>\n</⟪｜DSML｜⟫ calls>',
+    "glm47": "⟪<tool_call>⟫place⟪<arg_key>⟫city⟪</arg_key>⟫⟪<arg_value>⟫Oslo⟪</arg_value>⟫"
+    "⟪<arg_key>⟫date[⟪</arg_key>⟫⟪<arg_value>⟫May⟪</arg_value>⟫⟪</tool_call>⟫",
+    "solar_open2": "⟪<|tool_call:start|>⟫place\n⟪<|tool_arg:start|>⟫city⟪<|tool_arg:value|>⟫Oslo"
+    "⟪<|tool_arg:end|>⟫date⟪<|tool_arg:value|>⟫May⟪<|tool_arg:end|>⟫⟪<|tool_call:end|>⟫",
+    "kimi_k3": '⟪<|open|>⟫tools⟪<|sep|>⟫⟪<|open|>⟫call tool="place" index="1"⟪<|sep|>⟫⟪<|open|>⟫'
+    'argument key="city" type="string"⟪<|sep|>⟫Oslo⟪<|close|>⟫argument⟪<|sep|>⟫}⟪<|open|>⟫argument '
+    'key="date" type="string"⟪<|sep|>⟫May⟪<|close|>⟫argument⟪<|sep|>⟫⟪<|close|>⟫call⟪<|sep|>⟫'
+    "⟪<|close|>⟫tools⟪<|sep|>⟫",
+    "lfm2": '⟪<|tool_call_start|>⟫[place(city="Oslo", <date="May")]⟪<|tool_call_end|>⟫',
+    "pythonic": '[place(city="Oslo"_, date="May", unit="C")]',
+    "olmo3": '<function_calls>place(city="Oslo",= date="May")</function_calls>',
+}
+"""A piece too many between two parameters: the first value would take in the second."""
+
+
+@pytest.mark.parametrize("parser", GOES_OVER)
+def test_a_value_that_holds_the_next_parameter_is_not_valid(parser: str) -> None:
+    for answer in read_all(Damage(parser, parser, GOES_OVER[parser], tools={"place": PLACE})):
+        assert [str(call.outcome) for call in answer.calls] == ["malformed"]
+
+
+QUOTING = {
+    "qwen3_coder": (
+        "⟪<tool_call>⟫\n<function=place>\n<parameter=city>\nVALUE\n</parameter>\n</function>\n"
+        "⟪</tool_call>⟫",
+        "See <parameter=a>1</parameter> and <parameter=b>2</parameter>.",
+    ),
+    "glm47": (
+        "⟪<tool_call>⟫place⟪<arg_key>⟫city⟪</arg_key>⟫⟪<arg_value>⟫VALUE⟪</arg_value>⟫⟪</tool_call>⟫",
+        "⟪<arg_value>⟫".join(["See a ", "1⟪</arg_value>⟫ and ", "2⟪</arg_value>⟫."]),
+    ),
+    "pythonic": ('[place(city="VALUE", unit="C")]', 'the "date" of "unit", it said'),
+}
+
+
+@pytest.mark.parametrize("parser", QUOTING)
+def test_a_value_that_quotes_whole_parameters_is_valid(parser: str) -> None:
+    template, value = QUOTING[parser]
+    output = template.replace("VALUE", value)
+    for answer in read_all(Damage(parser, parser, output, tools={"place": PLACE})):
+        assert [str(call.outcome) for call in answer.calls] == ["valid"]
+        said = json.loads(answer.calls[0].arguments)["city"]
+        assert said == value.replace("⟪", "").replace("⟫", "")
