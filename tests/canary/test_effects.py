@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from eaglegate.canary import draft_command
 from eaglegate.canary.canary import describe_evidence
 from eaglegate.canary.effects import describe_effect
 from eaglegate.canary.sequential import CanaryRules, CanaryTest, SlotPair
-from eaglegate.lab.improve import draft_command
 
 
 def row(metric: str, mean: float, low: float | None, high: float | None, blocks: int = 9) -> Any:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from tests.lab.improve.simulated_sessions import Values
 
 from eaglegate.canary.sequential import (
     STRONGEST,
@@ -25,6 +24,7 @@ from eaglegate.canary.sequential import (
     find_interval,
     measure_dependence,
 )
+from tests.canary.simulated_sessions import Values
 
 RULES = CanaryRules(max_blocks=40)
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tests.lab.improve.simulated_sessions import RULES, Traffic
 
 from eaglegate.canary.sequential import CanaryRules, CanaryVerdict
+from tests.canary.simulated_sessions import RULES, Traffic
 
 pytestmark = pytest.mark.thorough
 

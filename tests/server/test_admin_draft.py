@@ -10,12 +10,12 @@ from typing import ClassVar
 import pytest
 from tests.lab.improve.test_canary import SimulatedTraffic
 
+from eaglegate.canary import draft_command as command
 from eaglegate.canary.canary import CanaryRunner
 from eaglegate.canary.changes import CanaryChanges
 from eaglegate.canary.rules import PromotedRules
 from eaglegate.engine.base import AppliedDepth
 from eaglegate.engine.errors import EngineDead, EngineFailed
-from eaglegate.lab.improve import draft_command as command
 from eaglegate.server.apis.shared.gateway import Controls
 from tests.engine.speculation.test_drafts import DEMO, copy_draft, make_manager
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from eaglegate.canary import draft_command as command
 from eaglegate.canary.canary import Canary, CanaryPlan, CanaryRunner
 from eaglegate.canary.changes import CanaryChanges
 from eaglegate.canary.rules import PromotedRules
@@ -22,7 +23,6 @@ from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
 from eaglegate.engine.supervision.policy import EngineLoss, LossCause, create_loss
 from eaglegate.engine.types import Arm, DecodeStep, EngineRequest, Step, UndraftedReason
-from eaglegate.lab.improve import draft_command as command
 from eaglegate.observability.engine import InstrumentedEngine
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from eaglegate.canary import draft_command as command
 from eaglegate.canary.canary import Canary, CanaryPlan
 from eaglegate.canary.sequential import CanaryFindings, CanaryRules, CanaryVerdict
 from eaglegate.engine.base import Engine
@@ -17,7 +18,6 @@ from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.fleet.types import WorkerState
 from eaglegate.engine.scripted import ScriptedEngine
 from eaglegate.engine.types import EngineRequest
-from eaglegate.lab.improve import draft_command as command
 from tests.engine.fleet.town import PATIENCE, RULES, Streets, until_serving
 from tests.engine.supervision.mortal import Notes
 from tests.server.conftest import Lab

@@ -31,7 +31,7 @@ class Letters:
 
 
 MODEL = LocalModel("demo", Letters(), vocab_size=2048, max_model_len=4096)
-ACCESS = ConnectionSettings(connect_s=2.0, first_token_s=5.0, idle_s=2.0, start_s=0.5)
+ACCESS = ConnectionSettings(connect_s=2.0, first_token_s=5.0, idle_s=2.0, start_s=4.0)
 HTTP_RULES = replace(RULES, poll_s=0.05, ask_s=1.0, admit_s=5.0)
 
 

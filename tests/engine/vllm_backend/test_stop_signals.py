@@ -87,7 +87,7 @@ def test_the_fork_server_outlives_a_signal() -> None:
 
 
 FORKING = """
-import asyncio, json, multiprocessing, os, signal, socket, sys
+import asyncio, contextlib, json, multiprocessing, os, signal, socket, sys
 from vllm.v1.engine import utils
 from eaglegate.engine.vllm_backend.child_process import separate_engines
 
@@ -108,16 +108,17 @@ async def main():
         ours, theirs = context.Pipe()
         process = context.Process(target=report, args=(theirs,))
         process.start()
-    files, number = await asyncio.to_thread(ours.recv)
-    os.kill(process.pid, signal.SIGTERM)
     try:
-        await asyncio.wait_for(stopped.wait(), 0.5)
-    except TimeoutError:
-        pass
-    listening = os.readlink(f"/proc/self/fd/{listener.fileno()}")
-    print(json.dumps({"listener": listening in files, "wakeup": wakeup in files, "number": number,
-                      "stopped": stopped.is_set(), "alive": process.is_alive()}))
-    process.kill()
+        files, number = await asyncio.to_thread(ours.recv)
+        os.kill(process.pid, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), 0.5)
+        listening = os.readlink(f"/proc/self/fd/{listener.fileno()}")
+        print(json.dumps({"listener": listening in files, "wakeup": wakeup in files,
+                          "number": number, "stopped": stopped.is_set(),
+                          "alive": process.is_alive()}))
+    finally:
+        process.kill()
 
 if __name__ == "__main__":
     utils.get_mp_context = lambda: multiprocessing.get_context("fork")

@@ -57,7 +57,7 @@ def bench(plan, folder, resume=False):
 
 @pytest.fixture
 def fast_and_slow(start_server):
-    fast, slow = StandInServer(step_s=0.01), StandInServer(step_s=0.03)
+    fast, slow = StandInServer(step_s=0.02), StandInServer(step_s=0.06)
     return fast, slow, start_server(fast), start_server(slow)
 
 
@@ -175,7 +175,7 @@ def test_depths_of_one_server_are_compared(drafting, url, tmp_path, capsys):
     assert len(salts) == 4 * 5, "no block finds the prompts of another in the cache"
     table = CostTable.parse(json.loads((tmp_path / "out" / COST_TABLE).read_text()), "bench")
     assert table.depths == (0, 1, 3, 7)
-    assert 20 < table.step_time(2, 0) < 30
+    assert 20 < table.step_time(2, 0) < 90, "milliseconds"
     assert table.step_time(2, 7) / table.step_time(2, 0) == pytest.approx(2.75, rel=0.25)
 
 
