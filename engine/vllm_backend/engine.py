@@ -9,6 +9,7 @@ import asyncio
 import logging
 import multiprocessing
 import signal
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -400,9 +401,10 @@ class VllmEngine:
             self._progress("step times are known from the last engine")
             return
         most = self._arguments.max_num_seqs or max(PROFILE_BATCHES)
-        budget_s = self._timing_s
-        if not await time_steps(self.generate, info, most, self._progress, budget_s, step_s):
-            self._progress("the times of other steps are learnt from traffic")
+        budget_s, began = self._timing_s, time.monotonic()
+        complete = await time_steps(self.generate, info, most, self._progress, budget_s, step_s)
+        rest = "" if complete else ", and leave other sizes to traffic"
+        self._progress(f"timed steps for {time.monotonic() - began:.1f} s{rest}")
         await self._costs.save(self._steer)
 
     def _find_cause(self, error: Exception) -> str:

@@ -1,11 +1,16 @@
 """Time the start, from the command to ready: this gateway, another checkout of it, and vLLM's own
-API server.
+API server; or this gateway with several settings of ``--depth``.
 
     python -m eaglegate.lab.benchmarks.start [--rounds 5] [--other CHECKOUT] [--model FOLDER]
+    python -m eaglegate.lab.benchmarks.start --depths 3 auto [--draft FOLDER] [--core 0]
+        [--busy 3] [--at-once 3]
 
 Each starts on the built-in demo (or MODEL), in turn, the order reversed every round; the first
 round fills the disk's cache, writes bytecode and is dropped. Ready is the first 200 of ``/ready``
 or ``/health``. CPU is that of all its processes until it is ready.
+
+``--core`` pins every program to one core, ``--busy`` runs so many endless loops beside it on that
+core, and ``--at-once`` starts so many of a program at the same time: the last one counts.
 """
 
 from __future__ import annotations
@@ -19,15 +24,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eaglegate.lab.benchmarks.wire import DEMO, ENGINE, free_port
 from tests.faults.engine_process import descendants
 
-LIMIT_S = 300.0
+LIMIT_S = 600.0
+LOOP = (sys.executable, "-c", "while True: pass")
 HERE = Path(__file__).parents[2]
 
 
@@ -46,6 +53,24 @@ class Start:
     ready_s: float
     cpu_s: float
     log: str
+
+
+def start_several(program: Program, at_once: int) -> Start:
+    """The last of several that start at the same time."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return max(pool.map(start, [program] * at_once), key=lambda one: one.ready_s)
+
+
+@contextmanager
+def keep_busy(prefix: Sequence[str], loops: int) -> Iterator[None]:
+    """Run endless loops until the block ends."""
+    running = [subprocess.Popen([*prefix, *LOOP]) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for loop in running:
+            loop.kill()
+            loop.wait()
 
 
 def start(program: Program) -> Start:
@@ -106,11 +131,21 @@ def list_programs(other: Path | None, model: str | None, vllm: bool) -> list[Pro
     return programs
 
 
-def measure(programs: Sequence[Program], rounds: int, verbose: bool) -> dict[str, list[Start]]:
+def list_depths(depths: Sequence[str], model: str | None, draft: str | None) -> list[Program]:
+    """List this gateway with each depth, on a named model: the bare demo plans no depths."""
+    draft = draft or str(DEMO / "eagle3_1")
+    serve = (sys.executable, "-m", "eaglegate.server", "serve", model or str(DEMO / "target"))
+    drafts = ("--spec-model", draft, "--kv-cache-memory-bytes", str(256 << 20))
+    return [Program(f"--depth {depth}", (*serve, *drafts, "--depth", depth)) for depth in depths]
+
+
+def measure(
+    programs: Sequence[Program], rounds: int, verbose: bool, at_once: int = 1
+) -> dict[str, list[Start]]:
     found: dict[str, list[Start]] = {program.name: [] for program in programs}
     for number in range(rounds + 1):
         for program in programs if number % 2 else reversed(programs):
-            one = start(program)
+            one = start_several(program, at_once)
             if number:
                 found[program.name].append(one)
             if verbose:
@@ -124,18 +159,34 @@ def main() -> None:
     parser.add_argument("--other", type=Path, help="another checkout, started in turn")
     parser.add_argument("--model", help="a model's folder in place of the demo")
     parser.add_argument("--no-vllm", dest="vllm", action="store_false")
+    parser.add_argument("--depths", nargs="*", help="compare this gateway with these --depth")
+    parser.add_argument("--draft", help="a draft's folder in place of the demo's, with --depths")
+    parser.add_argument("--core", type=int, help="pin every program to this core")
+    parser.add_argument("--busy", type=int, default=0, help="endless loops beside, on that core")
+    parser.add_argument("--at-once", type=int, default=1, help="starts at the same time")
     parser.add_argument("--verbose", action="store_true", help="show each start's log")
     options = parser.parse_args()
-    programs = list_programs(options.other, options.model, options.vllm)
-    found = measure(programs, options.rounds, options.verbose)
+    prefix = () if options.core is None else ("taskset", "-c", str(options.core))
+    if options.depths:
+        programs = list_depths(options.depths, options.model, options.draft)
+    else:
+        programs = list_programs(options.other, options.model, options.vllm)
+    programs = [replace(one, command=(*prefix, *one.command)) for one in programs]
+    with keep_busy(prefix, options.busy):
+        found = measure(programs, options.rounds, options.verbose, options.at_once)
     first = found[programs[0].name]
     for name, starts in found.items():
-        pairs = zip(starts, first, strict=True)
+        pairs = list(zip(starts, first, strict=True))
         ratio = statistics.median(mine.ready_s / ours.ready_s for mine, ours in pairs)
+        later = statistics.median(mine.ready_s - ours.ready_s for mine, ours in pairs)
         ready = statistics.median(one.ready_s for one in starts)
         cpu = statistics.median(one.cpu_s for one in starts)
         each = " ".join(f"{one.ready_s:.1f}" for one in starts)
-        print(f"{name}: ready after {ready:.1f} s, x{ratio:.2f}, CPU {cpu:.1f} s (rounds: {each})")
+        print(
+            f"{name}: ready after {ready:.1f} s, x{ratio:.2f}, {later:+.1f} s, CPU {cpu:.1f} s "
+            f"(rounds: {each})",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
