@@ -213,10 +213,14 @@ PARTS: dict[Area, dict[str, str]] = {
         """,
         "v1/worker/gpu/model_runner.py": """
             GPUModelRunner.execute_model(+ scheduler_output)
+            GPUModelRunner.prepare_inputs(+ scheduler_output)
             GPUModelRunner.get_draft_model(self)
-            GPUModelRunner: speculator
+            GPUModelRunner: lora_state speculator
         """,
-        "v1/worker/gpu/input_batch.py": "InputBatch: num_reqs",
+        "v1/worker/gpu/input_batch.py": "InputBatch: cu_num_logits_np num_reqs",
+        "v1/worker/gpu/lora_utils.py": """
+            LoraState.make_lora_inputs(self req_ids idx_mapping num_scheduled_tokens)
+        """,
         "v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py": """
             TargetDependentARSpeculator.propose(+ input_batch num_speculative_tokens)
         """,

@@ -1,11 +1,16 @@
-"""Patch of vLLM's second model runner, which it takes wherever Triton works: on every GPU.
+"""Patches of vLLM's second model runner, which it takes wherever Triton works: on every GPU.
 
-No draft pass in decode steps that want no draft. vLLM at depth 0 still runs the draft model once
-per step to keep its KV cache whole; the scheduler marks the steps where that may be left out. The
-other fields and repairs of ``worker.py`` are not needed here: this runner applies ``min_p``,
-``logit_bias``, ``min_tokens`` and budgets to every row, and keeps adapters off a shared embedding.
+* No draft pass in decode steps that want no draft. vLLM at depth 0 still runs the draft model once
+  per step to keep its KV cache whole; the scheduler marks the steps where that may be left out.
+  Drafts of another kind than EAGLE and MTP run their pass all the same: correct, and a little
+  slower.
+* Every row of logits gets the adapter of its request. vLLM names one adapter per request, as if
+  each had one row; beside drafts a request has a row for every draft and one more. An adapter of
+  the output layer then changed the rows of other requests, and on a CPU the engine died of any
+  adapter.
 
-Drafts of another kind than EAGLE and MTP run their pass all the same: correct, and a little slower.
+This runner does not need the other repairs of ``worker.py``: it applies ``min_p``, ``logit_bias``,
+``min_tokens`` and budgets to every row, and keeps adapters off a shared embedding.
 """
 
 from __future__ import annotations
@@ -13,9 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from eaglegate.engine.vllm_contract import SKIP
+
+ROWS = "rows_of_logits"
+"""Attribute of a LoraState: how many rows of logits each request of the step has."""
 
 
 def execute_model(
@@ -43,11 +52,32 @@ def propose(
     return drafts
 
 
+def prepare_inputs(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """The adapters of a step are made ready later, by ``make_lora_inputs``."""
+    batch = original(runner, *args, **kwargs)
+    setattr(runner.lora_state, ROWS, np.diff(batch.cu_num_logits_np))
+    return batch
+
+
+def make_lora_inputs(
+    original: Callable[..., tuple[tuple[int, ...], tuple[int, ...], Any]],
+    state: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
+    """The adapter of each row of logits, the adapter of each token, and the adapters in use."""
+    requests, tokens, adapters = original(state, *args, **kwargs)
+    return tuple(np.repeat(requests, getattr(state, ROWS)).tolist()), tokens, adapters
+
+
 def patch(wrap: Callable[[Any, str, Callable[..., Any]], None]) -> None:
+    from vllm.v1.worker.gpu.lora_utils import LoraState
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import (
         TargetDependentARSpeculator,
     )
 
     wrap(GPUModelRunner, "execute_model", execute_model)
+    wrap(GPUModelRunner, "prepare_inputs", prepare_inputs)
+    wrap(LoraState, "make_lora_inputs", make_lora_inputs)
     wrap(TargetDependentARSpeculator, "propose", propose)

@@ -22,6 +22,7 @@ Where Triton works, vLLM takes its second model runner: ``second_runner.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -162,6 +163,7 @@ def patch_kernels() -> None:
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     original = getattr(owner, name)
 
+    @wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return wrapper(original, *args, **kwargs)
 

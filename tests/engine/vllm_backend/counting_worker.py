@@ -1,7 +1,12 @@
-"""A worker that counts the passes of its draft model; see test_draft_passes.py."""
+"""A worker that counts the passes of its draft model and takes patches of vLLM away again.
+
+See test_draft_passes.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from eaglegate.engine.vllm_backend.worker import DepthWorker
@@ -20,3 +25,15 @@ class CountingWorker(DepthWorker):
 
     def _add(self, *_: object) -> None:
         self.passes += 1
+
+    def remove_patch(self, module: str, owner: str, name: str) -> None:
+        """Let vLLM's own function do the work."""
+        place = getattr(import_module(module), owner)
+        self._removed = place, name, getattr(place, name)
+        setattr(place, name, getattr(place, name).__wrapped__)
+
+    def restore_patch(self) -> None:
+        """The one removed last."""
+        setattr(*self._removed)
+
+    _removed: tuple[Any, str, Callable[..., Any]]

@@ -15,19 +15,26 @@ SCALE = 0.6
 """Enough to change what the demo says."""
 
 
-def make_adapter(path: Path, seed: int) -> Path:
+def make_adapter(path: Path, seed: int, head: bool = False) -> Path:
+    """``head``: of the output layer, too, which runs on rows that are sampled, not on tokens."""
     config = json.loads((DEMO / "target" / "config.json").read_text(encoding="utf-8"))
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"] * config["head_dim"]
     sizes = {"self_attn.q_proj": (hidden, heads), "mlp.down_proj": (inner, hidden)}
     draw = torch.Generator().manual_seed(seed)
+    places = {
+        f"model.layers.{layer}.{name}": size
+        for layer in range(config["num_hidden_layers"])
+        for name, size in sizes.items()
+    }
+    if head:
+        places["lm_head"] = (hidden, config["vocab_size"])
     tensors = {}
-    for layer in range(config["num_hidden_layers"]):
-        for name, (into, out) in sizes.items():
-            place = f"base_model.model.model.layers.{layer}.{name}"
-            a = torch.randn(RANK, into, generator=draw) / into**0.5
-            tensors[f"{place}.lora_A.weight"] = a
-            tensors[f"{place}.lora_B.weight"] = torch.randn(out, RANK, generator=draw) * SCALE
+    for place, (into, out) in places.items():
+        a = torch.randn(RANK, into, generator=draw) / into**0.5
+        tensors[f"base_model.model.{place}.lora_A.weight"] = a
+        b = torch.randn(out, RANK, generator=draw) * SCALE
+        tensors[f"base_model.model.{place}.lora_B.weight"] = b
     path.mkdir(parents=True)
     save_file(tensors, path / "adapter_model.safetensors")
     about = {
@@ -37,7 +44,7 @@ def make_adapter(path: Path, seed: int) -> Path:
         "lora_alpha": 2 * RANK,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": ["q_proj", "down_proj"],
+        "target_modules": ["q_proj", "down_proj", *(["lm_head"] if head else [])],
         "base_model_name_or_path": "demo",
     }
     (path / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")

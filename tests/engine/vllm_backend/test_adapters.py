@@ -26,7 +26,10 @@ Prompts = list[tuple[int, ...]]
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[VllmEngine, None]:
     folder = tmp_path_factory.mktemp("lora")
-    adapters = {name: str(make_adapter(folder / name, len(name))) for name in ("one", "three")}
+    adapters = {
+        name: str(make_adapter(folder / name, len(name), head=SECOND_RUNNER and name == "three"))
+        for name in ("one", "three")
+    }
     arguments = make_demo_arguments(
         **SMALL,
         enable_lora=True,
@@ -51,6 +54,7 @@ def requests(prompts: Prompts) -> list[EngineRequest]:
     ]
 
 
+@pytest.mark.gpu_path
 async def test_each_adapter_has_its_text_at_every_depth_and_in_every_batch(
     adapted: VllmEngine, plain_engine: VllmEngine, prompts: Prompts
 ) -> None:
@@ -70,6 +74,7 @@ async def test_each_adapter_has_its_text_at_every_depth_and_in_every_batch(
         assert all(drafted) == bool(depth)
 
 
+@pytest.mark.gpu_path
 async def test_no_adapter_reads_anothers_prefix(adapted: VllmEngine, prompts: Prompts) -> None:
     prompt = (prompts[1] * 40)[:400]
     for name in (None, "one", "three"):
