@@ -7,7 +7,8 @@ Python imports this at the start of every process when its folder is on PYTHONPA
   kernels. vLLM then has its second model runner (``VLLM_USE_V2_MODEL_RUNNER=1``). One kernel is
   not run: that of top-k and top-p calls a method of its loop variable, which is a plain number in
   the interpreter. vLLM's PyTorch version of it, which has the same contract, takes its place. And
-  masks may be integers, as in vLLM's grammar kernel: the interpreter alone refuses them.
+  masks may be integers, as in vLLM's grammar kernel: the interpreter alone refuses them. torch does
+  not learn of Triton: what it compiles, as two workers do, is C++ as with the first runner.
 * ``ASYNCHRONOUS_SCHEDULING=1``: vLLM switches it off for CPUs; it is switched on again after that.
 """
 
@@ -79,6 +80,12 @@ def save_time(interpreter: ModuleType) -> None:
     interpreter._patch_lang = patch
 
 
+def hide_from_torch(detection: ModuleType) -> None:
+    """torch.compile would ask the backend for a compiler; without Triton it writes C++."""
+    for name in ("has_triton", "has_triton_package"):
+        setattr(detection, name, lambda: False)
+
+
 def replace_top_k_kernel(sampler: ModuleType) -> None:
     def apply_top_k_top_p(logits: Any, k: Any, p: Any) -> Any:
         return sampler.apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
@@ -122,6 +129,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     sys.meta_path.insert(0, AfterImport("triton.backends", add_cpu_backend))
     name = "triton.runtime.interpreter"
     sys.meta_path.insert(0, AfterImport(name, take_integer_masks, save_time))
+    sys.meta_path.insert(0, AfterImport("torch.utils._triton", hide_from_torch))
     name = "vllm.v1.sample.ops.topk_topp_sampler"
     sys.meta_path.insert(0, AfterImport(name, replace_top_k_kernel))
 if os.environ.get("ASYNCHRONOUS_SCHEDULING") == "1":

@@ -21,6 +21,7 @@ def whole(request: pytest.FixtureRequest) -> VllmEngine:
     return started
 
 
+@pytest.mark.gpu_path
 async def test_two_workers_write_and_accept_what_one_does(
     whole: VllmEngine, prompts: list[tuple[int, ...]]
 ) -> None:
