@@ -163,7 +163,7 @@ def _pip(
     environ: Mapping[str, str] | None = None,
 ) -> bool:
     """Run pip. True when it succeeds. Its progress is one line, drawn again on a terminal."""
-    redraws = sys.stdout.isatty()
+    redraws, begun = sys.stdout.isatty(), time.time()
     _say(what, ends=not redraws)
     command = [str(environment.python), "-m", "pip", "install", "--progress-bar", "off", *arguments]
     with environment.log.open("a") as log:
@@ -176,7 +176,7 @@ def _pip(
             try:
                 done = running.wait(REDRAW_S if redraws else REPORT_S) == 0
             except subprocess.TimeoutExpired:
-                state = f"{what}: {_progress(environment.log, count)}"
+                state = f"{what}: {_progress(environment, count, begun)}"
                 _say(state, again=redraws, ends=not redraws)
             else:
                 if redraws:
@@ -184,12 +184,14 @@ def _pip(
                 return done
 
 
-def _progress(log: Path, count: int) -> str:
-    """The state of pip's last run. It counts what it fetches, not what it unpacks."""
-    run = log.read_text(errors="replace").rpartition("\n$ ")[2]
-    if "Installing collected packages" in run:
-        return f"{count} of {count} fetched, unpacking"
-    return f"{min(run.count('Collecting '), count)} of {count} fetched"
+def _progress(environment: Environment, count: int, begun: float) -> str:
+    """The state of pip's last run, which began at a Unix time."""
+    run = environment.log.read_text(errors="replace").rpartition("\n$ ")[2]
+    if "Installing collected packages" not in run:
+        return f"{min(run.count('Collecting '), count)} of {count} fetched"
+    packages = environment.folder.glob("lib/*/site-packages/*.dist-info")
+    unpacked = sum(package.stat().st_mtime >= begun for package in packages)
+    return f"{min(unpacked, count)} of {count} unpacked"
 
 
 def _digest(lock: Path) -> str:

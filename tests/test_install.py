@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
+import time
 import tomllib
 from pathlib import Path
 
@@ -179,11 +181,15 @@ def test_the_locks_leave_out_what_breaks_or_bloats():
 
 
 def test_progress_says_how_many_of_how_many(install, tmp_path):
-    log = tmp_path / "log"
-    log.write_text("$ before\nCollecting old\n\n$ pip\nCollecting a\nCollecting b\n")
-    assert install._progress(log, 180) == "2 of 180 fetched"
-    log.write_text(log.read_text() + "Installing collected packages: a, b\n")
-    assert install._progress(log, 180) == "180 of 180 fetched, unpacking"
+    environment = install.Environment(tmp_path)
+    environment.log.write_text("$ before\nCollecting old\n\n$ pip\nCollecting a\nCollecting b\n")
+    assert install._progress(environment, 180, 0.0) == "2 of 180 fetched"
+    environment.log.write_text("\n$ pip\nInstalling collected packages: a, b\n")
+    for name, age_s in (("old", 10_000), ("a", 0)):
+        package = tmp_path / "lib" / "python3.11" / "site-packages" / f"{name}-1.dist-info"
+        package.mkdir(parents=True)
+        os.utime(package, (time.time() - age_s,) * 2)
+    assert install._progress(environment, 180, time.time() - 60) == "1 of 180 unpacked"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
