@@ -199,6 +199,7 @@ def _make_unnamed_key(key: str, where: str) -> ApiKey:
 def _read_file(path: Path) -> list[ApiKey]:
     try:
         content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = {"keys": content} if isinstance(content, list) else content
         entries = KeyFile.model_validate(content).keys
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None

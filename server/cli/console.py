@@ -33,7 +33,7 @@ class StartupProgress:
         self._out = out or sys.stderr
         self._started = time.monotonic()
         self._heartbeat_s = heartbeat_s
-        self._step = ""
+        self._step = "starting"
         self._as_json = False
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -79,7 +79,7 @@ class StartupProgress:
             self._reported.clear()
             if not self._reported.wait(self._heartbeat_s) and not self._closed.is_set():
                 with self._lock:
-                    self._print(f"  ... {self._step}" if self._step else "  ...")
+                    self._print(f"  ... {self._step}")
 
     def _print(self, text: str) -> None:
         level = "warning" if text.lower().startswith("warning:") else "info"

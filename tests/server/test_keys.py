@@ -40,7 +40,9 @@ def write(tmp_path, text):
 def test_a_made_key_opens(tmp_path):
     key, entry = generate_key_entry("agents")
     assert key not in entry
+    alone = load_keys(write(tmp_path, entry))
     ring = load_keys(write(tmp_path, "keys:\n" + entry))
+    assert alone.keys == ring.keys
     assert ring.find(key).name == "agents"
     assert generate_key_entry("agents")[0] != key
     assert len(base64.urlsafe_b64decode(key.removeprefix("eg-") + "=")) == 32
