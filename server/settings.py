@@ -131,6 +131,12 @@ class Settings:
     api_key_file: str | None = setting(
         None, "YAML file of hashed API keys with names and limits; read again on SIGHUP"
     )
+    shared_prefix_cache: tuple[str, ...] = setting(
+        (),
+        "names of API keys whose prompts may share the engine's prefix cache, or `all`; every "
+        "other named key has one of its own, so that none finds out what another has sent",
+        metavar="KEY",
+    )
     admin_api_key: str | None = setting(None, "an API key that opens operator paths, too")
     admin_port: int | None = setting(
         None, "serve operator paths (/, /metrics, /debug, /admin) on this port and there alone"

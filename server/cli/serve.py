@@ -41,6 +41,7 @@ from eaglegate.observability.middleware import (
 from eaglegate.observability.pages import make_routes
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.server.access.isolation import CacheIsolation, check_names
 from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.access.memory import MemoryMonitor, find_sources
 from eaglegate.server.apis.responses import encryption, route
@@ -107,6 +108,7 @@ class ServeCommand:
         errors = open_log(settings)
         self._gate = ConnectionLimiter(limits(line, raise_file_limit()), self._refuse_connection)
         keys = load_key_ring(settings)
+        check_names(settings.shared_prefix_cache, [key.name for key in keys.keys])
         self._tls = make_part(TlsSettings, settings)
         self._tls.check()
         self._listeners = line.listeners or bind_listeners(settings)
@@ -252,6 +254,7 @@ class ServeCommand:
             served,
             self._policy,
             self._admission,
+            CacheIsolation(frozenset(self._settings.shared_prefix_cache)),
             None if probe is None else ConstraintTrials(probe),
         )
         self._gateway.open(path)

@@ -133,10 +133,19 @@ def _find_ending(kind: type[BaseException]) -> Ending:
 
 
 def _apply_policy(job: Job, path: Pipeline) -> Job:
-    """The job with its adapter, and the depth and lane that the current policy gives it."""
+    """The job with its adapter, the depth and lane that the current policy gives it, and the salt
+    that keeps its prompts apart from those of other keys.
+    """
     decision = path.policy.decide(job.id, job.workload, job.key, job.depth, job.session)
     adapter = job.model if job.model in path.served.adapters else None
-    return revise(job, depth=decision.depth, lane=decision.lane, arm=decision.arm, adapter=adapter)
+    return revise(
+        job,
+        depth=decision.depth,
+        lane=decision.lane,
+        arm=decision.arm,
+        adapter=adapter,
+        cache_salt=path.isolation.salt(job.caller.key, job.cache_salt),
+    )
 
 
 def _describe_request(

@@ -18,6 +18,7 @@ from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.types import Constraint, EngineInfo
 from eaglegate.server.access.admission import Admission, AdmissionLimits
 from eaglegate.server.access.caller import Requester
+from eaglegate.server.access.isolation import CacheIsolation
 from eaglegate.server.errors import InvalidRequest, TooManyRequests
 from eaglegate.server.generation.job import Job, Prompt, ServedModel
 from eaglegate.server.http.response import from_engine
@@ -150,5 +151,6 @@ class Pipeline:
     served: ServedModel
     policy: SpeculationPolicy
     admission: Admission = field(default_factory=Admission)
+    isolation: CacheIsolation = field(default_factory=CacheIsolation)
     trials: ConstraintTrials | None = None
     """Compiles constraints before the engine sees them; None skips this."""
