@@ -65,7 +65,7 @@ round-trips: install-dev  ## calls by models' own templates, in real vocabularie
 	@$(BIN)/python -m tests.text.parsing.real_vocabularies
 	@$(BIN)/python -m pytest tests/text/parsing/test_round_trips.py $(ARGS)
 
-held-out: install-dev  ## reads BFCL's calls in every format, whole, cut off and damaged; docs/held-out.md
+held-out: install-dev  ## reads BFCL's calls in every format, whole, cut off and damaged; docs/parsers-results.md
 	@$(BIN)/python -m tests.text.parsing.held_out $(ARGS)
 
 clients-newest: install-dev  ## the same with the newest versions; reports and never fails

@@ -245,8 +245,8 @@ class _Object:
         if self._form.is_keyed and not self._name:
             self._name = key
             return (yield from self._read_arguments())
-        if key == "function" and end in '{"' and not self._name:
-            return (yield from self._read_function(end))
+        if key in ("function", "tool") and end in '{"' and not self._name:
+            return (yield from self._read_function(key, end))
         if key in self._form.names and not self._name:
             self._form.is_shown = True
             return (yield from self._read_name())
@@ -281,7 +281,7 @@ class _Object:
                 self._begin()
         return end
 
-    def _read_function(self, char: str) -> Subgrammar:
+    def _read_function(self, key: str, char: str) -> Subgrammar:
         """The call in an object of its own, as the API has it, or the name under another key."""
         if char == "{":
             yield Next(self._stops, self._raw.append)
@@ -295,7 +295,7 @@ class _Object:
                 self._begin()
         elif not self._form.certain:
             return (yield from self._give_up(""))
-        self._members.setdefault("function", "".join(written).strip())
+        self._members.setdefault(key, "".join(written).strip())
         return end
 
     def _read_arguments(self, char: str = "") -> Subgrammar:

@@ -37,11 +37,11 @@ def damage_of(case: dict[str, Any], tools: dict[str, Any]) -> Damage:
     )
 
 
-REPORTED, SHAPES = _load("reported.yaml"), _load("shapes.yaml")
+REPORTED, SHAPES, THREADS = map(_load, ("reported.yaml", "shapes.yaml", "threads.yaml"))
 CASES = [
     damage_of(case, file["tools"])
-    for file in (REPORTED, SHAPES)
-    for case in file["ordinary"] + file["damaged"]
+    for file in (REPORTED, SHAPES, THREADS)
+    for case in file["ordinary"] + file["damaged"] + file.get("shown", [])
 ]
 
 

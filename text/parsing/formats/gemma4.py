@@ -21,7 +21,7 @@ from json.encoder import encode_basestring
 from eaglegate.text.events import Repair
 from eaglegate.text.parsing.arguments import as_json
 from eaglegate.text.parsing.markers import NAME, Follow, Lexicon, Stops
-from eaglegate.text.parsing.message import Context, ToolFormat, last_name, opens
+from eaglegate.text.parsing.message import Ahead, Context, ToolFormat, last_name, opens
 from eaglegate.text.parsing.output import Calls
 from eaglegate.text.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until
 from eaglegate.text.parsing.schemas import STRING, TYPES
@@ -78,7 +78,8 @@ class BareKeys:
         def begin(written: str) -> None:
             name = written.strip().lstrip(":").removeprefix(BARE).strip()
             if name and not _NO_NAME.search(name):
-                calls.begin(name)
+                last = name.rpartition(":")[2]
+                calls.begin(last if calls.find(last) and not calls.find(name) else name)
 
         marker = yield from last_name(stops("{", "(", self.call, self.call_end), header, begin)
         begin("".join(header))
@@ -100,7 +101,14 @@ class BareKeys:
     def _members(self, members: Members, context: Context) -> Subgrammar:
         members.take("{")
         ends = context.lexicon.stops(self.quote, self.call, self.call_end)
+        lexicon = context.lexicon
+        behind = dict.fromkeys(",}]") | context.follow(None, self.call_end)
         while (marker := (yield _Outside(ends, members))) == self.quote:
+            if members.is_in_word and context.calls.repairing:
+                closes = yield Ahead(behind, lexicon.stops(), lexicon)
+                if closes == Ahead.YES:
+                    members.close_word()
+                    continue
             write, end = members.string()
             closing = self._closing(context, members.in_parentheses)
             if (yield Tagged(context.lexicon, closing, write)) == FORCED:
@@ -218,6 +226,18 @@ class Members:
     @property
     def _is_blank(self) -> bool:
         return not any(map(str.strip, self._word))
+
+    @property
+    def is_in_word(self) -> bool:
+        """Whether a value without quotes has begun."""
+        return self._takes == self._take_value and not self._is_blank
+
+    def close_word(self) -> None:
+        """The word is a string whose opening quote is forgotten."""
+        word = self._take_word()
+        write, end = self.string()
+        write(word)
+        end()
 
     def _take_word(self) -> str:
         word, self._word = "".join(self._word).strip(), []

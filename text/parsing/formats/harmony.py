@@ -25,6 +25,7 @@ from collections.abc import Generator
 
 from eaglegate.text.events import Phase
 from eaglegate.text.parsing.answer import read_content
+from eaglegate.text.parsing.markers import match_beginnings
 from eaglegate.text.parsing.message import (
     Context,
     Looking,
@@ -56,6 +57,10 @@ _BREAK = "\n\n"
 _RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)")
 _ROLE = re.compile(r"\s{0,99}(?:to=|assistant)")
 _ROLE_BEGINS = re.compile(r"\s{0,99}(?:to?|a(?:s(?:s(?:i(?:s(?:t(?:a(?:nt?)?)?)?)?)?)?)?)?\Z")
+_TO = ("commentary to=", "analysis to=")
+_HEADER = re.compile("|".join(_TO))
+"""Header of a call behind another message, where the tokens that open it are forgotten."""
+_HEADER_BEGINS = re.compile("|".join((r"\Z", *map(match_beginnings, _TO))))
 _STRAY = re.compile(r"[\W\d_]{1,16}\Z")
 """Digits and punctuation, no words."""
 
@@ -106,6 +111,9 @@ def _skip_stray(context: Context) -> Subgrammar:
     gpt-oss writes a number there at times; other text is an answer without a header.
     """
     begins = context.lexicon.stops(START, CHANNEL, MESSAGE)
+    marker = yield Looking(_HEADER, _HEADER_BEGINS, begins.tokens)
+    if marker != Looking.NO:
+        return CHANNEL if marker == Looking.YES else marker
     stray: list[str] = []
     marker = yield _Stray(begins.tokens, stray.append)
     if marker != Skipping.YES:
@@ -157,7 +165,7 @@ def _read_call(name: str, context: Context) -> Subgrammar:
     goes_on = context.follow(None, START)
     quotes = context.quotes(dict.fromkeys(ENDS, goes_on))
     marker = yield JsonValue(stops, context.calls.write_json, True, quotes)
-    context.calls.close()
+    context.calls.close(is_fragile=not context.calls.written)
     context.out.phase = Phase.CONTENT
     return marker
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from eaglegate.text.parsing.arguments import ArgumentsWriter, as_json
 from eaglegate.text.parsing.json_blocks import SPACE
-from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow
-from eaglegate.text.parsing.message import Context, ToolFormat, opens
+from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow, match_beginnings
+from eaglegate.text.parsing.message import Context, Skipping, ToolFormat, opens
 from eaglegate.text.parsing.output import Framed
 from eaglegate.text.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until, ignore
 from eaglegate.text.parsing.schemas import STRING, resolve
@@ -54,6 +54,15 @@ class Elements:
 
     token: str = TOKEN
 
+    @property
+    def _end(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """The end of a section behind a call that none has opened, and what may become it."""
+        tag = f"{self.token}</tool_call>"
+        begun = match_beginnings(tag)
+        return re.compile(rf"\s{{0,99}}+{re.escape(tag)}"), re.compile(
+            rf"\s{{0,99}}+(?:\Z|{begun})"
+        )
+
     def format(self) -> ToolFormat:
         openers = (f"{self.token}<tool_call>", f"{self.token}<invoke name=")
         return ToolFormat(openers, self._read, (self.token,), closer=f"{self.token}</tool_call>")
@@ -73,6 +82,7 @@ class Elements:
             elif wrapped:
                 tag = yield from self._tag(context, stray.write)
             else:
+                yield Skipping(*self._end)
                 return
 
     def _tag(self, context: Context, sink: Sink = ignore) -> Subgrammar:
@@ -145,6 +155,8 @@ def _take_unopened(key: str, text: str, arguments: ArgumentsWriter, context: Con
     if key in arguments.given or key not in arguments.properties:
         context.calls.spoil()
         return
+    if text.lstrip().startswith(f"<{key}>"):  # its opening tag lacks the token
+        context.calls.spoil()
     arguments.begin(key)
     arguments.write(text.strip())
     arguments.end()

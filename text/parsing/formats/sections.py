@@ -49,7 +49,7 @@ from eaglegate.text.parsing.tagged import Closing, Tagged
 _HEADER = re.compile(r"(?:functions\.)?(?P<name>.+?)(?P<index>:\d+)?\Z", re.DOTALL)
 
 _NO_NAME = re.compile(r"""\A\Z|[\s"{}\[\],]""")
-_INDEX = re.compile(r"[:._]?[0-9]+\Z")
+_INDEX = re.compile(r"[:._!#-]?[0-9]+\Z")
 
 
 def _begin_kimi(calls: Calls, header: str) -> bool:
