@@ -160,21 +160,20 @@ def follows(text: str, at: int, follow: Follow | None, more: bool) -> bool | Non
         return False
     if at == len(text):
         return None if more else True
-    verdicts = [_follows_word(text, at, word, then, more) for word, then in follow.items()]
-    if True in verdicts:
-        return True
-    return None if None in verdicts else False
-
-
-def _follows_word(text: str, at: int, word: str, then: Follow | None, more: bool) -> bool | None:
-    """The same with one of the words, which may be the beginning of another."""
-    if text.startswith(word, at):
-        return follows(text, at + len(word), then, more)
-    if word == NAME and (name := _NAME.match(text, at)):
-        if name.end() < len(text):
-            return follows(text, name.end(), then, more)
-        return None if more else False
-    return None if more and word.startswith(text[at:]) else False
+    undecided = False
+    for word, then in follow.items():  # one may be the beginning of another
+        verdict: bool | None = False
+        if text.startswith(word, at):
+            verdict = follows(text, at + len(word), then, more)
+        elif word == NAME and (name := _NAME.match(text, at)):
+            is_cut = name.end() == len(text)
+            cut = None if more else False
+            verdict = cut if is_cut else follows(text, name.end(), then, more)
+        if verdict:
+            return True
+        undecided = undecided or verdict is None
+    undecided = undecided or (more and any(word.startswith(text[at:]) for word in follow))
+    return None if undecided else False
 
 
 class Quotes:

@@ -78,7 +78,7 @@ class BareKeys:
         def begin(written: str) -> None:
             name = written.strip().lstrip(":").removeprefix(BARE).strip()
             if name and not _NO_NAME.search(name):
-                last = name.rpartition(":")[2]
+                last = name.rpartition(":")[2] if ":" in name else ""
                 calls.begin(last if calls.find(last) and not calls.find(name) else name)
 
         marker = yield from last_name(stops("{", "(", self.call, self.call_end), header, begin)
@@ -101,11 +101,10 @@ class BareKeys:
     def _members(self, members: Members, context: Context) -> Subgrammar:
         members.take("{")
         ends = context.lexicon.stops(self.quote, self.call, self.call_end)
-        lexicon = context.lexicon
-        behind = dict.fromkeys(",}]") | context.follow(None, self.call_end)
         while (marker := (yield _Outside(ends, members))) == self.quote:
             if members.is_in_word and context.calls.repairing:
-                closes = yield Ahead(behind, lexicon.stops(), lexicon)
+                behind = dict.fromkeys(",}]") | context.follow(None, self.call_end)
+                closes = yield Ahead(behind, context.lexicon.stops(), context.lexicon)
                 if closes == Ahead.YES:
                     members.close_word()
                     continue
@@ -114,7 +113,8 @@ class BareKeys:
             if (yield Tagged(context.lexicon, closing, write)) == FORCED:
                 context.calls.spoil()
             end()
-            if _is_broken(members.text, self.quote):
+            text = members.text
+            if self.quote in text and _is_broken(text, self.quote):
                 context.calls.spoil()
         return marker
 
@@ -225,12 +225,12 @@ class Members:
 
     @property
     def _is_blank(self) -> bool:
-        return not any(map(str.strip, self._word))
+        return not self._word or not any(map(str.strip, self._word))
 
     @property
     def is_in_word(self) -> bool:
         """Whether a value without quotes has begun."""
-        return self._takes == self._take_value and not self._is_blank
+        return not self._is_blank and self._takes == self._take_value
 
     def close_word(self) -> None:
         """The word is a string whose opening quote is forgotten."""
@@ -278,8 +278,8 @@ class Members:
     def _allowed(self) -> frozenset[str]:
         """Allowed types of the member that is being written, where it is a parameter."""
         tool = self._calls.tool
-        known = tool is not None and self._calls.repairing and len(self._closers) == 1
-        return tool.kinds(self._key) if tool and known else STRING
+        known = len(self._closers) == 1 and self._calls.repairing
+        return tool.kinds(self._key) if known and tool is not None else STRING
 
     @property
     def text(self) -> str:
@@ -392,10 +392,8 @@ class Members:
 
 def _is_broken(text: str, quote: str) -> bool:
     """Whether a string holds a token that closed it: doubled, or with keys behind it."""
-    at = text.find(quote)
-    if at < 0:
-        return False
-    return text.startswith(quote) or text.endswith(quote) or bool(_SWALLOWED.search(text, at))
+    at_edge = text.startswith(quote) or text.endswith(quote)
+    return at_edge or _SWALLOWED.search(text, text.find(quote)) is not None
 
 
 def _unquote(word: str) -> str:
