@@ -34,6 +34,8 @@ MARK = re.compile(r"pytest\.mark\.(\w+)")
 SLOW = {"slow", "alone"}
 LEFT_OUT = {"not slow": SLOW, "not slow and not thorough": SLOW | {"thorough"}}
 """Marks of modules that an expression deselects."""
+GPU_PATH = "gpu_path"
+"""The mark of `make test-gpu-path`: files without it are not imported."""
 NEEDS_ENGINE = (
     "lab/benchmarks/test_variants.py",
     "engine/vllm_backend",
@@ -51,11 +53,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     inside = collection_path.relative_to(HERE).as_posix()
     if not HAS_ENGINE and inside in NEEDS_ENGINE:
         return True
-    marks = LEFT_OUT.get(config.option.markexpr)
-    if marks is None or not collection_path.name.startswith("test_"):
+    expression = config.option.markexpr
+    marks = LEFT_OUT.get(expression)
+    chosen = expression == GPU_PATH
+    if not (marks or chosen) or not collection_path.name.startswith("test_"):
         return None
-    found = MODULE_MARKS.search(collection_path.read_text(encoding="utf-8"))
-    return (found is not None and bool(marks & set(MARK.findall(found[1])))) or None
+    text = collection_path.read_text(encoding="utf-8")
+    if chosen:
+        return f"mark.{GPU_PATH}" not in text or None
+    found = MODULE_MARKS.search(text)
+    return (found is not None and bool((marks or set()) & set(MARK.findall(found[1])))) or None
 
 
 def pytest_sessionstart() -> None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 
-import pytest
 import pytest_asyncio
 from vllm import envs
 
@@ -33,16 +32,6 @@ SMALL = {
     "kv_cache_memory_bytes": 24 << 20,
 }
 """Twenty blocks of 128 tokens and prefills in chunks: preemption and chunking happen."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under ``--dist loadgroup`` one process has all tests of the shared engine with a draft, and
-    the other those with an engine of their own.
-    """
-    for item in items:
-        if item.get_closest_marker("gpu_path"):
-            shared = "engine" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("shared" if shared else "own"))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
