@@ -27,7 +27,7 @@ Prompts = list[tuple[int, ...]]
 async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[VllmEngine, None]:
     folder = tmp_path_factory.mktemp("lora")
     adapters = {
-        name: str(make_adapter(folder / name, len(name), head=SECOND_RUNNER and name == "three"))
+        name: str(make_adapter(folder / name, len(name), head=name == "three"))
         for name in ("one", "three")
     }
     arguments = make_demo_arguments(
