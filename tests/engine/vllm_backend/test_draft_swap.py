@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from eaglegate.canary.arms import ArmsNow, ArmSums, Collapsed, CollapseLimits
+from eaglegate.canary.changes import DraftChange
 from eaglegate.engine.errors import DraftRefused, EngineFailed
 from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
 from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import Arm
 from eaglegate.engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.lab.benchmarks.drive import Outcome, greedy, run_all, running, speculation
@@ -87,6 +91,52 @@ async def test_streams_go_on_with_the_same_text_and_a_rollback_brings_acceptance
     engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     await check_swaps(engine, prompts, tmp_path)
+
+
+class SlotTotals:
+    """What a canary knows of the traffic: the steps that each draft served."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Totals] = {}
+
+    def add(self, draft: str, outcomes: Sequence[Outcome]) -> None:
+        self._totals[draft] = sum((one.totals for one in outcomes), self.total_of(draft))
+
+    def total_of(self, draft: str) -> Totals:
+        return self._totals.get(draft, Totals())
+
+    def watch_requests(self, _: object) -> None:
+        """Slots of requests are not compared here."""
+
+
+@pytest.mark.gpu_path
+async def test_a_canary_slot_leaves_texts_alone_and_sees_a_bad_draft(
+    engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    manager, traffic = manage(engine), SlotTotals()
+    noise = str(make_noise(tmp_path / "noise"))
+    change = DraftChange(noise, manager, traffic, CollapseLimits(steps=10))
+    before = await run_prompts(engine, prompts, "before")
+    await change.start()
+    now = ArmsNow(ArmSums(), ArmSums())
+    for slot, arm in enumerate((Arm.CONTROL, Arm.CANDIDATE, Arm.CONTROL)):
+        await change.enter(arm)
+        assert manager.in_trial == (arm is Arm.CANDIDATE)
+        outcomes = await run_prompts(engine, prompts, f"slot-{slot}")
+        assert texts(outcomes) == texts(before)
+        assert manager.serving is not None
+        traffic.add(manager.serving.fingerprint, outcomes)
+        if arm is Arm.CANDIDATE:
+            assert acceptance(outcomes) < 1.2
+            with pytest.raises(Collapsed, match="acceptance collapsed"):
+                change.check(now)
+        else:
+            assert acceptance(outcomes) == pytest.approx(acceptance(before), rel=0.01)
+    await change.enter(Arm.CANDIDATE)
+    await change.leave()
+    assert not manager.in_trial
+    after = await run_prompts(engine, prompts, "after")
+    assert acceptance(after) == pytest.approx(acceptance(before), rel=0.01)
 
 
 @pytest.mark.parametrize("fault", ["absent", pytest.param("shape", marks=pytest.mark.gpu_path)])
