@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,38 @@ def test_the_example_runs_as_it_stands():
     )
     assert "ReasoningDelta" in done.stdout
     assert "ContentDelta(text='7')" in done.stdout
+
+
+DISTRIBUTIONS = {
+    "google_re2": "re2", "pyyaml": "yaml", "huggingface_hub": "huggingface_hub",
+}  # fmt: skip
+EXTRAS = {"observability/tracing.py: opentelemetry"}
+"""The extra ``otel``; its module is imported where an endpoint is given."""
+BROUGHT = {"starlette": "fastapi"}
+"""Packages that another one brings and re-exports."""
+
+
+def list_top_imports(path: Path) -> set[str]:
+    """Packages that are imported as soon as the module is."""
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
+def test_a_plain_install_brings_what_the_gateway_imports() -> None:
+    """``pip install eaglegate``, without vLLM and what it would bring."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {re.split(r"[<>=\[]", line)[0] for line in project["dependencies"]}
+    declared = {name.replace("-", "_") for name in named}
+    declared = {DISTRIBUTIONS.get(name, name) for name in declared} | {"eaglegate"}
+    rooms = ("server", "text", "observability", "capture", "canary", "engine")
+    needed = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for room in rooms
+        for path in (ROOT / room).rglob("*.py")
+        if "vllm_backend" not in path.parts
+        for name in list_top_imports(path)
+        if BROUGHT.get(name, name) not in declared | sys.stdlib_module_names
+    }
+    assert needed == EXTRAS
