@@ -53,9 +53,9 @@ class Settings:
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = setting(8000, "port to listen on; 0 picks a free one")
     served_model_name: tuple[str, ...] = setting(
-        (), "names clients may use for the model; the first is the one shown"
+        (), "names that clients may use for the model; the first is shown"
     )
-    root_path: str = setting("", "path prefix a proxy serves this gateway under")
+    root_path: str = setting("", "path prefix under which a proxy serves this gateway")
 
     FORMATS: ClassVar = Heading("Formats of the model")
     tool_call_parser: str | None = setting(None, "tool-call format of the model")
@@ -71,40 +71,40 @@ class Settings:
     )
     chat_template_content_format: str = setting(
         "auto",
-        "how the chat template is given message content: text, or a list of parts",
+        "form of message content in the chat template: text, or a list of parts",
         choices=("auto", "string", "openai"),
     )
     special_tokens_in_messages: str = setting(
         "text",
-        "how text in messages that spells a special token, such as <|im_end|>, is read: as text, "
-        "or parsed as the token, as vllm serve does",
+        "reading of text in messages that spells a special token, such as <|im_end|>: as text, "
+        "or as the token, as vllm serve does",
         choices=("text", "parse"),
     )
     trust_request_chat_template: bool = setting(
-        False, "requests may bring a chat template; it runs in a process with limits"
+        False, "let requests bring a chat template, which runs in a process with limits"
     )
     repair_tool_calls: bool = setting(
-        True, "mend arguments of tool calls where they can mean one thing only; counted"
+        True, "repair arguments of tool calls that have only one possible meaning"
     )
     vllm_parser_fallback: bool = setting(
-        False, "read formats that have no parser here with vLLM's own parser of that name"
+        False, "read formats without a parser here with vLLM's own parser of that name"
     )
     enable_auto_tool_choice: bool = setting(
-        False, "accepted as vllm serve has it; a tool-call parser is enough here"
+        False, "accepted for compatibility with vllm serve; a tool-call parser is enough"
     )
 
     SPECULATION: ClassVar = Heading("Speculation")
     depth: str | None = setting(
         None,
         "draft tokens per step of requests that ask for none: a number, or `auto` to choose it at "
-        "every step by expected tokens per second. auto when not given; the demo, with a draft as "
-        "large as its target, drafts as deep as it can, and workers choose for themselves",
+        "every step by expected tokens per second. The default is auto, except for the demo, whose "
+        "draft is as large as its target, and for workers, which choose for themselves",
         metavar="N|auto",
     )
     step_timing_s: float = setting(
         3.0,
-        "seconds that a start may spend on timing steps for --depth auto; what they do not reach "
-        "is learnt from traffic, as all is with 0",
+        "seconds that a start may spend on timing steps for --depth auto; other step times are "
+        "learnt from traffic",
     )
     require_lossless: bool = setting(
         False,
@@ -113,20 +113,18 @@ class Settings:
     )
     draft_store: str | None = setting(
         None,
-        "folder for copies of drafts that are loaded while serving; a promoted one is served again "
-        "after a restart. A temporary folder when not given",
+        "folder for copies of drafts that are loaded while serving, which keeps a promoted draft "
+        "across restarts. The default is a temporary folder",
         metavar="FOLDER",
     )
     improve: str | None = setting(
         None, "configuration of a loop that tunes the draft on captured traffic", metavar="FILE"
     )
-    preflight: bool = setting(
-        True, "refuse to start when the checks of `eaglegate check` find an obstacle"
-    )
+    preflight: bool = setting(True, "refuse to start if `eaglegate check` finds an obstacle")
 
     KEYS: ClassVar = Heading("API keys and operators")
     api_key: tuple[str, ...] = setting(
-        (), "API keys clients may use; better in the environment or a file than on a command line"
+        (), "API keys of clients; better in the environment or a file than on a command line"
     )
     api_key_file: str | None = setting(
         None, "YAML file of hashed API keys with names and limits; read again on SIGHUP"
@@ -134,12 +132,12 @@ class Settings:
     shared_prefix_cache: tuple[str, ...] = setting(
         (),
         "names of API keys whose prompts may share the engine's prefix cache, or `all`; every "
-        "other named key has one of its own, so that none finds out what another has sent",
+        "other named key has one of its own, so that no key can detect another's prompts",
         metavar="KEY",
     )
-    admin_api_key: str | None = setting(None, "an API key that opens operator paths, too")
+    admin_api_key: str | None = setting(None, "API key that also opens operator paths")
     admin_port: int | None = setting(
-        None, "serve operator paths (/, /metrics, /debug, /admin) on this port and there alone"
+        None, "serve operator paths (/, /metrics, /debug, /admin) on this port only"
     )
     admin_host: str = setting("127.0.0.1", "address of --admin-port")
 
@@ -147,31 +145,31 @@ class Settings:
     upstream: str | None = setting(
         None,
         "vLLM servers that generate in place of an engine of this process: "
-        "http://HOST:PORT; text+http://HOST:PORT for servers of other makes",
+        "http://HOST:PORT, or text+http://HOST:PORT for servers that speak text only",
         metavar="URL[,URL...]",
     )
     upstream_file: str | None = setting(
-        None, "a file of such URLs, one per line; read again when it changes"
+        None, "file of workers' URLs, one per line; read again when it changes"
     )
     upstream_dns: str | None = setting(
-        None, "HOST:PORT whose addresses are workers, such as a headless service's"
+        None, "HOST:PORT of a name whose addresses are workers, such as a headless service"
     )
     upstream_key: str | None = setting_of(
         ConnectionSettings,
         "key",
-        "API key the workers ask for; better in the environment than on a command line",
+        "API key of the workers; better in the environment than on a command line",
     )
     upstream_connect_s: float = setting_of(
         ConnectionSettings, "connect_s", "seconds a worker may take to accept a connection"
     )
     upstream_first_token_s: float = setting_of(
-        ConnectionSettings, "first_token_s", "seconds a worker may take to a request's first token"
+        ConnectionSettings, "first_token_s", "seconds to a request's first token from a worker"
     )
     upstream_idle_s: float = setting_of(
         ConnectionSettings, "idle_s", "seconds a worker may pause within a stream"
     )
     upstream_start_s: float = setting_of(
-        FleetSettings, "start_s", "seconds a worker that is loading is waited for"
+        FleetSettings, "start_s", "seconds to wait for a worker that is loading"
     )
     upstream_probe_s: float = setting(
         20.0,
@@ -183,53 +181,51 @@ class Settings:
     affinity_block: int = setting_of(
         RoutingSettings,
         "block",
-        "tokens of a prompt that count as one when workers are chosen by its beginning",
+        "tokens of a block, by which prompts are matched to workers",
     )
     affinity_epsilon: float = setting_of(
         RoutingSettings,
         "epsilon",
-        "a worker with more than (1 + this) times the mean load is passed over",
+        "skip workers with more than (1 + this) times the mean load",
     )
     affinity_slack: float = setting_of(
-        RoutingSettings, "slack", "load in tokens below which no worker is passed over"
+        RoutingSettings, "slack", "load in tokens below which no worker is skipped"
     )
 
     LIMITS: ClassVar = Heading("Limits")
     max_running: int = setting_of(AdmissionLimits, "running", "sequences in the engine at a time")
     max_queued: int = setting_of(
-        AdmissionLimits, "queued", "requests that may wait; more are refused with 429"
+        AdmissionLimits, "queued", "requests that may wait; further ones get 429"
     )
     max_queued_tokens: int = setting_of(
-        AdmissionLimits, "queued_tokens", "prompt tokens that may wait; more are refused"
+        AdmissionLimits, "queued_tokens", "prompt tokens that may wait; further ones get 429"
     )
     max_body_bytes: int = setting(8 << 20, "largest request body in bytes")
     request_timeout_s: float = setting(
-        0.0, "seconds a request may take; 0 for as long as it needs; x-request-timeout may say less"
+        0.0, "seconds a request may take; 0 for no limit; x-request-timeout may set less"
     )
-    body_timeout_s: float = setting(30.0, "seconds a request's body may take to come in")
+    body_timeout_s: float = setting(30.0, "seconds a request's body may take to arrive")
     reader_timeout_s: float = setting_of(
         StreamTiming, "reader_s", "seconds a client may leave a stream unread before it is cut off"
     )
-    drain_s: float = setting(
-        30.0, "seconds running requests have left after SIGTERM before they are ended"
-    )
+    drain_s: float = setting(30.0, "seconds that running requests may take after SIGTERM")
     memory_limit: int | None = setting(
         None,
-        "bytes of memory this gateway may use before it sheds; 0 for no watch; without one "
-        "the control group's limit, else the machine's memory",
+        "bytes of memory near which the gateway sheds load; 0 for no limit. The default is the "
+        "control group's limit, else the machine's memory",
     )
     max_connections: int | None = setting(
-        None, "connections of clients at a time; as many as open files allow, at most 16384"
+        None, "client connections at a time; by default as many as open files allow, at most 16384"
     )
     max_connections_per_client: int | None = setting(
-        None, "connections of one address; half of --max-connections"
+        None, "connections of one address; by default half of --max-connections"
     )
 
     REQUESTS: ClassVar = Heading("Requests and streams")
     stream_interval_ms: float | None = setting(
         None,
-        "milliseconds in which steps of a stream are sent together; 0 sends each at once; without "
-        "it they are joined only while the event loop lags",
+        "milliseconds in which steps of a stream are sent together; 0 sends each at once. By "
+        "default steps are joined only while the event loop lags",
     )
     first_event_grace_s: float = setting_of(
         StreamTiming,
@@ -246,12 +242,10 @@ class Settings:
     )
     history_media: str = setting(
         "placeholder",
-        "images and files in earlier messages and in results of tools: a placeholder, or a 400",
+        "images and files in earlier messages and tool results: a placeholder, or a 400",
         choices=("placeholder", "refuse"),
     )
-    workloads: tuple[str, ...] = setting(
-        (), "more workload names clients may give in x-eaglegate-workload"
-    )
+    workloads: tuple[str, ...] = setting((), "further workload names for x-eaglegate-workload")
     enable_tokenizer_info_endpoint: bool = setting(
         False, "serve /tokenizer_info: the tokenizer's configuration and the chat template"
     )
@@ -259,13 +253,15 @@ class Settings:
     STORE: ClassVar = Heading("Stored responses and conversations")
     responses_store: str = setting(
         "auto",
-        "where responses are kept: a database URL as SQLAlchemy has it, none, or auto: "
+        "store of responses: a SQLAlchemy database URL, none, or auto: "
         "~/.local/state/eaglegate/responses.sqlite",
     )
     responses_retention_s: float = setting_of(Retention, "seconds", "seconds a response is kept")
-    responses_most: int = setting_of(Retention, "most", "responses kept; beyond them the oldest go")
+    responses_most: int = setting_of(
+        Retention, "most", "responses kept; the oldest beyond are deleted"
+    )
     responses_bytes: int = setting_of(
-        Retention, "bytes", "bytes of all responses kept; beyond them the oldest go"
+        Retention, "bytes", "bytes of all responses kept; the oldest beyond are deleted"
     )
     responses_key_bytes: int = setting_of(
         Retention, "owner_bytes", "bytes kept of the responses of one API key"
@@ -282,24 +278,25 @@ class Settings:
     )
     encryption_key: tuple[str, ...] = setting(
         (),
-        "Fernet keys for reasoning that clients keep: the first encrypts, all decrypt; "
+        "Fernet keys for encrypted reasoning: the first encrypts, all decrypt; "
         "better in the environment or a file than on a command line",
     )
     encryption_key_file: str | None = setting(
-        None, "a file of such keys, one per line; without any, one is made beside the SQLite store"
+        None,
+        "file of encryption keys, one per line; by default one is made beside the SQLite store",
     )
 
     BROWSERS: ClassVar = Heading("Browsers and proxies")
     allowed_hosts: tuple[str, ...] = setting_of(
         CrossOriginPolicy,
         "hosts",
-        "more names clients may reach this gateway by without API keys; *.NAME for those below",
+        "further host names of this gateway, where no API key is needed; *.NAME for subdomains",
     )
     allowed_origins: tuple[str, ...] = setting_of(
         CrossOriginPolicy,
         "origins",
         "origins whose pages and applications may use the API, such as https://app.example, or "
-        "vscode-webview://* for all of a scheme; * for all",
+        "vscode-webview://* for a whole scheme; * for all",
     )
     allow_credentials: bool = setting_of(
         CrossOriginPolicy, "credentials", "CORS: pages of allowed origins may send credentials"
@@ -311,7 +308,7 @@ class Settings:
         CrossOriginPolicy, "headers", "CORS: headers for allowed origins"
     )
     forwarded_allow_ips: tuple[str, ...] = setting(
-        (), "addresses or networks of proxies whose X-Forwarded-For and -Proto are believed"
+        (), "addresses or networks of proxies whose X-Forwarded-For and -Proto are trusted"
     )
 
     TLS: ClassVar = Heading("TLS")
@@ -327,7 +324,7 @@ class Settings:
     ssl_ca_certs: str | None = setting_of(
         TlsSettings,
         "ca_certs",
-        "certificates of those who sign clients' certificates, which then are required",
+        "CA certificates for clients' certificates, which are then required",
     )
     ssl_ciphers: str = setting_of(TlsSettings, "ciphers", "ciphers as OpenSSL names them")
 
@@ -335,51 +332,51 @@ class Settings:
     engine_start_s: float = setting_of(
         SupervisionTimeouts,
         "start_s",
-        "an engine that is not ready after this many seconds is given up",
+        "seconds after which a start of the engine is abandoned",
     )
     engine_hang_s: float = setting_of(
         SupervisionTimeouts,
         "hang_s",
-        "an engine that gives no sign of life this many seconds is replaced",
+        "seconds without a sign of life after which the engine is replaced",
     )
     engine_stall_s: float = setting_of(
         SupervisionTimeouts,
         "stall_s",
-        "an engine that has requests and no step for any of them this long is replaced",
+        "seconds without a step after which an engine with requests is replaced",
     )
     engine_wait_s: float = setting_of(
         SupervisionTimeouts,
         "wait_s",
-        "seconds a request waits for an engine that is being replaced",
+        "seconds a request waits while the engine is replaced",
     )
     engine_stable_s: float = setting_of(
         SupervisionTimeouts,
         "stable_s",
-        "an engine that lives this long, or serves a token, clears the count of failures",
+        "seconds after which an engine clears the count of failures; a served token does at once",
     )
     engine_failures: int = setting_of(
         SupervisionTimeouts,
         "max_failures",
-        "fruitless failures of the engine in a row after which the gateway exits with status 1",
+        "engine failures in a row after which the gateway exits with status 1",
     )
     continuations: int = setting_of(
         SupervisionTimeouts,
         "continuations",
-        "engine failures in a row one request may survive without a new token",
+        "engine failures in a row that one request may survive without a new token",
     )
 
     LOGS: ClassVar = Heading("Logs and traces")
     log_level: str = setting(
-        "info", "what the gateway logs", choices=("debug", "info", "warning", "error")
+        "info", "level of the log", choices=("debug", "info", "warning", "error")
     )
     log_format: str = setting(
         "text",
-        "how the log is written, vLLM's and the engine's lines included: text for people, or one "
-        "JSON object a line",
+        "format of the log, vLLM's and the engine's lines included: text, or one JSON object "
+        "a line",
         choices=("text", "json"),
     )
     otlp_endpoint: str | None = setting(
-        None, "where traces go over OTLP/HTTP, such as http://localhost:4318; off without"
+        None, "OTLP/HTTP endpoint for traces, such as http://localhost:4318; off by default"
     )
 
     def __post_init__(self) -> None:
