@@ -56,6 +56,9 @@ GOES_OVER = {
     'argument key="city" type="string"⟪<|sep|>⟫Oslo⟪<|close|>⟫argument⟪<|sep|>⟫}⟪<|open|>⟫argument '
     'key="date" type="string"⟪<|sep|>⟫May⟪<|close|>⟫argument⟪<|sep|>⟫⟪<|close|>⟫call⟪<|sep|>⟫'
     "⟪<|close|>⟫tools⟪<|sep|>⟫",
+    "k2_horizon": "⟪<ifm|tool_calls>⟫\n⟪<ifm|tool_call>⟫place\n⟪<ifm|arg_key>⟫city⟪</ifm|arg_key>⟫"
+    "⟪<ifm|arg_type>⟫string⟪<ifm|arg_value>⟫⟪</ifm|arg_type>⟫⟪<ifm|arg_value>⟫Oslo"
+    "⟪</ifm|arg_value>⟫⟪</ifm|tool_call>⟫\n⟪</ifm|tool_calls>⟫",
     "lfm2": '⟪<|tool_call_start|>⟫[place(city="Oslo", <date="May")]⟪<|tool_call_end|>⟫',
     "pythonic": '[place(city="Oslo"_, date="May", unit="C")]',
     "olmo3": '<function_calls>place(city="Oslo",= date="May")</function_calls>',

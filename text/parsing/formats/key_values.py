@@ -176,7 +176,8 @@ class KeyValues:
                     return FORCED
                 closed = marker == self.value_end
                 text = arguments.text
-                doubled = text.replace("\n", "").startswith((self.value, self.key_end + self.value))
+                left = tuple(filter(None, (self.value, self.key_end + self.value, self.kind_end)))
+                doubled = text.replace("\n", "").startswith(left)
                 if doubled or has_own_tags(text, self.value, self.value_end, closed):
                     context.calls.spoil()
                 arguments.end()

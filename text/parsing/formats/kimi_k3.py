@@ -168,7 +168,7 @@ def _read_argument(
     forced = yield from _read_body("argument", arguments.write, context)
     text = arguments.text
     too_many = text.count(SEP) > text.count(OPEN) + text.count(CLOSE)
-    if too_many or holds_next(text, f"{OPEN}argument", f"{CLOSE}argument"):
+    if too_many or holds_next(text, f"{OPEN}argument", CLOSE):
         context.calls.spoil()
     arguments.end()
     return forced
