@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import random
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 import orjson
@@ -139,12 +138,15 @@ def settled(gateway: RunningGateway) -> dict[str, float]:
     raise AssertionError("the engine still runs")
 
 
-def access_log(path: Path) -> list[dict]:
-    lines = (line for line in path.read_text().splitlines() if line.startswith("{"))
-    return [line for line in map(orjson.loads, lines) if "completion_tokens" in line]
+def read_log(gateway: RunningGateway) -> list[dict]:
+    """Every line that it wrote, on both of its outputs."""
+    assert gateway.process.stdout is not None
+    lines = [*gateway.log.read_text().splitlines(), *gateway.process.stdout.read().splitlines()]
+    return [orjson.loads(line) for line in lines]
 
 
-async def test_every_step_and_every_token_is_accounted_for(tmp_path):
+async def test_every_step_and_every_token_is_accounted_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
     log = tmp_path / "serve.log"
     speculation = orjson.dumps({"num_speculative_tokens": DEEPEST}).decode()
     with serving(log, ["--speculative-config", speculation, "--log-format=json"]) as gateway:
@@ -155,7 +157,9 @@ async def test_every_step_and_every_token_is_accounted_for(tmp_path):
     grown = {name: after[name] - before[name] for name in after}
     ours = {name: grown[f"eaglegate_{name}_total"] for name in OURS}
     theirs = {name: grown[f"vllm:spec_decode_{name}_total"] for name in THEIRS}
-    lines = access_log(log)
+    logged = read_log(gateway)
+    assert "vllm.process" in {line["logger"] for line in logged}
+    lines = [line for line in logged if "completion_tokens" in line]
     (tmp_path / "account.json").write_bytes(orjson.dumps({"ours": ours, "theirs": theirs}))
 
     assert ours["verify_steps"] + ours["unclaimed_verify_steps"] == theirs["num_drafts"]
