@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
+from eaglegate.engine.errors import EngineError
 from eaglegate.engine.types import EngineRequest
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
@@ -20,6 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 DEPTH = 3
 DEPTHS = (0, DEPTH) if SECOND_RUNNER else (0, 1, DEPTH)
 TOKENS = 20 if SECOND_RUNNER else 40
+WORKER = "tests.engine.vllm_backend.counting_worker.CountingWorker"
+ROWS = ("vllm.v1.worker.gpu.lora_utils", "LoraState", "make_lora_inputs")
 Prompts = list[tuple[int, ...]]
 
 
@@ -37,6 +41,7 @@ async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Vl
         max_loras=2,
         max_lora_rank=8,
         speculative_config=speculation(DEPTH),
+        worker_extension_cls=WORKER,
     )
     engine = VllmEngine(arguments, adapters=adapters)
     await engine.start()
@@ -81,3 +86,18 @@ async def test_no_adapter_reads_anothers_prefix(adapted: VllmEngine, prompts: Pr
         request = replace(greedy("p", prompt, 2), adapter=name)
         first, again = await run(adapted, request), await run(adapted, request)
         assert (first.cached_tokens, again.cached_tokens >= 256) == (0, True), name
+
+
+@pytest.mark.gpu_path
+@pytest.mark.skipif(not SECOND_RUNNER, reason="a patch of the second model runner")
+async def test_without_its_patch_the_second_runner_takes_no_adapter_beside_drafts(
+    adapted: VllmEngine, prompts: Prompts
+) -> None:
+    """The last test: on a CPU the engine dies, once a batch has several requests."""
+    asked = [at(DEPTH, request) for request in requests(prompts)]
+    await run_all(adapted, asked)
+    assert adapted._llm is not None
+    await adapted._llm.collective_rpc("remove_patch", args=ROWS)
+    together = (run(adapted, request) for request in asked)
+    found = await asyncio.gather(*together, return_exceptions=True)
+    assert all(isinstance(one, EngineError) for one in found)
