@@ -35,7 +35,7 @@ PREFIX = "#/components/schemas/"
 
 
 def stripped(node: Any) -> Any:
-    """Without notes, and without the branches of unions that are not for a text gateway."""
+    """Strip notes, and the branches of unions that are not for a text gateway."""
     if isinstance(node, list):
         return [stripped(item) for item in node]
     if not isinstance(node, dict):

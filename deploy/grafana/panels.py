@@ -27,7 +27,7 @@ class Panel:
     kind: str = "lines"
     """lines, stacked or number."""
     width: int = 8
-    """Of 24."""
+    """Width in columns, of 24."""
     least: float | None = 0
 
 

@@ -75,7 +75,7 @@ class _Slices:
         self.counts = np.zeros((rows, levels, 2 * depth))
         """Trials of each level and position; behind them successes."""
         self.evidence = np.zeros((rows, 2 * depth, levels))
-        """What a trial and, on top of it, a success at each position tells of the level: in all
+        """Evidence on the level, of a trial and, added to it, of a success at each position: in all
         the logarithm of the level's conditional acceptance, or of its opposite."""
         self.survival = np.zeros((rows, levels, depth))
         self.ended = np.zeros((rows, levels))

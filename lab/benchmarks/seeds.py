@@ -295,7 +295,7 @@ async def add_kill(table: Comparison, dtype: str) -> None:
 async def answer_disturbed(
     engine: Generates, requests: list[EngineRequest], act: Callable[[], Awaitable[None]]
 ) -> Texts:
-    """In crowds. Prints how many streams went on after ``act``; the others ended before it."""
+    """Generate in crowds. Prints how many streams continued after ``act``."""
     texts: Texts = []
     went_on = 0
     for begin in range(0, len(requests), CROWD):

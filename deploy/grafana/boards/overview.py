@@ -1,4 +1,4 @@
-"""What the service did for its users."""
+"""The service as its users met it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What speculation was worth."""
+"""Gain of speculation."""
 
 from __future__ import annotations
 

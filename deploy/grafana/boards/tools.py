@@ -1,4 +1,4 @@
-"""What tool calls cost and how they went."""
+"""Cost and outcomes of tool calls."""
 
 from __future__ import annotations
 
