@@ -175,6 +175,40 @@ async def test_seeded_text_is_that_of_an_engine_without_a_draft(
             assert len(outcome.logprobs) == len(expected.logprobs)
 
 
+async def test_every_field_in_one_seeded_batch(
+    engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, renderer: VllmRenderer
+) -> None:
+    """Rows of a batch whose neighbours have other fields, other depths, or none."""
+    tokens = TOKENS
+    fields: dict[str, dict[str, Any]] = {"none": {}, **steered.fields, **SAMPLED}
+    fields["min_p_and_bias"] = {"min_p": 0.05, **steered.fields["logit_bias"]}
+    prompt = tuple(renderer.encode("<think>\nI look for", False))
+    requests = []
+    for seed, (name, given) in enumerate(fields.items()):
+        given = given | ({"min_tokens": tokens - 4} if "min_tokens" in given else {})
+        sampling = Sampling(tokens, temperature=1.5, seed=seed, **given)
+        requests.append(EngineRequest(name, steered.prompt + prompt, sampling))
+    want = [await run(plain_engine, request) for request in requests]
+    free = [
+        replace(one, sampling=Sampling(tokens, temperature=1.5, seed=seed))
+        for seed, one in enumerate(requests)
+    ]
+    unsteered = [await run(plain_engine, request) for request in free]
+    same = [
+        one.id
+        for one, ours, theirs in zip(requests, want, unsteered, strict=True)
+        if ours.token_ids == theirs.token_ids
+    ]
+    assert len(same) < len(fields) / 2, "too few fields have an effect on this seed's text"
+    depths = (0, MOST) if SECOND_RUNNER else DEPTHS
+    mixed = [at(depth, request) for request in requests for depth in depths]
+    for number, outcome in enumerate(await run_all(engine, mixed)):
+        expected = want[number // len(depths)]
+        assert outcome.token_ids == expected.token_ids, mixed[number].id
+        assert outcome.finish == expected.finish, mixed[number].id
+        assert outcome.totals.imbalance == 0
+
+
 @pytest.mark.gpu_path
 async def test_a_budget_of_reasoning_tokens(
     engine: VllmEngine, plain_engine: VllmEngine, prompts: Prompts, renderer: VllmRenderer
