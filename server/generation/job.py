@@ -207,6 +207,8 @@ class Job:
     """Text prompts: with the special tokens that the tokenizer adds."""
     spec_metrics: str = "none"
     """Detail of speculation metrics in the answer: none, summary or detailed."""
+    obfuscates: bool = False
+    """Streamed frames are padded, so that their sizes do not show how many tokens came."""
     return_token_ids: bool = False
     returns_prompt_text: bool = False
     """The answer shows the prompt as the chat template wrote it."""

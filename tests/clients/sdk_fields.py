@@ -159,7 +159,7 @@ CHAT: Mapping[str, Decision] = {
     "allowed_tools": decide(works="allowed_tools"),
     "ChatCompletionAllowedToolsParam": decide(works="mode tools"),
     "ChatCompletionStreamOptionsParam": decide(
-        works="include_usage", ignored="include_obfuscation"
+        works="include_usage include_obfuscation"
     ),
     "PromptCache*": IGNORED,
     "FilePromptCacheBreakpoint": IGNORED,
@@ -226,7 +226,7 @@ RESPONSES: Mapping[str, Decision] = {
     "ResponseTextConfigParam": decide(works="format verbosity"),
     "Reasoning": decide(works="effort summary generate_summary context", ignored="mode"),
     "ResponseConversationParamParam": decide(works="id"),
-    "StreamOptions": decide(ignored="include_obfuscation"),
+    "StreamOptions": decide(works="include_obfuscation"),
     **dict.fromkeys(("input_image", "input_file"), MEDIA),
     **dict.fromkeys(
         ("computer*", "additional_tools", "compaction", "compaction_trigger", "program*",

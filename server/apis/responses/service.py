@@ -50,6 +50,7 @@ from eaglegate.server.generation.generate import events
 from eaglegate.server.generation.job import Conversation, Job, ServedModel
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.generation.prompt import render
+from eaglegate.server.http.padding import PaddedStream
 from eaglegate.server.http.response import (
     Batches,
     FoldedResponse,
@@ -201,7 +202,8 @@ class ResponsesService:
         if job.stream:
             stream = ResponseStream(job, make_encoding_context(path), record.thinking)
             source = record.store_after(source, stream.builder)
-            return StreamedResponse(source, stream, openai_body, timing, sink)
+            encoder = PaddedStream(stream) if job.obfuscates else stream
+            return StreamedResponse(source, encoder, openai_body, timing, sink)
         fold = ResponseFold(job, make_encoding_context(path), record.thinking)
         return FoldedResponse(record.store_after(source, fold.builder), fold, openai_body, sink)
 

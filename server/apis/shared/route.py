@@ -21,6 +21,7 @@ from eaglegate.server.errors import context_overflow
 from eaglegate.server.generation.generate import events
 from eaglegate.server.generation.job import Deadline, Job, ServedModel
 from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.http.padding import PaddedStream
 from eaglegate.server.http.response import (
     ErrorBody,
     Fold,
@@ -78,7 +79,8 @@ def answer(
     context = make_encoding_context(path, job.token_names)
     if job.stream:
         stream = api.stream(job, context)
-        return StreamedResponse(source, stream, api.error_body, gateway.timing, sink)
+        encoder = PaddedStream(stream) if job.obfuscates else stream
+        return StreamedResponse(source, encoder, api.error_body, gateway.timing, sink)
     return FoldedResponse(source, api.fold(job, context), api.error_body, sink)
 
 

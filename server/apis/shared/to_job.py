@@ -109,11 +109,13 @@ def make_job(
 def _read_request_fields(request: JobFields, served: ServedModel) -> dict[str, Any]:
     extra = request.vllm_xargs if isinstance(request, EngineFields) else None
     asked = request.num_speculative_tokens
+    options = getattr(request, "stream_options", None)
     found = {
         "stream": bool(request.stream),
         "spec_metrics": request.per_request_spec_decode_metrics or served.spec_metrics,
         "depth": requested_depth(asked, extra, served) if extra or asked is not None else None,
         "cache_salt": request.cache_salt,
+        "obfuscates": bool(getattr(options, "include_obfuscation", None)),
     }
     if isinstance(request, EngineFields):
         found |= _read_engine_fields(request)

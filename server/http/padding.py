@@ -1,0 +1,53 @@
+"""Padding of streamed frames, against readers of sizes.
+
+The sizes of a stream's frames show how many tokens each step brought, and so which drafts were
+right, to anyone who sees the encrypted traffic (arXiv 2411.01076). With OpenAI's
+``stream_options.include_obfuscation`` every frame with an object gets a member ``obfuscation`` of
+random letters that fills it up to the next multiple of ``BLOCK`` bytes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from dataclasses import dataclass
+
+from eaglegate.engine.events import Event
+from eaglegate.server.errors import GatewayError
+from eaglegate.server.http.response import StreamEncoder
+
+BLOCK = 512
+LETTERS = string.ascii_letters + string.digits + "-_"
+MEMBER = b',"obfuscation":"%b"}'
+END = b"\n\n"
+
+
+def pad_frames(data: bytes) -> bytes:
+    """Pad every frame that ends with an object; comments and ``[DONE]`` stay as they are."""
+    frames = data.split(END)
+    return END.join([*map(_pad, frames[:-1]), frames[-1]])
+
+
+def _pad(frame: bytes) -> bytes:
+    if not frame.endswith(b"}"):
+        return frame
+    least = len(frame) - 1 + len(MEMBER) - 2 + len(END)
+    missing = -least % BLOCK
+    letters = bytes(LETTERS[byte & 63].encode()[0] for byte in secrets.token_bytes(missing))
+    return frame[:-1] + MEMBER % letters
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedStream:
+    """A stream's encoder whose frames are multiples of ``BLOCK`` bytes."""
+
+    encoder: StreamEncoder
+
+    def encode(self, choice: int, events: list[Event]) -> bytes:
+        return pad_frames(self.encoder.encode(choice, events))
+
+    def close(self) -> bytes:
+        return pad_frames(self.encoder.close())
+
+    def fail(self, error: GatewayError) -> bytes:
+        return pad_frames(self.encoder.fail(error))
