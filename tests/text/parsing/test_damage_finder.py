@@ -114,7 +114,7 @@ KNOWN = {
     "dots-content-two": ["/"],
     "minimax_m3-nested": ["</invoke>"],
 }
-"""Damages that stay valid, by answer; docs/parsers.md has the reasons."""
+"""Damages that stay valid, by answer; docs/parsers-results.md has the reasons."""
 
 
 @pytest.mark.slow
