@@ -8,7 +8,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import ClassVar
 
 import pytest
-from tests.lab.improve.test_canary import SimulatedTraffic
 
 from eaglegate.canary import draft_command as command
 from eaglegate.canary.canary import CanaryRunner
@@ -17,6 +16,7 @@ from eaglegate.canary.rules import PromotedRules
 from eaglegate.engine.base import AppliedDepth
 from eaglegate.engine.errors import EngineDead, EngineFailed
 from eaglegate.server.apis.shared.gateway import Controls
+from tests.canary.test_canary import SimulatedTraffic
 from tests.engine.speculation.test_drafts import DEMO, copy_draft, make_manager
 
 
