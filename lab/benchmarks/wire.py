@@ -55,7 +55,10 @@ ENGINE = [
     "--tool-call-parser=hermes",
     "--enable-auto-tool-choice",
 ]
-INSTANT = ("--worker-cls=benchmarks.instant_worker.InstantWorker", "--max-num-seqs=1024")
+INSTANT = (
+    "--worker-cls=eaglegate.lab.benchmarks.instant_worker.InstantWorker",
+    "--max-num-seqs=1024",
+)
 TOOL = {
     "type": "function",
     "function": {

@@ -17,11 +17,10 @@ from dataclasses import replace
 import pytest
 
 from eaglegate.capture.files import CaptureWriter
-from eaglegate.engine.errors import EngineOverloaded
 from eaglegate.text.rendering import sandbox
 from eaglegate.text.rendering.encoding import NO_LIMITS
 from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
-from eaglegate.text.rendering.sandbox import TemplateInput, TemplateRunner
+from eaglegate.text.rendering.sandbox import RendererLost, TemplateInput, TemplateRunner
 from tests.server.conftest import DEMO, Lab
 
 pytestmark = pytest.mark.thorough
@@ -70,7 +69,7 @@ def test_a_child_that_died_while_idle_is_not_asked(runner):
 
 def test_two_lost_children_are_an_error_to_be_tried_again(runner, monkeypatch):
     monkeypatch.setattr(sandbox.subprocess, "Popen", dying([signal.SIGKILL, signal.SIGTERM]))
-    with pytest.raises(EngineOverloaded, match="Try again") as lost:
+    with pytest.raises(RendererLost, match="Try again") as lost:
         render(runner)
     assert lost.value.retry_after_s
     assert render(runner) == "Hi"

@@ -134,3 +134,15 @@ def test_a_scheduler_without_a_draft_on_a_gpu(
     arguments = make_engine_arguments(parse("m", "--scheduler-cls", "a.b", *draft))
     assert arguments.speculative_config is None
     assert arguments.scheduler_cls == "a.b"
+
+
+def test_the_names_on_a_worker_s_command_line_are_the_ones_that_are_looked_for() -> None:
+    """``allow`` and the preflight of fields compare the name that was given."""
+    from eaglegate import engine
+    from eaglegate.engine.vllm_backend.scheduler import server_scheduler
+    from eaglegate.engine.vllm_backend.worker import DepthWorker
+    from tests.workers import OURS
+
+    assert f"--worker-extension-cls={WORKER}" in OURS
+    assert engine.DepthWorker is DepthWorker and engine.Scheduler is server_scheduler
+    assert not hasattr(engine, "Nothing")
