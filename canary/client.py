@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -19,6 +21,19 @@ class CallFailed(Exception):
         super().__init__(message)
         self.status = status
         """None: there was no answer."""
+
+
+def add_gateway_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--url``, ``--json`` and ``--key`` to a command that asks a running gateway."""
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="operator address (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.add_argument(
+        "--key",
+        default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
+        help="an admin's API key [EAGLEGATE_ADMIN_API_KEY]",
+    )
 
 
 def send(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eaglegate.canary.client import CallFailed, send
+from eaglegate.canary.client import CallFailed, add_gateway_options, send
 from eaglegate.canary.effects import describe_effect
 
 
@@ -58,15 +57,7 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     canary.add_argument("--max-s", type=float, help="seconds after which it ends undecided")
     show = commands.add_parser("show", help="show which draft serves, and the last swaps")
     for command in (swap, rollback, canary, show):
-        command.add_argument(
-            "--url", default="http://127.0.0.1:8000", help="operator address (default: %(default)s)"
-        )
-        command.add_argument("--json", action="store_true", help="print the answer as JSON")
-        command.add_argument(
-            "--key",
-            default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
-            help="an admin's API key [EAGLEGATE_ADMIN_API_KEY]",
-        )
+        add_gateway_options(command)
     return parser
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from eaglegate.canary.client import CallFailed, send
+from eaglegate.canary.client import CallFailed, add_gateway_options, send
 
 Row = Mapping[str, Any]
 BAR = 30
@@ -27,15 +26,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "id", nargs="?", help="the answer's id (chatcmpl-...) or the x-request-id of its response"
     )
-    parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="operator address (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--key",
-        default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
-        help="an admin's API key [EAGLEGATE_ADMIN_API_KEY]",
-    )
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    add_gateway_options(parser)
     options = parser.parse_args(argv)
     path = "/debug/requests" + (f"/{quote(options.id, safe='')}" if options.id else "")
     try:

@@ -9,7 +9,6 @@ random letters that fills it up to the next multiple of ``BLOCK`` bytes.
 from __future__ import annotations
 
 import secrets
-import string
 from dataclasses import dataclass
 
 from eaglegate.engine.events import Event
@@ -17,7 +16,6 @@ from eaglegate.server.errors import GatewayError
 from eaglegate.server.http.response import StreamEncoder
 
 BLOCK = 512
-LETTERS = string.ascii_letters + string.digits + "-_"
 MEMBER = b',"obfuscation":"%b"}'
 END = b"\n\n"
 
@@ -33,8 +31,7 @@ def _pad(frame: bytes) -> bytes:
         return frame
     least = len(frame) - 1 + len(MEMBER) - 2 + len(END)
     missing = -least % BLOCK
-    letters = bytes(LETTERS[byte & 63].encode()[0] for byte in secrets.token_bytes(missing))
-    return frame[:-1] + MEMBER % letters
+    return frame[:-1] + MEMBER % secrets.token_urlsafe(missing)[:missing].encode()
 
 
 @dataclass(frozen=True, slots=True)
