@@ -193,3 +193,14 @@ def reserved_port() -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         yield int(holder.getsockname()[1])
+
+
+def said(answer: dict) -> tuple:
+    """Everything that a chat completion of one choice says."""
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    calls = [
+        (call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls") or ()
+    ]
+    return message["content"], message.get("reasoning"), calls, choice["finish_reason"]

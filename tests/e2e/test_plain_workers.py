@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.conftest import RunningGateway, serving
-from tests.workers import GATEWAY, REASONING, WorkerProcess, recipe_worker
+from tests.workers import GATEWAY, REASONING, WorkerProcess, recipe_worker, said
 
 pytestmark = pytest.mark.slow
 
@@ -80,16 +80,6 @@ def ask(gateway: RunningGateway, prompt: dict, **fields) -> dict:
     answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def said(answer: dict) -> tuple:
-    (choice,) = answer["choices"]
-    message = choice["message"]
-    calls = [
-        (call["function"]["name"], call["function"]["arguments"])
-        for call in message.get("tool_calls") or ()
-    ]
-    return message["content"], message.get("reasoning"), calls, choice["finish_reason"]
 
 
 def requests() -> Iterator[tuple[dict, dict]]:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.conftest import RunningGateway, serving
-from tests.workers import GATEWAY, PLANNING, WorkerProcess, vllm_worker
+from tests.workers import GATEWAY, PLANNING, WorkerProcess, said, vllm_worker
 
 pytestmark = pytest.mark.slow
 
@@ -67,16 +67,6 @@ def ask(gateway: RunningGateway, prompt: dict, **fields) -> dict:
     answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def said(answer: dict) -> tuple:
-    (choice,) = answer["choices"]
-    message = choice["message"]
-    calls = [
-        (call["function"]["name"], call["function"]["arguments"])
-        for call in message.get("tool_calls") or ()
-    ]
-    return message["content"], message.get("reasoning"), calls, choice["finish_reason"]
 
 
 def drafts(answer: dict) -> dict:
