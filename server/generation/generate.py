@@ -34,6 +34,7 @@ from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineRequest, Step, revise
 from eaglegate.server.access.budget import charge
+from eaglegate.server.access.caller import Requester
 from eaglegate.server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
 from eaglegate.server.generation.job import Conversation, Deadline, Job, Prompt, PromptSource
 from eaglegate.server.generation.pipeline import AnswerParser, Pipeline
@@ -68,7 +69,7 @@ async def events(
     """
     deadline = Deadline(job.caller.timeout_s, arrived)
     visitor, paid = job.caller.to_requester(deadline.at), charge.get()
-    refusals = _RefusalReport(observer, job.api)
+    refusals, times = _RefusalReport(observer, job.api), RequestTimes()
     with refusals:
         place = path.admission.enter(visitor)
     with place:
@@ -76,15 +77,7 @@ async def events(
             async with deadline.limit():
                 job = _apply_policy(job, path)
                 paid.begin_tokenizing()
-                times, began = RequestTimes(), perf_counter()
-                prompts = await make_prompts(job, path)
-                times.rendering = perf_counter() - began
-                requests = _requests(job, path, prompts)
-                if path.trials is not None:
-                    wanted = [request.constraint for request in requests]
-                    began = perf_counter()
-                    await path.trials.check(wanted, visitor, job.grammar_param)
-                    times.compiling = perf_counter() - began
+                prompts, requests = await _prepare(job, path, visitor, times)
                 num_prompt = sum([len(prompt.token_ids) for prompt in prompts])
                 paid.reserve(num_prompt, job.sampling.max_tokens * len(requests) or None)
                 await place.admit(len(requests), num_prompt)
@@ -110,6 +103,25 @@ async def events(
             observation.end(Ending.COMPLETED)
         finally:
             paid.settle(num_prompt, sum([reader.account.tokens for reader in readers]))
+
+
+async def _prepare(
+    job: Job, path: Pipeline, visitor: Requester, times: RequestTimes
+) -> tuple[list[Prompt], list[EngineRequest]]:
+    """Make the prompts and the engine's requests, and try their grammars out.
+
+    Raises GatewayError.
+    """
+    began = perf_counter()
+    prompts = await make_prompts(job, path)
+    times.rendering = perf_counter() - began
+    requests = _requests(job, path, prompts)
+    if path.trials is not None:
+        wanted = [request.constraint for request in requests]
+        began = perf_counter()
+        await path.trials.check(wanted, visitor, job.grammar_param)
+        times.compiling = perf_counter() - began
+    return prompts, requests
 
 
 class _RefusalReport:
