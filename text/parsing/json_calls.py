@@ -257,10 +257,13 @@ class _Object:
         if self._wraps(key, end):
             self._moved = True
             return (yield from self._read_arguments())
-        self._spoiled |= self._argued and self._is_parameter(key)
+        is_late = self._argued and self._is_parameter(key)
+        self._spoiled |= is_late and key != "id"
         value: list[str] = []
         end = yield self._form.value(self._both(value))
-        self._members.setdefault(key, "".join(value).strip())
+        written = "".join(value).strip()
+        self._spoiled |= is_late and not _CALL_ID.fullmatch(written)
+        self._members.setdefault(key, written)
         return end
 
     def _wraps(self, key: str, char: str) -> bool:
@@ -349,6 +352,10 @@ class _Object:
             also.append(text)
 
         return write
+
+
+_CALL_ID = re.compile(r'"[a-zA-Z0-9]{9}"')
+"""An id that Mistral's templates write behind the arguments, and no parameter of the tool."""
 
 
 def _text(string: str) -> str:

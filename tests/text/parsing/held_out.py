@@ -1,7 +1,9 @@
 """Reads the calls of BFCL in every format, whole and damaged, and prints how many come back.
 
     python -m tests.text.parsing.held_out [--entries N] [--damages N] [--formats NAME ...]
+        [--templates PACKAGE:NAME ...]
 
+The answers are written by ``round_trip_writers`` and by the chat templates of ``own_templates``.
 The calls and their tools are those of the Berkeley Function Calling Leaderboard, which the package
 ``bfcl-eval`` carries; nobody wrote them for this project.
 """
@@ -18,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eaglegate.text.events import FinishReason
+from eaglegate.text.events import FinishReason, Phase
 from eaglegate.text.parsing.answer import make_parser
 from eaglegate.text.parsing.fold import Folded, fold
 from tests.clients.install import install
@@ -28,6 +30,7 @@ from tests.text.parsing.golden_corpus import Format, Marker, Piece, formats, pie
 from tests.text.parsing.golden_cuts import every, randomly
 from tests.text.parsing.golden_reading import joined, known
 from tests.text.parsing.golden_tokenizer import encode
+from tests.text.parsing.own_templates import PLACES, Own, open_template
 from tests.text.parsing.round_trip_writers import WRITTEN, Call
 
 BFCL = python("bfcl", "the calls of BFCL", "bfcl-eval==2026.3.23", lean=True)
@@ -35,7 +38,7 @@ CATEGORIES = (
     *("simple_python", "multiple", "parallel", "parallel_multiple"),
     *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple"),
 )
-CONTENT = "I'll look that up."
+CONTENT, THOUGHT = "I'll look that up.", "They want to know."
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,17 @@ def cuttings(form: Format, pieces: Sequence[Piece], seed: int) -> list[Any]:
 
 
 def read(
-    form: Format, entry: Entry, steps: Sequence[Sequence[int]], finish: FinishReason
+    form: Format,
+    entry: Entry,
+    steps: Sequence[Sequence[int]],
+    finish: FinishReason,
+    starts_in: Phase = Phase.CONTENT,
 ) -> list[Any]:
     parser = make_parser(
         known(form)[1],
         tool_parser=form.tool_parsers[0],
         reasoning_parser=form.reasoning_parser,
+        starts_in=starts_in,
         tools=[{"type": "function", "function": tool} for tool in entry.tools],
     )
     events = [event for step in steps for event in parser.feed(step)]
@@ -136,6 +144,8 @@ class Tally:
     depends: int = 0
     cut: int = 0
     cut_right: int = 0
+    refused: int = 0
+    """Answers that the template itself cannot write."""
     damages: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By the kind of the damage and what became of it."""
 
@@ -155,6 +165,38 @@ def measure(form: Format, entries: Sequence[Entry], num_damages: int) -> Tally:
         _read_whole(tally, form, entry, pieces, content)
         _read_cut_off(tally, form, entry, pieces, dice)
         _read_damaged(tally, form, entry, pieces, dice, num_damages)
+    return tally
+
+
+def measure_template(own: Own, entries: Sequence[Entry], seed: str) -> Tally:
+    """Read answers of a model's own template, half of them with content, half with thinking."""
+    dice, tally = random.Random(seed), Tally()
+    for entry in entries:
+        if "one" in own.takes and len(entry.calls) > 1:
+            continue
+        said = (CONTENT if dice.random() < 0.5 else "", THOUGHT if dice.random() < 0.5 else "")
+        try:
+            answer = own.write(*said, entry)
+        except ValueError as error:
+            tally.refused += 1
+            print(f"{seed}: {entry.id}: the template refuses: {error}")
+            continue
+        phase = Phase.REASONING if answer.thinks else Phase.CONTENT
+        pieces = cut_into_pieces(own.format, answer.text)
+        streams = [
+            read(own.format, entry, steps, FinishReason.STOP, phase)
+            for steps in cuttings(own.format, pieces, 1)
+        ]
+        first, *others = (joined(stream, written_ids=False) for stream in streams)
+        tally.depends += any(other != first for other in others)
+        for got in map(fold, streams):
+            said_back = got.content.strip(), got.reasoning.strip()
+            is_right = called(got) == wanted(entry)
+            is_right &= said_back == (answer.content, answer.reasoning)
+            tally.ordinary += 1
+            tally.right += is_right
+        if not is_right:
+            print(f"{seed}: {entry.id}: {answer.text!r}: {called(got)} {said_back}")
     return tally
 
 
@@ -258,6 +300,28 @@ def tabulate(tallies: Mapping[str, Tally]) -> Iterator[str]:
         yield f"| {KINDS[kind]} | {' | '.join(shares)} |"
 
 
+def tabulate_templates(tallies: Mapping[str, Tally]) -> Iterator[str]:
+    """One row a package and format, and one for all of them."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for place in tallies:
+        package, _, name = place.partition(":")
+        rows.setdefault((package, PLACES[place][0]), []).append(name)
+    yield "| package | format | templates | ordinary | by cutting | refused by the template |"
+    yield "|---|---|---|---|---|---|"
+    for (package, form), names in rows.items():
+        met = [tallies[f"{package}:{name}"] for name in names]
+        yield f"| `{package}` | `{form}` | {', '.join(names)} | {_sum(met)} |"
+    yield f"| **all** | | {len(tallies)} | {_sum(list(tallies.values()))} |"
+
+
+def _sum(tallies: Sequence[Tally]) -> str:
+    ordinary, right = (sum(getattr(one, name) for one in tallies) for name in ("ordinary", "right"))
+    depends, refused = (
+        sum(getattr(one, name) for one in tallies) for name in ("depends", "refused")
+    )
+    return f"{right} of {ordinary} | {depends} | {refused}"
+
+
 KINDS = {
     "drop": "is missing",
     "double": "stands twice",
@@ -283,6 +347,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=500, help="questions for each format")
     parser.add_argument("--damages", type=int, default=5, help="damages of each answer")
     parser.add_argument("--formats", nargs="*", default=list(WRITTEN))
+    parser.add_argument("--templates", nargs="*", default=list(PLACES), help="PACKAGE:NAME")
     parser.add_argument("--data", type=Path, help="the package's folder `data`")
     given = parser.parse_args()
     data = given.data or next(install(BFCL).glob("lib/python*/site-packages/bfcl_eval/data"))
@@ -291,7 +356,14 @@ def main() -> None:
     for name in given.formats:
         chosen = random.Random(name).sample(entries, min(given.entries, len(entries)))
         tallies[name] = measure(formats()[name], chosen, given.damages)
-    print(*tabulate(tallies), sep="\n")
+    if tallies:
+        print(*tabulate(tallies), sep="\n")
+    own = {}
+    for place in given.templates:
+        chosen = random.Random(place).sample(entries, min(given.entries, len(entries)))
+        own[place] = measure_template(open_template(place), chosen, place)
+    if own:
+        print(*tabulate_templates(own), sep="\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,16 @@ import pytest
 from eaglegate.text.events import FinishReason
 from eaglegate.text.parsing.fold import fold
 from tests.text.parsing.golden_corpus import formats
-from tests.text.parsing.held_out import Entry, called, cut_into_pieces, cuttings, read, wanted
+from tests.text.parsing.held_out import (
+    Entry,
+    called,
+    cut_into_pieces,
+    cuttings,
+    measure_template,
+    read,
+    wanted,
+)
+from tests.text.parsing.own_templates import PLACES, open_template
 from tests.text.parsing.round_trip_writers import WRITTEN
 from tests.text.parsing.test_damaged import STRING, Damage
 from tests.text.parsing.test_damaged import read as read_all
@@ -94,3 +103,30 @@ def test_a_value_that_quotes_whole_parameters_is_valid(parser: str) -> None:
         assert [str(call.outcome) for call in answer.calls] == ["valid"]
         said = json.loads(answer.calls[0].arguments)["city"]
         assert said == value.replace("⟪", "").replace("⟫", "")
+
+
+ID_TOOL = {"read": {"type": "object", "properties": {"id": STRING, "path": STRING}}}
+BEHIND = '⟪[TOOL_CALLS]⟫[{"name": "read", "arguments": {"path": "a"}, "id": "%s"}]'
+
+
+@pytest.mark.parametrize(("id", "outcome"), [("abc123XYZ", "valid"), ("42", "malformed")])
+def test_an_id_behind_the_arguments_of_a_tool_that_has_one(id: str, outcome: str) -> None:
+    """Mistral's templates write an id of nine letters and digits; others may be a lost argument."""
+    for answer in read_all(Damage("id", "mistral", BEHIND % id, tools=ID_TOOL)):
+        assert [(call.arguments, call.outcome) for call in answer.calls] == [
+            ('{"path": "a"}', outcome)
+        ]
+
+
+SHIPPED = [place for place in PLACES if place.startswith("vllm:")]
+
+
+@pytest.mark.parametrize("place", SHIPPED)
+def test_prompts_in_code_that_vllm_ships(place: str) -> None:
+    calls = [
+        ("files.read", {"path": "a", "path_to": 'x "y"\n<b>'}),
+        ("files.read_all", {}),
+    ]
+    entry = Entry("shipped", [_tool(name) for name in NAMES], calls)
+    tally = measure_template(open_template(place), [entry] * 8, place)
+    assert (tally.right, tally.ordinary, tally.depends, tally.refused) == (48, 48, 0, 0)
