@@ -47,7 +47,7 @@ class SimulatedTraffic:
         self.sessions = 0
         self.interrupt: Callable[[float], None] = lambda _: None
         self.stalls: Callable[[str], bool] = lambda _: False
-        """Which requests of a draft time out five seconds later."""
+        """Whether the current request of a draft times out five seconds later."""
         self.stalled: list[tuple[float, SimpleNamespace]] = []
 
     def watch_requests(self, listener: Callable[[Any], None] | None) -> None:
@@ -80,7 +80,8 @@ class SimulatedTraffic:
             self.listener(record)
 
     def time_out(self) -> None:
-        """After more than two slots in a row: both drafts served it."""
+        """End the requests that are due, after more than two slots in a row: both drafts served
+        them."""
         while self.stalled and self.stalled[0][0] <= self.slept_s:
             _, record = self.stalled.pop(0)
             record.drafts = (*record.drafts, *({*self.totals} - {*record.drafts}))

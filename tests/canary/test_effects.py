@@ -1,4 +1,4 @@
-"""What people read of a canary: per cent and points of the metric itself."""
+"""Effects as people read them: per cent, and points of the metric itself."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def run_many(
 
 
 def test_two_equal_arms_are_neither_promoted_nor_rolled_back() -> None:
-    """At alpha = 0.05, with 40 looks at eight metrics, 200 runs."""
+    """200 runs with alpha = 0.05 and 40 looks at eight metrics."""
     verdicts, _ = run_many()
     assert verdicts[CanaryVerdict.PROMOTE] <= 0.05 * RUNS
     assert verdicts[CanaryVerdict.ROLL_BACK] <= 0.05 * RUNS
