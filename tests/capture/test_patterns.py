@@ -86,7 +86,7 @@ def test_a_pattern_that_cannot_be_taken_is_refused_with_the_reason(pattern: str,
 
 
 def test_other_threads_run_while_a_pattern_is_searched_for() -> None:
-    """With Python's own expressions this text would take days."""
+    """This text would take Python's own regular expressions days."""
     redactor = Redactor.of([EMAIL], [])
     redactor.limit_s = 60.0
     redactor.begin()

@@ -105,7 +105,8 @@ def test_a_file_cut_anywhere_is_readable_to_its_last_whole_record(
 
 
 def test_a_file_of_several_gzip_members_is_read_whole(tmp_path: Path) -> None:
-    """As of ``cat a.jsonl.gz b.jsonl.gz``; tapes and some tools put zeros behind a member."""
+    """``cat a.jsonl.gz b.jsonl.gz`` makes such a file; tapes and some tools put zeros behind a
+    member."""
     line = format_record(RECORD) + b"\n"
     members = [gzip.compress(line * count) for count in (1, 2, 3)]
     named: list[str] = []

@@ -1,4 +1,4 @@
-"""What a redacted capture may hold: no form of what a pattern matches."""
+"""A redacted capture holds no form of text that matches a pattern."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def texts_of(value: Any) -> list[str]:
 
 
 def forms_of(secret: str) -> list[str]:
-    """As it is, as JSON spells it, and as JSON within JSON does."""
+    """The secret as it is, as JSON spells it, and as JSON within JSON spells it."""
     forms = [secret]
     for _ in range(2):
         forms.append(json.dumps(forms[-1])[1:-1])

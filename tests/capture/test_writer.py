@@ -48,7 +48,7 @@ def test_a_folder_that_others_can_read_is_taken_from_them(tmp_path: Path) -> Non
 def test_a_folder_that_stays_open_to_others_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that belongs to root, or on a disk without modes."""
+    """Folders that belong to root, or lie on a disk without modes, stay open."""
     tmp_path.chmod(0o755)
     monkeypatch.setattr(Path, "chmod", lambda *_: None)
     with pytest.raises(OSError, match="is open to other users"):
