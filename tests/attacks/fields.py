@@ -99,7 +99,7 @@ def _fields(
 
 
 def _needed(model: type[BaseModel], name: str) -> dict[str, Any]:
-    """What a model of one field alone would lack, as far as it is easily said."""
+    """Values of the other required fields of a model, where one is easily made up."""
     out: dict[str, Any] = {}
     for other, info in model.model_fields.items():
         leaves = list(_leaves(info.annotation))
@@ -125,7 +125,7 @@ def _models(hint: Any) -> Iterator[tuple[type[BaseModel], tuple[str, ...]]]:
 
 
 def _kinds(hint: Any) -> list[str]:
-    """Which shapes a field of this annotation could take, right or wrong."""
+    """The shapes, right or wrong, that a field of this annotation could take."""
     found = set(_leaves(hint))
     out: list[str] = []
     if str in found:

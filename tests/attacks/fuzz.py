@@ -32,7 +32,7 @@ LAST = (
     b'"type":"error"',
     b"data: [DONE]",
 )
-"""What the last frame of a stream has one of."""
+"""Marks of a last frame: every stream's last frame has one of them."""
 
 
 class Fuzz:

@@ -16,7 +16,7 @@ from typing import Any
 from tests.attacks.fields import ENDPOINTS
 
 WRONG = 0.02
-"""How often a value is of another kind than its field."""
+"""Share of values of another kind than their field."""
 DEEPEST = 7
 NAMES = ("f", "g", "get_weather", "a-b", "ns", "x" * 64)
 IDS = ("call_1", "call_2", "", "fc_1", "😀")
@@ -111,7 +111,7 @@ class RequestGrammar:
         return chosen
 
     def _stored(self) -> tuple[str, str, bytes]:
-        """What is done with responses and conversations that are there."""
+        """An operation on responses and conversations that exist."""
         response = f"/v1/responses/{self._pick(*self.seen.responses)}"
         talk = f"/v1/conversations/{self._pick(*self.seen.conversations)}"
         after = self._pick(-1, 0, 1, 99, "x", 1 << 70)

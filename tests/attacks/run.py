@@ -56,7 +56,8 @@ def attack(client: httpx.Client, one: Attack, size: int, seen: Counter[str]) -> 
 
 
 def run(chosen: list[Attack], size: int) -> dict[str, float]:
-    """What was answered, how long /health took meanwhile, and by how much memory grew."""
+    """Send the attacks; return counts of the answers, the latency of /health meanwhile and the
+    growth of memory."""
     seen: Counter[str] = Counter()
     with running() as (url, pid), httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         client.post("/tokenize", json={"prompt": "warm"})

@@ -1,4 +1,4 @@
-"""What one client sends keeps nobody waiting and takes bounded memory.
+"""The requests of one client keep nobody waiting and take bounded memory.
 
 Each test takes a sample; ``python -m tests.attacks.run`` tries every field.
 """
