@@ -1,4 +1,4 @@
-"""On a real engine, a prompt that another key has sent is not found in the prefix cache."""
+"""A real engine does not find another key's prompt in the prefix cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user meets on the first day: the demo model on real vLLM, by SDK and by hand."""
+"""A user's first day: the demo model on real vLLM, by SDK and by hand."""
 
 from __future__ import annotations
 

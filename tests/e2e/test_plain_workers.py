@@ -106,7 +106,7 @@ def drafts(answer: dict) -> dict:
 
 
 def read_findings(gateway: RunningGateway) -> dict[str, list[dict]]:
-    """By address, once all workers have joined."""
+    """Wait until all workers have joined; return their findings by address."""
     deadline = time.monotonic() + JOIN_S
     while True:
         workers = httpx.get(f"{gateway.operator}/debug/speculation").json()["workers"]
@@ -157,7 +157,7 @@ def test_each_fault_is_named_at_the_start(wrong):
 
 
 def test_without_a_reasoning_parser_the_gateways_answers_are_right(wrong, tmp_path):
-    """As the finding says: only thinking budgets are refused there."""
+    """The finding says that only thinking budgets are refused there."""
     (_, without_parser, _) = wrong[1]
     log = tmp_path / "serve.log"
     with serving(log, (*GATEWAY, "--upstream", without_parser)) as gateway:

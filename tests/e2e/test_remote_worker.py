@@ -89,7 +89,7 @@ def begun(lines) -> None:
 
 
 def idle(worker: WorkerProcess) -> None:
-    """Once the worker has nothing left to do."""
+    """Wait until the worker has nothing left to do."""
     deadline = time.monotonic() + SETTLE_S
     while worker.metric("vllm:num_requests_running"):
         assert time.monotonic() < deadline, "the worker still runs"
@@ -142,7 +142,7 @@ def test_a_worker_that_plans_says_the_same_and_accounts_for_depths_of_its_own(ga
 
 @contextmanager
 def same_totals(gateway: RunningGateway, worker: WorkerProcess) -> Iterator[None]:
-    """What the block adds to the gateway's totals is what it adds to the worker's."""
+    """Assert that the block adds the same to the gateway's totals and to the worker's."""
     idle(worker)
     before = totals(gateway), theirs(worker)
     yield

@@ -1,4 +1,5 @@
-"""What cannot start says so: one sentence, the flag at fault, a status that is not 0."""
+"""A failed start prints one sentence that names the flag at fault, and exits with a status other
+than 0."""
 
 from __future__ import annotations
 

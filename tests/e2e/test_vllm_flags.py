@@ -58,7 +58,7 @@ def test_pages_of_an_allowed_origin_may_read_the_answer(client):
 
 @pytest.mark.parametrize("steer", ["logit_bias", "bad_words", "min_p"])
 def test_fields_that_steer_sampling_work_beside_the_draft(client, steer):
-    """With ``min_p`` of 1 the likeliest token alone is left, so that sampling is greedy."""
+    """A ``min_p`` of 1 leaves only the likeliest token, so that sampling is greedy."""
     free = ask(client).choices[0].message.reasoning
     details = {"per_request_spec_decode_metrics": "summary"}
     if steer == "min_p":
