@@ -85,7 +85,7 @@ class FastestFirst:
 
 
 def load() -> None:
-    """What no mutant changes, once for all forks."""
+    """Import once, for all forks, the modules that no mutant changes."""
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     for name in PRELOADED:
         importlib.import_module(name)

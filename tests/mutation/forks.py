@@ -22,7 +22,8 @@ class Fork:
 
 
 def call_in_fork(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns, which must pickle; raises when the fork dies before it returns."""
+    """Return the result of ``work``, which must pickle; raise if the fork dies before it
+    returns."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

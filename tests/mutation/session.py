@@ -34,11 +34,11 @@ Definition = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What each test ran, and how long it took."""
+    """The lines that each test ran, and the time it took."""
 
     seconds: Mapping[str, float]
     lines: Mapping[str, Mapping[int, frozenset[str]]]
-    """By target and line: the tests that run it."""
+    """The tests that run a line, by target and line."""
     failed: Sequence[str]
 
     def tests_of(self, target: str, lines: Iterable[int] | None = None) -> list[str]:
@@ -55,7 +55,7 @@ class Outcome:
     mutant: Mutant
     status: int
     tests: int
-    """How many tests run its line."""
+    """Number of tests that run its line."""
 
     @property
     def killed(self) -> bool:

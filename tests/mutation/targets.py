@@ -1,4 +1,4 @@
-"""Which modules are mutated, and the tests that should notice."""
+"""The modules that are mutated, and the tests that should notice."""
 
 from __future__ import annotations
 

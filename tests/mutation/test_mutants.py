@@ -109,7 +109,7 @@ def scopes(node: ast.AST, outer: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("target", EXPLAINED)
 def test_explanations_are_of_functions_that_exist(target):
-    """One that outlives its function would excuse a new mutant of the same name."""
+    """An explanation that outlives its function would excuse a new mutant of the same name."""
     assert target in TARGETS
     source = (ROOT / target).read_text(encoding="utf-8")
     known = {"(module)", *scopes(ast.parse(source))}
