@@ -25,8 +25,8 @@ START_LIMIT_S = 240
 ADMIN = ("--admin-port", "0")
 """Opens /admin, which needs a port of its own where there are no keys."""
 SLOW_LIMIT_S = 900
-"""For tests that start real engines; all others have pytest's ``timeout`` setting. A deadlock
-fails its test and not the whole run."""
+"""Limit of a test that starts real engines; all others have pytest's ``timeout`` setting. A
+deadlock fails its test and not the whole run."""
 
 
 MODULE_MARKS = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)$", re.MULTILINE)
@@ -44,7 +44,7 @@ NEEDS_ENGINE = (
     "server/test_strict_schema.py",
     "lab/training",
 )
-"""What imports vLLM, torch or transformers: left out where vLLM is not installed."""
+"""Tests that import vLLM, torch or transformers: left out where vLLM is not installed."""
 HAS_ENGINE = find_spec("vllm") is not None
 
 
@@ -66,7 +66,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_sessionstart() -> None:
-    """What is collected stays to the end: the garbage collector need not look at it."""
+    """Spare the garbage collector the collected tests, which all stay to the end."""
     gc.disable()
 
 
@@ -90,7 +90,7 @@ class RunningGateway:
 
     url: str
     operator: str
-    """Where operator paths are: another port with ``--admin-port``."""
+    """Base URL of the operator paths: another port with ``--admin-port``."""
     banner: str
     process: subprocess.Popen[str]
     log: Path
@@ -157,7 +157,7 @@ def _ready(process: subprocess.Popen[str], log: Path) -> RunningGateway:
 
 
 def _ready_by_log(process: subprocess.Popen[str], log: Path) -> RunningGateway:
-    """Where the log is JSON there is no banner, but a line with the addresses."""
+    """Wait for the log line with the addresses: a gateway that logs JSON prints no banner."""
     while process.poll() is None:
         for line in map(json.loads, log.read_text().splitlines()):
             if "operator" in line:

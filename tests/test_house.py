@@ -65,7 +65,7 @@ _without_cycle: set[str] = set()
 
 
 def test_no_import_cycles() -> None:
-    """Not even under TYPE_CHECKING."""
+    """Imports under TYPE_CHECKING count as well."""
     for module in MODULES:
         assert cycle_from(module) is None
 
@@ -100,7 +100,8 @@ def test_no_glossary_word_is_an_alias() -> None:
 
 @pytest.mark.parametrize("folder", [*PACKAGES, *(f"server/{n}" for n in FOLDERS)])
 def test_a_top_folder_says_what_it_is(folder: str) -> None:
-    """What it is, who calls it, where a new thing goes (docs/architecture.md)."""
+    """The docstring has room for the purpose, the callers and the place of new code
+    (docs/architecture.md)."""
     source = (ROOT / folder / "__init__.py").read_text(encoding="utf-8")
     assert len((ast.get_docstring(ast.parse(source)) or "").splitlines()) >= 4
 

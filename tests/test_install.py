@@ -22,7 +22,7 @@ class Pip:
         self.asked: list[list[str]] = []
         self.fails = lambda _arguments: False
         self.late = 0
-        """How often it is still at work when it is asked."""
+        """Number of times that ``wait`` still times out."""
 
     def __call__(self, command, **_options):
         self.asked.append(command[command.index("install") + 1 :])
@@ -81,7 +81,7 @@ def test_torch_comes_from_its_own_index_where_pip_does_not_find_it(install, pip)
 
 
 def test_triton_goes_into_a_folder_of_its_own(install, pip):
-    """In the environment itself it would change which kernels vLLM runs."""
+    """Triton in the environment itself would change which kernels vLLM runs."""
     assert install.main(["--gpu-path"]) == 0
     assert wheels(pip)[-1].endswith("gpu-path.lock")
     assert pip.asked[-1][pip.asked[-1].index("--target") + 1] == str(install.BESIDE)
@@ -153,7 +153,7 @@ def test_the_light_lock_has_every_dependency_of_the_package_and_no_engine():
 
 
 def test_torch_has_a_hash_for_every_platform_and_python():
-    """Of Linux on two kinds of machine, and of macOS on one, for four versions of Python."""
+    """Two kinds of Linux machine and one of macOS, each with four versions of Python."""
     lock = (ROOT / "requirements" / "torch.lock").read_text(encoding="utf-8")
     linux, mac = re.findall(r"^torch==[^ ]+ ; .*?(?=\ntorch|\Z)", lock, re.M | re.S)
     assert "2.13.0+cpu ; sys_platform != 'darwin'" in linux

@@ -1,4 +1,4 @@
-"""Who may import whom (docs/architecture.md)."""
+"""The rules of docs/architecture.md on imports between rooms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOMS = ("server", "engine", "text", "observability", "capture", "canary", "lab"
 KNOWS_ALL = {"server/cli/serve.py", "server/cli/observing.py", "server/app.py"}
 HTTP_CLIENTS = ("engine/remote/", "engine/machine.py", "lab/")
 LIGHT = ("engine/remote/", "text/rendering/", "engine/fleet/", "server/backends/remote")
-"""What a gateway in front of workers is made of."""
+"""The parts of a gateway in front of workers."""
 VLLM = ("engine/vllm_backend/", "lab/training/", "lab/benchmarks/")
 """Adapters of vLLM, and scripts that run it; keep this short."""
 PROMETHEUS = ("observability/", "lab/benchmarks/")
@@ -49,7 +49,7 @@ def imports(path: Path) -> set[str]:
 
 
 def names(path: Path, package: str) -> list[str]:
-    """What ``path`` imports of a room of ours, or of another's package."""
+    """The imports of ``path`` that belong to ``package``, a room of ours or a package of others."""
     full = f"eaglegate.{package}" if package in ROOMS else package
     return [name for name in imports(path) if name == full or name.startswith(full + ".")]
 

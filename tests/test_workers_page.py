@@ -19,7 +19,7 @@ COMMANDS = [
 WORKERS = [command[2:] for command in COMMANDS if command[:2] == ["vllm", "serve"]]
 GATEWAYS = [command[2:] for command in COMMANDS if command[:2] == ["eaglegate", "serve"]]
 LOCAL = ("--model", "--served-model-name", "--host", "--enforce-eager", "--kv-cache-memory-bytes")
-"""What the tests' workers have for the sake of this machine and of comparison."""
+"""Flags that the tests' workers need for this machine and for comparison."""
 SPECIAL = (STOCK, (*STOCK, EXTENSION), OURS)
 ALIKE = ("--distributed-executor-backend", "--reasoning-parser", "--structured-outputs-config")
 

@@ -67,7 +67,7 @@ GATEWAY = (
     "--responses-store=none",
     "--upstream-probe-s=0",
 )
-"""What a gateway in front of such workers is started with, besides their addresses."""
+"""Arguments of a gateway in front of such workers, without the workers' addresses."""
 
 START_S = 300.0
 PR_SET_PDEATHSIG = 1
@@ -98,7 +98,8 @@ class WorkerProcess:
             )
 
     def until_healthy(self) -> None:
-        """It answers. One that ends before is started once more, and what it wrote is a warning."""
+        """Wait until the worker answers. One that ends first is started once more, and its output
+        becomes a warning."""
         started_again = False
         deadline = time.monotonic() + START_S
         while not self._answers():
@@ -125,7 +126,7 @@ class WorkerProcess:
         return read_metric(httpx.get(f"{self.url}/metrics").text, name)
 
     def kill(self) -> None:
-        """It and the engine it started, at once."""
+        """Kill the worker and the engine it started, at once."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
@@ -138,7 +139,7 @@ def read_metric(page: str, name: str) -> float:
 def vllm_worker(
     log: Path, arguments: Sequence[str] = OURS
 ) -> AbstractContextManager[WorkerProcess]:
-    """Until the block ends; it is still loading when the block begins."""
+    """Run a worker until the block ends; it may still be loading when the block begins."""
     command = ["-m", "vllm.entrypoints.openai.api_server", *ARGUMENTS, *arguments, "--port"]
     return _until_the_end(log, command)
 

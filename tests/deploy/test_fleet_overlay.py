@@ -46,7 +46,7 @@ def test_a_fleets_workers_run_what_its_gateways_render():
 
 
 def test_the_canary_is_a_worker_with_another_draft():
-    """Nothing else differs, so that the draft alone is compared."""
+    """The draft is the only difference, so that it alone is compared."""
     parts = ("worker", "worker-canary")
     plain, canary = deepcopy([templates("fleet")[part]["spec"] for part in parts])
     spread = [pod.pop("topologySpreadConstraints") for pod in (plain, canary)]

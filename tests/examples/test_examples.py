@@ -19,7 +19,7 @@ EXPECTED = {
     "openai_stream_tools.py": ('get_weather {"city": "Oslo"}', "Oslo."),
     "openai_structured.py": ("answer=",),
 }
-"""What each prints."""
+"""Words that each example prints."""
 
 
 def test_every_example_is_listed_and_run():
