@@ -125,7 +125,7 @@ class Brain:
 
 
 class Worker(StandIn):
-    """One that gives each token of a prompt the log probability -1, and then one token."""
+    """A worker that gives each token of a prompt the log probability -1, and then one token."""
 
     def _whole(self, body: dict[str, Any]) -> dict[str, Any]:
         said = super()._whole(body)

@@ -20,7 +20,7 @@ from tests.clients.traffic import Traffic
 from tests.conftest import serving
 
 LIMIT_S = 600
-"""Of a test: a client may install itself first, and machines are slow."""
+"""Limit of a test: a client may install itself first, and machines are slow."""
 LONG = 400_000
 """A context no agent fills by accident: the demo's tokens are short."""
 ANSWER = "{{ text(m.content) }}{% if m.tool_calls %}"

@@ -1,4 +1,4 @@
-"""Where a client runs: a temporary home and project, no way out but loopback, no telemetry."""
+"""A client's workplace: a temporary home and project, no way out but loopback, no telemetry."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Desk:
 
     @property
     def notes(self) -> Path:
-        """What the MCP server has been told to remember."""
+        """The MCP server's notes: the text it was told to remember."""
         return self.folder / "notes.txt"
 
     @property
@@ -161,7 +161,8 @@ def answers(url: str) -> bool:
 
 
 def run(command: tuple[str, ...], folder: Path, environment: dict[str, str], limit_s: float) -> Ran:
-    """Its end, or what it had said when its time was up; nothing it started stays behind."""
+    """Run a command to its end, or end it when its time is up; no process it started stays
+    behind."""
     process = subprocess.Popen(
         command,
         cwd=folder,

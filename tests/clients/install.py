@@ -30,13 +30,14 @@ class InstallError(Exception):
 
 
 def folder_of(client: Client) -> Path:
-    """Where it is, or will be; the name changes with what is wanted."""
+    """The folder that a client is, or will be, installed in; its name changes with the wanted
+    packages."""
     digest = hashlib.sha256(" ".join((NODE, *client.wanted)).encode()).hexdigest()[:8]
     return CACHE / f"{client.name}-{'newest' if NEWEST else digest}"
 
 
 def install(client: Client) -> Path:
-    """Its folder. Raises InstallError."""
+    """Install a client if it is not there; return its folder. Raises InstallError."""
     folder = folder_of(client)
     if client.kind == "here" or (folder / ".installed").exists():
         return folder
@@ -141,7 +142,7 @@ def _report(client: Client) -> bool:
 
 
 def version_of(client: Client) -> str:
-    """Of the client that is installed, as its own package says it."""
+    """The version of the installed client, read from its own package."""
     folder, package = folder_of(client), client.package
     if client.kind == "npm":
         about = folder / "node_modules" / package / "package.json"

@@ -13,7 +13,7 @@ from tests.engine.remote.stand_in_worker import serving
 
 @contextmanager
 def serve_in_thread(app: Any) -> Iterator[str]:
-    """Its URL, until the block ends."""
+    """Serve ``app`` until the block ends; yield its URL."""
     loop = asyncio.new_event_loop()
     running = serving(app)
     thread = threading.Thread(target=loop.run_forever, daemon=True)

@@ -26,10 +26,10 @@ class Client:
     kind: Literal["npm", "python", "here"]
     packages: tuple[str, ...] = ()
     origin: str = "as locked"
-    """Of a client that is here already."""
+    """Shown in place of a version, for a client that is here already."""
     lean: bool = False
-    """Without optional packages and install scripts, of npm; promptfoo has 1.7 GB of the former.
-    Without dependencies, of pip."""
+    """Install less. npm leaves out optional packages and install scripts (promptfoo has 1.7 GB of
+    optional packages); pip leaves out dependencies."""
 
     @property
     def version(self) -> str:
@@ -42,7 +42,7 @@ class Client:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """What to install: the pins, or the newest of the same packages."""
+        """The packages to install: the pins, or the newest of the same packages."""
         return self.packages if not NEWEST else tuple(map(self._newest, self.packages))
 
     def _newest(self, package: str) -> str:

@@ -1,4 +1,4 @@
-"""What this gateway does with every field of the official SDKs' requests.
+"""This gateway's decision on every field of the official SDKs' requests.
 
 A field works, is refused, or is ignored because the answer is the same without it. A type of a
 block, an item or a tool has its members listed where they are acted on; the others have one
@@ -64,7 +64,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
             service_tier user""",
     ),
 }
-"""By API; of ``include`` and ``best_of`` the values that are served."""
+"""Decisions by API and field. ``include`` and ``best_of`` list the values that are served."""
 
 CLIENT_TOOL = decide(
     works="name strict display_height_px display_width_px enable_zoom",
@@ -273,7 +273,7 @@ def _list_undecided(api: str, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _find(table: Mapping[str, Decision], name: str) -> Decision | None:
-    """By the name itself, else by the first pattern."""
+    """The decision under this exact name, else under the first pattern that matches it."""
     exact = table.get(name)
     patterns = (key for key in table if "*" in key and fnmatchcase(name, key))
     return exact if exact is not None else next((table[key] for key in patterns), None)

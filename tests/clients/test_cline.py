@@ -128,7 +128,7 @@ class Editor:
 
 
 def allow(options: list[dict[str, str]]) -> dict[str, Any]:
-    """What a person who clicks on "allow" sends."""
+    """The answer of a person who clicks on "allow"."""
     chosen = next(option["optionId"] for option in options if option["kind"] == "allow_once")
     return {"outcome": {"outcome": "selected", "optionId": chosen}}
 

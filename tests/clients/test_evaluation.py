@@ -79,7 +79,7 @@ def test_lm_eval_log_likelihoods(desk, tokenizer):
 
 
 def num_added(text: str, more: str) -> int:
-    """How many tokens ``more`` adds to ``text``."""
+    """Number of tokens that ``more`` adds to ``text``."""
     return len(RENDERER.encode(text + more, False)) - len(RENDERER.encode(text, False))
 
 

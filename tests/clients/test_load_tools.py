@@ -27,7 +27,7 @@ def metric(desk: Desk, name: str) -> float:
 
 
 class Counted:
-    """How far two of the gateway's counters went during a block."""
+    """Growth of two of the gateway's counters during a block."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk

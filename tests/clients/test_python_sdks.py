@@ -26,7 +26,7 @@ def play(desk: Desk) -> None:
 
 
 def report(seen: Seen) -> Any:
-    """By a tool where one is offered."""
+    """A report: a tool call if a tool is offered, else JSON text."""
     return call(".*", **REPORT) if seen.tools else json.dumps(REPORT)
 
 

@@ -38,7 +38,7 @@ class Exchange:
 
 @dataclass
 class Traffic:
-    """What one client said to one gateway."""
+    """The exchanges between one client and one gateway."""
 
     target: str
     exchanges: list[Exchange] = field(default_factory=list)

@@ -18,7 +18,7 @@ FUNCTION = {"name": "weather", "description": "Weather of a city.", "parameters"
 
 
 def fields() -> dict[str, Any]:
-    """What other servers take, in one request."""
+    """Send, in one request, fields that other servers take."""
     tool = {"type": "function", "function": FUNCTION, "cache_control": {"type": "ephemeral"}}
     raw = CLIENT.chat.completions.with_raw_response.create(
         model="demo",
@@ -60,7 +60,7 @@ def respond(items: list[Any]) -> Any:
 
 
 def reasoning() -> dict[str, Any]:
-    """Only what is encrypted of the reasoning goes back."""
+    """Send back only the encrypted content of the reasoning."""
     items: list[Any] = [{"role": "user", "content": "play:thought Weather?"}]
     first = respond(items)
     (thought,) = [item for item in first.output if item.type == "reasoning"]
