@@ -34,7 +34,8 @@ async def test_every_variant_answers(
 async def test_a_paced_engine_sleeps_until_its_next_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would take a core of its own otherwise, and be counted as the gateway's cost."""
+    """An engine that does not sleep would take a core of its own, which would count as the
+    gateway's cost."""
     engine = PacedEngine(scripted(400).script, INFO, 0.0004, None)
     sleeps: list[float] = []
     real = asyncio.sleep

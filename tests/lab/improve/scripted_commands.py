@@ -15,7 +15,7 @@ from typing import Any
 
 
 def make_report(low: float = 1.05) -> dict[str, Any]:
-    """As ``eaglegate drafts compare`` writes it."""
+    """A report as ``eaglegate drafts compare`` writes it."""
     ratio = {"value": low + 0.05, "low": low, "high": low + 0.1, "clusters": 30}
     draft = {"refused": False, "findings": [], "slices": {"all": {"3": {"value": 2.0}}}}
     return {

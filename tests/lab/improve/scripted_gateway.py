@@ -22,7 +22,7 @@ class ScriptedGateway:
     draft: Path
     verdict: str | None = "promote"
     refusal: tuple[int, str] | None = None
-    """What ``POST /admin/canary`` answers instead."""
+    """Status and message of ``POST /admin/canary`` instead of an answer."""
     canary: dict[str, Any] | None = None
     served: list[str] = field(default_factory=list)
     """Every draft that was promoted."""

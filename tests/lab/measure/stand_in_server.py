@@ -28,7 +28,7 @@ class StandInServer:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     captures: list[str] = field(default_factory=list)
-    """What each request said of its capture."""
+    """The capture header of each request."""
     served: int = 0
     text: str = ""
     """Instead of words that count up."""

@@ -121,7 +121,7 @@ def test_too_few_repeats_give_no_ratio_but_say_so():
 
 
 def test_an_answer_that_one_setting_lacks_counts_in_none():
-    """Of those left out here, "slow" has the slow ones: it must not look faster for it."""
+    """The answers left out here are slow ones of "slow": it must not look faster for it."""
     blocks = make_blocks({"fast": [1] * 5, "slow": [2] * 5})
     bunched = make_result(0, 101, 2, bunched=True)
     blocks = [

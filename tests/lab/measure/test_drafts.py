@@ -125,7 +125,7 @@ def speculate(
 def unroll_chain(
     target: Chain, draft: Chain, answer: list[int], depth: int, sampled: bool
 ) -> tuple[list[int], list[list[float]]]:
-    """What `eaglegate.lab.training.unrolling` gives for models that see one token."""
+    """The outcome of `eaglegate.lab.training.unrolling` for models that see one token."""
     matches, found = [], []
     for at in range(len(answer) - 1):
         ahead = answer[at + 1 : at + 1 + depth]
@@ -241,7 +241,7 @@ def read_costs(*arguments: str) -> CostTable | None:
 
 
 def test_step_costs_come_from_a_gateway(server: StandInServer, url: str, tmp_path: Path) -> None:
-    """From its URL, and from its answer in a file."""
+    """The table is read from a gateway's URL, and from the gateway's answer in a file."""
     server.step_costs, server.admin_key = COSTS, "secret"
     table = read_costs("--url", f"{url}/v1", "--key", "secret")
     assert table is not None and table.step_time(2, 1) == 14.0
@@ -274,7 +274,7 @@ def test_the_planners_table_is_one_that_drafts_compare_reads() -> None:
 
 
 def describe_drafts(times: Mapping[str, Sequence[float]], plain_ms: float | None) -> dict[str, Any]:
-    """What is found of drafts whose predicted times per token are known by depth."""
+    """The findings about drafts whose predicted times per token are known by depth."""
 
     def estimate(value: float) -> Estimate:
         return Estimate(value, 0.9 * value, 1.1 * value, 0.95, 9, 9)
@@ -484,7 +484,7 @@ def test_a_capture_of_hashes_cannot_be_unrolled(
 
 
 def test_a_draft_that_is_not_there_is_an_error_at_once(tmp_path, capsys):
-    """Before the capture is read, which may take minutes."""
+    """The error comes before the capture is read, which may take minutes."""
     nowhere = tmp_path / "nowhere"
     command = ["compare", str(tmp_path / "no-capture"), "--draft", f"mine={nowhere}"]
     assert drafts_command.main([*command, "--out", str(tmp_path / "out")]) == 1

@@ -32,7 +32,7 @@ from eaglegate.lab.prove.trial import ProofOutcome
 
 EAGLE31 = Path(__file__).parents[3] / "engine" / "demo" / "eagle3_1"
 LOGPROBS = (-0.1, -2.6, -2.65, -5.0)
-"""Of the tokens 0 to 3, in every place of the made-up texts."""
+"""Log probabilities of the tokens 0 to 3, in every place of the made-up texts."""
 
 
 def make_entry(chosen: int, logprobs: tuple[float, ...] = LOGPROBS) -> PositionLogprobs:

@@ -37,7 +37,7 @@ TOOL = {
 
 
 def record(number, workload="chat", **more):
-    """As the stand-in server would have answered it."""
+    """A record of an answer that the stand-in server would give."""
     steps = (CapturedStep(3, 3, 4), CapturedStep(3, 1, 2), CapturedStep(3, 0, 1))
     body = {"temperature": 0, "messages": [{"role": "user", "content": f"secret {number}"}]}
     found = CaptureRecord(

@@ -18,7 +18,7 @@ def chunk(delta, finish=None, **more):
 
 
 def read(*arrivals):
-    """What results from (time, bytes) pairs."""
+    """The result of reading (time, bytes) pairs."""
     result = RequestResult("r", "s")
     reader = StreamReader(result)
     for now, data in arrivals:

@@ -82,7 +82,7 @@ def test_tokens_survive_the_segments_and_the_round_trip(tokenizer):
 
 
 def test_a_value_has_one_spelling(tokenizer):
-    """In the user's words and inside JSON quotes: that is what makes copying easy."""
+    """The same tokens in the user's words and inside JSON quotes make copying easy."""
     for value in ["Lisbon", "broken lamp", "EAQ-77", "grouskil"]:
         inside = tokenizer.encode(value, add_special_tokens=False).ids
         for text in [f'{{"a": "{value}"}}', f"called {value}."]:

@@ -99,7 +99,8 @@ def write_countdowns(path, count=24):
 
 
 def measure(target, draft, data):
-    """How often the first guess is the target's own choice, on data."""
+    """The draft's loss on ``data``, and the share of first guesses that are the target's own
+    choice."""
     loaded = TargetModel.load(target)
     head, kept = load_draft(draft, loaded.draft_shape("eagle3.1"))
     start = InitialDraft(draft, head, kept)
