@@ -197,7 +197,7 @@ ANSWERS: dict[str, Talk] = {
     "metrics as a list": stream(token(1) | {"metrics": [1]}),
     "usage as a number": stream(token(1) | {"usage": 7}),
 }
-"""What it answers when it is to generate."""
+"""A bad worker's answers to a request to generate."""
 
 TELLING: dict[str, Talk] = {
     "html": says(HTML, content_type="text/html"),
@@ -224,4 +224,4 @@ TELLING: dict[str, Talk] = {
     ),
     "no utf-8": says(b"\xff\xfe\x00", content_type="application/json"),
 }
-"""What it answers to every question of a probe."""
+"""A bad worker's answers to every question of a probe."""

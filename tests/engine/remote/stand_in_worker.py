@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 Script = Callable[[dict[str, Any]], Iterable[Any]]
-"""Of a request: what its stream says. Floats are pauses, exceptions break the connection."""
+"""Makes a request's stream from its body. Floats are pauses, exceptions break the connection."""
 
 
 def chunk(*token_ids: int, finish: str | None = None, **more: Any) -> dict[str, Any]:
@@ -54,12 +54,12 @@ class StandIn:
     script: Script = lambda body: ()
     url: str = ""
     status: int = 200
-    """Of a request to generate."""
+    """Status of the answer to a request to generate."""
     headers: dict[str, str] = field(default_factory=dict)
     healthy: bool = True
     models: dict[str, int | None] = field(default_factory=lambda: {"demo": 4096})
     tokens: list[int] = field(default_factory=list)
-    """What its tokenizer makes of any text."""
+    """Token ids that its tokenizer returns for any text."""
     depth: int = 3
     honours: bool = True
     speculates: bool = True

@@ -52,7 +52,7 @@ class _Dialect:
 
 
 async def take(engine, **fields) -> EngineError | None:
-    """What ended one request; anything but an engine's error goes through."""
+    """The engine error that ended one request, if any; other exceptions pass through."""
     sampling = Sampling(max_tokens=30, temperature=0.0, **fields)
     try:
         async with aclosing(engine.generate(request(sampling=sampling))) as steps:
@@ -200,7 +200,7 @@ async def test_probes_go_on_through_every_kind_of_bad_worker(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_streams_survive_a_worker_that_turns_bad(seed):
-    """It passes its probe, then answers requests with rubbish: nobody sees it."""
+    """The worker passes its probe, then answers requests with rubbish: no client notices."""
     chance = random.Random(seed)
     good, turned = Worker(), Worker()
     async with serving(good.app()) as good_url, serving(turned.app()) as turned_url:

@@ -1,4 +1,4 @@
-"""What vLLM's exposition says of speculation."""
+"""Counters of speculation, read from vLLM's exposition."""
 
 from __future__ import annotations
 

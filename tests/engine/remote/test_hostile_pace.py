@@ -54,7 +54,7 @@ HOSTILE: dict[str, Talk] = {
 
 @dataclass
 class Work:
-    """What is done for a hostile worker between two turns of the event loop, at most."""
+    """The most work done for a hostile worker between two turns of the event loop."""
 
     http_events: int = 0
     stream_bytes: int = 0

@@ -80,7 +80,8 @@ def test_a_histogram_gives_the_sums():
 
 @st.composite
 def answers(draw):
-    """What an engine did (drafted, accepted; drafted 0 is a plain step), and chunks of it."""
+    """An engine's steps as (drafted, accepted), 0 drafted for a plain step, and the sizes of their
+    chunks."""
     depth = draw(st.integers(1, 5))
     one = st.integers(0, depth).flatmap(
         lambda drafted: st.tuples(st.just(drafted), st.integers(0, drafted))
