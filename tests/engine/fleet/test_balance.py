@@ -155,5 +155,5 @@ SELECTED = [
 
 @pytest.mark.parametrize(("candidate", "held", "arm", "want"), SELECTED)
 def test_a_canary_keeps_requests_from_workers(candidate, held, arm, want):
-    """But never from all of them."""
+    """A canary never keeps requests from all workers."""
     assert WorkerReservations(candidate, held).select("abc", arm) == list(want)

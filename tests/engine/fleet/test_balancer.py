@@ -1,4 +1,4 @@
-"""What balancing remembers: loads by token, prompts by block."""
+"""The balancer's memory: loads by token, prompts by block."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class House:
     doom: Callable[[EngineRequest, int], bool] = lambda request, step: False
     """Whether the worker dies when ``request`` is about to make step ``step`` (from 0)."""
     error: Callable[[EngineRequest, int], EngineError | None] = lambda request, step: None
-    """What goes wrong with one request alone."""
+    """The error, if any, with which one request alone fails."""
     info: EngineInfo = DEFAULT_INFO
     cuts: tuple[int, ...] = (1, 3, 2, 4, 1, 3, 3, 2)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -152,11 +152,11 @@ class Town:
         return self.houses[name]
 
     def house_of(self, request: str) -> House:
-        """Where it runs now."""
+        """The house where a request runs now."""
         return next(house for house in self.houses.values() if request in house.running)
 
     def served(self, request: str) -> list[str]:
-        """Where it has been submitted."""
+        """Names of the houses to which a request has been submitted."""
         return [h.name for h in self.houses.values() for r in h.requests if r.id == request]
 
 
