@@ -125,7 +125,7 @@ def wider(count: int) -> Change:
 
 
 def backwards(draft: Folder) -> None:
-    """As if trained with the layers in descending order, and stated so."""
+    """Reverse the draft as if it were trained with descending layers, and state that order."""
     hidden = width(draft)
     fc = draft.tensors["fc.weight"].data
     blocks = [fc[:, index * hidden : (index + 1) * hidden] for index in range(AUX)]

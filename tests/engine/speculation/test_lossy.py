@@ -1,4 +1,4 @@
-"""Which settings of speculation may change text."""
+"""Settings of speculation that may change text."""
 
 from __future__ import annotations
 

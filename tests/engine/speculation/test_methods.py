@@ -95,7 +95,8 @@ def test_a_step_with_any_draft_costs_all_of_them():
 
 
 def test_a_method_that_always_drafts_is_planned_whole_or_not_at_all():
-    """At 60 % acceptance one draft token would pay at the price of one, not at that of seven."""
+    """60 % acceptance would pay for one draft token at the price of one, not at the price of
+    seven."""
     assert np.mean(drive(DepthPlanner(DEPTH, always_full=True), 0.6, 400)[200:]) < 1
     assert np.mean(drive(DepthPlanner(DEPTH, always_full=True), 0.97, 400)[200:]) > 6
 

@@ -24,7 +24,8 @@ ALARMS = (Severity.ERROR, Severity.WARNING)
 
 
 def make_dflash() -> Folder:
-    """As z-lab publishes them: layers counted from 0, the mask token in ``dflash_config``."""
+    """A draft as z-lab publishes them: layers counted from 0, the mask token in
+    ``dflash_config``."""
     draft = make_draft("dflash, whole vocabulary")
     flat = dict(convert_as_vllm(draft.config))
     inner = {"mask_token_id": 7, "target_layer_ids": [1, 3, 5]}

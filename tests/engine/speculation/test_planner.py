@@ -470,7 +470,7 @@ def test_probes_do_not_make_steps_without_drafts_look_slow() -> None:
 
 
 def test_a_probe_is_made_once() -> None:
-    """Its drafts are verified a step later: until then nothing is learnt that would end it."""
+    """A probe's drafts are verified a step later: until then no observation would end the probe."""
     planner = profiled(DepthPlanner(DEPTH))
     planner.begin("a", "chat", "")
     plans, verified = [], 0
@@ -488,7 +488,7 @@ def test_a_probe_is_made_once() -> None:
 
 
 def test_a_slow_machine_does_not_make_one_depth_look_worse() -> None:
-    """It takes half as long again for a while, in which all steps are without drafts."""
+    """The machine takes half as long again for a while, in which all steps are without drafts."""
     model = StepCostModel(DEPTH)
     for number in range(300):
         depth = number // 5 % 4
@@ -520,7 +520,7 @@ def test_depths_that_were_not_seen_do_not_look_cheaper_than_the_one_in_use() -> 
 
 
 def test_no_draft_is_made_that_is_not_verified() -> None:
-    """Where deep steps were timed on a faster machine, they look cheaper than no drafts."""
+    """Deep steps that were timed on a faster machine look cheaper than no drafts."""
     planner = profiled(DepthPlanner(DEPTH))
     for size in range(SIZES):
         planner.cost._cells[size][4] = planner.cost._shrunk[size][4] = -0.4

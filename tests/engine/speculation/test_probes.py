@@ -1,4 +1,4 @@
-"""When the planner looks beside the best depth, and what it lets that cost."""
+"""The planner's probes beside the best depth, and their budget."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def choose(probes: Probes, best: Optimum, trials: np.ndarray = KNOWN, age: np.nd
 
 
 def probe_for(probes: Probes, best: Optimum, steps: int, step_s: float = 0.01) -> int:
-    """How many of so many steps of ``step_s`` are probes."""
+    """Number of probes in ``steps`` steps of ``step_s`` each."""
     made = 0
     for _ in range(steps):
         made += choose(probes, best) is not None
@@ -69,13 +69,13 @@ def test_unknown_requests_are_tried_within_the_same_share() -> None:
 
 
 def test_a_probe_that_is_worth_its_time_costs_nothing() -> None:
-    """Its tokens are worth more than its seconds: no budget is needed."""
+    """A probe whose tokens are worth more than its seconds needs no budget."""
     assert choose(Probes(), make_optimum(extra_s=0.002, survives=0.9)) is not None
     assert choose(Probes(), make_optimum(extra_s=0.002, survives=0.1)) is None
 
 
 def test_the_budget_saves_up_no_more_than_part_of_a_step() -> None:
-    """So that a long time without probes is not followed by many."""
+    """The bound keeps a long time without probes from being followed by many."""
     probes = Probes()
     for _ in range(100_000):
         probes.save(0.01)
@@ -133,7 +133,7 @@ def test_a_depth_whose_time_is_unknown_is_tried() -> None:
 
 
 def make_rich() -> Probes:
-    """Its budget pays for half a step of 10 ms."""
+    """Probes whose budget pays for half a step of 10 ms."""
     probes = Probes()
     for _ in range(1000):
         probes.save(0.01)

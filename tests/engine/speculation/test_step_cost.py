@@ -1,4 +1,4 @@
-"""What a model of step costs has learnt, given to another one."""
+"""Handing over a model of step costs to another one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def believe(model: StepCostModel) -> list[list[float]]:
 
 
 def test_another_model_goes_on_from_it(learnt: StepCostModel) -> None:
-    """By way of numbers alone, and neither is changed by what the other learns later."""
+    """Plain numbers carry the state over; neither model is changed by the other's later
+    observations."""
     exported = learnt.export()
     sent = json.loads(json.dumps(exported))
     first, second = StepCostModel(DEPTH), StepCostModel(DEPTH)

@@ -120,7 +120,7 @@ def make_configs() -> dict[str, Any]:
 
 
 def describe(config: Any) -> dict[str, Any]:
-    """Its config.json, and the tensors that ``save_pretrained`` would write."""
+    """The draft's config.json, and the tensors that ``save_pretrained`` would write."""
     from speculators import SpeculatorModel
 
     model = SpeculatorModel.registry[config.speculators_model_type](config=config)
