@@ -1,4 +1,4 @@
-"""Which request an engine's death is blamed on, and when the engine itself fails."""
+"""Blame for an engine's death: a request's, or the engine's own."""
 
 from __future__ import annotations
 

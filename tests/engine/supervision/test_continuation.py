@@ -40,7 +40,7 @@ def request(sampling: Sampling = PLAIN, **fields: object) -> EngineRequest:
 
 
 def life(sent: EngineRequest, cuts: Sequence[int]) -> list[Step]:
-    """What an engine says to ``sent``: the rest of ANSWER in steps of so many tokens."""
+    """An engine's answer to ``sent``: the rest of ANSWER, in steps of ``cuts`` tokens."""
     left = ANSWER[len(sent.prompt) - 3 :]
     assert sent.sampling.max_tokens == len(left)
     steps, at = [], 0

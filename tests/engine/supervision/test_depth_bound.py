@@ -29,7 +29,8 @@ async def test_a_bound_is_taken_at_once_whether_the_engine_is_there_or_away():
 
 
 async def test_a_bound_that_an_engine_refuses_ends_no_later_engine():
-    """It is lost or serving when the bound comes: its scheduler has none."""
+    """The refusing engine is already lost, or serving, when the bound comes: its scheduler has
+    none."""
     cradle = Cradle(depth=3)
     real = cradle.make
 
@@ -174,7 +175,8 @@ class HeldPlanner:
 
 
 async def test_a_planner_is_held_while_the_engine_is_away():
-    """And let go again before the next one serves: the last word counts."""
+    """The last command counts: a planner that is let go before the next engine serves is not
+    held."""
     cradle = Cradle(depth=3, start_hangs={1, 2})
     planner = HeldPlanner(cradle)
     engine, _ = supervised(cradle)

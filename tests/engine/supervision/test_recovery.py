@@ -1,4 +1,4 @@
-"""What is counted against a request, and how an answer ends over several engines."""
+"""Crashes that count against a request, and the end of an answer that several engines make."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.engine.supervision.mortal import (
 
 
 class Silent(Mortal):
-    """Its first life makes every token and dies before it says why the answer ends."""
+    """An engine whose first life makes every token and dies before it says why the answer ends."""
 
     async def generate(self, request: EngineRequest):
         async with aclosing(super().generate(request)) as made:
@@ -90,7 +90,8 @@ async def test_when_only_the_end_was_lost_no_engine_runs_it_again():
 
 @pytest.mark.parametrize("made", [1, 2])
 async def test_a_step_takes_the_blame_for_earlier_crashes_away(made):
-    """It crashed before a step, then made some; the next crash before a step is a first one."""
+    """A request crashes before a step, then makes some; its next crash before a step is a first
+    one."""
     first_steps = {0: 0, 1: made, 2: 0}
     cradle = Cradle(doom=lambda life, _, step: first_steps.get(life) == step)
     engine, _ = supervised(cradle)

@@ -1,4 +1,4 @@
-"""When an engine is replaced, and when that ends."""
+"""Replacement of engines, and its limits."""
 
 from __future__ import annotations
 

@@ -126,7 +126,8 @@ async def test_a_replay_that_differs_ends_a_constrained_answer():
 
 
 async def test_a_seeded_answer_goes_on_behind_its_tokens():
-    """Its noise depends on the position in the whole sequence: nothing is generated again."""
+    """A seeded token's noise depends on its position in the whole sequence: nothing is generated
+    again."""
     cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 2)
     engine, _ = supervised(cradle)
     await engine.start()
