@@ -1,4 +1,4 @@
-"""Which GPUs of a machine a process may use: made-up machines with their own nvidia-smi."""
+"""The GPUs that a process may use, on made-up machines with their own nvidia-smi."""
 
 from __future__ import annotations
 

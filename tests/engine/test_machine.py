@@ -1,4 +1,4 @@
-"""What the kernel says of this machine's processes."""
+"""The kernel's facts about this machine's processes."""
 
 from __future__ import annotations
 
