@@ -13,6 +13,7 @@ worker, ``fleet`` many: who they are, how they are, and which of them runs a req
 ``speculation`` has the formulas in ``accounting.py``, the depth of a request in ``policy.py``, the
 depth of a step by its cost in ``planner.py``; ``inspection`` says whether a draft fits a target
 before anything is loaded, ``drafts.py`` copies drafts and ``swap.py`` exchanges the running one.
+``audit`` judges answers that the target scored again without the draft.
 
 Called by ``server.backends``, where a new engine goes, and ``server.generation``. One for workers
 is a module of ``remote`` and a row in its ``ENGINES``.

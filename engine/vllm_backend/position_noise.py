@@ -40,6 +40,11 @@ def sample(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -
 
     ``seeds`` and ``positions`` are int64, one for each row.
     """
+    return add_noise(logits, seeds, positions).argmax(-1)
+
+
+def add_noise(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The scores of which ``sample`` takes each row's greatest."""
     rows, vocabulary = logits.shape
     prefixes = _hash_prefixes(seeds, positions).unsqueeze(1)
     table = _hash_tokens(vocabulary, logits.device)
@@ -49,7 +54,7 @@ def sample(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -
         block = slice(begin, begin + width)
         waits = _draw_waits(prefixes ^ table[block])
         torch.sub(logits[:, block], waits.log_(), out=scores[:, block])
-    return scores.argmax(-1)
+    return scores
 
 
 def draw_noise(seed: int, position: int, tokens: Sequence[int]) -> list[float]:

@@ -1,8 +1,7 @@
 """Two texts of the same request: equal, apart at a near tie, or a fault.
 
-A pass that verifies several tokens sums in another order than one that makes a single token, which
-moves a logit by its last bits. Where the two best tokens are closer than that, either may win. The
-reference is written with log probabilities, so the margin between both tokens is known.
+Rounding may decide between two tokens that are nearly as good (``engine/speculation/rounding.py``).
+The reference is written with log probabilities, so the margin between both tokens is known.
 
 With a seed, a token is the best one by log probability / temperature + noise, where the noise
 depends on seed, position and token alone. The margin is then that of the two sums.
@@ -16,15 +15,12 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 
+from eaglegate.engine.speculation.rounding import find_tie
 from eaglegate.engine.types import PositionLogprobs
 from eaglegate.lab.prove.lane import ProofAnswer
 
 Noise = Callable[[int, int, Sequence[int]], Sequence[float]]
 """The sampling noise of tokens, given seed and position."""
-TIES = {"float32": 0.01}
-"""Greatest margin of a near tie in nats, by the data type of the model."""
-HALF_TIE = 0.1
-"""The same for all other types: about the resolution of bfloat16 at the size of usual logits."""
 
 
 class Kind(StrEnum):
@@ -73,10 +69,6 @@ class TextComparison:
             **{kind.value: self.count(kind) for kind in Kind},
             "differences": [one.to_json() for one in self.differences[:20]],
         }
-
-
-def find_tie(dtype: str) -> float:
-    return TIES.get(dtype, HALF_TIE)
 
 
 def compare_texts(

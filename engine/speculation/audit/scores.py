@@ -1,0 +1,122 @@
+"""One answer to score, and its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.types import EngineRequest
+
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises lower temperatures to this one, 0 excepted."""
+GREEDY_BELOW = 1e-5
+"""vLLM chooses greedily below this temperature."""
+
+
+class Choosing(StrEnum):
+    """How an answer's tokens were chosen, which decides how they can be audited."""
+
+    GREEDY = "greedy"
+    SEEDED = "seeded"
+    SAMPLED = "sampled"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRules:
+    """All that decides a token beside the logits. The worker gets it as plain values, apart from
+    the engine's own sampling parameters: a fault in those must not reach the audit.
+    """
+
+    prompt_tokens: int
+    last: int
+    """The answer's last token, which the engine is not given to read."""
+    tie: float
+    """Greatest difference of two logits that rounding explains, in nats."""
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    bias_tokens: tuple[int, ...] = ()
+    bias_values: tuple[float, ...] = ()
+    allowed: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, request: EngineRequest, last: int, dtype: str) -> ScoringRules:
+        """The rules of a request, in the form in which vLLM applies them."""
+        s = request.sampling
+        greedy = s.temperature < GREEDY_BELOW
+        return cls(
+            prompt_tokens=len(request.prompt),
+            last=last,
+            tie=find_tie(dtype),
+            temperature=0.0 if greedy else max(s.temperature, LEAST_TEMPERATURE),
+            top_p=1.0 if greedy else s.top_p,
+            top_k=0 if greedy else max(0, s.top_k),
+            min_p=0.0 if greedy else s.min_p,
+            seed=None if greedy or s.seed == -1 else s.seed,
+            presence_penalty=s.presence_penalty,
+            frequency_penalty=s.frequency_penalty,
+            repetition_penalty=s.repetition_penalty,
+            min_tokens=s.min_tokens,
+            bias_tokens=tuple(s.logit_bias),
+            bias_values=tuple(s.logit_bias.values()),
+            allowed=s.allowed_token_ids,
+        )
+
+    @property
+    def choosing(self) -> Choosing:
+        if not self.temperature:
+            return Choosing.GREEDY
+        return Choosing.SAMPLED if self.seed is None else Choosing.SEEDED
+
+    def to_fields(self) -> dict[str, Any]:
+        """Plain values, for the engine's messages."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> ScoringRules:
+        pairs = ("bias_tokens", "bias_values", "allowed")
+        return cls(**{**fields, **{name: tuple(fields[name]) for name in pairs}})
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerScores:
+    """Scores of an answer's tokens against the target's own logits.
+
+    ``margins``: for a token that is chosen by a maximum (greedy, or with a seed), the nats by which
+    the target prefers another one; 0 where the token is the best. Infinite for a token that the
+    rules exclude. A sampled token has 0, or infinity where the rules exclude it.
+    ``evidence``: log likelihood ratios of alternatives to the request's distribution, summed over
+    a sampled answer's tokens; None for others. ``judged``: tokens in that sum; the others stood
+    where rounding may decide which tokens top-k, top-p and min-p leave.
+    """
+
+    margins: tuple[float, ...]
+    best: tuple[int, ...] = ()
+    """The target's own choice at each token; empty for sampled answers."""
+    evidence: Mapping[str, float] | None = None
+    judged: int = 0
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> AnswerScores:
+        return cls(
+            margins=tuple(fields["margins"]),
+            best=tuple(fields["best"]),
+            evidence=dict(fields["evidence"]) or None,
+            judged=int(fields["judged"]),
+        )
+
+    @property
+    def worst(self) -> tuple[int, float]:
+        """The place and the margin of the token that the target likes least."""
+        margins: Sequence[float] = self.margins or (0.0,)
+        place = max(range(len(margins)), key=margins.__getitem__)
+        return place, margins[place]
