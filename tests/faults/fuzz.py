@@ -180,7 +180,7 @@ async def _raw(url: str, message: bytes, seen: Counter[str]) -> None:
 
 
 def bad(seen: Counter[str]) -> int:
-    """What must not have happened."""
+    """Number of outcomes that must not have happened."""
     never = ("5xx", "raw 5xx", "hang", "misshapen", "broken")
     return sum(seen[what] for what in never) + (not seen["alive"])
 

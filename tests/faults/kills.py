@@ -24,12 +24,12 @@ from tests.conftest import RunningGateway, serving
 from tests.faults import engine_process, streams
 
 PAUSE_S = 1.5
-"""How long the streams run between two kills."""
+"""Time that the streams run between two kills."""
 
 
 @dataclass
 class Report:
-    """What was lost."""
+    """Kills, and the streams that they broke or changed."""
 
     kills: int = 0
     streams: int = 0
@@ -85,7 +85,7 @@ PARTS = ("content", "reasoning", "calls", "logprobs", "finish", "tokens")
 
 
 def difference(wanted: tuple, heard: tuple) -> str:
-    """Where two accounts of one stream part."""
+    """The first place where two accounts of one stream differ; empty if there is none."""
     for name, a, b in zip(PARTS, map(str, wanted), map(str, heard), strict=True):
         if a != b:
             at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)

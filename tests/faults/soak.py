@@ -32,7 +32,7 @@ SAMPLE_S = 2.0
 
 @dataclass(frozen=True)
 class Sample:
-    """What the gateway has at one moment; MiB."""
+    """Memory in MiB, open files and tasks at one moment."""
 
     at: float
     memory: float
@@ -43,7 +43,7 @@ class Sample:
 
 @dataclass
 class Found:
-    """What a soak came to."""
+    """Results of a soak."""
 
     minutes: float
     answers: dict[str, int] = field(default_factory=dict)

@@ -103,7 +103,7 @@ class Heard:
 
     @property
     def said(self) -> tuple[Any, ...]:
-        """What must not depend on faults."""
+        """The parts of an answer that must not depend on faults."""
         calls = tuple("".join(parts) for _, parts in sorted(self.calls.items()))
         tokens = self.usage.get("completion_tokens")
         return (self.content, self.reasoning, calls, self.logprobs, self.finish, tokens)

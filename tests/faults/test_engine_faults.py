@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 ARGUMENTS = (*ADMIN, "--engine-hang-s", "10", "--drain-s", "60")
 LIMITS = "max-queued: 100\n"
 SECOND_RUNNER = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
-"""Its kernels are interpreted here, which is slow."""
+"""The second model runner's kernels are interpreted here, which is slow."""
 TOKENS, STREAMS = (40, 1) if SECOND_RUNNER else (300, 4)
 
 

@@ -75,7 +75,8 @@ def fleet(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(request, fleet) -> list[streams.Heard]:
-    """What an engine in the gateway's own process says; scripted workers: before any dies."""
+    """Undisturbed answers: of an engine in the gateway's own process, or of scripted workers before
+    any dies."""
     gateway = request.getfixturevalue("demo_gateway") if fleet.real else fleet.gateway
     heard = asyncio.run(streams.hear_all(gateway.url, BODIES))
     assert all(one.whole for one in heard)

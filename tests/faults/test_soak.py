@@ -14,8 +14,8 @@ from tests.faults import soak
 MINUTES = 5
 MOST_MIB_PER_MINUTE = 3.0
 MOST_ENGINE_MIB_PER_MINUTE = 12.0
-"""On a CPU vLLM keeps a oneDNN primitive for every number of tokens a batch has had, up to a bound
-(docs/faults.md, "The engine's memory"); 2.2 was measured."""
+"""vLLM on a CPU keeps a oneDNN primitive for every number of tokens that a batch has had, up to a
+bound (docs/faults.md, "The engine's memory"); 2.2 was measured."""
 MOST_FILES_PER_MINUTE = 1.0
 MOST_TASKS_PER_MINUTE = 1.0
 

@@ -24,7 +24,7 @@ from tests.faults import engine_process, streams
 pytestmark = pytest.mark.slow
 
 SOON_S = 120
-"""For what should take a few seconds, on a busy machine."""
+"""Limit, on a busy machine, for work that should take a few seconds."""
 
 
 class Starting:
@@ -35,7 +35,8 @@ class Starting:
         self.engine = self._engine()
 
     def end(self) -> tuple[int, str]:
-        """Its status and what it said; nothing of it may be left."""
+        """Wait for the gateway's end; return its status and stderr. None of its processes may be
+        left."""
         _, errors = self.process.communicate(timeout=SOON_S)
         assert "Traceback" not in errors
         assert not engine_process.is_engine(self.engine)
@@ -95,7 +96,7 @@ def test_an_engine_that_hangs_while_it_starts_is_given_up():
 
 
 def test_a_draft_that_kills_the_engine_at_its_first_request_ends_the_gateway(tmp_path):
-    """As it does where the checks before the start are switched off."""
+    """The engine dies at its first request because the checks before the start are switched off."""
     config = draft(Path(tmp_path / "draft"), eagle_aux_hidden_state_layer_ids=[2, 4, 4])
     with starting("--no-preflight", "--speculative-config", json.dumps(config)) as gateway:
         status, said = gateway.end()

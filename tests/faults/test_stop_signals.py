@@ -69,7 +69,7 @@ def wait_until_gone(pids):
 
 
 def answer_structured(gateway):
-    """So that there is a grammar child."""
+    """Ask for structured output, so that there is a grammar child."""
     body = streams.request("structured", 1, 20)
     (heard,) = asyncio.run(streams.hear_all(gateway.url, [body]))
     assert heard.whole
@@ -87,7 +87,7 @@ def test_a_signal_to_the_helpers_alone_changes_nothing(gateway, number):
 
 
 def test_a_signal_to_the_group_drains(gateway):
-    """As Ctrl-C is one: every process gets it, and each stream gets its time."""
+    """Ctrl-C sends such a signal: every process gets it, and each stream gets its time."""
     helpers = list_helpers(gateway)
     bodies = [streams.request("chat", at, TOKENS) for at in range(8)]
     heard = asyncio.run(

@@ -28,7 +28,7 @@ SETTLED_S = 30.0
 
 @dataclass
 class Left:
-    """What the clients left behind."""
+    """The gateway's state after the clients have left."""
 
     clients: int = 0
     running: float = 0
