@@ -179,7 +179,7 @@ def _likely(token_id: int) -> PositionLogprobs:
 
 @dataclass
 class Answer:
-    """What came over the wire."""
+    """An HTTP answer as it came over the wire."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class Load:
     seed: int = 0
 
     def arrivals(self, until_s: float) -> Iterator[tuple[float, float]]:
-        """When each comes and how long it takes, whatever else there is."""
+        """Arrival time and duration of each request; other loads do not affect them."""
         random, at = Random(self.seed), 0.0
         while (at := at + random.expovariate(self.per_s)) < until_s:
             yield at, self.seconds(random)
@@ -35,12 +35,12 @@ class Load:
 
 @dataclass
 class Outcome:
-    """What came of the requests of one load."""
+    """The results of one load's requests."""
 
     latencies: list[float] = field(default_factory=list)
     refused: int = 0
     served: int = 0
-    """Those that ended while more were coming."""
+    """Requests that ended while more were coming."""
 
     @property
     def median(self) -> float:

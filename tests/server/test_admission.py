@@ -1,4 +1,4 @@
-"""Who may enter: bounds, order, places freed, and an honest Retry-After."""
+"""Admission: bounds, order, places freed, and an honest Retry-After."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests belong together, as the engine is told."""
+"""Affinity keys, which tell the engine that requests belong together."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ async def test_a_background_stream_is_not_written_to_a_reader_that_does_not_read
 
 @pytest.mark.parametrize("wait", [0, 1, 2, 5, 20, 200])
 async def test_two_cancels_at_once_end_it_for_followers_and_store(lab, wait):
-    """From before its task has begun to long after its first token."""
+    """The waits reach from before the run's task has begun to long after its first token."""
     endless(lab)
     made = await begin(lab)
     at = f"{URL}/{made['id']}"
@@ -212,7 +212,7 @@ async def test_every_number_can_be_started_after(lab):
 
 
 async def test_frames_read_later_are_those_that_were_streamed(lab):
-    """With the tools and the state that each had then."""
+    """The frames hold the tools and the state that each had when it was streamed."""
     lab.says("one two three", [1])
     tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
     body = {"model": "demo", "input": "hi", "background": True, "stream": True, "tools": [tool]}
@@ -521,7 +521,7 @@ async def test_a_gateway_that_ends_waits_for_those_that_run_but_not_for_ever(lab
 
 
 class EndedRun:
-    """As much of a run as counts here."""
+    """The parts of a run that count here."""
 
     def __init__(self, id: int, num_bytes: int, ended: bool = True) -> None:
         self.id, self.owner, self.ended = str(id), "", ended

@@ -290,7 +290,7 @@ async def test_hashes_keep_the_structure_of_prefixes(lab: Lab, tmp_path: Path):
 
 
 async def test_redaction_reaches_text_and_token_ids(lab: Lab, tmp_path: Path):
-    """In the prompt, in the answer, and in the tokens that spell either."""
+    """The secret is redacted in the prompt, in the answer, and in the tokens that spell either."""
     redactor = Redactor.of([SECRET], ["user"])
     url, fields = REQUESTS["chat"]
     folder = tmp_path / "c"

@@ -25,7 +25,7 @@ WEATHER = {
 
 
 def fold(chunks: list[dict]) -> dict:
-    """What an SDK makes of the chunks of one choice."""
+    """The message that an SDK makes of the chunks of one choice."""
     message: dict = {"content": "", "reasoning": "", "tool_calls": []}
     finish = None
     for chunk in chunks:

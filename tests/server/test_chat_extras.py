@@ -242,7 +242,7 @@ async def test_the_reasoning_the_template_opened_must_end(lab):
 
 
 async def test_the_reasoning_the_template_closed_stays_closed(lab):
-    """As templates write it that are told not to think."""
+    """Templates write such empty reasoning when they are told not to think."""
     lab.says("x")
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "array"}}}
     for end, elements in ((" <think>\n\n</think>\n\n", 0), (" <think>\n\n</think>\n\nhi", 2)):

@@ -84,7 +84,7 @@ def test_speculation_can_be_off():
 
 
 def test_adapters_are_looked_at(tmp_path, capsys):
-    """As the command does it, by the names of ``--lora-modules``."""
+    """The command checks the adapters that ``--lora-modules`` names."""
     pytest.importorskip("vllm")
     folder = tmp_path / "sql"
     folder.mkdir()

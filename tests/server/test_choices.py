@@ -133,7 +133,7 @@ async def test_an_engines_fault_in_one_choice_is_told_and_aborts_the_others(lab)
 
 
 async def test_merge_ends_when_every_choice_has_ended():
-    """What a choice holds in the engine is given back before the request is over."""
+    """A choice's part of the engine is given back before the request is over."""
     closed = False
 
     async def slow():

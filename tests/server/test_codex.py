@@ -1,4 +1,4 @@
-"""What Codex CLI 0.169 sends, reduced to one of each kind."""
+"""Requests of Codex CLI 0.169, reduced to one of each kind."""
 
 from __future__ import annotations
 

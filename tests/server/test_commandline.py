@@ -1,4 +1,4 @@
-"""Which command lines name workers, and what they then must and must not say."""
+"""Command lines that name workers, and the settings they then require or exclude."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def check(body: Any, name: str) -> None:
 
 
 def known(chunk: dict[str, Any]) -> dict[str, Any]:
-    """Without the nulls that stand for what is not known yet."""
+    """A chunk without the nulls that stand for values not known yet."""
     out = {key: value for key, value in chunk.items() if not (key == "usage" and value is None)}
     for choice in out["choices"]:
         if choice["finish_reason"] is None and "text" in choice:

@@ -1,4 +1,4 @@
-"""What a client may take before its request begins: connections, bytes of headers, seconds."""
+"""Limits on a client before its request begins: connections, bytes of headers, seconds."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def answered(reader) -> bytes:
 
 
 async def rest(reader) -> bytes:
-    """Until the other side hangs up."""
+    """Read until the other side hangs up."""
     with suppress(ConnectionError):
         return await asyncio.wait_for(reader.read(), 20)
     return b""

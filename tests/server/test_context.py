@@ -1,4 +1,4 @@
-"""What does not fit the context: the same on every API, whatever makes the prompt."""
+"""Prompts that do not fit the context: the same answer on every API, whatever makes the prompt."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_an_error_repeats_nothing_of_what_was_stored(url, tmp_path):
 
 
 def test_a_database_elsewhere_is_no_file(monkeypatch, tmp_path):
-    """Its connections may be closed by the other side while they are idle: each is tried first."""
+    """The other side may close idle connections, so each is tried before it is used."""
     asked = {}
     monkeypatch.setattr(database, "create_engine", lambda url, **given: asked.update(given))
     monkeypatch.chdir(tmp_path)
@@ -199,7 +199,7 @@ def test_a_column_that_another_gateway_has_just_added_is_no_error(monkeypatch, t
 
 
 def old_file(path: Path, num_bytes: int = 0) -> Path:
-    """As an earlier version made it: without incremental vacuum."""
+    """A file as an earlier version made it: without incremental vacuum."""
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE t (x)")
         connection.execute("INSERT INTO t VALUES (?)", ("x" * num_bytes,))

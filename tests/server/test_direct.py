@@ -111,7 +111,8 @@ def test_without_uvicorn_there_is_nothing_to_write_to():
 
 @pytest.mark.parametrize("num_requests", [1, 2])
 async def test_a_connection_tells_of_a_client_that_leaves(num_requests):
-    """Of the request that runs, also where another came in behind it; no task waits for it."""
+    """The running request hears of it, even with another request behind it; no task waits for
+    it."""
     began, ended, heard = asyncio.Event(), asyncio.Event(), []
 
     async def app(scope, receive, send):

@@ -34,7 +34,8 @@ def mixed(random: Random) -> float:
 
 
 async def slowdown(seed: int, flood: Load, places: int = 16, **options: object) -> float:
-    """What the flood does to the median of a key that uses an eighth of the places."""
+    """The factor by which the flood raises the median latency of a key that uses an eighth of the
+    places."""
     victim = Load(VICTIM, places / 8, mixed, seed=seed)
     bounds, until_s = AdmissionLimits(places, queued=4 * places), 60.0
     (alone,) = await play(bounds, [victim], until_s, **options)

@@ -1,4 +1,4 @@
-"""What needs no vLLM is answered before vLLM is imported."""
+"""Questions that need no vLLM are answered before vLLM is imported."""
 
 from __future__ import annotations
 

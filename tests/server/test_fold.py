@@ -77,7 +77,7 @@ def whole_completion(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def response(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """From the deltas alone, beside what the last event says."""
+    """The text of the deltas alone, beside the response in the last event."""
     texts: dict[int, str] = {}
     for event in events:
         if event["type"].endswith(".delta"):

@@ -1,4 +1,4 @@
-"""What an answered request leaves is freed at once, its prompt too: nothing of ours is in a cycle.
+"""An answered request leaves no cycle of ours: it is freed at once, its prompt too.
 
 A cycle would keep whole conversations until the garbage collector comes by, and have it come often.
 """
@@ -25,7 +25,7 @@ OURS = ("server.", "engine.", "observability.")
 
 @contextmanager
 def kept_garbage() -> Iterator[list[object]]:
-    """What only the collector could free, as far as it is made inside."""
+    """The objects made inside the block that only the collector could free."""
     gc.collect()
     gc.disable()
     found: list[object] = []

@@ -1,4 +1,4 @@
-"""What one key has stored, another can neither read, list, use, change nor delete."""
+"""One key can neither read, list, use, change nor delete another key's stored objects."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_items_of_conversations_are_their_key_s_own(two):
 
 @pytest.mark.parametrize("stored_in", ["response", "conversation"])
 async def test_items_are_found_by_their_key_alone(two, stored_in):
-    """By a reference in another request, whichever store has the item."""
+    """Another key's reference to an item is refused, whichever store has the item."""
     if stored_in == "response":
         id = await two.make("/v1/responses", model="demo", input=[message()])
         path = f"/v1/responses/{id}/input_items"

@@ -89,7 +89,8 @@ USE = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
 
 @pytest.mark.parametrize("url", ["/v1/messages", "/v1/messages/count_tokens"])
 async def test_an_image_that_a_tool_has_read(lab, url):
-    """As Claude Code sends it, once in the newest message and then in every later request."""
+    """Claude Code sends such an image, once in the newest message and then in every later
+    request."""
     said = [
         {"role": "user", "content": "read it"},
         {"role": "assistant", "content": [USE]},

@@ -162,7 +162,7 @@ async def test_chat_completions_have_none_of_them(lab, kind):
 
 
 async def test_a_call_before_its_text_is_one_turn(lab):
-    """As Haystack's agents send it."""
+    """Haystack's agents send such turns."""
     lab.says("x")
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     text = {"type": "message", "role": "assistant", "content": "I look."}

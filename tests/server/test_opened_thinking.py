@@ -59,7 +59,8 @@ class OpeningRenderer(PlainRenderer):
 
 
 def written(name: str) -> tuple[str, str, str]:
-    """How a prompt opens the thinking, what stands before the answer, and what behind it."""
+    """The text that opens the thinking in a prompt, the text before the answer, and the text behind
+    it."""
     if name in CHANNELS:
         return CHANNELS[name]
     form = reasoning_format(name)

@@ -98,7 +98,7 @@ async def test_a_prompt_that_can_never_be_paid_is_a_400_that_says_so(meter):
 
 
 async def test_after_retry_after_a_prompt_of_more_than_a_minute_is_served(meter):
-    """It overdraws its minute, by one at most, and has to find enough there."""
+    """The prompt overdraws its minute, by one minute at most, and has to find enough there."""
     metered = meter(tokens=30)
     metered.answers(2)
     large = "word " * 40
@@ -152,7 +152,8 @@ async def test_without_max_tokens_an_answer_is_taken_for_as_long_as_those_before
 
 
 async def test_a_client_that_leaves_pays_for_what_it_was_sent(meter):
-    """Its prompt and the tokens until then; what was reserved beyond is given back."""
+    """The client pays for its prompt and the tokens until then; the rest of the reservation is
+    given back."""
     metered = meter(tokens=1000)
     word = Step(tuple(metered.lab.renderer.encode("word", False)[:1]))
     leave = asyncio.Event()

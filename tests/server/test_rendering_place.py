@@ -1,4 +1,4 @@
-"""Where prompts are rendered: on the event loop if that is sure to be quick, else in a thread."""
+"""The place of rendering: on the event loop if a prompt is sure to be quick, else in a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which request finds a place free, to the last place, and what ends those that wait."""
+"""The last free places: the request that gets one, and the end of the others' wait."""
 
 from __future__ import annotations
 

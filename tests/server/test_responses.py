@@ -42,7 +42,7 @@ def said(answer) -> list[dict]:
 
 
 def plain(response: dict) -> dict:
-    """Without what differs between two answers to the same request."""
+    """A response without the fields that differ between two answers to the same request."""
     drop = ("id", "created_at", "completed_at")
     out = {key: value for key, value in response.items() if key not in drop}
     items = [{k: v for k, v in i.items() if k not in ("id", "call_id")} for i in out["output"]]
@@ -280,7 +280,7 @@ async def test_one_that_was_running_when_the_gateway_stopped_has_failed(lab):
 
 @pytest.fixture
 def forgetful(lab):
-    """Its store takes nothing any more."""
+    """A lab whose store accepts no more responses."""
     lab.not_stored = []
 
     class Notes(NullObserver):

@@ -35,10 +35,10 @@ pytestmark = pytest.mark.thorough
 
 RULES = CanaryRules.for_tpot(min_blocks=4, max_blocks=12)
 MORE_BLOCKS = replace(RULES, max_blocks=60)
-"""For arms that serve at the same time: their blocks count for fewer."""
+"""Rules for arms that serve at the same time: their blocks count for fewer."""
 TEXT = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
 STEP_S, DRAFT_S = 0.01, 0.004
-"""What a step takes, and each draft token of it: at depth 1 answers are the fastest."""
+"""Time of a step, and of each draft token in it: at depth 1 answers are the fastest."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Machine:
     requests: int = 0
     fails: Callable[[EngineRequest], bool] = lambda _: False
     slow_at: int = -1
-    """At this depth a step takes nine times as long."""
+    """Depth at which a step takes nine times as long."""
     losses: list[EngineLoss] = field(default_factory=list)
     interrupt: Callable[[], None] = lambda: None
 
@@ -286,7 +286,7 @@ async def test_a_session_stays_on_its_side(machine: Machine) -> None:
 async def test_failures_count_after_the_block_in_which_their_session_began(
     machine: Machine,
 ) -> None:
-    """As a request does that times out after minutes; each session's once."""
+    """A request that times out fails minutes later; each session's failure counts once."""
     again: list[str] = []
 
     async def sleep(seconds: float) -> None:

@@ -25,7 +25,7 @@ class Served:
         self.url = self.line("ready")
 
     def line(self, begins: str) -> str:
-        """What follows ``begins`` in the next line that begins so."""
+        """The rest of the next line that begins with ``begins``."""
         assert self.process.stdout is not None
         for text in self.process.stdout:
             if text.startswith(begins):

@@ -89,7 +89,7 @@ def test_one_that_cannot_be_opened_says_so_without_its_password(url):
 
 
 async def test_many_at_once_lose_nothing():
-    """In memory there is one connection: what one call rolls back must not be another's."""
+    """A store in memory has one connection: one call's rollback must not touch another's work."""
     store = SqlResponseStore("sqlite://")
     names = [f"r{at}" for at in range(200)]
 
@@ -279,7 +279,7 @@ async def test_a_key_with_many_responses_pushes_out_its_own():
 
 
 def large(id: str, owner: str, num_bytes: int, at: int) -> StoredResponse:
-    """Its bytes are in the tools, which count as those of input and output do."""
+    """A response with its bytes in the tools, which count as much as input and output."""
     response = {"output": [], "tools": ["x" * num_bytes]}
     return StoredResponse(id, owner, time.time() - 1000 + at, response, [])
 

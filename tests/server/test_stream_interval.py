@@ -38,7 +38,7 @@ def ask(url: str, stream: bool) -> list[dict[str, Any]]:
 
 
 def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a client makes of the chunks of a stream."""
+    """The answer that a client makes of the chunks of a stream."""
     folded: dict[str, Any] = defaultdict(str)
     for chunk in chunks:
         folded["usage"] = chunk.get("usage") or folded["usage"]

@@ -1,4 +1,4 @@
-"""What a parser might pass over in silence is refused in words."""
+"""JSON that a parser might silently accept is refused with a reason."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ class Square(pydantic.BaseModel):
 
 
 class Drawing(pydantic.BaseModel):
-    """What people send through ``.parse()``."""
+    """A model as people send it through ``.parse()``."""
 
     name: str = pydantic.Field(min_length=1, max_length=40, description="Shown above.")
     shapes: list[Circle | Square] = pydantic.Field(max_length=8)

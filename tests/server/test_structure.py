@@ -225,7 +225,7 @@ number: DIGIT+ | "(" start ")"
 @pytest.mark.parametrize("field", ["structured_outputs", "guided_grammar"])
 @pytest.mark.parametrize("grammar", [SUM, f"%llguidance {{}}\n{SUM}"])
 async def test_a_grammar_may_be_lark(lab, field, grammar):
-    """As vLLM takes it; reasoning stays free."""
+    """Lark grammars are accepted in vLLM's fields; reasoning stays free."""
     lab.says("1 + 2")
     fields = {field: grammar if field == "guided_grammar" else {"grammar": grammar}}
     answer = await lab.chat(**fields)

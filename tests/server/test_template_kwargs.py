@@ -1,4 +1,4 @@
-"""What a request may give the chat template, the same on every endpoint and in every renderer."""
+"""Template arguments of a request: the same on every endpoint and in every renderer."""
 
 from __future__ import annotations
 

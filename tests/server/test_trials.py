@@ -264,7 +264,7 @@ async def test_the_field_that_was_given_is_named(lab, url, body, param):
 
 @pytest.mark.slow
 async def test_a_pattern_whose_client_left_is_not_the_next_one_s_fault(probed):
-    """With the real probe: what kills its child is answered for by nobody else."""
+    """The real probe blames nobody else for a pattern that kills its child."""
     from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 
     probe = GrammarProbe(str(DEMO), limit_s=1.0)

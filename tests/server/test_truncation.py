@@ -1,4 +1,4 @@
-"""Which messages go when a conversation does not fit, and which stay."""
+"""Messages that are dropped from a conversation that does not fit, and those that stay."""
 
 from __future__ import annotations
 

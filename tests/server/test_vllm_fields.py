@@ -121,7 +121,7 @@ VALUES: dict[str, list[Any]] = {
         {"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}, {"type": "adaptive"},
     ],
 }  # fmt: skip
-"""What clients send, by the field's name."""
+"""Values that clients send, by the field's name."""
 TOGETHER: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("completions", "echo"): [{"echo": True}, {"echo": True, "max_tokens": 0, "logprobs": 1}],
     ("completions", "logprobs"): [{"logprobs": 1}],
@@ -219,7 +219,7 @@ async def test_what_is_ignored_is_listed(lab, api):
 
 
 async def test_roles_that_templates_have_besides(lab):
-    """As vLLM takes them; what a role means is the template's to say."""
+    """vLLM accepts them too; the template decides what a role means."""
     lab.says("x")
     said = [*USER, {"role": "assistant", "content": "a"}, {"role": "observation", "content": "b"}]
     assert (await lab.chat(messages=said)).status == 200

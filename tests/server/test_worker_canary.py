@@ -34,7 +34,7 @@ class FleetMachine(Machine):
     """A fleet of scripted workers behind the gateway."""
 
     accepts: dict[str, float] = field(default_factory=dict)
-    """How likely a draft token of a worker is accepted; 0.5 for others."""
+    """Probability that a worker's draft token is accepted; 0.5 for others."""
 
     def open_engine(self) -> Engine:
         self.streets = Streets("abc")

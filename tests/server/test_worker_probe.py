@@ -37,9 +37,9 @@ class Worker:
 
     accepted: int = 2
     accepted_sampled: int = 2
-    """At a temperature."""
+    """Accepted draft tokens of a step at a temperature."""
     waits: bool = True
-    """It leaves the reasoning free where the grammar is to wait for its end."""
+    """Whether it leaves the reasoning free where the grammar is to wait for the reasoning's end."""
     structured: str = THOUGHT + '{"answer": "yes"}'
     called: str = THOUGHT + CALL
     cached: int | None = 16

@@ -21,7 +21,7 @@ FEW = settings(
 
 
 class Machine(RuleBasedStateMachine):
-    """With an event loop of its own."""
+    """A rule-based state machine with an event loop of its own."""
 
     def __init__(self) -> None:
         super().__init__()

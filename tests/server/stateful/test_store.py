@@ -25,7 +25,7 @@ pytestmark = pytest.mark.thorough
 
 
 class Responses(Machine):
-    """What one owner stores the other can neither read, continue, settle nor delete."""
+    """One owner can neither read, continue, settle nor delete the other's responses."""
 
     stored = Bundle("stored")
 
