@@ -113,7 +113,7 @@ def test_tools_and_variables_are_text_too():
 
 
 def test_a_template_finds_the_thoughts_in_an_answer():
-    """They are written with added tokens that the tokenizer does not call special."""
+    """The thoughts are written with added tokens that the tokenizer does not call special."""
     renderer = make("{{ messages[1].content.split('</think>')[-1] }}")
     said = {"role": "assistant", "content": "<think>secret</think>public"}
     assert renderer.decode(renderer.render_chat([user("Hi"), said], None)) == "public"
@@ -160,7 +160,7 @@ def test_a_token_across_a_window_is_found(renderer, monkeypatch):
 
 
 def test_a_tokenizer_that_writes_blanks_before_parts_refuses(tmp_path):
-    """As those made with SentencePiece do: the text would change."""
+    """Tokenizers made with SentencePiece write such blanks: the text would change."""
     tokenizer = Tokenizer(BPE({"a": 0}, []))
     tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
     special = SpecialText.of(
