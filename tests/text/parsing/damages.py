@@ -25,7 +25,7 @@ class Change:
     output: str
 
     def places(self) -> Iterator[int]:
-        """Where the same change can be made with the same result."""
+        """The places where the same change gives the same result."""
         yield self.place
         if self.kind in ("insert", "double"):
             at = self.place
@@ -68,7 +68,7 @@ _EMPTY = re.compile(r'(?<=[\s:])(""|\'\')|(?:⟪<escape>⟫){2}|(?:⟪<\|"\|>⟫
 
 
 def _find_values(output: str, calls: Sequence[tuple[str, str]]) -> list[tuple[int, int]]:
-    """Where the values of ``calls`` stand in an answer, with the white space around them."""
+    """Spans of the values of ``calls`` in an answer, with the white space around them."""
     found, at = list[tuple[int, int]](), 0
     for empty in _EMPTY.finditer(output):
         middle = empty.start() + len(empty[0]) // 2

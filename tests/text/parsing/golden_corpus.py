@@ -59,7 +59,7 @@ class Format:
     markers: tuple[str, ...]
     """Added tokens that decode as text."""
     special: tuple[str, ...]
-    """Those that do not."""
+    """Added tokens that do not decode as text."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Case:
     note: str
     pieces: tuple[Piece, ...]
     cut_after: tuple[int, ...]
-    """Where the case itself wants the output cut: numbers of bytes of its text."""
+    """The case's own cuts of the output, in bytes of its text."""
     starts_in: str
     finish: FinishReason
     eos: bool
@@ -103,7 +103,7 @@ class Case:
 
 @cache
 def filler(size: int) -> str:
-    """So many characters of source code, as agents write files of."""
+    """``size`` characters of source code, as agents write files of it."""
     page = (FOLDER / "filler.txt").read_text(encoding="utf-8")
     return (page * (size // len(page) + 1))[:size]
 
@@ -187,7 +187,7 @@ def corpus() -> tuple[Case, ...]:
 
 
 def formats() -> dict[str, Format]:
-    """Those with cases of their own, by name."""
+    """The formats that have cases, by name."""
     return {case.format.name: case.format for case in corpus()}
 
 

@@ -56,7 +56,7 @@ def cuttings(ids: Sequence[int], own: Sequence[int], eos: int | None) -> Iterato
 
 
 def every_split(ids: Sequence[int], eos: int | None) -> Iterator[Cutting]:
-    """In two, at every place."""
+    """Cuttings into two parts, one at every place."""
     whole = (*ids, *(() if eos is None else (eos,)))
     for place in range(1, len(whole)):
         yield Cutting(f"in two after {place}", at(whole, [place]))

@@ -75,7 +75,8 @@ def read(case: Case, cutting: Cutting, tool_parser: str | None) -> tuple[list[Pa
 
 
 def fold(events: Sequence[ParserEvent], finish_reason: str) -> Reading:
-    """What the stream says in all; asserts that it keeps the rules of a stream."""
+    """The answer that the stream's events add up to; asserts that they keep the rules of a
+    stream."""
     reading = Reading(finish_reason=finish_reason)
     started: list[ToolCallStart] = []
     arguments = ""
@@ -128,7 +129,7 @@ def joined(events: Sequence[ParserEvent], written_ids: bool) -> list[object]:
 
 
 def disagreements(case: Case, reading: Reading) -> Iterator[str]:
-    """Where a reading differs from the ideal one."""
+    """Differences between a reading and the ideal one."""
     for part in ("reasoning", "content", "finish_reason"):
         wanted, got = getattr(case, part), getattr(reading, part)
         if wanted != got:

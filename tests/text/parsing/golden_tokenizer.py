@@ -55,7 +55,8 @@ def _trained() -> str:
 
 @cache
 def tokenizer(markers: Sequence[str], special: Sequence[str] = ()) -> Tokenizer:
-    """With ``markers`` as added tokens, which decode as text; ``special`` ones do not."""
+    """A tokenizer with ``markers`` as added tokens, which decode as text; ``special`` ones do
+    not."""
     made = Tokenizer.from_str(_trained())
     made.add_tokens([AddedToken(marker, normalized=False, special=False) for marker in markers])
     made.add_special_tokens([AddedToken(marker, special=True) for marker in special])

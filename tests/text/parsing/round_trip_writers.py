@@ -17,7 +17,8 @@ OPEN, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
 
 @dataclass(frozen=True)
 class Written:
-    """How one format writes calls: each by ``one``, and what stands around and between them."""
+    """One format's way to write calls: ``one`` writes a call, the other fields stand around and
+    between calls."""
 
     one: Write
     head: str = ""
@@ -252,4 +253,4 @@ WRITTEN: dict[str, Written] = {
             "<｜tool_call_end｜>"), "<｜tool_calls_begin｜>\n", "\n<｜tool_calls_end｜>", "\n"),
     "xlam": Written(named(), "[", "]", ", ", line=None),
 }  # fmt: skip
-"""By the names of the golden files."""
+"""Writers by the names of the golden files."""

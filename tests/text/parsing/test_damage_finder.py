@@ -28,7 +28,7 @@ ENCODED = {
     for name, case in ANSWERS.items()
     if any(len(arguments) > 2 and arguments in case.output for _, arguments, _ in case.calls)
 }
-"""Those whose arguments stand in the answer as the client gets them."""
+"""Answers that hold their arguments exactly as the client gets them."""
 
 
 def encode_twice(case: Damage, between: str) -> Damage:

@@ -165,7 +165,7 @@ def test_with_the_flag_an_unknown_name_is_left_to_vllm():
     [("tool_parsers", TOOL_PARSERS), ("reasoning", REASONING_PARSERS)],
 )
 def test_every_name_of_the_installed_vllm_has_a_parser_here(package, ours):
-    """But for ``hf`` and ``beam``, which read a grammar from the checkpoint."""
+    """``hf`` and ``beam``, which read a grammar from the checkpoint, are the exceptions."""
     vllm = find_spec("vllm")
     if vllm is None or vllm.origin is None:
         pytest.skip("vLLM is not installed")

@@ -11,7 +11,7 @@ from tests.text.parsing.golden_cuts import Cutting, cuttings, every_split
 from tests.text.parsing.golden_reading import check, check_all, main_parser, output
 
 LONG = 1500
-"""From so many tokens on a case is cut in fewer ways."""
+"""Number of tokens above which a case is cut in fewer ways."""
 SHORT = 250
 """Up to so many bytes an output is split in two at every place."""
 

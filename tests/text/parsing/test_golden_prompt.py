@@ -1,4 +1,4 @@
-"""What is decided comes out at once: text and arguments stream as they are written."""
+"""Decided output comes out at once: text and arguments stream as they are written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAIN = [
     for case in corpus()
     if list(case.pieces) == [case.reasoning + case.content] and case.name not in FENCED
 ]
-"""Nothing but text, whatever it looks like."""
+"""Cases of text alone, whatever it looks like."""
 CALLING = [case for case in corpus() if "long_argument_5k" in case.name]
 
 

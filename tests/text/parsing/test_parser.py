@@ -1,4 +1,4 @@
-"""What one parser makes of one answer, format by format where they differ."""
+"""The events one parser makes of one answer, format by format where they differ."""
 
 from __future__ import annotations
 

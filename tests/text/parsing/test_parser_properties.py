@@ -1,4 +1,4 @@
-"""What holds for every registered format, whatever the model writes and however it is cut.
+"""Properties of every registered format, whatever the model writes and however it is cut.
 
 A new format is tested by being in the registry. Outputs are made of its own markers, as tokens and
 as ordinary text, mixed with the pieces that calls are made of.
@@ -259,7 +259,8 @@ PLAIN = st.lists(
 @FAST
 @example(pieces=["a < b ", "<tool", "<|"])
 def test_text_comes_out_promptly_and_whole(tool_parser, tokens, pieces):
-    """Nothing is held back longer than a marker, and lone beginnings of markers come out."""
+    """The parser holds back no more than a marker's length, and lone beginnings of markers come
+    out."""
     known = vocabulary(tool_parser, None, tokens)
     parser = build(known, (tool_parser, None))
     longest = max(map(len, markers(tool_parser, None)), default=0)

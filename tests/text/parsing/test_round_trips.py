@@ -201,7 +201,8 @@ _OWN_TAG = re.compile(
     r"</(\w+:)?(function|invoke|param|parameter)>|</?(ifm\|)?arg_value(:\w+)?>"
     r"|<\|tool_arg:(value|end)\|>|<\|sep\|>|<\|\"\|>|<escape>|\]<\]minimax\[>\["
 )
-"""What ends a value. One that stands at the end of the value, or is all of it, may be left over."""
+"""Tags that end a value. One that stands at the end of the value, or is all of it, may be left
+over."""
 
 
 CALLS = [
