@@ -39,7 +39,7 @@ PROMPTS = (
 
 @dataclass
 class Told:
-    """What clients were told in usage, by response id."""
+    """Usage that clients were told, by response id."""
 
     completion: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int | None] = field(default_factory=dict)

@@ -119,7 +119,7 @@ async def serving(telemetry: Telemetry, ring: ExplanationRing | None = None) -> 
 
 
 class Browser:
-    """As much of the Chrome DevTools protocol as this test needs."""
+    """The part of the Chrome DevTools protocol that this test needs."""
 
     def __init__(self, connection) -> None:
         self._connection = connection

@@ -32,7 +32,7 @@ SECRET = "the prompt nobody may read"
 
 
 class Gateway:
-    """As much of the server as a request needs: begin, step, event, end, answer."""
+    """The parts of a server that a request needs: begin, step, event, end, answer."""
 
     def __init__(self, *, stream: bool, ending: Ending = Ending.COMPLETED, status: int = 200):
         self.telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())

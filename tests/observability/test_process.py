@@ -1,4 +1,4 @@
-"""What the gateway's process uses of its limits, on /metrics."""
+"""The gateway process's use of its limits, on /metrics."""
 
 from __future__ import annotations
 

@@ -136,12 +136,12 @@ class Asker:
 
 
 def filled_in(expr: str) -> str:
-    """As Grafana sends it with everything selected."""
+    """The query that Grafana sends with everything selected."""
     return expr.replace("$__rate_interval", "15s").replace("$model", ".*").replace("$lane", ".*")
 
 
 def panel_queries() -> tuple[set[str], set[str]]:
-    """Those that must answer, and those whose panel says when it is empty."""
+    """Queries that must answer, and queries whose panel says when it is empty."""
     must: set[str] = set()
     may: set[str] = set()
     for dashboard in DASHBOARDS:

@@ -1,4 +1,4 @@
-"""What a supervisor tells is on the metrics page."""
+"""A supervisor's reports on the metrics page."""
 
 from __future__ import annotations
 
