@@ -22,14 +22,14 @@ from tests.engine.speculation.draft_folder import read_folder
 from tests.engine.speculation.draft_kinds import eagle1
 
 PACKAGES = Path(__file__).parents[3] / ".drafters"
-"""Where ``make install-dev`` puts the packages of lookup methods."""
+"""Folder where ``make install-dev`` puts the packages of lookup methods."""
 TARGET, EAGLE3, EAGLE31 = DEMO / "target", DEMO / "eagle3", DEMO / "eagle3_1"
 HIDDEN, WIDE, VOCABULARY, HEADS, HEAD = 256, 512, 2048, 4, 64
 MASK = 5
 """Token that stands for a position to be drafted in parallel."""
 Tensors = dict[str, torch.Tensor]
 Arguments = dict[str, Any]
-"""Of an engine: ``speculative_config``, and the model where it is not the demo's."""
+"""Arguments of an engine: ``speculative_config``, and the model where it is not the demo's."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class FaultyWorker(DepthWorker):
             self._compile_nothing(on)
 
     def _compile_nothing(self, on: bool) -> None:
-        """As vLLM does where it finds something that it cannot compile."""
+        """Switch compilation off, as vLLM does where it finds something that it cannot compile."""
         worker: Any = self
         for part in worker.get_model().modules():
             if hasattr(part, "do_not_compile"):

@@ -78,7 +78,7 @@ No CPU runs these. A test holds the words of vLLM's source that are named here.
 |---|---|---|---|
 """
 Results = Mapping[str, str]
-"""What became of the draft exchange of each method, or ``fails``."""
+"""Outcome of each method's draft exchange, or ``fails``, by the title of its row."""
 
 
 def record(node: pytest.Item, title: str, exchange: str) -> None:

@@ -1,4 +1,4 @@
-"""What a worker's scheduler tells vLLM's own server of an answer."""
+"""A worker's scheduler reports an answer's account to vLLM's own server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What GPUs do by default, made to happen on the CPU: the same text, depths and accounts."""
+"""Asynchronous scheduling, the default on GPUs, forced on the CPU: the same text, depths and
+accounts."""
 
 from __future__ import annotations
 

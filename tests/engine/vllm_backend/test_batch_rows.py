@@ -191,7 +191,7 @@ class World:
         self._sampled.clear()
 
     def commit(self, name: str, tokens: list[int]) -> None:
-        """What the last step has sampled."""
+        """Record the tokens that the last step sampled."""
         drafts = self.batch.spec_token_ids[self.batch.req_id_to_index[name]]
         self._sampled[name] = (len(self.outputs[name]), 1 + len(drafts))
         self.outputs[name] += tokens

@@ -1,4 +1,4 @@
-"""What a budget of reasoning tokens demands next, and the faults of vLLM's own state for it."""
+"""The next tokens that a reasoning budget demands, and the faults of vLLM's own state for it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def find_rows(
 OURS_OR_VLLMS = pytest.mark.parametrize(
     "own", [True, pytest.param(False, marks=pytest.mark.xfail(strict=True))]
 )
-"""Once vLLM passes one of these, the whole class may go."""
+"""Runs a test on our class and on vLLM's: once vLLM passes one of these, the whole class may go."""
 
 
 @OURS_OR_VLLMS

@@ -94,7 +94,7 @@ async def test_streams_go_on_with_the_same_text_and_a_rollback_brings_acceptance
 
 
 class SlotTotals:
-    """What a canary knows of the traffic: the steps that each draft served."""
+    """A canary's knowledge of the traffic: the steps that each draft served."""
 
     def __init__(self) -> None:
         self._totals: dict[str, Totals] = {}

@@ -53,7 +53,7 @@ CRASHED, ABORTED, RAISED = -signal.SIGSEGV, -signal.SIGABRT, 1
 
 @pytest.fixture(params=["at once", "late"])
 def watcher(request, monkeypatch):
-    """How soon the event loop learns that a child has ended."""
+    """Let the event loop learn of a child's end at once, or late."""
     reap = os.waitpid
 
     def reap_late(pid, options):
@@ -67,7 +67,7 @@ def watcher(request, monkeypatch):
 
 @pytest.fixture
 async def probe(watcher, tmp_path):
-    """Its child ends as the files ``starts`` and ``tries`` say, one number each time."""
+    """A probe whose child ends as the files ``starts`` and ``tries`` say, one number each time."""
     made = GrammarProbe("nowhere")
     made._command = (sys.executable, "-c", CHILD.format(folder=str(tmp_path)))
     yield made

@@ -22,10 +22,10 @@ from tests.engine.vllm_backend.test_graphs import declare
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
 
 REQUESTS = 12
-"""At a time, at most."""
+"""Most requests at a time."""
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
 SECONDS = {FULL: 0.010, PIECEWISE: 0.016, CUDAGraphMode.NONE: 0.020}
-"""Of a made-up step, by the graph it finds, so that the planner learns that graphs pay."""
+"""Time of a made-up step, by the graph it finds, so that the planner learns that graphs pay."""
 
 
 class Batch(NamedTuple):

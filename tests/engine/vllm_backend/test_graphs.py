@@ -1,4 +1,4 @@
-"""Which batches find a CUDA graph, by vLLM's own sizes and dispatch: no GPU is needed."""
+"""Batches that find a CUDA graph, by vLLM's own sizes and dispatch: no GPU is needed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_fixed_depth_finds_a_graph_in_every_batch() -> None:
 
 
 def test_widths_that_differ_find_none() -> None:
-    """What the planner's costs have a term for."""
+    """The planner's costs have a term for batches without a graph."""
     manager = declare(7, 64)
     assert find_graph(manager, [7, 7, 7]) == 24
     assert find_graph(manager, [7, 7, 3]) is None

@@ -59,7 +59,7 @@ WAYS_TO_SAMPLE: dict[str, dict[str, Any]] = {
 SAMPLES = 160 if SECOND_RUNNER else 600
 """Short samples per side of a statistical test."""
 SEEDS = 40 if SECOND_RUNNER else SAMPLES
-"""Of them that are taken with their seeds, too."""
+"""Number of those samples that are taken with their seeds, too."""
 SAMPLED_TOKENS = 4 if SECOND_RUNNER else 6
 LAST_STOP = 12 if SECOND_RUNNER else 30
 """Tokens of an answer that are tried as its stop."""
@@ -145,7 +145,7 @@ async def opening(renderer: VllmRenderer) -> tuple[int, ...]:
 async def reference(
     plain_engine: VllmEngine, prompts: Prompts, opening: tuple[int, ...]
 ) -> Reference:
-    """What an engine without a draft writes, one request at a time where batching could matter."""
+    """Answers of an engine without a draft, one request at a time where batching could matter."""
     cases = [*plain(prompts), *with_logprobs(prompts), *constrained(prompts)]
     crowd = [*long(prompts), *(one for way in WAYS_TO_SAMPLE for one in sampled(opening, way))]
     alone = [await run(plain_engine, request) for request in cases]
@@ -289,7 +289,7 @@ async def test_preemption_and_chunked_prefill(
 async def test_prefix_cache_hits(
     engine: VllmEngine, prompts: Prompts, reference: Reference
 ) -> None:
-    """Also the hit that leaves one token, where vLLM would count K drafts nobody made."""
+    """One hit leaves a single token, where vLLM would count K drafts that nobody made."""
     request = long(prompts)[0]
     first = await run(engine, at(MOST, request))
     again = [await run(engine, at(depth, request)) for depth in REPEATED]
@@ -324,7 +324,8 @@ async def test_planned_depths(
 
 
 def preemptions(engine: VllmEngine) -> float:
-    """From the engine's own counter: the registry holds those of the engine started last."""
+    """Preemptions by the engine's own counter: the registry holds those of the engine started
+    last."""
     assert engine._llm is not None
     assert engine._llm.logger_manager is not None
     (counters,) = [
@@ -390,7 +391,7 @@ async def test_a_seed_survives_a_prefill_in_chunks(engine: VllmEngine, prompts: 
 
 @pytest.mark.gpu_path
 async def test_many_come_and_go(engine: VllmEngine) -> None:
-    """After all of the above nothing is left running."""
+    """The tests above leave nothing running."""
     await asyncio.sleep(0)
     health = await engine.health()
     assert health.live, health.reason

@@ -72,7 +72,7 @@ def count_drafts(engine: VllmEngine) -> tuple[int, int, int]:
 
 
 async def check_accounts(engine: VllmEngine, prompts: Prompts, depths: Sequence[int]) -> Totals:
-    """What answers say of their drafts, and what vLLM has counted meanwhile."""
+    """Compare the drafts in the answers' accounts with vLLM's own counters."""
     before = count_drafts(engine)
     requests = [
         at(depths[n % len(depths)], greedy(f"counted-{n}", prompt, 60 + n))

@@ -109,7 +109,7 @@ async def test_an_abort_from_elsewhere_is_the_end_of_the_engine() -> None:
 
 
 async def test_a_request_that_the_engine_gives_up_has_not_finished() -> None:
-    """As one that a signal ends does; what it delivered stands."""
+    """A signal ends requests in this way; the delivered tokens stand."""
     outputs = processor()
     inbox = begin(outputs)
     outputs.process_outputs([output(2), output(0, finish_reason=Reason.ABORT)])
@@ -191,7 +191,7 @@ async def test_a_stream_interval_gathers_tokens_between_the_first_and_the_last()
 
 
 class Llm:
-    """As much of an AsyncLLM as the check looks at."""
+    """The parts of an AsyncLLM that the check looks at."""
 
     def __init__(self) -> None:
         self.output_processor: Any = OutputProcessor(None, log_stats=False)

@@ -201,7 +201,7 @@ def test_a_step_with_a_piece_of_a_prompt_is_shown_as_such() -> None:
 
 
 def test_the_widths_of_a_step_that_is_under_way_stay() -> None:
-    """With pipeline parallelism another step is planned before its drafts are verified."""
+    """Pipeline parallelism plans another step before this one's drafts are verified."""
     pretence = Pretence()
     watch(pretence, {"a": 1, "b": 3})
     planning = pretence.scheduler.planning

@@ -55,7 +55,7 @@ def test_the_noise_is_the_hash_of_seed_position_and_token(
 
 
 def test_what_is_forbidden_is_never_drawn_whatever_the_noise() -> None:
-    """Also where the hash of the only token is the greatest there is."""
+    """The hash of the only allowed token may even be the greatest there is."""
     logits = torch.full((SAMPLES, 3), -torch.inf)
     logits[:, 1] = 0.0
     assert (draw(logits, range(SAMPLES), [5] * SAMPLES) == 1).all()
@@ -154,7 +154,7 @@ class Chain:
         return text[:, :CHAIN], accepted, verified
 
     def list_probabilities(self) -> torch.Tensor:
-        """Of every text."""
+        """The probability of every text."""
         steps = self.target.softmax(-1)
         chances = steps[0]
         for _ in range(CHAIN - 1):

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.thorough
 
 
 def report(path: Path) -> None:
-    """What an engine would run."""
+    """Stand in for an engine: write down the parents and the environment."""
     parent: Any = multiprocessing.parent_process()
     found = {"parent": parent.pid, "forked_by": os.getppid(), "late": os.environ.get("LATE")}
     path.write_text(json.dumps(found))
@@ -92,7 +92,7 @@ def name_itself(path: Path) -> None:
 def test_an_engine_can_name_itself(
     preload: EnginePreload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As operators see it: the name is written over the first arguments and variables."""
+    """Operators see the name: it is written over the first arguments and variables."""
     monkeypatch.setenv("LATE", "yes")
     start(preload, name_itself, tmp_path / "title").join(30)
     assert (tmp_path / "title").read_bytes().startswith(b"VLLM::EngineCore\0")
@@ -181,7 +181,7 @@ def test_all_end_with_the_gateway() -> None:
 
 
 def test_the_fork_server_that_still_imports_ends_with_the_gateway(tmp_path: Path) -> None:
-    """And nobody who reads the gateway's streams waits for it."""
+    """No reader of the gateway's streams waits for it."""
     (tmp_path / "slow.py").write_text(
         "import time\nimport eaglegate.engine.vllm_backend.preload as preload\ntime.sleep(600)\n"
     )
@@ -201,7 +201,7 @@ def test_the_fork_server_that_still_imports_ends_with_the_gateway(tmp_path: Path
 
 
 def wait_until_started(pid: int) -> None:
-    """It watches its parents: the thread that does so runs."""
+    """Wait until the process runs the thread that watches its parents."""
     for _ in range(300):
         if len(list(Path(f"/proc/{pid}/task").iterdir())) > 1:
             return
@@ -223,7 +223,7 @@ def wait_until_gone(pid: int) -> None:
 
 
 def test_the_guess_is_what_vllm_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU: else the preloaded process is never taken."""
+    """The guess is for a CPU: where it is wrong, the preloaded process is never used."""
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     guess = predict_engine_environment(demo=True)
     assert "libgomp" in guess["LD_PRELOAD"]

@@ -99,7 +99,7 @@ async def test_errors_are_ours(given: RequestOutput | Exception, expected: type[
 
 
 async def test_a_closed_engine_fails_its_requests() -> None:
-    """So that recovery takes them to the next one: vLLM would end them as aborted."""
+    """The failure lets recovery take them to the next engine: vLLM would end them as aborted."""
     llm = Llm(output([5]), output([], "abort"))
     outputs, inbox = await open_inbox(llm)
     await inbox.get()

@@ -46,7 +46,7 @@ NGRAM = {"method": "ngram_gpu", "num_speculative_tokens": 3}
 
 @pytest.fixture
 def hybrid(tmp_path: Path) -> str:
-    """Without weights: nothing is loaded."""
+    """A checkpoint without weights: nothing is loaded."""
     (tmp_path / "config.json").write_text(json.dumps(HYBRID))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TARGET / name, tmp_path / name)
@@ -72,7 +72,7 @@ def test_check_says_so_before_the_start(hybrid: str) -> None:
 
 
 def test_the_reason_stands() -> None:
-    """When vLLM's kernel takes the accepted tokens, look again."""
+    """Look again when vLLM's kernel takes the accepted tokens."""
     assert "num_accepted_tokens" not in inspect.signature(causal_conv1d_update_cpu).parameters
 
 

@@ -143,7 +143,7 @@ def deepseek() -> VllmRenderer:
 
 @pytest.fixture(scope="module")
 def mistral(tmp_path_factory) -> VllmRenderer:
-    """With the tokenizer that mistral-common brings along."""
+    """A renderer with the tokenizer that mistral-common brings along."""
     folder = tmp_path_factory.mktemp("mistral")
     data = Path(mistral_common.__file__).parent / "data"
     shutil.copy(data / "tekken_240911.json", folder / "tekken.json")

@@ -60,7 +60,7 @@ class Steered:
 
 @pytest.fixture(scope="session")
 def index() -> int:
-    """Of the prompt: one with a long answer, or the one with the shortest."""
+    """Index of the prompt: one with a long answer, or the one with the shortest."""
     return 2 if SECOND_RUNNER else 1
 
 
@@ -141,7 +141,8 @@ SAMPLED: dict[str, dict[str, Any]] = {
 async def test_seeded_text_is_that_of_an_engine_without_a_draft(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts, field: str
 ) -> None:
-    """At every depth and at depths that change at random, beside greedy and unseeded requests."""
+    """The text is equal at every depth and at random depths, beside greedy and unseeded
+    requests."""
     fields = dict(steered.fields.get(field) or SAMPLED.get(field) or {})
     if "min_tokens" in fields:
         fields["min_tokens"] = 30
@@ -252,7 +253,7 @@ async def test_a_repetition_ends_the_answer(
 async def test_preemption_chunks_and_prefix_hits(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts
 ) -> None:
-    """At full depth, with too little KV for all and prompts longer than a chunk, twice.
+    """Run twice at full depth, with too little KV for all and with prompts longer than a chunk.
 
     The text is that of each request alone and without a draft. ``min_p`` of 1 leaves the likeliest
     token alone, so that sampled text is the greedy one.

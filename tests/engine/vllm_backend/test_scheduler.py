@@ -176,7 +176,8 @@ def test_only_pure_decode_steps_without_wishes_skip_the_draft_model(asynchronous
 def test_a_method_that_always_drafts_k_is_asked_for_k(
     asynchronous: bool, method: str, skips: bool
 ) -> None:
-    """Such a proposer asserts its K. Requests verify as many as they want all the same."""
+    """The proposer of such a method asserts its K. Requests verify as many as they want all the
+    same."""
     world = Pretence(asynchronous)
     world.scheduler.behaviour = METHODS[method].on(Runner.FIRST)
     world.add("off", 0)

@@ -44,7 +44,8 @@ def requests(prompts: Prompts) -> list[EngineRequest]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def texts(plain_engine: VllmEngine, requests: list[EngineRequest]) -> list[tuple[int, ...]]:
-    """Of an engine without a draft, in batches of sixteen; the long prompts alone and whole."""
+    """Texts of an engine without a draft, in batches of twelve; the long prompts alone and
+    whole."""
     found: list[Outcome] = []
     for begin in range(0, REQUESTS, 25):
         found.append(await run(plain_engine, requests[begin]))
@@ -82,7 +83,7 @@ async def test_seeds_differ_and_repeat(
 async def test_every_depth(
     engine: VllmEngine, requests: list[EngineRequest], texts: list[tuple[int, ...]], depth: int
 ) -> None:
-    """And a draft is accepted as often as without a seed."""
+    """A seeded request accepts drafts as often as an unseeded one."""
     got = await run_all(engine, [at(depth, request) for request in requests])
     totals = assert_texts(got, requests, texts)
     free = [replace(one, sampling=replace(one.sampling, seed=None)) for one in requests]

@@ -1,4 +1,4 @@
-"""What a user is told when an engine cannot start, and what is left behind when one is killed."""
+"""The message when an engine cannot start, and the remains of an engine that was killed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_draft_that_does_not_load_names_the_cause(tmp_path: Path) -> Non
 
 
 async def test_a_draft_that_kills_the_engine_is_found_before_ready(tmp_path: Path) -> None:
-    """In vLLM it starts healthy and dies of the first request."""
+    """vLLM itself starts healthy with it and dies of the first request."""
     layers = {"eagle_aux_hidden_state_layer_ids": [2, 4, 4]}
     error = await start_error(speculative_config=draft(tmp_path / "d", **layers))
     assert "size" in str(error)

@@ -33,7 +33,7 @@ def send_stop_signals(pid: int) -> None:
 
 
 def wait_for_line(alive: Any) -> None:
-    """As an engine does: its handlers are not ours."""
+    """Handle signals as an engine does, with handlers that are not ours."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
     alive.send("up")
     alive.recv()
@@ -127,7 +127,8 @@ if __name__ == "__main__":
 
 
 def test_where_the_platform_forks_the_engine_has_nothing_of_the_gateway(tmp_path: Path) -> None:
-    """As on GPUs: a forked engine would hold the port, and pass its signals on to the gateway."""
+    """Engines are forked on GPUs: one would hold the port and pass its signals on to the
+    gateway."""
     script = tmp_path / "gateway.py"
     script.write_text(FORKING)
     with Popen([sys.executable, str(script)], stdout=PIPE, text=True) as process:

@@ -84,7 +84,7 @@ async def test_an_engine_that_knows_nothing_leaves_nothing(learnt: dict[str, obj
 
 
 async def test_the_death_of_the_engine_is_no_failure_to_hand_over() -> None:
-    """It fails the start."""
+    """The engine's death fails the start."""
     costs, dead = StepCosts(), Core(failure=EngineDead("gone"))
     with pytest.raises(EngineDead):
         await costs.save(dead.steer)

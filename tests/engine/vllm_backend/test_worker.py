@@ -35,7 +35,7 @@ def test_whole_numbers_stay_whole() -> None:
 
 
 def test_vllm_still_needs_that() -> None:
-    """Its kernel writes to a copy of anything but int64; once it does not, drop ours."""
+    """vLLM's kernel writes to a copy of anything but int64; once it does not, drop ours."""
     output = torch.full((3,), -1.0)
     ends = torch.tensor([2, 3], dtype=torch.int32)
     cpu_triton_utils._expand_kernel_impl(output, torch.tensor([0.8, 1.2]), ends, 0, 1)
