@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -44,13 +45,23 @@ def send(
     if key:
         headers["authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
+    request = Request(url, data, headers, method=method)
     try:
-        with urlopen(Request(url, data, headers, method=method), timeout=TIMEOUT_S) as response:
-            return dict(json.load(response))
+        return dict(json.loads(fetch(request)))
+    except ValueError as error:
+        raise CallFailed(f"{url} gives no answer: {error}") from None
+
+
+def fetch(request: Request, timeout_s: float = TIMEOUT_S) -> bytes:
+    """The body of an answer. Raises CallFailed."""
+    try:
+        with urlopen(request, timeout=timeout_s) as response:
+            return bytes(response.read())
     except HTTPError as error:
         raise CallFailed(_read_message(error), error.code) from None
-    except (URLError, OSError, ValueError) as error:
-        raise CallFailed(f"{url} gives no answer: {getattr(error, 'reason', error)}") from None
+    except (URLError, OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise CallFailed(f"{request.full_url} gives no answer: {reason}") from None
 
 
 def _read_message(error: HTTPError) -> str:

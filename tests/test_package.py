@@ -58,8 +58,12 @@ def test_the_example_runs_as_it_stands():
 DISTRIBUTIONS = {
     "google_re2": "re2", "pyyaml": "yaml", "huggingface_hub": "huggingface_hub",
 }  # fmt: skip
-EXTRAS = {"observability/tracing.py: opentelemetry"}
-"""The extra ``otel``; its module is imported where an endpoint is given."""
+EXTRAS = {
+    "observability/tracing.py: opentelemetry",
+    "server/cli/top/screen.py: rich",
+    "server/cli/top/screen.py: textual",
+}
+"""The extras ``otel`` and ``top``; their modules are imported where they are asked for."""
 BROUGHT = {"starlette": "fastapi"}
 """Packages that another one brings and re-exports."""
 

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from eaglegate.canary.client import CallFailed, add_gateway_options, send
+from eaglegate.server.cli.harmless import make_harmless
 
 Row = Mapping[str, Any]
 BAR = 30
@@ -37,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(answer, indent=2))
     else:
-        print("\n".join(format_explanation(answer) if options.id else format_lists(answer)))
+        lines = format_explanation(answer) if options.id else format_lists(answer)
+        print(make_harmless("\n".join(lines)))
     return 0
 
 

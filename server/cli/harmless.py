@@ -1,0 +1,37 @@
+"""Text from elsewhere, made harmless for a terminal.
+
+Model output and request ids may hold escape sequences that move the cursor, retitle the window or
+fill the clipboard, and characters that reverse or hide what stands beside them.
+"""
+
+from __future__ import annotations
+
+import re
+
+HARMFUL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, except tab and line feed
+    "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e0fff]"  # half characters, and tags that nobody sees
+)
+"""Controls, line separators, and invisible or reversing characters. Joiners of emoji are kept."""
+
+
+def make_harmless(text: str) -> str:
+    """``text`` with every harmful character written as Python writes it: ``\\x1b``, ``\\u202e``.
+
+    Works on any piece of a stream, because each character is judged alone. Carriage returns are
+    left out: they end lines on some systems, and on a terminal they overwrite one.
+    """
+    return HARMFUL.sub(_spell, text.replace("\r", ""))
+
+
+def make_line_harmless(text: str) -> str:
+    """The same for text that must stay on one line: tabs and line feeds are spelled, too."""
+    return make_harmless(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _spell(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

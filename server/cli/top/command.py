@@ -1,0 +1,102 @@
+"""``eaglegate top``: live numbers of a running gateway, in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from eaglegate.canary.client import CallFailed
+from eaglegate.server.cli.top.panels import format_plain
+from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading
+
+SCREEN = ("textual", "rich")
+"""Packages of the extra ``top``."""
+DENIED = (401, 403)
+KEYS = "The gateway has keys: give an admin's with --key or EAGLEGATE_ADMIN_API_KEY."
+ELSEWHERE = (
+    "There are no operator pages here. With an admin port, give its address; the gateway prints "
+    "it when it starts."
+)
+WITHOUT_SCREEN = (
+    "eaglegate: the screen needs textual: pip install 'eaglegate[top]'; "
+    "`eaglegate top --once` prints the same numbers without it"
+)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eaglegate top",
+        description="Show the live numbers of a running gateway: speed, acceptance by slice, the "
+        "planner's choices, admission, engines, drafts, and the requests to look at.",
+    )
+    parser.add_argument(
+        "url",
+        nargs="?",
+        default="http://127.0.0.1:8000",
+        help="operator address (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--key",
+        default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
+        help="an admin's API key [EAGLEGATE_ADMIN_API_KEY]",
+    )
+    parser.add_argument(
+        "--interval", type=float, default=2.0, help="seconds between readings (default: 2)"
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="print one reading as text and end, as in a pipe"
+    )
+    parser.add_argument("--json", action="store_true", help="print one reading as JSON and end")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; 1 when the gateway gives no answer at first, 2 without textual."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    if not options.interval >= 0.1:
+        parser.error(f"--interval is at least 0.1 seconds; given {options.interval}")
+    reader = GatewayReader(options.url, options.key)
+    try:
+        reading = reader.read()
+    except CallFailed as error:
+        print(f"eaglegate top: {explain_failure(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        print(format_json(reading))
+    elif options.once or not sys.stdout.isatty():
+        print("\n".join(format_plain(reading)))
+    else:
+        return _show(reader, reading, options.interval)
+    return 0
+
+
+def explain_failure(error: CallFailed) -> str:
+    """Why there is no reading, and what to do."""
+    if error.status in DENIED:
+        return f"{error} {KEYS}"
+    return f"{error} {ELSEWHERE}" if error.status == 404 else str(error)
+
+
+def format_json(reading: GatewayReading) -> str:
+    metrics = [[*sample] for sample in reading.metrics.samples]
+    found = {"speculation": reading.speculation, "requests": reading.requests, "metrics": metrics}
+    return json.dumps(found, indent=2)
+
+
+def _show(reader: GatewayReader, reading: GatewayReading, interval_s: float) -> int:
+    try:
+        screen = import_module("eaglegate.server.cli.top.screen")
+    except ModuleNotFoundError as error:
+        if error.name not in SCREEN:
+            raise
+        print(WITHOUT_SCREEN, file=sys.stderr)
+        return 2
+    screen.TopApp(reader, reading, interval_s).run()
+    return 0

@@ -1,0 +1,110 @@
+"""Read what a running gateway shows to operators: ``/debug`` as JSON, and ``/metrics``."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.request import Request
+
+from eaglegate.canary.client import CallFailed, fetch
+
+Row = Mapping[str, Any]
+TIMEOUT_S = 5.0
+SAMPLE = re.compile(r"^eaglegate_([a-z_]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True)
+class MetricsPage:
+    """The gateway's own samples of ``/metrics``: name without prefix, labels, value."""
+
+    samples: Sequence[tuple[str, Mapping[str, str], float]]
+
+    @classmethod
+    def parse(cls, text: str) -> MetricsPage:
+        return cls(
+            [
+                (name, dict(LABEL.findall(labels)), float(value))
+                for name, labels, value in SAMPLE.findall(text)
+            ]
+        )
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """The sum of a metric's samples that have these labels; None without any."""
+        values = [value for _, value in self._select(name, labels)]
+        return sum(values) if values else None
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The sums of a metric's samples by the value of one label, without those of zero."""
+        sums: dict[str, float] = {}
+        for found, value in self._select(name, {}):
+            sums[found.get(label, "")] = sums.get(found.get(label, ""), 0.0) + value
+        return {name: value for name, value in sums.items() if value}
+
+    def _select(
+        self, name: str, labels: Mapping[str, str]
+    ) -> Iterator[tuple[Mapping[str, str], float]]:
+        for found, has, value in self.samples:
+            if found == name and labels.items() <= has.items():
+                yield has, value
+
+
+@dataclass(frozen=True)
+class GatewayReading:
+    """The state of a gateway at one moment."""
+
+    speculation: Row
+    """``GET /debug/speculation``."""
+    requests: Mapping[str, Sequence[Row]]
+    """``GET /debug/requests``; empty where the gateway keeps no requests."""
+    metrics: MetricsPage
+    at: float
+    """``time.monotonic()``."""
+
+
+class GatewayReader:
+    """Reads one gateway. Every method blocks, for at most some seconds, and raises CallFailed."""
+
+    def __init__(self, url: str, key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._timeout_s = timeout_s
+
+    def read(self) -> GatewayReading:
+        """Everything that the screen shows."""
+        return GatewayReading(
+            self._get_json("/debug/speculation"),
+            self._get_requests(),
+            MetricsPage.parse(self._get("/metrics").decode(errors="replace")),
+            time.monotonic(),
+        )
+
+    def explain(self, name: str) -> Row:
+        """The explanation of one request."""
+        return self._get_json(f"/debug/requests/{name}")
+
+    def _get_requests(self) -> Mapping[str, Sequence[Row]]:
+        try:
+            return self._get_json("/debug/requests")
+        except CallFailed as error:
+            if error.status == 404:
+                return {}
+            raise
+
+    def _get_json(self, path: str) -> Row:
+        body = self._get(path)
+        try:
+            return dict(json.loads(body))
+        except ValueError:
+            raise CallFailed(f"{self.url}{path} is no JSON: is this a gateway?") from None
+
+    def _get(self, path: str) -> bytes:
+        try:
+            request = Request(self.url + path, headers=self._headers)
+        except ValueError as error:
+            raise CallFailed(str(error)) from None
+        return fetch(request, self._timeout_s)
