@@ -45,6 +45,8 @@ usage: eaglegate COMMAND [options]
   prove [MODEL]   run the engine of serve with and without its draft, and check what it does
   parse           read model output on stdin, print what the parsers make of it
   explain [ID]    say where the time of a request went, on a running gateway
+  top [URL]       show the live numbers of a running gateway in the terminal
+  chat URL        talk to any OpenAI-compatible endpoint
   draft COMMAND   show, swap, try or roll back the draft of a running gateway
   canary          try a draft, rules or a worker on a part of live traffic
   bench           measure a server, or the demo with and without its draft, under load
@@ -86,6 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(_lab("measure.drafts_command").main(rest))
         case "explain":
             return int(import_module("eaglegate.server.cli.explain").main(rest))
+        case "top":
+            return int(import_module("eaglegate.server.cli.top.command").main(rest))
+        case "chat":
+            return int(import_module("eaglegate.server.cli.chat.command").main(rest))
         case "key":
             return _key(rest)
         case "version" | "--version":
