@@ -6,13 +6,14 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 import orjson
 from cryptography.fernet import MultiFernet
+from msgspec import structs
 
 from eaglegate.capture.files import CaptureCounts, CaptureFolder, CaptureWriter
 from eaglegate.capture.record import (
@@ -296,7 +297,7 @@ class RecordFormatter:
 
 _NEUTRAL: dict[str, Any] = {
     item.name: item.default
-    for item in fields(Sampling)
+    for item in structs.fields(Sampling)
     if item.name not in ("seed", "max_tokens", "logit_bias")
 } | {"max_tokens": None, "logit_bias": {}}
 

@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import Arm, DecodeStep, PositionLogprobs
 from eaglegate.text.events import ParserEvent
 
 
-@dataclass(frozen=True, slots=True)
-class PromptEcho:
+class PromptEcho(Struct, frozen=True):
     """The prompt of a choice, in its first batch, for jobs that want it back.
 
     ``logprobs`` has one entry per token when asked for; None where nothing precedes the token.
@@ -36,22 +37,19 @@ class PromptEcho:
     logprobs: tuple[PositionLogprobs | None, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokensDelta:
+class TokensDelta(Struct, frozen=True):
     """The token ids of one step, for jobs that want them; before the step's other events."""
 
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobsDelta:
+class LogprobsDelta(Struct, frozen=True):
     """Log probabilities of the tokens of one step, in order; before the step's other events."""
 
     positions: tuple[PositionLogprobs, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """Token counts of one choice. ``accepted``/``rejected`` are draft tokens, None when unknown."""
 
     prompt: int
@@ -62,15 +60,13 @@ class Usage:
     rejected: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class UsageDelta:
+class UsageDelta(Struct, frozen=True):
     """Token counts of a choice so far, first of a batch, for jobs that want them."""
 
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """Ends one choice. ``reason``: stop, length, tool_calls or abort; ``stop`` is what matched.
 
     ``decode`` is the choice's account, step by step; empty where the engine reports none.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 
+from msgspec import structs
+
 from eaglegate.engine.base import Engine
 from eaglegate.engine.supervision.policy import LossCause, RecoveryOutcome
-from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step, revise
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step
 from eaglegate.observability.middleware import current
 from eaglegate.observability.telemetry import Telemetry
 
@@ -33,7 +35,7 @@ class InstrumentedEngine:
         see = sequence.add_step
         sink = None if request.sink is None else SinkTap(request.sink, see)
         trace_headers = _find_trace_headers() or request.trace_headers
-        request = revise(request, sink=sink, trace_headers=trace_headers)
+        request = structs.replace(request, sink=sink, trace_headers=trace_headers)
         try:
             steps = self._engine.generate(request)
             try:

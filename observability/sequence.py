@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter, sub
+
+from msgspec.structs import replace
 
 from eaglegate.engine.events import Event, Finish, Usage
 from eaglegate.engine.speculation.accounting import spread_account, sum_steps, trim_decode

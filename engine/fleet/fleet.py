@@ -13,9 +13,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from eaglegate.engine.base import AppliedDepth, Engine
 from eaglegate.engine.errors import (

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
+
+from msgspec.structs import replace
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed

@@ -15,9 +15,10 @@ counted in ``cut`` and the bonus tokens in ``lost_bonus``, and then A + D + F - 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
+
+from msgspec.structs import replace
 
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import DecodeStep, Step, UndraftedReason

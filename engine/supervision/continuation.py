@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from eaglegate.engine.supervision.policy import RecoveryOutcome
 from eaglegate.engine.types import DecodeStep, EngineRequest, Sampling, Step, UndraftedReason

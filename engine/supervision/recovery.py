@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from msgspec import structs
+
 from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import (
     EngineDead,
@@ -32,7 +34,7 @@ from eaglegate.engine.supervision.policy import (
     SupervisionTimeouts,
     now,
 )
-from eaglegate.engine.types import EngineRequest, Step, StepSink, revise
+from eaglegate.engine.types import EngineRequest, Step, StepSink
 from eaglegate.text.events import FinishReason
 
 log = logging.getLogger(__name__)
@@ -261,7 +263,9 @@ class RequestRecovery:
         """The steps of one submission."""
         request = inflight.continuation.next_request()
         if request.sink is not None:
-            request = revise(request, sink=_DeliverySink(inflight, submission, request.sink))
+            request = structs.replace(
+                request, sink=_DeliverySink(inflight, submission, request.sink)
+            )
         return submission.engine.generate(request)
 
     def _handle_failure(

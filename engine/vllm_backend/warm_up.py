@@ -12,8 +12,10 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from eaglegate.engine.errors import EngineError
 from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling, Step

@@ -22,9 +22,11 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments

@@ -24,11 +24,11 @@ import os
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from eaglegate.engine.speculation.planner import DepthPlan, DepthPlanner

@@ -31,6 +31,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from eaglegate.engine.supervisor import SupervisedEngine
 from eaglegate.engine.types import EngineRequest, Sampling, Step
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
@@ -209,8 +211,10 @@ class Comparison:
         """The reference answer with the log probability of every token."""
         name = f"{request.id}/{request.sampling.temperature}"
         if name not in self._known:
-            asked = replace(request, sampling=replace(request.sampling, logprobs=VOCABULARY))
-            got = await run(self._engine, replace(asked, id=f"{name}/logprobs"))
+            asked = structs.replace(
+                request, sampling=structs.replace(request.sampling, logprobs=VOCABULARY)
+            )
+            got = await run(self._engine, structs.replace(asked, id=f"{name}/logprobs"))
             if got.token_ids != want:
                 raise RuntimeError(f"{name}: the reference does not repeat")
             self._known[name] = ProofAnswer(

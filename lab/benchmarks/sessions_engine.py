@@ -26,6 +26,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
@@ -87,7 +89,7 @@ class SessionTraffic:
         )
         if sent.kind != "structured":
             return request
-        return replace(request, constraint=Constraint("json_schema", json.dumps(SCHEMA)))
+        return structs.replace(request, constraint=Constraint("json_schema", json.dumps(SCHEMA)))
 
     def _render(self, question: str, tools: list[dict[str, Any]]) -> tuple[int, ...]:
         message = {"role": "user", "content": question}
@@ -122,7 +124,7 @@ class Lane:
         def make(sent: Sent) -> EngineRequest:
             request = traffic.make(sent)
             name = f"{request.id}@{self.name}"
-            return replace(request, id=name, depth=depth, cache_salt=self.name)
+            return structs.replace(request, id=name, depth=depth, cache_salt=self.name)
 
         return make
 

@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.speculation.totals import Totals

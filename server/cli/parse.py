@@ -297,8 +297,6 @@ class ParseReport:
             text = str(event)
             if isinstance(event, ToolCallEnd):
                 text = self.paint(text, "good" if event.outcome in _GOOD else "bad")
-                if event.written is not None:
-                    text += f"\n  written: {event.written!r}"
             self._print(text)
 
     def add_message(self, message: Mapping[str, Any]) -> None:

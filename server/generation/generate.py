@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
+
+from msgspec.structs import replace
 
 from eaglegate.engine.errors import EngineError, EngineFailed, RequestRejected
 from eaglegate.engine.events import (
@@ -32,7 +34,7 @@ from eaglegate.engine.events import (
 )
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.speculation.totals import Totals
-from eaglegate.engine.types import EngineRequest, Step, revise
+from eaglegate.engine.types import EngineRequest, Step
 from eaglegate.server.access.budget import charge
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
@@ -150,7 +152,7 @@ def _apply_policy(job: Job, path: Pipeline) -> Job:
     """
     decision = path.policy.decide(job.id, job.workload, job.key, job.depth, job.session)
     adapter = job.model if job.model in path.served.adapters else None
-    return revise(
+    return replace(
         job,
         depth=decision.depth,
         lane=decision.lane,
@@ -246,7 +248,7 @@ async def _run_choice(
     """Run one choice: engine steps in, batches of events out, each reported to the observer."""
     choice = _Choice(index, reader, observation.choice(request.id), sink or BatchSink(), times)
     if sink is not None:
-        request = revise(request, sink=choice)
+        request = replace(request, sink=choice)
     steps = path.engine.generate(request)
     try:
         async for step in steps:

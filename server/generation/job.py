@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from eaglegate.engine.types import (
     CHAT,
@@ -25,7 +27,6 @@ from eaglegate.engine.types import (
     Constraint,
     EngineRequest,
     Sampling,
-    revise,
 )
 from eaglegate.server.access.caller import Caller
 from eaglegate.server.errors import DeadlineExceeded, context_overflow
@@ -168,8 +169,7 @@ class ToolPolicy:
         return tuple(t for t in self.tools if t["function"]["name"] in self.only)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """One request to an API, whichever API it came through.
 
     Choice ``i`` of the answer is the ``i % n``-th answer to prompt ``i // n``.
@@ -220,12 +220,12 @@ class Job:
     """Keep at most this many tokens of the prompt; ``context.AS_FITS`` for as many as fit."""
     truncation_side: Side = "left"
     """Side on which a prompt is cut."""
-    tool_policy: ToolPolicy = field(default_factory=ToolPolicy)
+    tool_policy: ToolPolicy = ToolPolicy()
     constraint: Constraint | None = None
     """Constraint on the content. Reasoning and tool calls are exempt."""
     grammar_param: str = "tools"
     """The field of the request that the engine's grammar comes from."""
-    repeated: Mapping[str, Any] = field(default_factory=dict)
+    repeated: Mapping[str, Any] = {}
     """Members of the answer that the request decides, such as its service tier."""
     adapter: str | None = None
     """The LoRA adapter that ``model`` names."""
@@ -261,7 +261,7 @@ class Job:
         max_tokens = fit(self.api, num_prompt, asked, at_least, max_model_len)
         seed = None if sampling.seed is None else derive_seed(sampling.seed, choice % self.n)
         if max_tokens != asked or seed != sampling.seed:
-            sampling = revise(sampling, max_tokens=max_tokens, seed=seed)
+            sampling = replace(sampling, max_tokens=max_tokens, seed=seed)
         return EngineRequest(
             id=f"{self.id}-{choice}",
             prompt=prompt.token_ids,

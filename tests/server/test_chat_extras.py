@@ -7,6 +7,7 @@ import math
 
 import orjson
 import pytest
+from msgspec import structs
 
 from eaglegate.engine.errors import RequestRejected
 from eaglegate.engine.types import DecodeStep, PositionLogprobs, Step, TokenLogprob
@@ -55,7 +56,7 @@ async def test_minus_infinity_is_no_json(lab):
     lab.says_with_logprobs("a", size=1)
     first = lab.engine.script[0]
     never = PositionLogprobs(TokenLogprob(first.token_ids[0], -math.inf))
-    lab.engine.script[0] = dataclasses.replace(first, logprobs=(never,))
+    lab.engine.script[0] = structs.replace(first, logprobs=(never,))
     body = (await lab.chat(logprobs=True)).json
     assert body["choices"][0]["logprobs"]["content"][0]["logprob"] == -9999.0
 

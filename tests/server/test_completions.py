@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 import pytest
+from msgspec import structs
 
 from eaglegate.engine.events import LogprobsDelta, TokensDelta
 from eaglegate.engine.types import PositionLogprobs, Step, TokenLogprob
@@ -149,7 +149,7 @@ async def test_without_tokens_the_prompt_is_all_of_the_answer(lab, stream):
     ids = lab.renderer.encode("one two", False)
     first = lab.engine.script[0]
     known = tuple(PositionLogprobs(TokenLogprob(i, -0.25, 1)) for i in ids[1:])
-    lab.engine.script[0] = dataclasses.replace(first, prompt_logprobs=(None, *known))
+    lab.engine.script[0] = structs.replace(first, prompt_logprobs=(None, *known))
     answer = await complete(lab, max_tokens=0, echo=True, logprobs=0, stream=stream)
     chunks = answer.chunks if stream else [answer.json]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]

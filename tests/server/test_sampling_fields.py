@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from eaglegate.engine.types import PositionLogprobs, TokenLogprob
 
@@ -93,7 +94,7 @@ async def test_log_probabilities_of_the_prompt_by_token_id(lab: Any, api: str) -
     lab.says("three")
     ids = lab.renderer.encode("one two", False)
     given = (None, *map(likely, ids[1:]))
-    lab.engine.script[0] = replace(lab.engine.script[0], prompt_logprobs=given)
+    lab.engine.script[0] = structs.replace(lab.engine.script[0], prompt_logprobs=given)
     body = (await ask(lab, api, prompt_logprobs=1)).json
     told = body["prompt_logprobs"] if api == "chat" else body["choices"][0]["prompt_logprobs"]
     assert told[0] is None

@@ -6,7 +6,9 @@ A whole answer is what a client has after it joins the stream.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from eaglegate.text.events import (
     ContentDelta,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, ClassVar
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from eaglegate.server.apis.shared.constraints import content_constraint

@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from eaglegate.engine.types import Constraint, Sampling
 from eaglegate.server.apis.messages.request import (

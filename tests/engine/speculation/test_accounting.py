@@ -1,8 +1,7 @@
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from eaglegate.engine.speculation.accounting import Account, spread_account, sum_steps, trim_step
 from eaglegate.engine.speculation.totals import Totals

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
+from msgspec import structs
 
 from eaglegate.engine.errors import EngineDead, EngineOverloaded, RequestQuarantined
 from eaglegate.engine.scripted import ScriptedEngine, steps
@@ -33,7 +34,7 @@ class Silent(Mortal):
     async def generate(self, request: EngineRequest):
         async with aclosing(super().generate(request)) as made:
             async for step in made:
-                yield replace(step, finish=None)
+                yield structs.replace(step, finish=None)
         self.kill()
         raise EngineDead("killed")
 

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.speculation.accounting import Account
@@ -88,13 +89,13 @@ async def test_sampling_that_will_need_a_replay_gets_a_seed():
     engine, notes = supervised(cradle)
     await engine.start()
     warm = Sampling(max_tokens=12, temperature=1.0)
-    got = await collect(engine, replace(ask(constraint=CONSTRAINT), sampling=warm))
+    got = await collect(engine, structs.replace(ask(constraint=CONSTRAINT), sampling=warm))
     seeds = {life.requests[0].sampling.seed for life in cradle.lives}
     assert len(seeds) == 1
     assert None not in seeds
     assert len(tokens_of(got)) == 12
     assert notes.outcomes == {RecoveryOutcome.REPLAYED: 1}
-    await collect(engine, replace(ask(), sampling=warm))
+    await collect(engine, structs.replace(ask(), sampling=warm))
     assert cradle.lives[1].requests[-1].sampling.seed is None
     await engine.aclose()
 
@@ -131,7 +132,7 @@ async def test_a_seeded_answer_goes_on_behind_its_tokens():
     cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 2)
     engine, _ = supervised(cradle)
     await engine.start()
-    got = [step async for step in engine.generate(replace(ask(), sampling=HOT))]
+    got = [step async for step in engine.generate(structs.replace(ask(), sampling=HOT))]
     assert len(tokens_of(got)) == 12
     (begun,), (resumed,) = (life.requests for life in cradle.lives)
     assert resumed.prompt == (*begun.prompt, *tokens_of(got)[: len(resumed.prompt) - 3])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from eaglegate.engine.errors import EngineError
 from eaglegate.engine.types import EngineRequest

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
+from msgspec.structs import replace
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from eaglegate.engine.speculation.totals import Totals

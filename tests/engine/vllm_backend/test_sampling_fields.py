@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from eaglegate.engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine

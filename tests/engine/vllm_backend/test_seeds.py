@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineRequest, Sampling

@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from vllm.config.speculative import SpeculativeConfig
 from vllm.exceptions import QueueOverflowError, VLLMValidationError
 from vllm.logprobs import Logprob

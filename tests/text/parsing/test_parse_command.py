@@ -120,7 +120,8 @@ def test_it_shows_tokens_phases_and_what_was_written(parse):
     _, lines = parse(HERMES, CALL.replace("1}}", "1,}}"))
     assert lines[0] == "   2042  '<think>'  reasoning"
     assert "   2044  '<tool_call>'  tool_call" in lines
-    assert "  written: '{\"a\": 1,}'" in lines
+    (end,) = (line for line in lines if line.startswith("ToolCallEnd"))
+    assert "written='{\"a\": 1,}'" in end
     assert "call 0: f: valid" in lines
 
 
