@@ -69,7 +69,7 @@ def test_the_interval_holds_at_all_times_at_once() -> None:
 
 @pytest.mark.thorough
 def test_the_interval_holds_where_blocks_differ_in_size() -> None:
-    """Tenfold by day and night, and at random."""
+    """Sizes vary tenfold by day and night, and at random."""
     daily = 10 ** np.sin(np.arange(100) / 8)
     assert count_misses(lambda draws: daily * draws.lognormal(0, 0.5, 100)) <= 0.1 * 400
 
@@ -136,7 +136,7 @@ def count_to_certainty(alpha: float) -> int:
 
 
 def test_the_metrics_of_the_rules_share_half_of_alpha() -> None:
-    """Each may err, and one of them is enough for a rollback."""
+    """Any metric may err, and a single one is enough for a rollback."""
     few = CanaryRules(guardrails=(), slice_margin=0.9)
     many = CanaryRules(guardrails=tuple(Guardrail(f"g{n}", True, 0.0) for n in range(19)))
     assert count_to_rollback(CanaryTest(few), "acceptance") == count_to_certainty(0.05 / 2)
@@ -174,7 +174,7 @@ def drift(draws: np.random.Generator, blocks: int, correlation: float) -> np.nda
 @pytest.mark.thorough
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7])
 def test_arms_that_drift_apart_and_back_decide_nothing(correlation: float) -> None:
-    """At most 11 % of 300 runs of 60 blocks have an interval at 0.1 that ever misses the true
+    """No more than 11 % of 300 runs of 60 blocks have an interval at 0.1 that ever misses the true
     mean."""
     draws, missed, naive = np.random.default_rng(3), 0, 0
     for _ in range(300):

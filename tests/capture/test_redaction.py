@@ -291,7 +291,8 @@ def test_a_prompt_of_ids_and_texts_is_left_out_where_a_text_is_found() -> None:
 
 @pytest.mark.parametrize("name", ["logit_bias", "bad_words", "stop_token_ids", "template"])
 def test_hashes_hold_numbers_alone(name: str) -> None:
-    """Neither words nor ids of the sampling, which the metrics of a request would still spell."""
+    """The sampling's words and token ids are left out: the metrics of a request would still spell
+    them."""
     sampling = Sampling(
         max_tokens=9, top_k=3, bad_words=("zanzibar",), logit_bias={5: 1.0}, stop_token_ids=(5,)
     )

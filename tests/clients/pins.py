@@ -13,7 +13,7 @@ NEWEST = os.environ.get("CLIENT_TESTS_VERSIONS") == "newest"
 NODE = "24.21.0"
 """Most of the npm clients want Node 22 or later, which distributions do not have yet."""
 UV = "0.13.9"
-"""Used where no uv is installed."""
+"""Version that is installed where no uv is."""
 EXACT = re.compile(r"==(?=\d)|(?<=[\w-])@(?=\d)")
 
 

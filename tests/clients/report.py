@@ -39,7 +39,7 @@ Row = tuple[str, str, str, str]
 
 
 def row_of(item: pytest.Function) -> Row | None:
-    """None for a test of the harness itself."""
+    """The report's row of a test; None for a test of the harness itself."""
     mark = item.get_closest_marker("client")
     if mark is None:
         return None

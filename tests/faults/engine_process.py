@@ -34,7 +34,7 @@ def is_engine(pid: int) -> bool:
 
 
 def kill(gateway_pid: int, how: signal.Signals = signal.SIGKILL) -> bool:
-    """Whether there was an engine to do it to."""
+    """Send a signal to the engine; return whether there was one."""
     pid = engine_pid(gateway_pid)
     if pid is None:
         return False

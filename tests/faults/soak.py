@@ -53,7 +53,7 @@ class Found:
     """Slopes of the second half."""
     inside_afterwards: int = 0
     tasks_left: float = 0.0
-    """More than before the first client."""
+    """Tasks that were not there before the first client."""
     files_left: float = 0.0
 
     def note(self, kind: str) -> None:

@@ -151,7 +151,7 @@ def test_the_cause_of_a_death_is_in_the_log_and_in_the_status(gateway, how, ende
 
 
 def test_engines_stopped_again_and_again_condemn_no_stream(gateway):
-    """Each as soon as it is ready, when its streams have made no step yet."""
+    """An engine is stopped as soon as it is ready, when its streams have made no step yet."""
 
     async def until_ready(client):
         while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110

@@ -104,7 +104,7 @@ async def test_a_client_hears_that_it_may_try_again(monkeypatch):
 
 
 class Folder:
-    """Ends the writer's thread at the first record."""
+    """A capture folder that ends the writer's thread at the first record."""
 
     class limits:
         part_bytes = 1 << 20

@@ -1,4 +1,4 @@
-"""Whatever the steps, the stops and the choices: what is counted is what the engine accounted."""
+"""The counters equal the engine's account, whatever the steps, the stops and the choices."""
 
 from __future__ import annotations
 

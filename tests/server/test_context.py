@@ -111,7 +111,7 @@ def test_the_sentence_that_clients_compute_with():
 
 
 def test_a_prompt_that_does_not_fit_alone_is_told_without_the_answer():
-    """Whatever answer was asked for: less of that would not help."""
+    """The error leaves the answer's length out: asking for fewer tokens would not help."""
     with pytest.raises(InvalidRequest, match="messages resulted in 300 tokens"):
         fit("chat", 300, 99, 0, 256)
     with pytest.raises(InvalidRequest, match="300 tokens > 256 maximum"):

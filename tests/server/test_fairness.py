@@ -29,7 +29,7 @@ SEEDS = range(5)
 
 
 def mixed(random: Random) -> float:
-    """Some long answers among short ones; 1 s on average."""
+    """A duration: some long answers among short ones, 1 s on average."""
     return random.expovariate(2.0) if random.random() < 0.75 else random.uniform(1.5, 3.5)
 
 

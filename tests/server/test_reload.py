@@ -125,7 +125,7 @@ async def test_a_broken_file_of_either_kind_changes_nothing(gateway, broken):
 
 @pytest.mark.parametrize("left", ["keys: []", None])
 async def test_without_its_last_key_a_gateway_lets_nobody_in(gateway, caplog, left):
-    """Whether the file is empty or no longer named: a gateway that had keys never opens."""
+    """The file may be empty or no longer named: a gateway that had keys never opens."""
     gateway.write("keys.yaml", left or "")
     if left is None:
         del gateway.settings["api_key_file"]

@@ -43,7 +43,7 @@ STEP_S, DRAFT_S = 0.01, 0.004
 
 @dataclass
 class Machine:
-    """Half of all drafts are accepted; steps take time on a clock of its own."""
+    """A simulated engine that accepts half of all drafts; steps take time on a clock of its own."""
 
     lab: Lab
     now: float = 0.0
@@ -242,7 +242,8 @@ async def test_rules_that_an_operator_changes_end_it(machine: Machine) -> None:
 
 @HOW
 async def test_what_a_client_asks_for_wins(machine: Machine, share: float | None) -> None:
-    """Even where the candidate switches speculation off; such a request is in neither arm."""
+    """The client's wish wins even if the candidate switches speculation off; its request is in
+    neither arm."""
     seen: list[Any] = []
     off = SpeculationRules(flag=SpeculationFlag(FlagMode.OFF))
     canary = machine.make_canary(off, share)
@@ -313,7 +314,7 @@ async def test_failures_count_after_the_block_in_which_their_session_began(
 
 
 async def test_a_session_counts_in_the_block_in_which_it_began(machine: Machine) -> None:
-    """Else its blocks would not be independent of each other."""
+    """The blocks would not be independent of each other otherwise."""
 
     async def sleep(seconds: float) -> None:
         machine.slept_s += seconds

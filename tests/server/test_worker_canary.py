@@ -26,7 +26,7 @@ from tests.server.test_rules_canary import Machine, give_controls
 pytestmark = pytest.mark.thorough
 
 JUDGED = CanaryRules(min_blocks=4, max_blocks=60)
-"""Enough for arms that serve at the same time, whose blocks count for fewer."""
+"""Rules with enough blocks for arms that serve at the same time, whose blocks count for fewer."""
 
 
 @dataclass

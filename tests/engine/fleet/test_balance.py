@@ -1,4 +1,4 @@
-"""Each rule of balancing by itself."""
+"""The rules of balancing, one by one."""
 
 from __future__ import annotations
 

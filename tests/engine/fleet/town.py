@@ -47,7 +47,7 @@ class House:
     engines: list[Remote] = field(default_factory=list)
     counted: Totals | None = None
     silent: bool = False
-    """Leaves questions for its health unanswered."""
+    """Whether it leaves questions for its health unanswered."""
 
     def __post_init__(self) -> None:
         self.gate.set()

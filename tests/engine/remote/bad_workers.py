@@ -103,7 +103,7 @@ def raw(first: bytes, piece: bytes) -> Talk:
 
 
 async def half_closed(worker: BadWorker, writer: asyncio.StreamWriter, *_: Any) -> None:
-    """Takes the request, says nothing, and is still there."""
+    """Take the request, say nothing, and stay connected."""
     writer.write_eof()
     await asyncio.sleep(30)
 

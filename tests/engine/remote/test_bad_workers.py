@@ -1,4 +1,4 @@
-"""Whatever a worker says is its own failure: bounded, and never an exception of another kind."""
+"""A worker's bad answers are its own failure: bounded, and never an exception of another kind."""
 
 from __future__ import annotations
 

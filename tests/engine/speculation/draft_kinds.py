@@ -111,7 +111,8 @@ def own_embedding(draft: Folder) -> None:
 
 
 def narrower(draft: Folder) -> None:
-    """Half as wide as the target, with an embedding of its own; random."""
+    """Make the draft half as wide as the target, with random weights and an embedding of its
+    own."""
     full, half = width(draft), width(draft) // 2
     draft.config |= {"hidden_size": half, "target_hidden_size": full}
     own_embedding(draft)

@@ -45,7 +45,7 @@ def change_config(where: Path, **values: object) -> Path:
 
 
 class Loader:
-    """Takes every draft, unless it is to fail."""
+    """A loader that takes every draft, unless it is to fail."""
 
     def __init__(self) -> None:
         self.loaded: list[tuple[str, str]] = []

@@ -63,7 +63,7 @@ def test_a_method_that_is_not_known_stays_at_k():
 
 
 def test_the_table_names_every_method_that_inspection_knows():
-    """Beside the two that make no drafts of their own and stay at their fixed depth."""
+    """Two more make no drafts of their own and stay at their fixed depth."""
     fixed = {"custom_class", "extract_hidden_states"}
     assert {find_method({"method": name}).name for name in KNOWN - fixed} == set(METHODS)
     assert not any(find_method({"method": name}).known for name in fixed)

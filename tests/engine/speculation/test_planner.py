@@ -258,7 +258,7 @@ def test_a_pinned_request_decides_nothing_where_others_draft_deeper_anyway() -> 
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_what_waits_for_a_plan_is_bounded(monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
-    """While no plan is made, as while a request is longer than the draft's context."""
+    """No plan is made while, for example, a request is longer than the draft's context."""
     planner = DepthPlanner(DEPTH)
     names = [f"r{number}" for number in range(64)]
     for name in names:

@@ -47,7 +47,7 @@ def probe_for(probes: Probes, best: Optimum, steps: int, step_s: float = 0.01) -
 
 
 def test_probes_take_no_more_than_their_share_of_the_time() -> None:
-    """However often they might be made: here every change starts them anew."""
+    """The share holds however often probes might be made: here every change starts them anew."""
     probes, best, lost_s = Probes(), make_optimum(extra_s=0.002), 0.0
     for _ in range(4000):
         probes.restart()
@@ -180,7 +180,7 @@ def test_no_probe_is_made_for_nobody() -> None:
 
 
 def test_what_a_probe_verifies_is_paid() -> None:
-    """Here deeper drafts take no time, and each token that is verified takes 4 ms."""
+    """Deeper drafts take no time here, and each token that is verified takes 4 ms."""
     best = make_optimum(extra_s=0.0)
 
     def make(requests: int) -> Optimum:

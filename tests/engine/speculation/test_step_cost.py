@@ -84,7 +84,7 @@ def test_a_model_that_knows_nothing_gives_nothing_to_go_on_from() -> None:
 
 
 def test_steps_with_pieces_of_prompts_teach_what_drafting_costs() -> None:
-    """Under continuous arrivals there are few others."""
+    """Continuous arrivals leave few other steps."""
     model, draw = StepCostModel(DEPTH), np.random.default_rng(3)
     width = 0
     for _ in range(600):

@@ -40,7 +40,7 @@ class Silent(Mortal):
 
 
 class Brief(Mortal):
-    """Ends after three tokens."""
+    """An engine whose answers end after three tokens."""
 
     def play(self, request: EngineRequest):
         yield from steps(following(request)[:3], self.cradle.cuts, FinishReason.STOP)

@@ -160,7 +160,7 @@ async def test_an_engine_whose_end_cannot_be_examined_is_replaced():
 
 @pytest.mark.parametrize("where", ["start", "set_depth"])
 async def test_closing_during_a_restart_leaves_no_engine(where):
-    """Neither one that starts nor one that has started and does not serve yet."""
+    """No engine is left that is starting, or has started and does not serve yet."""
     cradle = Cradle(depth=3, start_hangs={1} if where == "start" else set())
     engine, _ = supervised(cradle)
     await engine.start()

@@ -12,7 +12,7 @@ from eaglegate.engine.vllm_backend.arguments import DEMO
 
 RANK = 4
 SCALE = 0.6
-"""Enough to change what the demo says."""
+"""Weight of the adapter: enough to change the demo's answers."""
 
 
 def make_adapter(path: Path, seed: int, head: bool = False) -> Path:

@@ -129,7 +129,7 @@ def test_a_table_and_sizes_of_the_users_own_stay(monkeypatch: pytest.MonkeyPatch
 def test_a_scheduler_without_a_draft_on_a_gpu(
     draft: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There are no depths to declare."""
+    """An engine without a draft has no depths to declare."""
     monkeypatch.setattr(arguments_module, "current_platform", Gpu())
     arguments = make_engine_arguments(parse("m", "--scheduler-cls", "a.b", *draft))
     assert arguments.speculative_config is None

@@ -97,7 +97,7 @@ Holder = ThinkingBudgets | ThinkingBudgetStateHolder
 
 
 def make_holder(own: bool) -> Holder:
-    """Ours or vLLM's, for eight rows and three drafts."""
+    """A holder of ours or vLLM's, for eight rows and three drafts."""
     if own:
         return ThinkingBudgets(make_config(END))
     return ThinkingBudgetStateHolder(make_config(END), 8, 3, torch.device("cpu"), False)

@@ -127,7 +127,8 @@ def share(batches: list[Batch]) -> float:
 def test_every_step_at_a_fixed_depth_finds_a_full_graph(
     monkeypatch: pytest.MonkeyPatch, depth: int, asynchronous: bool
 ) -> None:
-    """Up to the last token of every request, whatever comes and goes beside it."""
+    """A full graph is found up to the last token of every request, whatever comes and goes beside
+    it."""
     world = GraphedPretence(monkeypatch, depth, asynchronous=asynchronous)
     world.serve(seed=depth, requests=60)
     assert {width for batch in world.decoding for width in batch.widths} == {depth}

@@ -55,7 +55,7 @@ WAYS_TO_SAMPLE: dict[str, dict[str, Any]] = {
     "top_p": {"temperature": 2.0, "top_k": 16, "top_p": 0.9},
     "min_p": {"temperature": 2.0, "min_p": 0.02, "logit_bias": {300: 1.0, 312: -1.0}},
 }
-"""Hot, for the demo model is sure of itself."""
+"""Hot settings, because the demo model is sure of itself."""
 SAMPLES = 160 if SECOND_RUNNER else 600
 """Short samples per side of a statistical test."""
 SEEDS = 40 if SECOND_RUNNER else SAMPLES

@@ -136,7 +136,7 @@ def test_threads_that_ask_at_once_hear_the_same(preload: EnginePreload) -> None:
 
 
 def test_an_engine_ends_with_the_fork_server(preload: EnginePreload) -> None:
-    """Else it would be lost: only the fork server knows how it ends."""
+    """An engine that outlived the fork server would be lost: only that server knows how it ends."""
     process = start(preload, hang)
     assert process.pid is not None
     wait_until_started(process.pid)
@@ -210,7 +210,7 @@ def wait_until_started(pid: int) -> None:
 
 
 def wait_until_gone(pid: int) -> None:
-    """Gone, or dead and not yet reaped."""
+    """Wait until the process is gone, or dead and not yet reaped."""
     for _ in range(300):
         try:
             status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -30,7 +30,7 @@ ALONE = 24
 
 @pytest.fixture(scope="session")
 def requests(prompts: Prompts) -> list[EngineRequest]:
-    """Each with its own text; the longer ones are prefilled in chunks when they have company."""
+    """Requests with a text each; the longer ones are prefilled in chunks when they have company."""
     filler = repeated(prompts[1] + prompts[4], 480)
 
     def make(number: int) -> EngineRequest:

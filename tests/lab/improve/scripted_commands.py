@@ -26,7 +26,7 @@ def make_report(low: float = 1.05) -> dict[str, Any]:
 
 
 def tune(folder: Path) -> None:
-    """Half of the work is kept through a kill."""
+    """Write a draft that differs from its parent, and a line for each run."""
     draft = folder / "draft"
     draft.mkdir(exist_ok=True)
     with (draft / "steps.txt").open("a") as steps:

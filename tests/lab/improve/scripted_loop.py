@@ -18,7 +18,7 @@ SCRIPT = str(Path(__file__).with_name("scripted_commands.py"))
 
 
 class ScriptedStages(Stages):
-    """Everything is real but the two commands."""
+    """The real stages, with scripted commands for tuning and comparing."""
 
     def make_tune_command(self, folder: Path) -> list[str]:
         return self._command("tune", folder)

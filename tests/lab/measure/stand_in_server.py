@@ -31,7 +31,7 @@ class StandInServer:
     """The capture header of each request."""
     served: int = 0
     text: str = ""
-    """Instead of words that count up."""
+    """Answer instead of words that count up."""
     call: tuple[str, str] | None = None
     """A tool call of this name and arguments instead of content."""
     obeys: bool = False

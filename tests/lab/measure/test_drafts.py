@@ -56,7 +56,7 @@ def test_a_walk_by_hand() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_a_walk_is_what_an_engine_does(depth: int) -> None:
-    """Against decoding step by step with drafts that are right or wrong at random."""
+    """The walk equals decoding step by step with drafts that are right or wrong at random."""
     draw = random.Random(depth)
     answer = [draw.randrange(5) for _ in range(200)]
     drafts = [

@@ -97,7 +97,7 @@ class Own:
 
 
 def _shared(prompt: str, whole: str) -> int:
-    """How much of the prompt the conversation has, in whole tags."""
+    """Length, in whole tags, of the prompt's part that the conversation begins with."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, whole, strict=False))
     return len(re.sub(r"<[^>]*$", "", "".join(char for char, _ in same)))
 
@@ -242,4 +242,4 @@ def _read_table() -> Mapping[str, tuple[str, str]]:
 
 
 PLACES = _read_table()
-"""By package and template: the golden format, and options."""
+"""Rows by package and template: the golden format, and options."""

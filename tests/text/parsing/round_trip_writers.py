@@ -25,9 +25,9 @@ class Written:
     tail: str = ""
     separator: str = ""
     line: str | None = "\n"
-    """Between content and calls; None where a call is the whole answer."""
+    """Separator between content and calls; None where a call is the whole answer."""
     before: str = ""
-    """Stands before content."""
+    """Text before content."""
 
     def write(self, content: str, calls: Sequence[Call]) -> str:
         text = f"{self.before}{content}{self.line}" if content else ""

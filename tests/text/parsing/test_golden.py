@@ -13,7 +13,7 @@ from tests.text.parsing.golden_reading import check, check_all, main_parser, out
 LONG = 1500
 """Number of tokens above which a case is cut in fewer ways."""
 SHORT = 250
-"""Up to so many bytes an output is split in two at every place."""
+"""Most bytes of an output that is split in two at every place."""
 
 formats = pytest.mark.parametrize("cases", by_format())
 
@@ -27,7 +27,7 @@ def usual_cuttings(case: Case) -> list[Cutting]:
 @pytest.mark.thorough
 @formats
 def test_cuttings_by_turns_read_as_the_format_defines(cases: Sequence[Case]) -> None:
-    """Each case at a third of the cuttings: the next case at the next third."""
+    """A case is read at a third of the cuttings, the next case at the next third."""
     turns = {case.id: turn % 3 for turn, case in enumerate(cases)}
 
     def read_in_turn(case: Case) -> None:

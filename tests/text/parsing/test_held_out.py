@@ -24,7 +24,7 @@ from tests.text.parsing.test_damaged import STRING, Damage
 from tests.text.parsing.test_damaged import read as read_all
 
 NAMES = ("files.read", "files.read_all", "files.read_all_lines")
-"""Each is the beginning of the next."""
+"""Names of which each begins the next."""
 
 
 def _tool(name: str) -> dict[str, object]:

@@ -188,7 +188,7 @@ def test_what_cannot_start_says_so(parse, capsys, arguments, said):
 
 
 def test_it_starts_without_the_engine(ids):
-    """Neither torch nor vLLM, nor what takes long to import."""
+    """The command imports neither torch nor vLLM, nor other modules that are slow to import."""
     code = (
         "import sys, eaglegate.server.cli.parse; "
         "print([m for m in sys.argv[1:] if m in sys.modules])"

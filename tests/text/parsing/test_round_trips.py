@@ -168,7 +168,7 @@ def _encode(vocabulary: Vocabulary, text: str, quoted: str, as_token: bool) -> l
 
 
 def _quotations(vocabulary: Vocabulary, parsers: tuple[str, str | None]) -> list[tuple[str, bool]]:
-    """Each marker of the format, as text and, where it is one, as a token."""
+    """The markers of the format, each as text and, where it is one, as a token."""
     tools, reasoning = tool_format(parsers[0]), reasoning_format(parsers[1])
     found = dict.fromkeys((*tools.markers, *reasoning.markers))
     both = [(marker, as_token) for marker in found for as_token in (False, True)]
