@@ -32,15 +32,17 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     swap = commands.add_parser("swap", help="serve the draft in a folder from the next step on")
     swap.add_argument("path", help="folder of the draft, as the gateway sees it")
     swap.add_argument(
-        "--trial", action="store_true", help="do not promote it: a restart ends the trial"
+        "--trial", action="store_true", help="do not promote the draft: a restart ends the trial"
     )
-    rollback = commands.add_parser("rollback", help="end a trial, or serve the draft before")
+    rollback = commands.add_parser("rollback", help="end a trial, or go back to the previous draft")
     canary = commands.add_parser(
         "canary",
         prog="eaglegate canary",
-        help="try a draft, rules or a worker on live traffic; show or stop that",
+        help="try a draft, rules or a worker on live traffic; show or stop the canary",
     )
-    canary.add_argument("path", nargs="?", help="folder of the draft; without it, show the canary")
+    canary.add_argument(
+        "path", nargs="?", help="folder of the draft (default: show the running canary)"
+    )
     canary.add_argument(
         "--speculation",
         metavar="JSON",
@@ -49,13 +51,19 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     canary.add_argument("--worker", metavar="URL", help="try this worker against the others")
     canary.add_argument("--release", metavar="URL", help="use a worker that was rolled back again")
     canary.add_argument(
-        "--primary", choices=("acceptance", "tpot"), help="what must become better; tpot for rules"
+        "--primary",
+        choices=("acceptance", "tpot"),
+        help="metric that must improve (default: acceptance, or tpot for rules)",
     )
     canary.add_argument("--share", type=float, help="try rules on this share of the sessions")
-    canary.add_argument("--stop", action="store_true", help="serve what served before")
-    canary.add_argument("--slot-s", type=float, help="seconds each draft serves at a time")
-    canary.add_argument("--max-s", type=float, help="seconds after which it ends undecided")
-    show = commands.add_parser("show", help="show which draft serves, and the last swaps")
+    canary.add_argument(
+        "--stop",
+        action="store_true",
+        help="stop the canary and go back to the previous draft or rules",
+    )
+    canary.add_argument("--slot-s", type=float, help="seconds that each arm serves at a time")
+    canary.add_argument("--max-s", type=float, help="seconds after which the canary ends undecided")
+    show = commands.add_parser("show", help="show the serving draft and the last swaps")
     for command in (swap, rollback, canary, show):
         add_gateway_options(command)
     return parser

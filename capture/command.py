@@ -60,22 +60,30 @@ def _make_parser() -> argparse.ArgumentParser:
 
     add("stats", print_statistics, "count requests, tokens and acceptance by slice")
     show = add("show", print_records, "print one line per request, without its text")
-    show.add_argument("--text", action="store_true", help="print whole records, as JSON lines")
-    export = add("export", export_capture, "write another format, decrypted")
+    show.add_argument("--text", action="store_true", help="print whole records as JSON lines")
+    export = add("export", export_capture, "convert to another format, decrypted")
     export.add_argument("--to", required=True, choices=(MOONCAKE, OPENAI_BATCH))
-    export.add_argument("--out", type=Path, required=True, help="a new file; - for stdout")
+    export.add_argument("--out", type=Path, required=True, help="file to create; - for stdout")
     bring = add("import", import_trace, "make a capture file of a trace or of OpenAI Batch JSONL")
-    bring.add_argument("--out", type=Path, required=True, help="a new file, encrypted with a key")
+    bring.add_argument(
+        "--out", type=Path, required=True, help="file to create; encrypted if there is a key"
+    )
     delete = add("delete", delete_records, "delete the requests of an API key, or all")
     chosen = delete.add_mutually_exclusive_group(required=True)
-    chosen.add_argument("--key", metavar="NAME", help="the public name of an API key")
-    chosen.add_argument("--session", metavar="HASH", help="a session, as `show` prints it")
+    chosen.add_argument(
+        "--key", metavar="NAME", help="delete the requests of the API key with this public name"
+    )
+    chosen.add_argument(
+        "--session", metavar="HASH", help="delete this session, named as `show` prints it"
+    )
     delete.add_argument(
         "--unreadable",
         action="store_true",
-        help="delete what cannot be read as well: damaged lines, and those of keys that are gone",
+        help="also delete lines that cannot be read: damaged ones, and those of lost keys",
     )
-    chosen.add_argument("--all", action="store_true", help="every file, and the salt of hashes")
+    chosen.add_argument(
+        "--all", action="store_true", help="delete every file, and the salt of the hashes"
+    )
     return parser
 
 

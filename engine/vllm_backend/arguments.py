@@ -85,7 +85,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     distinguish a default from a choice.
     """
     parser.add_argument(
-        "model_tag", nargs="?", default=None, help="model to serve; the built-in demo if left out"
+        "model_tag", nargs="?", default=None, help="model to serve (default: the built-in demo)"
     )
     parser.add_argument("--config", help="YAML file with the same options")
     known = set(parser._actions)

@@ -120,7 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", required=True)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--aiperf", help="path of its command")
+    parser.add_argument("--aiperf", help="path of the aiperf command")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--concurrency", type=int, default=2)

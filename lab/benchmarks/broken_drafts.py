@@ -221,12 +221,15 @@ def caught(row: Row) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="cases with this in their name")
+    parser.add_argument("--only", default="", help="run only the cases whose name contains this")
     parser.add_argument(
-        "--outcomes", type=Path, default=Path("outcomes.json"), help="what vLLM did"
+        "--outcomes",
+        type=Path,
+        default=Path("outcomes.json"),
+        help="file of vLLM's outcomes, read and written",
     )
-    parser.add_argument("--markdown", type=Path, help="write the table")
-    parser.add_argument("--most", type=int, default=1000, help="cases to try out in this run")
+    parser.add_argument("--markdown", type=Path, help="file to write the table to")
+    parser.add_argument("--most", type=int, default=1000, help="most cases to try in this run")
     options = parser.parse_args()
     os.environ.update(SETTINGS)
     from vllm import LLM  # noqa: F401  paid once, before the forks

@@ -119,7 +119,9 @@ def main() -> int:
     parser.add_argument("--places", type=int, default=16)
     parser.add_argument("--flood", type=int, default=48, help="connections of the flooding key")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=10, help="of the other key, per phase")
+    parser.add_argument(
+        "--requests", type=int, default=10, help="requests of the other key in a phase"
+    )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:

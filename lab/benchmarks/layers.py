@@ -186,8 +186,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=("table", "saturation", "prompt"))
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--clients", type=int, default=16, help="of the table")
-    parser.add_argument("--offered", type=float, default=1_000_000.0, help="tokens/s of the engine")
+    parser.add_argument("--clients", type=int, default=16, help="clients in the table")
+    parser.add_argument(
+        "--offered", type=float, default=1_000_000.0, help="tokens/s that the engine makes"
+    )
     options = parser.parse_args()
     match options.what:
         case "table":

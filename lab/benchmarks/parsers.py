@@ -184,7 +184,7 @@ def main() -> None:
     arguments.add_argument("--sizes", nargs="+", type=int, default=[1000, 16000, 64000])
     arguments.add_argument("--steps", nargs="+", type=int, default=[1, 4])
     arguments.add_argument(
-        "--budget", type=float, default=10.0, help="seconds, for vLLM; 0 leaves it out"
+        "--budget", type=float, default=10.0, help="seconds for vLLM; 0 leaves it out"
     )
     arguments.add_argument("--repeat", type=int, default=3)
     options = arguments.parse_args()

@@ -328,10 +328,16 @@ def main() -> None:
     )
     parser.add_argument("demo", type=Path)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--block-s", type=float, default=4.0, help="CPU seconds of the engine")
+    parser.add_argument(
+        "--block-s", type=float, default=4.0, help="length of a block, in CPU seconds of the engine"
+    )
     parser.add_argument("--phases", nargs="*", default=[])
     parser.add_argument(
-        "--lanes", nargs="*", choices=LANES, default=LANES, help="with none and auto"
+        "--lanes",
+        nargs="*",
+        choices=LANES,
+        default=LANES,
+        help="lanes to compare; include none and auto",
     )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

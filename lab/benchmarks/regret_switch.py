@@ -227,7 +227,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("demo", type=Path)
-    parser.add_argument("--phase-s", type=float, default=60.0, help="CPU seconds of the engine")
+    parser.add_argument(
+        "--phase-s",
+        type=float,
+        default=60.0,
+        help="length of a phase, in CPU seconds of the engine",
+    )
     parser.add_argument("--phases", nargs="*", default=[])
     parser.add_argument("--lanes", nargs="*", choices=LANES, default=LANES)
     parser.add_argument("--out", type=Path)

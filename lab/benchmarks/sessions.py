@@ -265,7 +265,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--phases", action="store_true", help="also print the lowest phases")
-    parser.add_argument("--laps", action="store_true", help="friendly laps between hostile ones")
+    parser.add_argument(
+        "--laps", action="store_true", help="put friendly laps between hostile ones"
+    )
     options = parser.parse_args()
     if options.laps:
         report_laps(options.seeds)

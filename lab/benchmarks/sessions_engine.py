@@ -240,10 +240,16 @@ def main() -> None:
     )
     parser.add_argument("demo", type=Path)
     parser.add_argument("--seconds", type=float, default=240.0, help="CPU seconds of each lane")
-    parser.add_argument("--scale", type=float, default=0.25, help="of a phase's 5 to 60 seconds")
+    parser.add_argument(
+        "--scale", type=float, default=0.25, help="factor for a phase's 5 to 60 seconds"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--laps", type=int, default=0, help="friendly laps between hostile ones")
-    parser.add_argument("--lanes", nargs="*", default=LANES, help="none, auto, and K=N")
+    parser.add_argument(
+        "--laps", type=int, default=0, help="number of friendly laps between hostile ones"
+    )
+    parser.add_argument(
+        "--lanes", nargs="*", default=LANES, help="lanes to compare: none, auto, K=N"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     print(f"| phase | auto's seconds | {' | '.join(options.lanes)} | auto's steps by depth |")

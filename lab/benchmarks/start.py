@@ -156,14 +156,16 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--other", type=Path, help="another checkout, started in turn")
-    parser.add_argument("--model", help="a model's folder in place of the demo")
+    parser.add_argument(
+        "--other", type=Path, help="folder of another checkout, started in turn with this one"
+    )
+    parser.add_argument("--model", help="folder of a model, instead of the demo")
     parser.add_argument("--no-vllm", dest="vllm", action="store_false")
-    parser.add_argument("--depths", nargs="*", help="compare this gateway with these --depth")
-    parser.add_argument("--draft", help="a draft's folder in place of the demo's, with --depths")
+    parser.add_argument("--depths", nargs="*", help="values of --depth to compare for this gateway")
+    parser.add_argument("--draft", help="with --depths: folder of a draft, instead of the demo's")
     parser.add_argument("--core", type=int, help="pin every program to this core")
-    parser.add_argument("--busy", type=int, default=0, help="endless loops beside, on that core")
-    parser.add_argument("--at-once", type=int, default=1, help="starts at the same time")
+    parser.add_argument("--busy", type=int, default=0, help="number of busy loops on the same core")
+    parser.add_argument("--at-once", type=int, default=1, help="number of simultaneous starts")
     parser.add_argument("--verbose", action="store_true", help="show each start's log")
     options = parser.parse_args()
     prefix = () if options.core is None else ("taskset", "-c", str(options.core))

@@ -230,12 +230,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--requests", type=int, default=1, help="of each client in a round")
+    parser.add_argument(
+        "--requests", type=int, default=1, help="requests of each client in a round"
+    )
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--servers", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--rust", type=Path, default=Path("vllm-rs"), help="vLLM's Rust front end")
-    parser.add_argument("--other", type=Path, default=Path("other"), help="another checkout")
-    parser.add_argument("--instant", action="store_true", help="a model that takes no time")
+    parser.add_argument(
+        "--rust", type=Path, default=Path("vllm-rs"), help="path of vLLM's Rust front end"
+    )
+    parser.add_argument(
+        "--other", type=Path, default=Path("other"), help="folder of another checkout"
+    )
+    parser.add_argument("--instant", action="store_true", help="use a model that takes no time")
     options = parser.parse_args()
     comparison = Comparison(options.rust, options.other, INSTANT if options.instant else ())
     asked = Load(options.clients, options.requests, options.tokens)

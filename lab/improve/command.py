@@ -49,13 +49,19 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, required=True, metavar="FILE")
     parser.add_argument("--serve", metavar="URL", help="operator address of the gateway")
-    parser.add_argument("--once", action="store_true", help="end after one candidate, if any")
-    parser.add_argument("--candidate", type=Path, metavar="FOLDER", help="queue this draft")
     parser.add_argument(
-        "--force", action="store_true", help="with --candidate: a canary whatever is compared"
+        "--once", action="store_true", help="end after one candidate, or at once if there is none"
+    )
+    parser.add_argument(
+        "--candidate", type=Path, metavar="FOLDER", help="queue this draft as a candidate"
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="with --candidate: start a canary whatever the comparison says",
     )
     parser.add_argument("--stop", nargs="?", const="stopped by an operator", metavar="REASON")
-    parser.add_argument("--start", action="store_true", help="let a stopped loop go on")
+    parser.add_argument("--start", action="store_true", help="resume a stopped loop")
     parser.add_argument(
         "--key",
         default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),

@@ -44,8 +44,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _make_argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("eaglegate drafts log", description=__doc__)
-    parser.add_argument("state", type=Path, help="the loop's state folder")
-    parser.add_argument("id", type=int, nargs="?", help="one candidate, with all that is known")
+    parser.add_argument("state", type=Path, help="state folder of the loop")
+    parser.add_argument(
+        "id", type=int, nargs="?", help="number of a candidate: print all its details"
+    )
     parser.add_argument("--json", action="store_true")
     return parser
 

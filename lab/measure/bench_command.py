@@ -91,7 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "eaglegate bench",
         usage="eaglegate bench [options] [-- MODEL --serve-flags ...]",
-        description="Settings side by side under load: speed, latency, acceptance.",
+        description="Compare settings under load: speed, latency, acceptance.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -106,39 +106,47 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--baseline",
         metavar="none|URL|FIELDS|FLAGS",
-        help="measured in turn with it; without --url: none",
+        help="setting to compare with (default: none, unless there is a --url)",
     )
     what.add_argument(
         "--depths",
         metavar="0,1,3",
-        help="these depths of one eaglegate, side by side: which of them pays",
+        help="compare these depths in one eaglegate",
     )
     what.add_argument("--no-baseline", action="store_true", help="measure one setting alone")
     what.add_argument(
         "--cost-scaled",
         action="store_true",
-        help="the demo at 40 layers, where a target step costs what it would in life",
+        help="use the demo with 40 layers, whose target step has a realistic cost",
     )
-    what.add_argument("--model", default="", help="the server's first model if left out")
+    what.add_argument("--model", default="", help="name of the model (default: the server's first)")
     add_request_arguments(parser)
     load = parser.add_argument_group("load")
-    load.add_argument("--concurrency", default="1,4,16", help="sessions at a time: 1,4,16")
-    load.add_argument("--rate", help="sessions per second instead: 0.5,2; or trace")
+    load.add_argument(
+        "--concurrency", default="1,4,16", help="numbers of sessions at a time: 1,4,16"
+    )
+    load.add_argument(
+        "--rate", help="start sessions at these rates per second instead: 0.5,2; or trace"
+    )
     load.add_argument(
         "--burstiness",
         type=float,
         default=1.0,
-        help="with --rate: below 1 bursts, above 1 evener (gamma arrivals)",
+        help="with --rate: below 1 for bursts, above 1 for even arrivals (gamma)",
     )
-    load.add_argument("--burst", type=int, default=0, help="with --rate: so many arrive at once")
+    load.add_argument(
+        "--burst", type=int, default=0, help="with --rate: sessions that arrive at once"
+    )
     load.add_argument(
         "--requests",
         type=int,
         default=0,
-        help="of a block; four times the concurrency, 8 at least, if left out",
+        help="requests in a block (default: 4 x concurrency, at least 8)",
     )
-    load.add_argument("--repeats", type=int, default=5, help="blocks of each kind; 5 for intervals")
-    load.add_argument("--warmup", type=int, default=8, help="requests before, to each setting")
+    load.add_argument(
+        "--repeats", type=int, default=5, help="blocks of each setting; intervals need 5"
+    )
+    load.add_argument("--warmup", type=int, default=8, help="warm-up requests to each setting")
     add_data_arguments(parser)
     out = parser.add_argument_group("results")
     out.add_argument(
@@ -155,17 +163,21 @@ def make_parser() -> argparse.ArgumentParser:
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("requests")
     group.add_argument(
-        "--fields", type=json.loads, default={}, metavar="JSON", help="fields laid over every body"
+        "--fields",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help="fields to set in every request body",
     )
     group.add_argument(
         "--header",
         action="append",
         default=[],
         metavar="NAME: VALUE",
-        help="a header of every request, such as a key",
+        help="header to send with every request, such as a key",
     )
     group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
-                       help="longest silence of a server")  # fmt: skip
+                       help="end a request after this much silence from the server")  # fmt: skip
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
@@ -175,18 +187,24 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
         default="mixed",
         help=f"file, folder, random:INPUT:OUTPUT, or {', '.join(list_own_sets())}",
     )
-    group.add_argument("--category", action="append", default=[], help="this category alone")
-    group.add_argument("--sessions", type=int, help="so many of the data set")
+    group.add_argument(
+        "--category", action="append", default=[], help="use only this category; may be repeated"
+    )
+    group.add_argument("--sessions", type=int, help="number of sessions to take from the data set")
     group.add_argument("--max-tokens", type=int, default=128)
     group.add_argument("--temperature", type=float, default=0.0)
-    group.add_argument("--ignore-eos", action="store_true", help="always --max-tokens long")
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="make every answer --max-tokens long"
+    )
     group.add_argument("--seed", type=int, default=0)  # fmt: skip
 
 
 def add_result_arguments(group: Any) -> None:
-    group.add_argument("--out", metavar="DIR", help="report.json, report.html and the journal")
+    group.add_argument(
+        "--out", metavar="DIR", help="folder for report.json, report.html and the journal"
+    )
     group.add_argument("--resume", action="store_true", help="continue the run in --out")
-    group.add_argument("--quiet", action="store_true", help="no progress bar")
+    group.add_argument("--quiet", action="store_true", help="show no progress bar")
 
 
 def make_plan(options: argparse.Namespace, flags: Sequence[str]) -> BenchPlan:

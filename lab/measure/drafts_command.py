@@ -81,12 +81,17 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("capture", type=Path, metavar="CAPTURE", help="a capture file or folder")
     parser.add_argument("--draft", action="append", required=True, metavar="[LABEL=]FOLDER")
-    parser.add_argument("--target", type=Path, default=DEMO / "target", help="default: the demo")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument(
-        "--depth", type=int, help="deepest K to unroll (default: that of the step costs, or 7)"
+        "--target",
+        type=Path,
+        default=DEMO / "target",
+        help="folder of the target model (default: the demo)",
     )
-    parser.add_argument("--limit", type=int, help="answers to read, from the first on")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument(
+        "--depth", type=int, help="deepest K to unroll (default: from the step costs, or 7)"
+    )
+    parser.add_argument("--limit", type=int, help="read only the first LIMIT answers")
     add_key_file_argument(parser)
     costs = parser.add_mutually_exclusive_group()
     costs.add_argument(
@@ -96,20 +101,25 @@ def make_parser() -> argparse.ArgumentParser:
         help="step costs: step-costs.json of `eaglegate bench --depths`, an answer of GET "
         '/admin/speculation, or {"batches": [...], "depths": [...], "step_ms": [[...]]}',
     )
-    costs.add_argument("--url", help="a gateway with --depth auto: the step costs it has learnt")
+    costs.add_argument("--url", help="gateway with --depth auto, to read its step costs from")
     parser.add_argument(
         "--key",
         default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
         help="an admin's API key for --url [EAGLEGATE_ADMIN_API_KEY]",
     )
-    parser.add_argument("--batch", type=float, default=1.0, help="sequences at a time (costs)")
+    parser.add_argument(
+        "--batch",
+        type=float,
+        default=1.0,
+        help="sequences in a step, for the step costs (default: %(default)g)",
+    )
     parser.add_argument(
         "--draft-sample-method",
         choices=("greedy", PROBABILISTIC),
         default="greedy",
-        help="as in the engine's --speculative-config (default: %(default)s)",
+        help="draft_sample_method of the engine's --speculative-config (default: %(default)s)",
     )
-    parser.add_argument("--threads", type=int, help="CPU threads; default: all cores")
+    parser.add_argument("--threads", type=int, help="number of CPU threads (default: all cores)")
     return parser
 
 

@@ -73,34 +73,38 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a capture, or a folder of them")
     parser.add_argument("--against", action="append", required=True, metavar="URL|FIELDS|serve ...")
-    parser.add_argument("--model", default="", help="the server's first model if left out")
+    parser.add_argument(
+        "--model", default="", help="name of the model (default: the server's first)"
+    )
     when = parser.add_argument_group("when")
-    when.add_argument("--speed", type=float, default=1.0, help="recorded times, so much faster")
+    when.add_argument(
+        "--speed", type=float, default=1.0, help="factor by which to speed the recorded times up"
+    )
     when.add_argument(
         "--closed-loop",
         action="store_true",
-        help="no recorded times: --concurrency sessions at a time",
+        help="ignore the recorded times: run --concurrency sessions at a time",
     )
     when.add_argument("--concurrency", type=int, default=4)
     when.add_argument(
         "--windows",
         type=int,
         default=16,
-        help="parts of the capture in which the settings take turns",
+        help="number of parts of the capture, in which the settings take turns",
     )
     what = parser.add_argument_group("what")
-    what.add_argument("--requests", type=int, help="the first so many of the capture")
-    what.add_argument("--warmup", type=int, default=4, help="requests before, to each setting")
+    what.add_argument("--requests", type=int, help="replay only the first REQUESTS requests")
+    what.add_argument("--warmup", type=int, default=4, help="warm-up requests to each setting")
     add_key_file_argument(what)
     judge = parser.add_argument_group("verdict")
     judge.add_argument(
-        "--margin", type=float, default=MARGIN, help="relative difference that matters"
+        "--margin", type=float, default=MARGIN, help="smallest relative difference that matters"
     )
     judge.add_argument(
         "--tie",
         type=float,
         default=TIE,
-        help="nats between two tokens up to which a text may differ",
+        help="a text may differ where two tokens are at most this close, in nats",
     )
     add_request_arguments(parser)
     add_result_arguments(parser.add_argument_group("results"))

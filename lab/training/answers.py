@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=101)
     parser.add_argument("--short", type=int, default=18_000)
     parser.add_argument("--long", type=int, default=500)
-    parser.add_argument("--evaluation", action="store_true", help="the evaluation's prompts")
+    parser.add_argument("--evaluation", action="store_true", help="answer the evaluation's prompts")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.target)

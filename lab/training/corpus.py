@@ -166,12 +166,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=11)
-    parser.add_argument("--short", type=int, default=90_000, help="short documents")
-    parser.add_argument("--long", type=int, default=6_000, help="documents of 600 to 3072 tokens")
-    parser.add_argument("--dense", type=int, default=30_000, help="single turns for the end")
-    parser.add_argument("--last", type=int, default=90_000, help="tools that may go unused")
-    parser.add_argument("--close", type=int, default=24_000, help="tools with names much alike")
-    parser.add_argument("--far", type=int, default=3_000, help="long, with names much alike")
+    parser.add_argument("--short", type=int, default=90_000, help="number of short documents")
+    parser.add_argument(
+        "--long", type=int, default=6_000, help="number of documents of 600 to 3072 tokens"
+    )
+    parser.add_argument(
+        "--dense", type=int, default=30_000, help="number of single turns for the last phase"
+    )
+    parser.add_argument(
+        "--last",
+        type=int,
+        default=90_000,
+        help="documents of the last phase, whose tools may go unused",
+    )
+    parser.add_argument(
+        "--close", type=int, default=24_000, help="documents whose tools have similar names"
+    )
+    parser.add_argument(
+        "--far", type=int, default=3_000, help="long documents whose tools have similar names"
+    )
     parser.add_argument("--sums", type=float, default=0.12, help="share of extra plain sums")
     parser.add_argument("--dense-sums", type=float, default=0.25)
     options = parser.parse_args()

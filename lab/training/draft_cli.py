@@ -37,23 +37,45 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "eaglegate-train-draft", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--target", type=Path, required=True, help="folder of the target model")
-    parser.add_argument("--data", type=Path, required=True, help="exchanges, or a capture")
-    parser.add_argument("--init", type=Path, help="folder of a draft to start from")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="exchanges or a capture to train on"
+    )
+    parser.add_argument("--init", type=Path, help="folder of the draft to start from")
     parser.add_argument(
         "--keep", type=Path, action="append", help="older data to train on as well; repeatable"
     )
-    parser.add_argument("--keep-share", type=float, default=0.5, help="its share of the batches")
+    parser.add_argument(
+        "--keep-share", type=float, default=0.5, help="share of the batches for --keep"
+    )
     parser.add_argument("--key-file", type=Path, help="Fernet keys of encrypted captures")
-    parser.add_argument("--nice", type=int, default=0, help="lower the priority by this much")
-    parser.add_argument("--method", choices=METHODS, help="default: eagle3.1, or that of --init")
+    parser.add_argument("--nice", type=int, default=0, help="add this to the process's niceness")
+    parser.add_argument(
+        "--method", choices=METHODS, help="kind of draft (default: eagle3.1, or that of --init)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the draft")
-    parser.add_argument("--steps", type=int, help="default: 1000, or 200 with --init")
+    parser.add_argument(
+        "--steps", type=int, help="training steps (default: 1000, or 200 with --init)"
+    )
     parser.add_argument("--batch-tokens", type=int, default=DraftRecipe.batch_tokens)
-    parser.add_argument("--depths", type=int, default=DraftRecipe.depths, help="tokens unrolled")
-    parser.add_argument("--max-tokens", type=int, default=3072, help="longest exchange to use")
-    parser.add_argument("--draft-vocab", type=int, help="keep only the most frequent tokens")
-    parser.add_argument("--matrix-lr", type=float, help="default: 0.02, a fifth with --init")
-    parser.add_argument("--other-lr", type=float, help="default: 0.001, a fifth with --init")
+    parser.add_argument(
+        "--depths", type=int, default=DraftRecipe.depths, help="number of draft tokens to unroll"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=3072, help="skip exchanges with more tokens"
+    )
+    parser.add_argument(
+        "--draft-vocab", type=int, help="keep only this many tokens, the most frequent ones"
+    )
+    parser.add_argument(
+        "--matrix-lr",
+        type=float,
+        help="learning rate of matrices (default: 0.02, a fifth with --init)",
+    )
+    parser.add_argument(
+        "--other-lr",
+        type=float,
+        help="learning rate of the rest (default: 0.001, a fifth with --init)",
+    )
     parser.add_argument(
         "--alignment",
         type=float,
@@ -61,11 +83,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="weight of attending at every depth as at the first (docs/training.md); default: 0",
     )
     parser.add_argument("--seed", type=int, default=DraftRecipe.seed)
-    parser.add_argument("--threads", type=int, help="CPU threads; default: all cores")
+    parser.add_argument("--threads", type=int, help="number of CPU threads (default: all cores)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(argv)
     if options.init and (options.method or options.draft_vocab):
-        parser.error("--method and --draft-vocab are those of --init; leave them out")
+        parser.error("--init sets --method and --draft-vocab; leave them out")
     if not 0 <= options.keep_share < 1:
         parser.error(f"--keep-share must be at least 0 and below 1; given {options.keep_share}")
     if options.alignment < 0:

@@ -293,9 +293,14 @@ def main() -> None:
     parser.add_argument("--draft", action="append", default=[], help="LABEL=FOLDER, repeatable")
     parser.add_argument("--depths", type=int, nargs="+", default=[3, 5, 7])
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--out", type=Path, required=True, help="what is there is not run again")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder for the results; those in it are not run again",
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="share of the evaluation set")
-    parser.add_argument("--seed", type=int, default=SEED, help="of the evaluation set")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of the evaluation set")
     options = parser.parse_args()
     drafts = {label: Path(folder) for label, _, folder in (d.partition("=") for d in options.draft)}
     settings = (options.depths, options.dtype, options.out, options.scale, options.seed)

@@ -17,7 +17,7 @@ from eaglegate.lab.training.train_target import CHECKPOINT, Recipe
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="where the training state is")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the training state")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     options = parser.parse_args()

@@ -118,7 +118,9 @@ def main() -> None:
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON: group -> ids and tags")
+    parser.add_argument(
+        "--prompts", type=Path, required=True, help="JSON file: group -> ids and tags"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--max-tokens", type=int, default=240)
     parser.add_argument("--sequences", type=int, default=16)

@@ -262,7 +262,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "--folder", type=Path, required=True, help="folder with data/; holds the state"
+        "--folder", type=Path, required=True, help="folder that holds data/ and the training state"
     )
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     parser.add_argument("--last-steps", type=int, default=Recipe.last_steps)

@@ -69,17 +69,21 @@ def main(argv: Sequence[str]) -> int:
 
 def _make_argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("eaglegate parse", description=__doc__)
-    parser.add_argument("file", nargs="?", help="a captured answer; without one, standard input")
+    parser.add_argument(
+        "file", nargs="?", help="file with a captured answer (default: standard input)"
+    )
     parser.add_argument("--tokenizer", required=True, help="folder with the model's tokenizer")
     parser.add_argument("--tool-call-parser", help=", ".join(tool_parser_names()))
     parser.add_argument("--reasoning-parser", help=", ".join(reasoning_parser_names()))
-    parser.add_argument("--tools", help="JSON file with the tools offered, as the API writes them")
+    parser.add_argument("--tools", help="JSON file with the tools offered, as in the API")
     parser.add_argument("--starts-in", choices=sorted(_STARTS), default="content")
     parser.add_argument("--finish-reason", choices=sorted(_FINISH), default="stop")
     parser.add_argument(
-        "--compare", choices=["vllm"], help="run vLLM's parsers of the same names beside it"
+        "--compare", choices=["vllm"], help="also run vLLM's parsers of the same names, and compare"
     )
-    parser.add_argument("--jsonl", action="store_true", help="read an object a line, see the docs")
+    parser.add_argument(
+        "--jsonl", action="store_true", help="read one JSON object per line (docs/parsers.md)"
+    )
     return parser
 
 
