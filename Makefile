@@ -9,7 +9,7 @@ PROCESSES := -n auto --maxprocesses 8 --dist worksteal
 # Two engines at a time: the tests of one file stay in one process.
 ENGINES := -n 2 --dist loadfile --durations 30
 
-.PHONY: serve prove prove-gpu-path install install-dev install-light test test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips held-out mutants lint format bench lock audit clean
+.PHONY: serve prove prove-gpu-path install install-dev install-light test test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips held-out mutants lint format docs bench lock audit clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -80,6 +80,11 @@ format: install-dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+docs:  ## build the documentation site into site/; fails for a warning, a broken link or anchor
+	@$(PYTHON) scripts/install.py --docs
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@$(PYTHON) scripts/check_site.py site
+
 # Those that take minutes on two cores and need nothing but this checkout; see lab/benchmarks/README.md.
 BENCHES ?= parsers observing depth wire accounting
 bench: install-dev  ## side-by-side figures; see lab/benchmarks/README.md
@@ -98,6 +103,6 @@ audit:  ## check the locks against the advisories PyPI knows; fails, too, where 
 	@$(PYTHON) scripts/audit.py
 
 clean:
-	rm -rf .venv .venv-light .gpu-path .drafters .drafters-build .clients .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-light .venv-docs site .gpu-path .drafters .drafters-build .clients .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 include lab/training/training.mk

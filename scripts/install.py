@@ -1,10 +1,11 @@
 """Make .venv and install what the locks pin; says what it does, and does nothing twice.
 
-    python3 scripts/install.py [--dev | --light | --gpu-path]
+    python3 scripts/install.py [--dev | --light | --gpu-path | --docs]
 
 ``--dev`` adds what tests need: in .venv, and in .drafters the packages of vLLM's lookup methods,
 one of which is built and wants a C++ compiler; without one their tests are skipped.
 ``--light`` makes .venv-light, without vLLM and torch: enough to develop and test the gateway.
+``--docs`` makes .venv-docs with what builds the documentation site, and nothing of the gateway.
 ``--gpu-path`` is ``--dev`` and Triton in .gpu-path, a folder of its own: where vLLM finds it, it
 chooses other kernels. Needs only Python and its venv module. torch's CPU wheel is taken from where
 pip finds it by itself, else from PyTorch's own CPU index.
@@ -26,6 +27,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 FULL = ROOT / ".venv"
 LIGHT = ROOT / ".venv-light"
+DOCS = ROOT / ".venv-docs"
 BESIDE = ROOT / ".gpu-path"
 DRAFTERS = ROOT / ".drafters"
 DRAFTERS_BUILD = ROOT / ".drafters-build"
@@ -46,6 +48,8 @@ def main(argv: Sequence[str]) -> int:
         return 1
     if "--light" in argv:
         return _set_up(Environment(LIGHT), ("light", "dev"))
+    if "--docs" in argv:
+        return _set_up(Environment(DOCS), ("docs",))
     if "--gpu-path" in argv:
         return _set_up(Environment(FULL), ("cpu", "dev")) or _set_up_beside(Environment(FULL))
     if "--dev" in argv:
@@ -139,8 +143,8 @@ def _install(environment: Environment, lock: Path) -> bool:
     what = f"installing {count} packages of {lock.name}"
     packages = ("--no-deps", "--require-hashes", "-r", str(lock))
     itself = ("--no-deps", "--no-build-isolation", "-e", str(ROOT))
-    done = _pip(environment, what, *packages, count=count) and _pip(
-        environment, "installing eaglegate itself", *itself
+    done = _pip(environment, what, *packages, count=count) and (
+        lock.stem == "docs" or _pip(environment, "installing eaglegate itself", *itself)
     )
     if done:
         environment.stamp(lock).write_text(_digest(lock))

@@ -1,0 +1,81 @@
+"""Hooks of mkdocs: pages from outside ``docs/``, and links as they are in the repository.
+
+A page links to files of the repository, so that it works on a code host. On the site a link to a
+page leads to that page, and the name of any other file stands without a link. Links that lead
+nowhere are left as they are: mkdocs then warns, and ``--strict`` fails.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+OUTSIDE = {
+    "CHANGELOG.md": "project/changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security-policy.md",
+    "lab/benchmarks/README.md": "project/benchmarks.md",
+    "engine/demo/MODEL_CARD.md": "project/model-card.md",
+}
+"""Pages outside ``docs/`` by their path in the repository, and their places on the site."""
+ORIGINS = {place: path for path, place in OUTSIDE.items()}
+FENCE = re.compile(r"^ *(```|~~~)")
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+NESTED = re.compile(r"^ {3}(?=\S)")
+"""Markdown indents below a numbered item by 3 columns, Python's Markdown by 4."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages from outside."""
+    from mkdocs.structure.files import File
+
+    for path, place in OUTSIDE.items():
+        files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links and lists of one page, as the site needs them."""
+    place = page.file.src_uri
+    origin = posixpath.dirname(ORIGINS.get(place, f"docs/{place}"))
+
+    def relink(found: re.Match[str]) -> str:
+        text, target = found[1], found[2]
+        if target.startswith("#") or "://" in target or target.startswith("mailto:"):
+            return found[0]
+        return _relink(text, target, origin, posixpath.dirname(place))
+
+    return "\n".join(
+        line if fenced else LINK.sub(relink, NESTED.sub("    ", line))
+        for fenced, line in _split(markdown)
+    )
+
+
+def _split(markdown: str) -> Iterator[tuple[bool, str]]:
+    """Lines, and whether each is code."""
+    fenced = False
+    for line in markdown.split("\n"):
+        edge = FENCE.match(line) is not None
+        yield fenced or edge, line
+        fenced ^= edge
+
+
+def _relink(text: str, target: str, origin: str, folder: str) -> str:
+    path, hash_, anchor = target.partition("#")
+    named = posixpath.normpath(posixpath.join(origin, path))
+    place = OUTSIDE.get(named, named.removeprefix("docs/"))
+    if named == "README.md":
+        place = "index.md"
+    elif not (named in OUTSIDE or named.startswith("docs/")) and (ROOT / named).exists():
+        return text
+    relative = posixpath.relpath(place, folder or ".")
+    return f"[{text}]({relative}{hash_}{anchor})"
