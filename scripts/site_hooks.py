@@ -7,8 +7,10 @@ nowhere are left as they are: mkdocs then warns, and ``--strict`` fails.
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))  # mkdocs runs this file by its path
+
+from scripts.diagrams import FENCE as DIAGRAM  # noqa: E402
+from scripts.diagrams import mark  # noqa: E402
+
+log = logging.getLogger("mkdocs.hooks.site")
 OUTSIDE = {
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
@@ -44,8 +52,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links and lists of one page, as the site needs them."""
+    """Diagrams, links and lists of one page, as the site needs them."""
     place = page.file.src_uri
+    markdown = DIAGRAM.sub(lambda found: _show_diagram(found[1], place), markdown)
     origin = posixpath.dirname(ORIGINS.get(place, f"docs/{place}"))
 
     def relink(found: re.Match[str]) -> str:
@@ -58,6 +67,14 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         line if fenced else LINK.sub(relink, NESTED.sub("    ", line))
         for fenced, line in _split(markdown)
     )
+
+
+def _show_diagram(code: str, place: str) -> str:
+    """The image that was drawn of a diagram."""
+    drawn = (ROOT / "docs" / place).with_suffix(".svg")
+    if not drawn.exists() or mark(code) not in drawn.read_text("utf-8"):
+        log.warning("%s was not drawn from the diagram in %s: scripts/diagrams.py", drawn, place)
+    return f'![Diagram]({drawn.name}){{ style="background: #fff; padding: 1rem" }}'
 
 
 def _split(markdown: str) -> Iterator[tuple[bool, str]]:

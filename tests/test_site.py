@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts import check_site, reference, site_hooks
+from scripts import check_site, diagrams, reference, site_hooks
 from tests.server.conftest import Lab
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +42,14 @@ def relink(markdown: str, place: str) -> str:
 )
 def test_links_as_in_the_repository_become_those_of_the_site(place, given, expected):
     assert relink(given, place) == (given if expected is None else expected)
+
+
+def test_the_diagrams_are_drawn_from_what_the_pages_say():
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if "```mermaid" in path.read_text()]
+    assert pages
+    for page in pages:
+        (code,) = diagrams.FENCE.findall(page.read_text("utf-8"))
+        assert diagrams.mark(code) in page.with_suffix(".svg").read_text("utf-8"), page
 
 
 def test_every_page_from_outside_is_there():
