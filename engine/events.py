@@ -43,6 +43,44 @@ class TokensDelta(Struct, frozen=True):
     token_ids: tuple[int, ...]
 
 
+class StepKind(StrEnum):
+    """How a step made its tokens."""
+
+    PREFILL = "prefill"
+    """The first token comes from the prompt's own pass through the target."""
+    VERIFY = "verify"
+    """The target verified draft tokens."""
+    PLAIN = "plain"
+    """The target made one token without a draft."""
+    UNKNOWN = "unknown"
+    """The engine gives no account of the step."""
+
+
+class TracedStep(Struct, frozen=True):
+    """One engine step of a choice.
+
+    The first ``account.accepted`` of ``token_ids`` are draft tokens of positions 1, 2, ...; the
+    rest is the target's own.
+    """
+
+    index: int
+    """0 for the first step of the choice."""
+    kind: StepKind
+    token_ids: tuple[int, ...]
+    seconds: float
+    """Since the step before; of the first, since the engine was given the request."""
+    account: DecodeStep | None = None
+    """None for prefill and unknown steps."""
+    drafts: tuple[int, ...] = ()
+    """The verified draft tokens; empty where the engine does not know them."""
+
+
+class StepsDelta(Struct, frozen=True):
+    """The engine steps behind a batch, for jobs that want them; before its other events."""
+
+    steps: tuple[TracedStep, ...]
+
+
 class LogprobsDelta(Struct, frozen=True):
     """Log probabilities of the tokens of one step, in order; before the step's other events."""
 
@@ -66,6 +104,16 @@ class UsageDelta(Struct, frozen=True):
     usage: Usage
 
 
+class Pace(Struct, frozen=True):
+    """Speed of one choice, by the gateway's clock."""
+
+    prompt_s: float
+    """Seconds from giving the request to the engine to its first token, the engine's queue
+    included."""
+    decode_s: float
+    """Seconds from the first token to the last."""
+
+
 class Finish(Struct, frozen=True):
     """Ends one choice. ``reason``: stop, length, tool_calls or abort; ``stop`` is what matched.
 
@@ -78,9 +126,10 @@ class Finish(Struct, frozen=True):
     stop: str | int | None = None
     decode: tuple[DecodeStep, ...] = ()
     totals: Totals | None = None
+    pace: Pace | None = None
 
 
-Event = ParserEvent | PromptEcho | TokensDelta | LogprobsDelta | UsageDelta | Finish
+Event = ParserEvent | PromptEcho | StepsDelta | TokensDelta | LogprobsDelta | UsageDelta | Finish
 
 
 Batch = tuple[int, list[Event]]

@@ -103,6 +103,8 @@ class EngineRequest(Struct, frozen=True):
     arm: Arm | None = None
     """Side of the running canary that serves the request."""
     trace_headers: Mapping[str, str] = {}
+    traced: bool = False
+    """The engine adds ``traces`` to the request's steps, as far as it can."""
     sink: StepSink | None = None
     """Sink into which the engine may put steps instead of yielding them."""
 
@@ -167,6 +169,15 @@ class DecodeStep(Struct, frozen=True):
     undrafted: UndraftedReason | None = None
 
 
+class StepTrace(Struct, frozen=True):
+    """Details of one engine step that brought tokens, for a request that is ``traced``."""
+
+    at: float
+    """The engine's clock at the end of the step, in seconds."""
+    drafts: tuple[int, ...] = ()
+    """Draft tokens that the step verified, in order; empty where the engine does not know them."""
+
+
 class Step(Struct, frozen=True):
     """Output of an engine: the tokens of one engine step, or of several merged ones.
 
@@ -189,6 +200,8 @@ class Step(Struct, frozen=True):
     """Seconds the request waited in the engine's queue, with its first step; None if unknown."""
     preemptions: int = 0
     """Times the engine took the request's memory away for others', with its last step."""
+    traces: tuple[StepTrace, ...] = ()
+    """One for each engine step behind ``token_ids``, for requests that are traced."""
 
 
 @dataclass(frozen=True, slots=True)

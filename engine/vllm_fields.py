@@ -15,6 +15,8 @@ TRAFFIC = "traffic"
 """Key in ``extra_args``: the slice in which a request's acceptance is learnt."""
 TENANT = "tenant"
 """Key in ``extra_args``: the tenant whose traffic the request may learn from."""
+TRACED = "traced"
+"""Key in ``extra_args``: the request's steps carry their draft tokens."""
 ABORT = "abort"
 """vLLM's finish reason of requests that an engine gives up as it ends, and of those that left."""
 FINISH = {
@@ -60,6 +62,8 @@ def _build_extra_args(request: EngineRequest) -> dict[str, Any]:
         extra[TENANT] = request.tenant
     if request.depth is not None:
         extra[DEPTH] = request.depth
+    if request.traced:
+        extra[TRACED] = 1
     return extra
 
 

@@ -36,7 +36,7 @@ from vllm.v1.metrics.stats import IterationStats
 from eaglegate.engine.errors import EngineDead, EngineFailed
 from eaglegate.engine.speculation.accounting import sum_steps
 from eaglegate.engine.speculation.totals import Totals
-from eaglegate.engine.types import DecodeStep, EngineRequest, Step
+from eaglegate.engine.types import DecodeStep, EngineRequest, Step, StepTrace
 from eaglegate.engine.vllm_backend import translate
 from eaglegate.engine.vllm_backend.translate import ABORTED, AccountReader, SinkFlusher, StepQueue
 from eaglegate.engine.vllm_contract import Area, find_broken
@@ -100,6 +100,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
                 or output.new_logprobs is not None
                 or output.new_prompt_logprobs_tensors is not None
                 or output.events is not None
+                or state.queue.traced
                 or self._looks_for_nans
             ):
                 self._process_edge(state, output, engine_core_timestamp, iteration_stats)
@@ -130,7 +131,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         if first:
             _end_prefill(state, output)
         account = self._read(output, first)
-        self._deliver(state, output, () if account is None else (account,), first)
+        self._deliver(state, output, timestamp, () if account is None else (account,), first)
         if output.finish_reason is not None:
             self._end(state, output, counts)
 
@@ -145,7 +146,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
                 **translate.make_options(request, adapter),
             )
             inbox: StepQueue = queue.inbox
-            inbox.sink = request.sink
+            inbox.sink, inbox.traced = request.sink, request.traced
             return inbox
         except translate.INTAKE_ERRORS as error:
             raise translate.convert_intake_error(error, request.id) from error
@@ -173,6 +174,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         self,
         state: RequestState,
         output: EngineCoreOutput,
+        timestamp: float | None,
         decode: tuple[DecodeStep, ...],
         first: bool,
     ) -> None:
@@ -205,6 +207,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
                 preemptions=0
                 if finish is None or state.stats is None
                 else state.stats.num_preemptions,
+                traces=_trace(output, timestamp) if state.queue.traced and token_ids else (),
             )
         )
 
@@ -218,6 +221,12 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
 
     def _count_unclaimed(self, *steps: DecodeStep | None) -> None:
         self.unclaimed += sum_steps([step for step in steps if step is not None], requests=0)
+
+
+def _trace(output: EngineCoreOutput, timestamp: float | None) -> tuple[StepTrace, ...]:
+    """Trace an output that brings tokens; ``timestamp`` is the engine's own clock."""
+    account = output.spec_decode_metrics
+    return (StepTrace(timestamp or 0.0, tuple(account.per_step_drafted) if account else ()),)
 
 
 def _read_queued(state: RequestState) -> float | None:

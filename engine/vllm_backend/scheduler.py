@@ -22,6 +22,7 @@ of the prefix cache, where a later request would draft worse from it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -50,7 +51,7 @@ from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
 from eaglegate.engine.vllm_backend.graphs import is_declaration
 from eaglegate.engine.vllm_backend.planning import StepPlanning
 from eaglegate.engine.vllm_contract import SKIP
-from eaglegate.engine.vllm_fields import DEPTH
+from eaglegate.engine.vllm_fields import DEPTH, TRACED
 
 
 class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
@@ -62,6 +63,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.ceiling: int = self.num_spec_tokens
         self._verified: dict[str, tuple[int, int]] = {}
+        self._traced: set[str] = set()
+        """Requests whose accounts carry their draft tokens."""
         self._shareable: dict[str, int] = {}
         self._answers: RequestAccounts | None = None
         self._own_schedule = self._take_over_schedule()
@@ -167,6 +170,12 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         )
         return stats
 
+    def add_request(self, request: Request) -> None:
+        extra = request.sampling_params.extra_args if request.sampling_params else None
+        if extra and extra.get(TRACED):
+            self._traced.add(request.request_id)
+        super().add_request(request)
+
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
@@ -177,13 +186,28 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             for req_id in scheduler_output.num_scheduled_tokens
             if (request := self.requests.get(req_id)) is not None
         }
+        drafts = self._list_traced_drafts(scheduler_output) if self._traced else {}
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
         if self.planning.active:
             self.planning.observe(scheduler_output, self._verified)
         self._attach_accounts(outputs.values(), depths)
+        if drafts and self._answers is None:
+            _attach_drafts(outputs.values(), drafts)
         return outputs
+
+    def _list_traced_drafts(self, scheduler_output: SchedulerOutput) -> dict[str, list[int]]:
+        """List the draft tokens that this step verifies, of requests that are traced.
+
+        Asynchronous scheduling has -1 in their place: their ids stay in the worker. A grammar puts
+        -1 in the place of drafts that it does not allow.
+        """
+        found = {}
+        for name, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
+            if name in self._traced:
+                found[name] = [int(token) for token in drafts if token >= 0]
+        return found
 
     def _attach_accounts(
         self, outputs: Iterable[EngineCoreOutputs], depths: dict[str, int]
@@ -266,6 +290,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.planning.forget(request)
         self._shareable.pop(request.request_id, None)
+        self._traced.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
 
@@ -317,6 +342,15 @@ class RequestAccounts:
 def make_step_account(depth: int, drafted: int, accepted: int) -> RequestSpecDecodeMetrics:
     """One step's account in the field vLLM has for a request's: there are few different ones."""
     return RequestSpecDecodeMetrics(depth, histogram=[accepted], num_draft_tokens=drafted)
+
+
+def _attach_drafts(outputs: Iterable[EngineCoreOutputs], drafts: Mapping[str, list[int]]) -> None:
+    """Add draft tokens to accounts, in a list that a step's own account does not use."""
+    for batch in outputs:
+        for output in batch.outputs:
+            account, found = output.spec_decode_metrics, drafts.get(output.request_id)
+            if account is not None and found:
+                output.spec_decode_metrics = replace(account, per_step_drafted=found)
 
 
 def read_method(vllm_config: VllmConfig) -> DraftMethod:

@@ -291,6 +291,7 @@ class StepQueue:
         "ended",
         "request_id",
         "sink",
+        "traced",
     )
 
     def __init__(self, request_id: str, interval: int, flusher: SinkFlusher) -> None:
@@ -298,6 +299,7 @@ class StepQueue:
         self.ended = False
         """The engine has done with the request, whether or not the reader knows."""
         self.sink: StepSink | None = None
+        self.traced = False
         self._flusher = flusher
         self._interval = interval
         self._left = 1
@@ -402,4 +404,7 @@ def join_steps(steps: Sequence[Step]) -> Step:
         cached_tokens=first.cached_tokens,
         finish=last.finish,
         stop_token=last.stop_token,
+        queued_s=first.queued_s,
+        preemptions=last.preemptions,
+        traces=tuple(chain.from_iterable(step.traces for step in steps)),
     )

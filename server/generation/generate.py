@@ -25,6 +25,7 @@ from eaglegate.engine.events import (
     LogprobsDelta,
     Observation,
     Observer,
+    Pace,
     PromptEcho,
     RequestFacts,
     RequestTimes,
@@ -49,6 +50,7 @@ from eaglegate.server.generation.prompt import (
 )
 from eaglegate.server.generation.prompt import prompt_limits as limits_of
 from eaglegate.server.generation.refusals import explain
+from eaglegate.server.generation.steps import StepTracer
 from eaglegate.text.events import FinishReason, ParserEvent
 from eaglegate.text.rendering.encoding import PromptTooLong
 
@@ -233,7 +235,8 @@ def _requests(job: Job, path: Pipeline, prompts: Sequence[Prompt]) -> list[Engin
 
 def _make_reader(job: Job, path: Pipeline, prompt: Prompt) -> _ChoiceReader:
     parser = path.parsers.make(job, prompt.starts_in, prompt.token_ids)
-    return _ChoiceReader(job, parser, Account(), prompt.token_ids)
+    tracer = StepTracer(path.info.accounts_at_end) if job.return_steps else None
+    return _ChoiceReader(job, parser, Account(), prompt.token_ids, tracer)
 
 
 async def _run_choice(
@@ -322,6 +325,10 @@ class _ChoiceReader:
     parser: AnswerParser
     account: Account
     prompt: tuple[int, ...]
+    tracer: StepTracer | None = None
+    created: float = field(default_factory=perf_counter)
+    first: float = 0.0
+    """``perf_counter()`` at the first step."""
     cached: int = 0
     begun: bool = False
     ended: bool = False
@@ -331,6 +338,7 @@ class _ChoiceReader:
     def __post_init__(self) -> None:
         job = self.job
         extra = job.return_token_ids or job.continuous_usage or job.sampling.logprobs is not None
+        extra = extra or job.return_steps
         self.is_plain = not (job.stop or job.echo_only or extra)
 
     def read(self, step: Step) -> list[Event]:
@@ -353,13 +361,17 @@ class _ChoiceReader:
             parsed, num_kept = self._parse_to_stop(step.token_ids)
         else:
             parsed, num_kept = self.parser.feed(step.token_ids), len(step.token_ids)
+        self.ended = self.parser.stopped is not None or step.finish is not None
+        if self.tracer is not None and (
+            traced := self.tracer.trace(step, num_kept, ended=self.ended)
+        ):
+            batch.append(traced)
         if self.job.return_token_ids and num_kept:
             batch.append(TokensDelta(step.token_ids[:num_kept]))
         if step.logprobs and num_kept:
             batch.append(LogprobsDelta(step.logprobs[:num_kept]))
         batch.extend(parsed)
-        if self.parser.stopped is not None or step.finish is not None:
-            self.ended = True
+        if self.ended:
             batch.extend(self.parser.flush(step.finish or FinishReason.STOP))
             batch.append(self._finish(step))
         return batch
@@ -371,6 +383,7 @@ class _ChoiceReader:
 
     def _echo_prompt(self, step: Step) -> list[Event]:
         self.begun = True
+        self.first = perf_counter()
         return [PromptEcho(self.prompt, step.prompt_logprobs)] if self.job.wants_prompt else []
 
     def _parse_to_stop(self, token_ids: Sequence[int]) -> tuple[list[ParserEvent], int]:
@@ -396,6 +409,7 @@ class _ChoiceReader:
             usage=self._usage(totals := self.account.totals),
             decode=self.account.decode_steps,
             totals=totals,
+            pace=Pace(self.first - self.created, perf_counter() - self.first),
         )
 
     def _usage(self, totals: Totals) -> Usage:

@@ -210,6 +210,8 @@ class Job(Struct, frozen=True):
     obfuscates: bool = False
     """Streamed frames are padded, so that their sizes do not show how many tokens came."""
     return_token_ids: bool = False
+    return_steps: bool = False
+    """The answer carries its engine steps, token by token."""
     returns_prompt_text: bool = False
     """The answer shows the prompt as the chat template wrote it."""
     token_names: str = "text"
@@ -276,6 +278,7 @@ class Job(Struct, frozen=True):
             cache_salt=self.cache_salt,
             affinity=self.session,
             arm=self.arm,
+            traced=self.return_steps,
         )
 
 

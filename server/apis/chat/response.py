@@ -12,6 +12,7 @@ from eaglegate.engine.events import (
     Finish,
     LogprobsDelta,
     PromptEcho,
+    StepsDelta,
     TokensDelta,
     UsageDelta,
 )
@@ -20,9 +21,11 @@ from eaglegate.server.apis.shared.response import (
     EncodingContext,
     list_logprobs,
     list_prompt_logprobs,
+    timings_object,
     usage_object,
     usage_tail,
 )
+from eaglegate.server.apis.shared.steps import StepWriter
 from eaglegate.server.errors import GatewayError, openai_body
 from eaglegate.server.generation.job import Job
 from eaglegate.server.http.response import SSE_DONE, frame
@@ -78,6 +81,7 @@ def end_stream(
     last: dict[str, Any] = {"choices": [], **metrics}
     if job.include_usage:
         last["usage"] = usage_object({i: end.usage for i, end in ends.items()}, job.n)
+        last |= timings_object(ends)
     return head + b"," + orjson.dumps(last)[1:] + b"\n\n" + SSE_DONE
 
 
@@ -112,6 +116,7 @@ class ChatStream:
         ]
         names = rendering.reasoning_fields if job.include_reasoning else ()
         self._reasoning = [orjson.dumps(name) + b":" for name in names]
+        self._steps = [StepWriter(rendering) for _ in range(job.num_choices)]
         self._ends: dict[int, Finish] = {}
         self._opened: set[int] = set()
         self._custom: set[tuple[int, int]] = set()
@@ -137,7 +142,7 @@ class ChatStream:
                 frames.append(self._frame(choice, delta, extra))
                 extra = {}
             else:
-                extra |= self._extra(event)
+                extra |= self._extra(choice, event)
         if extra:
             frames.append(self._frame(choice, b'"content":""', extra))
         return b"".join(frames)
@@ -181,7 +186,7 @@ class ChatStream:
             case _:
                 return b""
 
-    def _extra(self, event: Event) -> dict[str, Any]:
+    def _extra(self, choice: int, event: Event) -> dict[str, Any]:
         """Return the fields that stand beside the next delta of the same step."""
         match event:
             case LogprobsDelta(given):
@@ -189,6 +194,8 @@ class ChatStream:
                 return {"logprobs": {"content": content, "refusal": None}}
             case TokensDelta(token_ids):
                 return {"token_ids": token_ids}
+            case StepsDelta():
+                return {"steps": self._steps[choice].write(event)}
             case _:
                 return {}
 
@@ -202,7 +209,9 @@ class ChatStream:
 class _ChoiceFold:
     """Folds one choice."""
 
-    def __init__(self) -> None:
+    def __init__(self, rendering: EncodingContext) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self._write = StepWriter(rendering).write
         self.answer = AnswerFold()
         self.logprobs: list[PositionLogprobs] = []
         self.token_ids: list[int] = []
@@ -215,6 +224,8 @@ class _ChoiceFold:
                 self.logprobs.extend(positions)
             case TokensDelta(token_ids):
                 self.token_ids.extend(token_ids)
+            case StepsDelta():
+                self.steps += self._write(event)
             case PromptEcho():
                 self.prompt = event
             case Finish():
@@ -243,7 +254,7 @@ class ChatFold:
     def __init__(self, job: Job, rendering: EncodingContext) -> None:
         self._job = job
         self._rendering = rendering
-        self._choices = [_ChoiceFold() for _ in range(job.num_choices)]
+        self._choices = [_ChoiceFold(rendering) for _ in range(job.num_choices)]
 
     def add(self, choice: int, events: list[Event]) -> None:
         for event in events:
@@ -261,6 +272,7 @@ class ChatFold:
             **job.repeated,
             "choices": [self._choice(index, ends[index]) for index in range(job.num_choices)],
             "usage": usage_object({i: end.usage for i, end in ends.items()}, job.n),
+            **timings_object(ends),
             **answer_metrics(list(ends.values()), job, self._rendering),
         }
         return answer | prompt_fields(self._choices[0].prompt, job, self._rendering)
@@ -279,4 +291,6 @@ class ChatFold:
             out["logprobs"] = {"content": content, "refusal": None}
         if self._job.return_token_ids:
             out["token_ids"] = choice.token_ids
+        if self._job.return_steps:
+            out["steps"] = choice.steps
         return out

@@ -13,6 +13,7 @@ from eaglegate.engine.events import (
     Finish,
     LogprobsDelta,
     PromptEcho,
+    StepsDelta,
     TokensDelta,
     UsageDelta,
 )
@@ -22,9 +23,11 @@ from eaglegate.server.apis.shared.response import (
     EncodingContext,
     list_prompt_logprobs,
     logprob_value,
+    timings_object,
     usage_object,
     usage_tail,
 )
+from eaglegate.server.apis.shared.steps import StepWriter
 from eaglegate.server.errors import GatewayError, openai_body
 from eaglegate.server.generation.job import Job
 from eaglegate.server.http.response import SSE_DONE, frame
@@ -41,6 +44,7 @@ class CompletionDelta:
     texts: list[str] = field(default_factory=list)
     logprobs: dict[str, list[Any]] | None = None
     token_ids: list[int] | None = None
+    steps: list[dict[str, Any]] | None = None
     prompt_token_ids: Sequence[int] | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     finish: Finish | None = None
@@ -59,6 +63,7 @@ class CompletionDelta:
         self.prompt_token_ids = self.prompt_token_ids or later.prompt_token_ids
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
         self.add_token_ids(later.token_ids)
+        self.add_steps(later.steps)
         if self.logprobs is None:
             self.logprobs = later.logprobs
         elif later.logprobs is not None:
@@ -70,6 +75,11 @@ class CompletionDelta:
             self.token_ids = self.token_ids or []
             self.token_ids += token_ids
 
+    def add_steps(self, steps: list[dict[str, Any]] | None) -> None:
+        if steps is not None:
+            self.steps = self.steps or []
+            self.steps += steps
+
 
 @dataclass(slots=True)
 class CompletionWriter:
@@ -80,6 +90,10 @@ class CompletionWriter:
     prompt: str | None
     """The text of the prompt, when it came as text."""
     offset: int = field(default=0)
+    steps: StepWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = StepWriter(self.rendering)
 
     def piece(self, events: Iterable[Event]) -> CompletionDelta:
         piece = CompletionDelta()
@@ -94,6 +108,8 @@ class CompletionWriter:
                     piece.join(CompletionDelta(logprobs=self._logprobs(ids, positions)))
                 case TokensDelta(token_ids):
                     piece.add_token_ids(token_ids)
+                case StepsDelta():
+                    piece.add_steps(self.steps.write(event))
                 case Finish():
                     piece.finish = event
         return piece
@@ -159,6 +175,8 @@ def _choice(
         out |= finish_fields(piece.finish, job, rendering)
     if piece.token_ids is not None:
         out["token_ids"] = piece.token_ids
+    if piece.steps is not None:
+        out["steps"] = piece.steps
     if piece.prompt_token_ids is not None:
         out["prompt_token_ids"] = piece.prompt_token_ids
     if piece.prompt_logprobs is not None:
@@ -230,5 +248,6 @@ class CompletionFold:
         return _head(job) | {
             "choices": [_choice(i, p, job, rendering) for i, p in enumerate(self._pieces)],
             "usage": usage_object({i: end.usage for i, end in ends.items()}, job.n),
+            **timings_object(ends),
             **answer_metrics(list(ends.values()), job, rendering),
         }

@@ -183,6 +183,7 @@ class MessagesRequest(CountTokensRequest):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
     per_request_spec_decode_metrics: SpeculationMetrics | None = None
+    return_steps: bool | None = None
 
     refused: ClassVar[Mapping[str, str]] = {
         **CountTokensRequest.refused,

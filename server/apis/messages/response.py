@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import orjson
 
-from eaglegate.engine.events import Event, Finish, PromptEcho
-from eaglegate.server.apis.shared.response import EncodingContext
+from eaglegate.engine.events import Event, Finish, PromptEcho, StepsDelta
+from eaglegate.server.apis.shared.response import EncodingContext, timings_object
+from eaglegate.server.apis.shared.steps import StepWriter
 from eaglegate.server.errors import GatewayError, anthropic_body
 from eaglegate.server.generation.job import Job
 from eaglegate.server.http.response import named_frame
@@ -75,6 +76,7 @@ class MessageStream:
         self._open: type[Event] | None = None
         self._delta = b""
         self._begun = False
+        self._steps = StepWriter(rendering)
 
     def encode(self, choice: int, events: list[Event]) -> bytes:  # noqa: ARG002
         return b"".join([self._encode(event) for event in events])
@@ -104,6 +106,8 @@ class MessageStream:
                 return named_frame("message_start", start)
             case Finish():
                 return self._stop() + self._finish(event)
+            case StepsDelta():
+                return named_frame("steps", {"type": "steps", "steps": self._steps.write(event)})
             case _:
                 return b""
 
@@ -126,6 +130,8 @@ class MessageStream:
         delta = {"type": "message_delta", "delta": _end(finish), "usage": _usage(finish)}
         if (metrics := self._rendering.metrics(self._job, finish)) is not None:
             delta["metrics"] = metrics
+        if self._job.return_steps:
+            delta |= timings_object({0: finish})
         return named_frame("message_delta", delta)
 
 
@@ -152,11 +158,15 @@ class MessageFold:
         self._rendering = rendering
         self._answer = AnswerFold()
         self._finish: Finish | None = None
+        self._writer = StepWriter(rendering)
+        self._steps: list[dict[str, Any]] = []
 
     def add(self, choice: int, events: list[Event]) -> None:  # noqa: ARG002
         for event in events:
             if isinstance(event, Finish):
                 self._finish = event
+            elif isinstance(event, StepsDelta):
+                self._steps += self._writer.write(event)
             else:
                 self._answer.add(event)
 
@@ -168,6 +178,8 @@ class MessageFold:
         message = _message(self._job, 0) | {"content": content, "usage": _usage(finish)}
         if (metrics := self._rendering.metrics(self._job, finish)) is not None:
             message["metrics"] = metrics
+        if self._job.return_steps:
+            message |= {"steps": self._steps, **timings_object({0: finish})}
         return message | _end(finish)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from eaglegate.engine.events import Event, Finish, LogprobsDelta
+from eaglegate.engine.events import Event, Finish, LogprobsDelta, StepsDelta
 from eaglegate.engine.types import PositionLogprobs
 from eaglegate.server.apis.responses.response_items import (
     CallWriter,
@@ -21,7 +21,8 @@ from eaglegate.server.apis.responses.response_items import (
     ResponseEvent,
     make_reasoning_writer,
 )
-from eaglegate.server.apis.shared.response import EncodingContext, list_logprobs
+from eaglegate.server.apis.shared.response import EncodingContext, list_logprobs, timings_object
+from eaglegate.server.apis.shared.steps import StepWriter
 from eaglegate.server.errors import GatewayError
 from eaglegate.server.generation.job import Job
 from eaglegate.server.http.response import named_frame
@@ -47,6 +48,8 @@ class ResponseBuilder:
         self._item: ItemWriter | None = None
         self._pending: list[PositionLogprobs] = []
         self._finish: Finish | None = None
+        self._writer = StepWriter(rendering)
+        self._steps: list[dict[str, Any]] = []
         self._error: GatewayError | None = None
         self._completed_at: int | None = None
         self.stored = True
@@ -78,6 +81,10 @@ class ResponseBuilder:
                 yield from self._close("completed")
             case LogprobsDelta(positions):
                 self._pending.extend(positions)
+            case StepsDelta():
+                steps = self._writer.write(event)
+                self._steps += steps
+                yield {"type": "response.steps", "steps": steps}
             case Finish():
                 cut = event.reason == "length"
                 yield from self._close("incomplete" if cut else "completed")
@@ -115,6 +122,8 @@ class ResponseBuilder:
             "output": [*self._done, *open_item],
             "usage": None if self._finish is None else _usage(self._finish),
         }
+        if self._job.return_steps and self._finish is not None:
+            body |= {"steps": self._steps, **timings_object({0: self._finish})}
         metrics = self._finish and self._rendering.metrics(self._job, self._finish)
         return body | {"metrics": metrics} if metrics else body
 

@@ -193,6 +193,7 @@ class EngineFields(RequestModel):
     structured_outputs: StructuredOutputs | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
     per_request_spec_decode_metrics: SpeculationMetrics | None = None
+    return_steps: bool | None = None
     vllm_xargs: dict[str, str | int | float | Many[str | int | float]] | None = None
     priority: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

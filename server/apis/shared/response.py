@@ -139,6 +139,45 @@ def usage_object(choices: Mapping[int, Usage], n: int) -> dict[str, Any]:
     }
 
 
+def timings_object(choices: Mapping[int, Finish]) -> dict[str, Any]:
+    """Speed and acceptance of an answer with one choice under llama.cpp's names, which clients
+    show; empty for several choices. Formulas: docs/steps.md.
+    """
+    if len(choices) != 1:
+        return {}
+    (end,) = choices.values()
+    usage, pace, totals = end.usage, end.pace, end.totals
+    if pace is None:
+        return {}
+    read, after = usage.prompt - usage.cached, usage.completion - 1
+    out: dict[str, Any] = {
+        "cache_n": usage.cached,
+        "prompt_n": read,
+        "prompt_ms": round(1000 * pace.prompt_s, 3),
+        "prompt_per_second": _divide(read, pace.prompt_s),
+        "predicted_n": usage.completion,
+        "predicted_ms": round(1000 * pace.decode_s, 3),
+        "predicted_per_token_ms": _divide(1000 * pace.decode_s, after),
+        "predicted_per_second": _divide(after, pace.decode_s),
+    }
+    if totals is not None and totals.proposed:
+        out |= {
+            "draft_n": totals.proposed,
+            "draft_n_accepted": totals.accepted,
+            "draft_acceptance_rate": _round(totals.acceptance_rate),
+            "acceptance_length": _round(totals.acceptance_length),
+        }
+    return {"timings": out}
+
+
+def _divide(dividend: float, divisor: float) -> float | None:
+    return round(dividend / divisor, 3) if dividend > 0 and divisor > 0 else None
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
 def usage_tail(delta: UsageDelta) -> bytes:
     """The end of a chunk that carries its choice's usage so far, as vLLM writes it."""
     return b',"usage":' + orjson.dumps(usage_object({0: delta.usage}, 1)) + b"}\n\n"

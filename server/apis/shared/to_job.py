@@ -57,6 +57,9 @@ class JobFields(Protocol):
     def per_request_spec_decode_metrics(self) -> str | None: ...
 
     @property
+    def return_steps(self) -> bool | None: ...
+
+    @property
     def cache_salt(self) -> str | None: ...
 
 
@@ -115,6 +118,7 @@ def _read_request_fields(request: JobFields, served: ServedModel) -> dict[str, A
         "spec_metrics": request.per_request_spec_decode_metrics or served.spec_metrics,
         "depth": requested_depth(asked, extra, served) if extra or asked is not None else None,
         "cache_salt": request.cache_salt,
+        "return_steps": bool(request.return_steps),
         "obfuscates": bool(getattr(options, "include_obfuscation", None)),
     }
     if isinstance(request, EngineFields):

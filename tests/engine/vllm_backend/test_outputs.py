@@ -14,7 +14,7 @@ from vllm.v1.metrics.stats import IterationStats, PrefillStats, RequestSpecDecod
 from vllm.v1.outputs import LogprobsLists
 
 from eaglegate.engine.errors import EngineDead, EngineFailed, RequestRejected
-from eaglegate.engine.types import DecodeStep, Step
+from eaglegate.engine.types import DecodeStep, Step, StepTrace
 from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor, is_replaceable
 from eaglegate.engine.vllm_backend.translate import (
     StepQueue,
@@ -63,6 +63,20 @@ async def test_an_output_becomes_a_step() -> None:
     assert inbox.ended
     assert not outputs.request_states
     assert not outputs.external_req_ids
+
+
+async def test_a_traced_request_gets_times_and_drafts_with_its_steps() -> None:
+    outputs = processor()
+    inbox, other = begin(outputs), begin(outputs, "b")
+    inbox.traced = True
+    outputs.process_outputs([output(1, prefill_stats=FIRST), output(1, name="b")], 7.0)
+    account = RequestSpecDecodeMetrics(3, [2], num_draft_tokens=3, per_step_drafted=[5, 5, 8])
+    verified = EngineCoreOutput("a", [5] * 3, spec_decode_metrics=account)
+    outputs.process_outputs([verified, output(2, 3, 1, name="b")], 7.5)
+    step = await inbox.get()
+    assert step.decode == (DecodeStep(3, 2, 3),)
+    assert step.traces == (StepTrace(7.0), StepTrace(7.5, (5, 5, 8)))
+    assert (await other.get()).traces == ()
 
 
 async def test_a_reader_is_woken_by_what_comes() -> None:

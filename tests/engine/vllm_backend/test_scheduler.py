@@ -26,7 +26,7 @@ from eaglegate.engine.vllm_backend.graphs import choose_depths, declare_depths
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler, set_depth
 from eaglegate.engine.vllm_backend.translate import read_decode_step
 from eaglegate.engine.vllm_contract import SKIP
-from eaglegate.engine.vllm_fields import DEPTH
+from eaglegate.engine.vllm_fields import DEPTH, TRACED
 from eaglegate.lab.benchmarks.drive import speculation
 
 BLOCK = 32
@@ -64,6 +64,8 @@ class Pretence:
         self._fresh: Iterator[int] = count(100)
         self.accepts: dict[str, int] = {}
         self.steps: dict[str, list[DecodeStep]] = {}
+        self.drafts: dict[str, list[list[int]]] = {}
+        """Draft tokens that accounts carry, by request."""
         self.finished: set[str] = set()
         self._in_flight: tuple[SchedulerOutput, set[str]] | None = None
 
@@ -110,6 +112,9 @@ class Pretence:
                 seen = self.steps.setdefault(output.request_id, [])
                 step = read_decode_step(output, first=output.prefill_stats is not None)
                 seen += [step] if step else []
+                if output.spec_decode_metrics and output.spec_decode_metrics.per_step_drafted:
+                    carried = self.drafts.setdefault(output.request_id, [])
+                    carried.append(output.spec_decode_metrics.per_step_drafted)
                 if output.finished:
                     self.finished.add(output.request_id)
 
@@ -146,6 +151,28 @@ def test_every_request_drafts_as_deep_as_it_wants(asynchronous: bool) -> None:
         assert 1 + sum(step.delivered for step in steps) == 50
         whole = [step.drafted for step in steps[:-2]]
         assert set(whole) == {depth}
+
+
+def test_accounts_of_traced_requests_alone_carry_their_drafts() -> None:
+    """All of a step's drafts, the last step's included; the scheduler then forgets the request."""
+    world = Pretence()
+    world.accepts = {"traced": 1, "other": 1}
+    world.add("traced", 2, **{TRACED: 1})
+    world.add("other", 2)
+    world.run()
+    verified = [step for step in world.steps["traced"] if step.drafted]
+    assert [len(drafts) for drafts in world.drafts["traced"]] == [s.drafted for s in verified]
+    assert all(token >= 100 for drafts in world.drafts["traced"] for token in drafts)
+    assert "other" not in world.drafts
+    assert world.scheduler._traced == set()
+
+
+def test_asynchronous_scheduling_does_not_know_the_drafts() -> None:
+    world = Pretence(asynchronous=True)
+    world.add("traced", 2, **{TRACED: 1})
+    world.run()
+    assert world.drafts == {}
+    assert sum(step.drafted for step in world.steps["traced"]) > 0
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

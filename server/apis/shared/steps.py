@@ -1,0 +1,61 @@
+"""Engine steps as answers with ``return_steps`` show them: docs/steps.md."""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from typing import Any
+
+from eaglegate.engine.events import StepsDelta, TracedStep
+from eaglegate.server.apis.shared.response import EncodingContext
+
+_Decoder = getincrementaldecoder("utf-8")
+
+
+class StepWriter:
+    """Writes the steps of one choice as JSON objects.
+
+    The texts of all tokens together are the text that the tokens spell: a character of several
+    tokens stands in the last of them.
+    """
+
+    def __init__(self, rendering: EncodingContext) -> None:
+        self._rendering = rendering
+        self._decode = _Decoder("replace").decode
+
+    def write(self, delta: StepsDelta) -> list[dict[str, Any]]:
+        return [self._write_step(step) for step in delta.steps]
+
+    def _write_step(self, step: TracedStep) -> dict[str, Any]:
+        account, pieces = step.account, self._rendering.pieces
+        drafted = 0 if account is None else account.drafted
+        accepted = 0 if account is None else account.accepted
+        cut = 0 if account is None else account.cut
+        out: dict[str, Any] = {
+            "index": step.index,
+            "kind": step.kind,
+            "ms": round(1000 * step.seconds, 3),
+            "drafted": drafted,
+            "accepted": accepted,
+            "cut": cut,
+            "tokens": [
+                _token(token, self._decode(pieces[token]), at if at <= accepted else None)
+                for at, token in enumerate(step.token_ids, 1)
+            ],
+            "rejected": [
+                self._write_rejected(step, position)
+                for position in range(accepted + cut + 1, drafted + 1)
+            ],
+        }
+        if account is not None and account.undrafted is not None:
+            out["reason"] = account.undrafted
+        return out
+
+    def _write_rejected(self, step: TracedStep, position: int) -> dict[str, Any]:
+        if position > len(step.drafts):
+            return _token(None, None, position)
+        token = step.drafts[position - 1]
+        return _token(token, self._rendering.token(token), position)
+
+
+def _token(token: int | None, text: str | None, position: int | None) -> dict[str, Any]:
+    return {"id": token, "text": text, "draft_position": position}

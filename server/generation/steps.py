@@ -1,0 +1,114 @@
+"""Traces the engine steps of a choice, for requests with ``return_steps``: which token came from
+which step, as a draft of which position or as the target's own, and how long each step took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
+from time import perf_counter
+
+from eaglegate.engine.events import StepKind, StepsDelta, TracedStep
+from eaglegate.engine.speculation.accounting import trim_decode
+from eaglegate.engine.types import DecodeStep, Step, StepTrace
+
+
+class StepTracer:
+    """Traces the steps of one choice as they come.
+
+    With ``late`` the engine accounts for an answer with its last step, so that ``trace`` gives
+    nothing until then. Where the engine brings no times of its own, a step ends when it reaches the
+    gateway, and of several that come together the first is given the whole time.
+    """
+
+    def __init__(self, late: bool = False) -> None:
+        self._late = late
+        self._num_steps = 0
+        self._held: list[tuple[float, tuple[int, ...]]] = []
+        """Times and tokens of a late engine's steps."""
+        self._seen = perf_counter()
+        """The gateway's clock at the last step."""
+        self._engine_clock: float | None = None
+        """The engine's clock at the last step."""
+
+    def trace(self, step: Step, num_kept: int, *, ended: bool) -> StepsDelta | None:
+        """Trace ``step``, of whose tokens the first ``num_kept`` reach the client; None while there
+        is nothing to tell.
+        """
+        now = perf_counter()
+        tokens = step.token_ids[:num_kept]
+        if self._late:
+            self._held.append((now, tokens))
+            return self._trace_held(step) if ended else None
+        cut = len(step.token_ids) - num_kept
+        decode = trim_decode(step.decode, cut) if cut else step.decode
+        found = tuple(self._split(tokens, decode, step.traces, now))
+        return StepsDelta(found) if found else None
+
+    def _split(
+        self,
+        tokens: tuple[int, ...],
+        decode: Sequence[DecodeStep],
+        traces: Sequence[StepTrace],
+        now: float,
+    ) -> Iterator[TracedStep]:
+        """Split the tokens of an engine's output into its steps. Tokens before those of ``decode``
+        come from prefill.
+        """
+        undecoded = len(tokens) - sum([part.delivered for part in decode])
+        accounts: list[DecodeStep | None] = [None] if undecoded > 0 else []
+        accounts += decode
+        sizes = [undecoded if part is None else part.delivered for part in accounts]
+        ends = list(accumulate(sizes))
+        known = len(traces) == len(accounts)
+        for at, (account, end, size) in enumerate(zip(accounts, ends, sizes, strict=True)):
+            trace = traces[at] if known else None
+            yield self._make(account, tokens[end - size : end], trace, now)
+
+    def _make(
+        self,
+        account: DecodeStep | None,
+        tokens: tuple[int, ...],
+        trace: StepTrace | None,
+        now: float,
+    ) -> TracedStep:
+        index, self._num_steps = self._num_steps, self._num_steps + 1
+        return TracedStep(
+            index=index,
+            kind=_classify(account, index, len(tokens)),
+            token_ids=tokens,
+            seconds=self._measure(trace, now),
+            account=account,
+            drafts=() if trace is None else trace.drafts,
+        )
+
+    def _measure(self, trace: StepTrace | None, now: float) -> float:
+        """Seconds since the step before, by the engine's clock where both steps have a time."""
+        before, self._engine_clock = self._engine_clock, None if trace is None else trace.at
+        seen, self._seen = self._seen, now
+        if trace is None or before is None:
+            return now - seen
+        return max(0.0, trace.at - before)
+
+    def _trace_held(self, last: Step) -> StepsDelta | None:
+        """Trace a whole answer, whose account came with its last step."""
+        tokens = tuple(chain.from_iterable(part for _, part in self._held))
+        arrivals = [at for at, part in self._held for _ in part]
+        surplus = sum([part.delivered for part in last.decode]) - len(tokens)
+        decode = trim_decode(last.decode, max(0, surplus))
+        found = [*self._split(tokens, decode, (), self._seen)]
+        begun, end, timed = self._seen, 0, []
+        for step in found:
+            end += len(step.token_ids)
+            arrived = arrivals[end - 1]
+            timed.append(
+                TracedStep(step.index, step.kind, step.token_ids, arrived - begun, step.account, ())
+            )
+            begun = arrived
+        return StepsDelta(tuple(timed)) if timed else None
+
+
+def _classify(account: DecodeStep | None, index: int, num_tokens: int) -> StepKind:
+    if account is not None:
+        return StepKind.VERIFY if account.drafted else StepKind.PLAIN
+    return StepKind.PREFILL if index == 0 and num_tokens == 1 else StepKind.UNKNOWN
