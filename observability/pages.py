@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import orjson
@@ -14,7 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from eaglegate.engine.fleet.types import WorkerStatus
@@ -257,9 +258,42 @@ def make_explanation_routes(telemetry: Telemetry, ring: ExplanationRing) -> list
     ]
 
 
+PAGE_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+"""The page loads nothing from elsewhere, runs no script of its text, and is in no frame."""
+MEDIA_TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript"}
+
+
+def make_page_routes() -> list[Route]:
+    """The page: ``/`` with both of its views, ``/playground`` with one, and the files of both."""
+
+    def serve(path: str, file: Traversable) -> Route:
+        content, kind = file.read_bytes(), MEDIA_TYPES[file.name.rpartition(".")[2]]
+
+        async def send(_: Request) -> Response:
+            return Response(content, headers=PAGE_HEADERS, media_type=kind)
+
+        return Route(path, send, methods=["GET"])
+
+    folder = files("eaglegate.observability").joinpath("page")
+    index = folder.joinpath("index.html")
+    rest = [file for file in folder.iterdir() if not file.name.endswith(".html")]
+    return [
+        serve("/", index),
+        serve("/playground", index),
+        *(serve(f"/page/{file.name}", file) for file in rest),
+    ]
+
+
 def make_routes(telemetry: Telemetry, ring: ExplanationRing | None = None) -> list[Route]:
     """``/metrics`` for Prometheus, ``/debug`` for programs, ``/`` for people."""
-    page = files("eaglegate.observability").joinpath("page.html").read_text(encoding="utf-8")
 
     async def metrics(_: Request) -> Response:
         await telemetry.refresh_planner()
@@ -270,12 +304,9 @@ def make_routes(telemetry: Telemetry, ring: ExplanationRing | None = None) -> li
         await telemetry.refresh_planner(RECENT_STEPS)
         return _show(summarize_speculation(telemetry))
 
-    async def home(_: Request) -> Response:
-        return HTMLResponse(page)
-
     return [
         Route("/metrics", metrics, methods=["GET"]),
         Route("/debug/speculation", debug, methods=["GET"]),
-        Route("/", home, methods=["GET"]),
+        *make_page_routes(),
         *(make_explanation_routes(telemetry, ring) if ring is not None else ()),
     ]

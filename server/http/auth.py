@@ -1,6 +1,7 @@
 """The door: every request passes here first. Closed unless a path is listed as open.
 
-Paths are of three kinds. *Open* ones answer anybody: whether the process lives and is ready.
+Paths are of three kinds. *Open* ones answer anybody: whether the process lives and is ready, and
+the files of the playground, which hold nothing of the gateway's.
 *Operator* ones show and change how the gateway runs. All others are the API. With API keys
 configured the API needs one and operator paths need an admin's; with a separate admin port operator
 paths exist there and nowhere else. Without any keys everything is open but ``/admin``, which then
@@ -50,7 +51,9 @@ from eaglegate.server.http.middleware import find_writer
 from eaglegate.server.http.rate_limits import add_rate_limits
 from eaglegate.server.http.response import send_json
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/playground"})
+OPEN_FOLDER = "/page/"
+"""Styles and scripts of the page, which are the same for everybody."""
 OPERATOR_PATHS = ("/metrics", "/debug", "/admin")
 OPERATOR_FOLDERS = tuple(f"{path}/" for path in OPERATOR_PATHS)
 STORED = ("/v1/responses/", "/v1/conversations/")
@@ -58,6 +61,10 @@ STORED = ("/v1/responses/", "/v1/conversations/")
 BASIC = 'Basic realm="eaglegate: an admin API key is the password", charset="UTF-8"'
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT_S = 86400.0
+
+
+def is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def is_operator(path: str) -> bool:
@@ -115,7 +122,7 @@ class AuthMiddleware:
         operator = is_operator(path)
         host = read_host(headers, scope["http_version"])
         self._check_port(scope, path)
-        if path in OPEN_PATHS:
+        if is_open(path):
             return Caller()
         self._check_origin(scope["method"], headers, host, operator)
         if operator:
@@ -133,7 +140,7 @@ class AuthMiddleware:
 
     def _check_port(self, scope: Scope, path: str) -> None:
         """Each port has its own paths, where there are two."""
-        if self._gateway.admin_port is None or path in OPEN_PATHS:
+        if self._gateway.admin_port is None or is_open(path):
             return
         at_admin = (scope.get("server") or ("", 0))[1] == self._gateway.admin_port
         if at_admin != is_operator(path):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import httpx
 import orjson
 import pytest
@@ -106,8 +108,11 @@ async def test_no_traffic_is_no_data(telemetry):
 async def test_the_page_needs_nothing_from_elsewhere(telemetry):
     answer = await get(telemetry, "/")
     assert answer.headers["content-type"].startswith("text/html")
-    outside = [part for part in ("src=", "@import", "//cdn", "https://") if part in answer.text]
+    outside = [part for part in ("@import", "//cdn", "https://") if part in answer.text]
     assert not outside
+    loaded = re.findall(r'(?:src|href)="([^"]*)"', answer.text)
+    assert {"page/page.css", "page/operate.js", "page/playground.js"} <= set(loaded)
+    assert all(not part.startswith(("http", "//")) for part in loaded)
 
 
 def position_totals(accepted_at: tuple[int, ...], proposed_at: tuple[int, ...]) -> Totals:

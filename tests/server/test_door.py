@@ -19,7 +19,15 @@ from tests.server.conftest import call, make_app
 
 USER, ADMIN, OLD = "user-key-0123456789", "admin-key-0123456789", "old-key-0123456789"
 REFUSED = ((None, "missing_api_key"), ("wrong", "invalid_api_key"), (OLD, "expired_api_key"))
-OPEN = {"/health", "/ready", "/ping"}
+FILES = {
+    "/playground",
+    "/page/ask.js",
+    "/page/dom.js",
+    "/page/operate.js",
+    "/page/page.css",
+    "/page/playground.js",
+}
+OPEN = {"/health", "/ready", "/ping"} | FILES
 OPERATOR = {"/", "/metrics", "/debug/speculation"}
 
 

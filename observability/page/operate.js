@@ -1,157 +1,9 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>eaglegate</title>
-<link rel="icon" href="data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' rx='4' fill='%230b6bcb'/%3E%3Cpath d='M3 11l4-6 2 3 4-4' fill='none' stroke='white' stroke-width='2'/%3E%3C/svg%3E">
-<style>
-:root {
-  --bg: #f6f7f9; --card: #fff; --ink: #1a1f29; --dim: #5d6675; --line: #e1e5eb;
-  --accent: #0b6bcb; --good: #14804a; --warn: #a15c00; --bad: #c02b2b;
-  --rejected: #d9822b; --undrafted: #8a63d2; --off: #8893a5;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --bg: #0f1319; --card: #181e27; --ink: #e7ebf1; --dim: #9aa5b5; --line: #2a323e;
-    --accent: #62aeff; --good: #4cc38a; --warn: #f0b357; --bad: #ff7b72;
-    --rejected: #f0a35c; --undrafted: #b69bf0; --off: #7d8898;
-  }
-}
-* { box-sizing: border-box; }
-body {
-  margin: 0; background: var(--bg); color: var(--ink);
-  font: 15px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
-  font-variant-numeric: tabular-nums;
-}
-main { max-width: 1080px; margin: 0 auto; padding: 20px 16px 40px; }
-header { display: flex; flex-wrap: wrap; align-items: baseline; gap: 4px 14px; margin-bottom: 16px; }
-h1 { font-size: 20px; margin: 0; }
-h2 { font-size: 15px; margin: 0 0 10px; }
-.dim { color: var(--dim); }
-#state { margin-left: auto; font-size: 13px; }
-#state::before { content: "●"; margin-right: 6px; color: var(--good); }
-#state.stale::before { color: var(--bad); }
-.tiles { display: grid; grid-template-columns: repeat(3, 1fr); gap: 12px; }
-.tile.alarm { border-color: var(--bad); } .tile.alarm b { color: var(--bad); }
-#problem { border: 1px solid var(--bad); color: var(--bad); margin-bottom: 12px; }
-.axis { display: flex; justify-content: space-between; font-size: 11px; color: var(--dim); }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px; min-width: 0; }
-.tile b { display: block; font-size: 27px; line-height: 1.2; font-weight: 650; }
-.tile .what { font-size: 13px; color: var(--dim); }
-.tile .note { font-size: 13px; color: var(--dim); min-height: 1.45em; }
-.tile svg { display: block; width: 100%; height: 40px; margin-top: 8px; }
-.tile polyline { fill: none; stroke: var(--accent); stroke-width: 2; vector-effect: non-scaling-stroke; }
-.good { color: var(--good) !important; } .warn { color: var(--warn) !important; } .bad { color: var(--bad) !important; }
-.two { display: grid; grid-template-columns: 1fr 1fr; gap: 12px; margin: 12px 0; }
-.bar { display: grid; grid-template-columns: 8.5em 1fr 4.2em; align-items: center; gap: 10px; margin: 5px 0; font-size: 14px; }
-.track { height: 10px; border-radius: 5px; background: var(--line); overflow: hidden; }
-.fill { height: 100%; border-radius: 5px; background: var(--accent); }
-.bar span:last-child { text-align: right; }
-nav { display: flex; flex-wrap: wrap; gap: 6px; margin-bottom: 8px; }
-nav button {
-  font: inherit; font-size: 14px; color: var(--ink); background: none; cursor: pointer;
-  border: 1px solid var(--line); border-radius: 999px; padding: 5px 13px; min-height: 34px;
-}
-nav button[aria-pressed="true"] { background: var(--accent); border-color: var(--accent); color: var(--card); }
-table { width: 100%; border-collapse: collapse; font-size: 14px; }
-th, td { text-align: right; padding: 7px 8px; border-top: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--dim); font-weight: 500; border-top: 0; }
-th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; white-space: normal; }
-.empty { padding: 14px 0; color: var(--dim); }
-footer { margin-top: 14px; font-size: 13px; color: var(--dim); }
-a { color: var(--accent); }
-#fleet, #planner { margin-bottom: 12px; }
-#requests { margin-top: 12px; }
-#requests tbody tr { cursor: pointer; }
-#requests tbody tr:hover, #requests tbody tr:focus-visible { background: var(--bg); }
-#explained { border-top: 2px solid var(--accent); margin-top: 10px; padding-top: 10px; }
-#explained .head { display: flex; flex-wrap: wrap; gap: 4px 14px; align-items: baseline; margin-bottom: 8px; overflow-wrap: anywhere; }
-.stack { display: flex; height: 18px; border-radius: 5px; overflow: hidden; background: var(--line); margin: 8px 0; }
-.stack div { height: 100%; min-width: 1px; }
-.part { display: grid; grid-template-columns: 14px 7em 6em 1fr; gap: 8px; align-items: center; font-size: 14px; }
-.part i { width: 12px; height: 12px; border-radius: 3px; }
-.part span:nth-child(3) { text-align: right; }
-.runs { display: flex; align-items: flex-end; height: 46px; gap: 1px; margin-top: 8px; }
-.runs div { background: var(--accent); min-height: 2px; min-width: 1px; }
-@media (max-width: 760px) {
-  .tiles { grid-template-columns: 1fr 1fr; gap: 10px; }
-  .two { grid-template-columns: 1fr; gap: 10px; margin: 10px 0; }
-  .tile b { font-size: 23px; }
-  thead { display: none; }
-  tr { display: grid; grid-template-columns: repeat(4, 1fr); gap: 6px 10px; padding: 10px 0; border-top: 1px solid var(--line); }
-  td { border: 0; padding: 0; text-align: left; min-width: 0; overflow: hidden; text-overflow: ellipsis; }
-  td:first-child { grid-column: 1 / -1; font-weight: 600; }
-  #planner tr { grid-template-columns: repeat(3, 1fr); }
-  #planner td:last-child { grid-column: 1 / -1; white-space: normal; }
-  td:not(:first-child)::before { content: attr(data-name); display: block; font-size: 12px; color: var(--dim); }
-  .bar { grid-template-columns: 6.5em 1fr 3.6em; }
-}
-</style>
-</head>
-<body>
-<main>
-  <header>
-    <h1>eaglegate</h1>
-    <span class="dim" id="engine">connecting</span>
-    <span class="dim" id="drafts"></span>
-    <span class="dim" id="state">waiting</span>
-  </header>
-  <section class="card" id="problem" role="alert" hidden></section>
-  <section class="tiles" id="tiles"></section>
-  <section class="two">
-    <div class="card"><h2>Acceptance given the position before</h2><div id="positions"></div></div>
-    <div class="card"><h2>Decode steps that fell back, by reason</h2><div id="reasons"></div></div>
-  </section>
-  <section class="card" id="fleet" hidden>
-    <h2>Workers</h2>
-    <table id="workers"><thead></thead><tbody></tbody></table>
-  </section>
-  <section class="card" id="planner" hidden>
-    <h2>Depth planner</h2>
-    <div id="depths"></div>
-    <div class="dim" id="beliefs"></div>
-    <table><thead></thead><tbody></tbody></table>
-  </section>
-  <section class="card" id="slices">
-    <nav id="kinds"></nav>
-    <table><thead></thead><tbody></tbody></table>
-    <div class="empty" id="empty" hidden>Nothing in the last minutes.</div>
-  </section>
-  <section class="card" id="requests" hidden>
-    <h2>Requests</h2>
-    <nav id="lists"></nav>
-    <table><thead></thead><tbody></tbody></table>
-    <div class="empty" id="norequests" hidden>None.</div>
-    <div id="explained" hidden></div>
-  </section>
-  <footer>
-    <span id="window"></span>
-    <a href="debug/speculation">JSON</a> · <a href="metrics">Prometheus metrics</a> ·
-    definitions: docs/metrics.md
-    <a href="debug/speculation">JSON</a> · <a href="debug/requests">requests</a> · <a href="metrics">Prometheus metrics</a>
-  </footer>
-</main>
-<script>
-"use strict";
+// The operator's view: what the gateway does now, from /debug.
+import { $, count, el, fixed, millis, none, percent } from "./dom.js";
+
 const POLL_MS = 2000;
-const $ = id => document.getElementById(id);
 let kind = "workload";
 let last = null;
-
-const none = x => x === null || x === undefined;
-const fixed = (x, digits = 2) => none(x) ? "–" : x.toFixed(digits);
-const percent = x => none(x) ? "–" : (100 * x).toFixed(x < 0.1 ? 1 : 0) + " %";
-const millis = x => none(x) ? "–" : (1000 * x).toFixed(x < 0.01 ? 2 : x < 0.1 ? 1 : 0) + " ms";
-const count = x => x >= 1e6 ? (x / 1e6).toFixed(1) + "M" : x >= 1e4 ? (x / 1e3).toFixed(1) + "k" : String(x);
-
-function el(tag, text, cls) {
-  const node = document.createElement(tag);
-  if (text !== undefined) node.textContent = text;
-  if (cls) node.className = cls;
-  return node;
-}
 
 function spark(points, span, floor) {
   const NS = "http://www.w3.org/2000/svg";
@@ -469,10 +321,7 @@ async function poll() {
 }
 
 async function loop() {
-  if (!document.hidden) await poll();
+  if (!document.hidden && !$("operate").hidden) await poll();
   setTimeout(loop, POLL_MS);
 }
 loop();
-</script>
-</body>
-</html>

@@ -1,0 +1,220 @@
+"""The origin of every token on a real engine: over the API, and in the playground in Chromium."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from tests.conftest import RunningGateway, serving
+from tests.observability.test_browser import CHROMIUM, browser, shoot
+from tests.server.test_playground import DONE, OPENED, fill, open_playground, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+DEPTHS = (1, 3, 7, None)
+ANSWERS, AT_ONCE, TOKENS = 50, 8, 32
+PROMPTS = [
+    "What is the weather in Paris?",
+    "Write three words.",
+    "Why is the sky blue?",
+    "Count from 1 to 30.",
+    "Schreibe einen Satz über grüne Äpfel.",
+]
+COUNTERS = re.compile(r"^vllm:spec_decode_num_(draft|accepted)_tokens_total\{[^}]*\} (\S+)$", re.M)
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    deepest = ("--speculative-config", '{"num_speculative_tokens": 7}')
+    with serving(tmp_path_factory.mktemp("playground") / "serve.log", deepest) as running:
+        yield running
+
+
+def make_body(at: int, depth: int | None) -> tuple[str, dict[str, Any]]:
+    """One of the two styles, OpenAI's and Anthropic's, streamed or whole."""
+    said = f"{PROMPTS[at % len(PROMPTS)]} ({at})"
+    body: dict[str, Any] = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": said}],
+        "max_tokens": TOKENS,
+        "temperature": 0 if at % 3 else 0.8,
+        "return_steps": True,
+        "per_request_spec_decode_metrics": "detailed",
+        "stream": at % 4 >= 2,
+    }
+    if depth is not None:
+        body["num_speculative_tokens"] = depth
+    if at % 2:
+        return "/v1/messages", body
+    if body["stream"]:
+        body["stream_options"] = {"include_usage": True}
+    return "/v1/chat/completions", body
+
+
+def read_answer(url: str, body: dict[str, Any], text: str) -> tuple[list, dict, int]:
+    """Steps, vLLM's own report on the request's speculation, and the number of tokens."""
+    if not body["stream"]:
+        said = orjson.loads(text)
+        steps = said["steps"] if url == "/v1/messages" else said["choices"][0]["steps"]
+        frames = [said]
+    else:
+        lines = [line for line in text.splitlines() if line.startswith("data: {")]
+        frames = [orjson.loads(line[6:]) for line in lines]
+        choices = [choice for frame in frames for choice in frame.get("choices", [frame])]
+        steps = [step for choice in choices for step in choice.get("steps", ())]
+    metrics = next(frame["metrics"] for frame in reversed(frames) if "metrics" in frame)
+    usage = next(frame["usage"] for frame in reversed(frames) if frame.get("usage"))
+    tokens = usage.get("completion_tokens", usage.get("output_tokens"))
+    return steps, metrics["speculative_decoding"], tokens
+
+
+def check_answer(steps: list, report: dict, tokens: int) -> None:
+    verified = [step for step in steps if step["drafted"]]
+    assert [step["drafted"] for step in verified] == report["per_step_drafted"]
+    assert [step["accepted"] for step in verified] == report["per_step_accepted"]
+    shown = [token for step in steps for token in step["tokens"]]
+    assert len(shown) == tokens
+    drafts = [token["draft_position"] for token in shown if token["draft_position"]]
+    assert len(drafts) == report["num_accepted_draft_tokens"]
+    at = [drafts.count(position + 1) for position in range(max(drafts, default=0))]
+    histogram = report["acceptance_histogram"]
+    assert at == [sum(histogram[position + 1 :]) for position in range(len(at))]
+    for step in verified:
+        lost = [token["draft_position"] for token in step["rejected"]]
+        assert lost == list(range(step["accepted"] + step["cut"] + 1, step["drafted"] + 1))
+        assert all(token["text"] is not None for token in step["rejected"])
+        if step["rejected"] and not step["cut"]:
+            assert step["rejected"][0]["id"] != step["tokens"][-1]["id"]
+    assert all(step["ms"] >= 0 for step in steps)
+    assert steps[0]["kind"] == "prefill" and steps[0]["index"] == 0
+
+
+def count_drafts(gateway: RunningGateway) -> dict[str, float]:
+    page = httpx.get(gateway.url + "/metrics").text
+    return {name: float(value) for name, value in COUNTERS.findall(page)}
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+async def test_the_origins_of_50_answers_equal_the_engines_accounts(gateway, depth):
+    before, found = count_drafts(gateway), []
+    places = asyncio.Semaphore(AT_ONCE)
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=120) as client:
+
+        async def ask(at: int) -> None:
+            url, body = make_body(at, depth)
+            async with places:
+                answer = await client.post(url, json=body)
+            found.append(read_answer(url, body, answer.text))
+
+        await asyncio.gather(*map(ask, range(ANSWERS)))
+    for answer in found:
+        check_answer(*answer)
+    steps = list(itertools.chain.from_iterable(steps for steps, _, _ in found))
+    after = count_drafts(gateway)
+    drafted = sum(step["drafted"] for step in steps)
+    accepted = sum(step["accepted"] + step["cut"] for step in steps)
+    assert drafted > 0
+    assert after["draft"] - before["draft"] == drafted
+    assert after["accepted"] - before["accepted"] == accepted
+    if depth is not None:
+        assert max(step["drafted"] for step in steps) == depth
+
+
+def test_steps_do_not_change_the_text(gateway):
+    body = {"messages": [{"role": "user", "content": PROMPTS[2]}], "max_tokens": 64}
+    body |= {"temperature": 0}
+    answers = [
+        httpx.post(gateway.url + "/v1/chat/completions", json=body | asked, timeout=60).json()
+        for asked in (
+            {},
+            {"return_steps": True},
+            {"return_steps": True, "num_speculative_tokens": 0},
+        )
+    ]
+    assert len({answer["choices"][0]["message"]["content"] for answer in answers}) == 1
+    plain = answers[2]["choices"][0]["steps"]
+    assert {step["kind"] for step in plain[1:]} == {"plain"}
+    assert {step["reason"] for step in plain[1:]} == {"off"}
+
+
+PANELS = """[...document.querySelectorAll('.panel')].map(panel => [
+  panel.dataset.state,
+  [...panel.querySelectorAll('.written span')].map(s => s.dataset.draft).join(),
+  panel.querySelector('.written').textContent,
+  panel.querySelector('.answer').textContent,
+].join('\\u0001')).join('\\u0002')"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium (.ci/packages)")
+async def test_the_playground_from_end_to_end(gateway, tmp_path):
+    async with asyncio.timeout(120), browser(tmp_path / "p") as page:
+        for device, scheme in itertools.product(("desk", "phone"), ("light", "dark")):
+            await open_playground(
+                page, f"{gateway.url}/?{device}-{scheme}#playground", device, scheme
+            )
+            await wait_for(page, OPENED)
+            await fill(page, prompt=PROMPTS[3], temperature="0", depth="3", beside="depth:0")
+            await fill(page, tokens="48")
+            await page.value("document.getElementById('run').click()")
+            await wait_for(page, DONE)
+            left, right = [
+                panel.split("\u0001") for panel in (await page.value(PANELS)).split("\u0002")
+            ]
+            assert left[0] == right[0] == "done"
+            assert left[2] == right[2] and len(left[2]) > 20
+            assert set(left[1].split(",")) <= {"0", "1", "2", "3"} and "1" in left[1]
+            assert set(right[1].split(",")) == {"0"}
+            said = await page.value("document.getElementById('said').textContent")
+            assert said.startswith("the same tokens")
+            wide = "document.documentElement.scrollWidth - innerWidth"
+            assert await page.value(wide) <= 0, "scrolls sideways"
+            await shoot(page, tmp_path / f"playground-{device}-{scheme}.png")
+        await tell_origins(page, gateway, left[1])
+        await call_a_tool(page, tmp_path)
+        await explain_it(page, gateway, tmp_path)
+        assert page.problems == []
+
+
+async def tell_origins(page, gateway: RunningGateway, shown: str) -> None:
+    """The page's colours are those of the API for the same greedy request."""
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": PROMPTS[3]}],
+        "max_tokens": 48,
+        "temperature": 0,
+        "num_speculative_tokens": 3,
+        "return_steps": True,
+    }
+    url = f"{gateway.url}/v1/chat/completions"
+    answer = await asyncio.to_thread(httpx.post, url, json=body, timeout=60)
+    steps = answer.json()["choices"][0]["steps"]
+    told = [token["draft_position"] or 0 for step in steps for token in step["tokens"]]
+    assert ",".join(map(str, told)) == shown
+
+
+async def call_a_tool(page, tmp_path) -> None:
+    for at, api in enumerate(("chat", "responses", "messages"), 2):
+        await fill(page, example="tool call", api=api, beside="", temperature="0", tokens="200")
+        await page.value("document.getElementById('run').click()")
+        await wait_for(page, f"document.getElementById('panels').dataset.done == '{at}'")
+        (panel,) = (await page.value(PANELS)).split("\u0002")
+        state, _, _, answer = panel.split("\u0001")
+        assert state == "done"
+        assert "call of get_weather" in answer and "Paris" in answer
+    await shoot(page, tmp_path / "playground-tools.png")
+
+
+async def explain_it(page, gateway: RunningGateway, tmp_path) -> None:
+    await page.value("location.hash = '#operate'")
+    await wait_for(page, "document.querySelectorAll('#requests tbody tr').length > 3")
+    await page.value("document.querySelectorAll('#requests tbody tr')[0].click()")
+    await wait_for(page, "!document.getElementById('explained').hidden")
+    text = await page.value("document.getElementById('explained').innerText")
+    assert "decode" in text and "depth over" in text
+    await shoot(page, tmp_path / "explained.png")
