@@ -25,6 +25,7 @@ from eaglegate.engine.types import DecodeStep, UndraftedReason
 from eaglegate.observability.middleware import HttpExchange
 from eaglegate.observability.observation import ChoiceRecord, RequestObservation, RequestRecord
 from eaglegate.observability.sequence import TRACKED, SequenceTimeline
+from eaglegate.observability.windows import PHASE, name_slices
 
 RECENT, SLOWEST, WORST, FAILED = 256, 32, 32, 64
 """Requests that are kept of each kind."""
@@ -233,15 +234,31 @@ class ExplanationRing:
         )
         return next((entry for entry in kept if name in entry.ids), None)
 
-    def list(self, most: int = 50) -> Row:
-        """One line for each request, newest or most extreme first."""
+    def list(self, most: int = 50, kind: str = "", name: str = "") -> Row:
+        """One line for each request, newest or most extreme first; those of one slice alone,
+        where ``kind`` names what slices it.
+        """
         lists: dict[str, Sequence[Entry]] = {
             "recent": [*reversed(self._recent)],
             "slowest": self._slowest.list(),
             "worst_accepted": self._worst.list(),
             "failed": [*reversed(self._failed)],
         }
-        return {name: [*map(summarize, entries[:most])] for name, entries in lists.items()}
+        return {
+            which: [*map(summarize, [e for e in entries if _is_in(e, kind, name)][:most])]
+            for which, entries in lists.items()
+        }
+
+
+def _is_in(entry: Entry, kind: str, name: str) -> bool:
+    """Whether a request is counted in a slice; any is where no kind is given."""
+    if not kind:
+        return True
+    if isinstance(entry, RefusedRequest):
+        return False
+    if kind == PHASE:
+        return any(name == phase for choice in entry.record.choices for phase in choice.phases)
+    return name_slices(entry.record.slices).get(kind) == name
 
 
 def summarize(entry: Entry) -> Row:

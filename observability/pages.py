@@ -21,8 +21,10 @@ from starlette.routing import Route
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineInfo
+from eaglegate.observability.alerts import list_alerts
 from eaglegate.observability.explain import ExplanationRing, explain
 from eaglegate.observability.judgement import find_problem
+from eaglegate.observability.metrics.base import AdmissionQueue
 from eaglegate.observability.metrics.engine import summarize_planner
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.observability.windows import ALL, KINDS, SlidingWindow, WindowSums
@@ -85,6 +87,8 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
         "tokens_per_s": compute_throughput(telemetry, now),
         "draft": telemetry.draft,
         "canary": telemetry.describe_canary(),
+        "admission": _describe_admission(telemetry.read_admission()),
+        "gpus": [{"index": gpu.index, **asdict(gpu.read())} for gpu in telemetry.gpus],
         "engines": {lane: _describe_engine(info) for lane, info in telemetry.engines.items()},
         "workers": [_describe_worker(worker) for worker in telemetry.list_workers()],
         "planner": summarize_planner(telemetry.planner),
@@ -188,6 +192,13 @@ def _describe_engine(info: EngineInfo) -> Row:
     }
 
 
+def _describe_admission(queue: AdmissionQueue | None) -> Row | None:
+    if queue is None:
+        return None
+    counts = {"running": queue.running, "queued": queue.queued}
+    return counts | {"queued_tokens": queue.queued_tokens, "limits": asdict(queue.bounds)}
+
+
 def _describe_worker(worker: WorkerStatus) -> Row:
     """``acceptance_length`` is over all the worker has done, for others, too."""
     counted = worker.counted
@@ -239,8 +250,9 @@ def _show(body: Any, status: int = 200) -> Response:
 def make_explanation_routes(telemetry: Telemetry, ring: ExplanationRing) -> list[Route]:
     """``/debug/requests``: the requests that can be explained, and the explanation of one."""
 
-    async def listing(_: Request) -> Response:
-        return _show(ring.list())
+    async def listing(request: Request) -> Response:
+        asked = request.query_params
+        return _show(ring.list(kind=asked.get("kind", ""), name=asked.get("name", "")))
 
     async def one(request: Request) -> Response:
         name = request.path_params["id"]
@@ -304,9 +316,21 @@ def make_routes(telemetry: Telemetry, ring: ExplanationRing | None = None) -> li
         await telemetry.refresh_planner(RECENT_STEPS)
         return _show(summarize_speculation(telemetry))
 
+    async def history(request: Request) -> Response:
+        telemetry.settle()
+        asked = request.query_params
+        return _show(telemetry.history.describe(asked.get("kind", ALL), asked.get("name", "")))
+
+    async def alerts(_: Request) -> Response:
+        await telemetry.refresh_planner()
+        telemetry.settle()
+        return _show(list_alerts(telemetry))
+
     return [
         Route("/metrics", metrics, methods=["GET"]),
         Route("/debug/speculation", debug, methods=["GET"]),
+        Route("/debug/history", history, methods=["GET"]),
+        Route("/debug/alerts", alerts, methods=["GET"]),
         *make_page_routes(),
         *(make_explanation_routes(telemetry, ring) if ring is not None else ()),
     ]

@@ -22,6 +22,7 @@ from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.machine import GpuMonitor
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest
+from eaglegate.observability.history import DayHistory
 from eaglegate.observability.labels import (
     NO_DRAFT,
     NO_TEMPLATE,
@@ -121,8 +122,11 @@ class Telemetry:
         """Last description by the depth planner."""
         self._batch = PendingMetrics()
         self._count_at = 0.0
+        self.gpus = gpus
         scope = self._make_scope(gpus)
-        self.groups = [make(scope) for make in groups]
+        self.history = DayHistory(scope)
+        """The last day, for the page."""
+        self.groups = [*(make(scope) for make in groups), self.history]
         self.catalogue: list[MetricDeclaration] = scope.catalogue
 
     def _make_scope(self, gpus: tuple[GpuMonitor, ...]) -> MetricScope:
@@ -153,6 +157,7 @@ class Telemetry:
             self._late,
         )
         self._live.add(observation)
+        self.history.begin_request(facts.id)
         self._sequences.update(observation.sequences)
         attach(observation)
         if self._capture is not None and (sent := take_body()) is not None:
@@ -241,6 +246,14 @@ class Telemetry:
     def watch_process(self, read: Callable[[], Mapping[str, float]]) -> None:
         """Read what the gateway's process uses of its limits: see the group Process."""
         self._process = read
+
+    def read_process(self) -> Mapping[str, float]:
+        """What the gateway's process uses of its limits."""
+        return self._process()
+
+    def read_admission(self) -> AdmissionQueue | None:
+        """The queue in front of the engine, once there is one."""
+        return self._admission()
 
     def watch_planner(self, read: PlannerReader) -> None:
         """Read the depth planner with ``read``, which takes the number of recent steps."""
@@ -337,6 +350,7 @@ class Telemetry:
 
     def _end_request(self, observation: RequestObservation, record: RequestRecord) -> None:
         self._live.discard(observation)
+        self.history.end_request(record.facts.id)
         for id_ in record.facts.sequences:
             self._sequences.pop(id_, None)
         if self._capture is not None and observation.session is not None:

@@ -124,6 +124,18 @@ ALL, LANE, WORKLOAD, CONTEXT, PHASE, TEMPLATE = KINDS = (
 SliceKey = tuple[str, str]
 
 
+def name_slices(slices: SliceNames) -> dict[str, str]:
+    """The slices in which all of a request is counted, by kind. Its phases differ by step."""
+    labels = slices.labels
+    return {
+        ALL: "",
+        LANE: labels.lane,
+        WORKLOAD: labels.workload,
+        CONTEXT: slices.context,
+        TEMPLATE: slices.template,
+    }
+
+
 class SliceWindows:
     """One window per slice and one per label set; bounded because every name in it is."""
 
@@ -159,13 +171,8 @@ class SliceWindows:
         return self._labels.items()
 
     def _select_windows(self, slices: SliceNames) -> Iterator[SlidingWindow]:
-        labels = slices.labels
-        yield self._get_labelled(labels)
-        yield self._get_slice((ALL, ""))
-        yield self._get_slice((LANE, labels.lane))
-        yield self._get_slice((WORKLOAD, labels.workload))
-        yield self._get_slice((CONTEXT, slices.context))
-        yield self._get_slice((TEMPLATE, slices.template))
+        yield self._get_labelled(slices.labels)
+        yield from map(self._get_slice, name_slices(slices).items())
 
     def _get_slice(self, key: SliceKey) -> SlidingWindow:
         window = self._slices.get(key)

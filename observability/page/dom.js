@@ -12,3 +12,48 @@ export function el(tag, text, cls) {
   if (cls) node.className = cls;
   return node;
 }
+
+export function spark(points, span, floor, most) {
+  const NS = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(NS, "svg");
+  svg.setAttribute("viewBox", "0 0 100 40");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("aria-hidden", "true");
+  const known = points.filter(p => !none(p.y));
+  if (known.length < 2) return svg;
+  const room = (most ?? Math.max(...known.map(p => p.y))) - floor || 1;
+  const at = p => [100 - 100 * p.age / span, 38 - 36 * (p.y - floor) / room];
+  const line = document.createElementNS(NS, "polyline");
+  line.setAttribute("points", known.map(p => at(p).map(v => v.toFixed(2)).join(",")).join(" "));
+  svg.append(line);
+  return svg;
+}
+
+export function bar(name, share, color, text = percent(share)) {
+  const box = el("div", undefined, "bar"), track = el("div", undefined, "track"), part = el("div", undefined, "fill");
+  part.style.width = (100 * Math.min(1, share || 0)) + "%";
+  if (color) part.style.background = `var(--${color})`;
+  track.append(part);
+  box.append(el("span", name), track, el("span", text));
+  return box;
+}
+
+export function fill(table, what, columns, rows) {
+  const head = el("tr");
+  head.append(el("th", what), ...columns.map(([name]) => el("th", name)));
+  table.tHead.replaceChildren(head);
+  table.tBodies[0].replaceChildren(...rows.map(([name, r]) => {
+    const line = el("tr");
+    line.append(el("td", name));
+    for (const [column, read] of columns) {
+      const [text, cls] = read(r), cell = el("td", text, cls);
+      cell.dataset.name = column;
+      line.append(cell);
+    }
+    return line;
+  }));
+}
+
+export function bars(box, rows, empty) {
+  box.replaceChildren(...(rows.length ? rows : [el("div", empty, "empty")]));
+}

@@ -1,25 +1,11 @@
 // The operator's view: what the gateway does now, from /debug.
-import { $, count, el, fixed, millis, none, percent } from "./dom.js";
+import { $, bar, count, el, fill, fixed, millis, none, percent, spark } from "./dom.js";
+import { choose, query, showAlerts, showDay, showRoom, slice, watchSlice } from "./day.js";
 
 const POLL_MS = 2000;
+const SLOW_POLLS = 10; // the day and the alerts change slowly
 let kind = "workload";
 let last = null;
-
-function spark(points, span, floor) {
-  const NS = "http://www.w3.org/2000/svg";
-  const svg = document.createElementNS(NS, "svg");
-  svg.setAttribute("viewBox", "0 0 100 40");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("aria-hidden", "true");
-  const known = points.filter(p => !none(p.y));
-  if (known.length < 2) return svg;
-  const room = Math.max(...known.map(p => p.y)) - floor || 1;
-  const at = p => [100 - 100 * p.age / span, 38 - 36 * (p.y - floor) / room];
-  const line = document.createElementNS(NS, "polyline");
-  line.setAttribute("points", known.map(p => at(p).map(v => v.toFixed(2)).join(",")).join(" "));
-  svg.append(line);
-  return svg;
-}
 
 function drift(ratio) {
   if (none(ratio)) return ["no baseline yet", ""];
@@ -77,15 +63,6 @@ function tiles(data) {
     tile("Time per token", millis(all.tpot_s), all.tpot_s ? fixed(1 / all.tpot_s, 0) + " tok/s per reader" : "", "", past, "tpot_s", span),
     tile("Time to first token", millis(all.ttft_s), `${count(all.requests)} requests, ${failed}`, all.failed ? "bad" : "", past, "ttft_s", span),
     tile("Throughput", data.tokens_per_s.toFixed(data.tokens_per_s < 10 ? 1 : 0) + " tok/s", data.running + " running", "", past, "tokens_per_s", span));
-}
-
-function bar(name, share, color) {
-  const box = el("div", undefined, "bar"), track = el("div", undefined, "track"), fill = el("div", undefined, "fill");
-  fill.style.width = (100 * Math.min(1, share || 0)) + "%";
-  if (color) fill.style.background = `var(--${color})`;
-  track.append(fill);
-  box.append(el("span", name), track, el("span", percent(share)));
-  return box;
 }
 
 function bars(data) {
@@ -156,22 +133,6 @@ function workers(data) {
   for (const [at, worker] of data.workers.entries()) $("workers").tBodies[0].rows[at].title = worker.reason || worker.findings.map(f => f.text).join("\n");
 }
 
-function fill(table, what, columns, rows) {
-  const head = el("tr");
-  head.append(el("th", what), ...columns.map(([name]) => el("th", name)));
-  table.tHead.replaceChildren(head);
-  table.tBodies[0].replaceChildren(...rows.map(([name, r]) => {
-    const line = el("tr");
-    line.append(el("td", name));
-    for (const [column, read] of columns) {
-      const [text, cls] = read(r), cell = el("td", text, cls);
-      cell.dataset.name = column;
-      line.append(cell);
-    }
-    return line;
-  }));
-}
-
 function table(data) {
   $("kinds").replaceChildren(...Object.keys(data.slices).map(name => {
     const button = el("button", name);
@@ -183,6 +144,12 @@ function table(data) {
   rows.sort((a, b) => b[1].tokens - a[1].tokens);
   const found = document.querySelector("#slices table");
   fill(found, kind, COLUMNS, rows);
+  for (const [at, row] of [...found.tBodies[0].rows].entries()) {
+    const name = rows[at][0];
+    act(row, () => choose({ kind, name }));
+    row.title = "its day and its requests";
+    row.classList.toggle("chosen", slice?.kind === kind && slice?.name === name);
+  }
   $("empty").hidden = rows.length > 0;
   found.hidden = rows.length === 0;
 }
@@ -216,11 +183,15 @@ function requests(lists) {
   table.hidden = rows.length === 0;
   $("norequests").hidden = rows.length > 0;
   for (const [at, row] of [...table.tBodies[0].rows].entries()) {
-    row.tabIndex = 0;
-    row.setAttribute("role", "button");
-    row.onclick = () => explain(rows[at].id || rows[at].request_id);
-    row.onkeydown = event => { if (event.key === "Enter") row.onclick(); };
+    act(row, () => explain(rows[at].id || rows[at].request_id));
   }
+}
+
+function act(row, does) {
+  row.tabIndex = 0;
+  row.setAttribute("role", "button");
+  row.onclick = does;
+  row.onkeydown = event => { if (event.key === "Enter") does(); };
 }
 
 async function explain(id) {
@@ -267,7 +238,7 @@ function depths(choice, at) {
 }
 
 async function pollRequests() {
-  const answer = await fetch("debug/requests", { cache: "no-store" });
+  const answer = await fetch("debug/requests" + query(), { cache: "no-store" });
   const focused = document.querySelector("#requests table").contains(document.activeElement);
   if (answer.ok && !focused) requests(await answer.json());
 }
@@ -300,6 +271,15 @@ function show(data) {
   workers(data);
   planner(data);
   table(data);
+  showRoom(data);
+}
+
+let polls = 0;
+
+async function pollDay() {
+  const [day, alerts] = await Promise.all(["debug/history" + query(), "debug/alerts"].map(url => fetch(url, { cache: "no-store" })));
+  if (day.ok) showDay(await day.json());
+  if (alerts.ok) showAlerts(await alerts.json());
 }
 
 function state(text, stale) {
@@ -314,6 +294,7 @@ async function poll() {
     show(await answer.json());
     state("live", false);
     await pollRequests();
+    if (polls++ % SLOW_POLLS === 0) await pollDay();
     document.body.dataset.ready = "1";
   } catch (error) {
     state("no answer (" + error.message + ")", true);
@@ -324,4 +305,9 @@ async function loop() {
   if (!document.hidden && !$("operate").hidden) await poll();
   setTimeout(loop, POLL_MS);
 }
+watchSlice(async () => {
+  if (last) table(last);
+  await pollRequests();
+  await pollDay();
+});
 loop();

@@ -236,7 +236,17 @@ async def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(tmp_path):
             await shoot(page, tmp_path / f"{device}-{scheme}.png")
         await page.value("[...document.querySelectorAll('#kinds button')].at(-1).click()")
         assert "9f86d081" in await page.value("document.querySelector('#slices tbody').innerText")
-        assert await page.value("document.querySelectorAll('polyline').length") == 5
+        assert await page.value("document.querySelectorAll('#tiles polyline').length") == 5
+        await page.value("document.querySelector('#kinds').children[1].click()")
+        await page.value("document.querySelectorAll('#slices tbody tr')[0].click()")
+        chosen = "document.getElementById('requestsof').textContent"
+        async with asyncio.timeout(10):
+            while not (await page.value(chosen)).startswith(": workload"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        workload = (await page.value(chosen)).removeprefix(": workload ")
+        listed = await page.value("document.querySelector('#requests tbody td').textContent")
+        assert ring.find(listed).record.slices.labels.workload == workload
+        assert await page.value("document.querySelectorAll('#charts polyline').length") == 6
         assert page.problems == []
 
 

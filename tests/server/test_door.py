@@ -22,13 +22,14 @@ REFUSED = ((None, "missing_api_key"), ("wrong", "invalid_api_key"), (OLD, "expir
 FILES = {
     "/playground",
     "/page/ask.js",
+    "/page/day.js",
     "/page/dom.js",
     "/page/operate.js",
     "/page/page.css",
     "/page/playground.js",
 }
 OPEN = {"/health", "/ready", "/ping"} | FILES
-OPERATOR = {"/", "/metrics", "/debug/speculation"}
+OPERATOR = {"/", "/metrics", "/debug/speculation", "/debug/history", "/debug/alerts"}
 
 
 def pages():

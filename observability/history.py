@@ -1,0 +1,313 @@
+"""A day of history, kept in the process: what every slice did, in slots of five minutes.
+
+Bounded: ``SLOTS`` slots with at most ``MOST_SLICES`` slices each, about 0.6 kB a slice, and
+``MOST_EVENTS`` events. It holds sums alone, no request and no text, and ends with the process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+from operator import add
+from typing import Any
+
+from eaglegate.engine.base import DraftSwap
+from eaglegate.engine.events import Ending
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import EngineInfo
+from eaglegate.observability.labels import Labels
+from eaglegate.observability.metrics.base import MetricGroup, MetricScope
+from eaglegate.observability.observation import DecodeProgress, RequestRecord
+from eaglegate.observability.sequence import PhaseShare
+from eaglegate.observability.windows import (
+    ALL,
+    FAILED,
+    PHASE,
+    SliceKey,
+    WindowSums,
+    name_slices,
+)
+
+SLOT_S = 300
+SLOTS = 288
+"""A day."""
+MOST_SLICES = 64
+MOST_EVENTS = 200
+WHOLE: SliceKey = (ALL, "")
+TTFT_OBJECTIVE_S, TPOT_OBJECTIVE_S = 1.0, 0.05
+"""Objectives of ``deploy/prometheus/rules/recording.yml``."""
+LEFT = (Ending.CLIENT_GONE, Ending.SLOW_READER)
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class BatchSpeed:
+    """Decoding of requests that shared the engine with equally many others, on average."""
+
+    requests: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    """Their decode times, added up."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """What happened in one slot."""
+
+    at: int
+    """Its number: Unix time / ``SLOT_S``."""
+    slices: dict[SliceKey, WindowSums] = field(default_factory=dict)
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    """Counts by name: ``ended``, ``refused``, ``tools``, ``recovered``."""
+    objectives: Counter[str] = field(default_factory=Counter)
+    """``first`` tokens and those that were ``late``; ``choices`` and those that were ``slow``;
+    answers that were ``interrupted``, not by their client."""
+    batches: dict[int, BatchSpeed] = field(default_factory=dict)
+    """By batch size."""
+    queued: int = 0
+    """Most requests that waited at once, as far as it was looked at."""
+    running: int = 0
+
+    def add(self, key: SliceKey, sums: WindowSums) -> None:
+        known = self.slices.get(key)
+        if known is None and len(self.slices) >= MOST_SLICES:
+            return
+        self.slices[key] = sums if known is None else known + sums
+
+    def count(self, what: str, name: str, number: int = 1) -> None:
+        self.counts.setdefault(what, Counter())[name] += number
+
+
+class Concurrency:
+    """Requests under way, as an integral over time: mean batch sizes of single requests."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._at = clock()
+        self._running = 0
+        self._integral = 0.0
+        self._begun: dict[str, tuple[float, float]] = {}
+
+    def begin(self, request: str) -> None:
+        now = self._advance()
+        self._running += 1
+        self._begun[request] = now, self._integral
+
+    def end(self, request: str) -> float:
+        """Return how many requests were under way beside and with it, on average."""
+        now = self._advance()
+        began, before = self._begun.pop(request, (now, self._integral))
+        self._running = max(0, self._running - 1)
+        seconds = now - began
+        return (self._integral - before) / seconds if seconds > 0 else 1.0
+
+    def _advance(self) -> float:
+        now = self._clock()
+        self._integral += self._running * (now - self._at)
+        self._at = now
+        return now
+
+
+class DayHistory(MetricGroup):
+    """The day, as telemetry tells it like a group of metrics; it declares none."""
+
+    def __init__(self, scope: MetricScope, wall_clock: Callable[[], float] = time.time) -> None:
+        self._wall = wall_clock
+        self._slots: deque[Slot] = deque(maxlen=SLOTS)
+        self._events: deque[Row] = deque(maxlen=MOST_EVENTS)
+        self._concurrency = Concurrency(scope.clock)
+        self._batches: dict[str, float] = {}
+        self.down_since: dict[str, float] = {}
+        """Engines that are down, since when by the wall clock."""
+        super().__init__(scope)
+
+    def declare(self) -> None:
+        """Declare nothing: the day is for the page."""
+
+    def begin_request(self, request: str) -> None:
+        self._concurrency.begin(request)
+
+    def end_request(self, request: str) -> None:
+        self._batches[request] = self._concurrency.end(request)
+
+    def record_progress(self, progress: DecodeProgress) -> None:
+        slot = self._open_slot()
+        for key in name_slices(progress.slices).items():
+            slot.add(key, _to_sums(progress.whole))
+        for phase, share in progress.shares.items():
+            slot.add((PHASE, phase.value), _to_sums(share))
+
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:  # noqa: ARG002
+        slot = self._open_slot()
+        for record in records:
+            wait = record.ttft
+            sums = WindowSums(
+                1, failed=record.ending in FAILED, started=wait is not None, waited_s=wait or 0.0
+            )
+            for key in name_slices(record.slices).items():
+                slot.add(key, sums)
+            slot.count("ended", record.ending.value)
+            self._count_objectives(slot, record)
+            self._count_batch(slot, record)
+
+    def _count_objectives(self, slot: Slot, record: RequestRecord) -> None:
+        found = slot.objectives
+        if record.ttft is not None:
+            found["first"] += 1
+            found["late"] += record.ttft > TTFT_OBJECTIVE_S
+        for choice in record.choices:
+            if choice.tpot is not None:
+                found["choices"] += 1
+                found["slow"] += choice.tpot > TPOT_OBJECTIVE_S
+            for outcome in choice.tools:
+                slot.count("tools", outcome.value)
+        found["interrupted"] += record.interrupted and record.ending not in LEFT
+
+    def _count_batch(self, slot: Slot, record: RequestRecord) -> None:
+        batch = self._batches.pop(record.facts.id, None)
+        if batch is None:
+            return
+        speed = slot.batches.setdefault(round_batch(batch), BatchSpeed())
+        for choice in record.choices:
+            if choice.tpot is not None:
+                speed.requests += 1
+                speed.tokens += choice.tokens - 1
+                speed.seconds += choice.tpot * (choice.tokens - 1)
+
+    def record_refusal(self, where: str, code: str) -> None:  # noqa: ARG002
+        self._open_slot().count("refused", code)
+
+    def record_interruption(self, outcome: str) -> None:
+        self._open_slot().count("recovered", outcome)
+
+    def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
+        self.down_since.pop(engine, None)
+        self._tell("engine started", engine, f"{info.model}, in {seconds:.1f} s")
+
+    def record_engine_loss(self, engine: str, cause: str) -> None:
+        self._tell("engine lost", engine, cause)
+
+    def record_engine_state(self, engine: str, live: bool) -> None:
+        if live:
+            self.down_since.pop(engine, None)
+        else:
+            self.down_since.setdefault(engine, self._wall())
+
+    def record_draft_swap(self, swap: DraftSwap) -> None:
+        self._tell("draft " + swap.kind, swap.after[:16], f"in place of {swap.before[:16]}")
+
+    def _tell(self, what: str, name: str, more: str) -> None:
+        self._events.append({"at": self._wall(), "what": what, "name": name, "more": more})
+
+    def _open_slot(self) -> Slot:
+        at = int(self._wall() / SLOT_S)
+        if not self._slots or self._slots[-1].at != at:
+            self._slots.append(Slot(at))
+        slot, queue = self._slots[-1], self.scope.admission()
+        if queue is not None:
+            slot.queued = max(slot.queued, queue.queued)
+            slot.running = max(slot.running, queue.running)
+        return slot
+
+    def select(self, seconds: float, before: float | None = None) -> list[Slot]:
+        """The slots of at least the last ``seconds``: whole ones, and the one that still fills.
+
+        With ``before``, the ``seconds`` that end where ``select(before)`` begins.
+        """
+        last = int(self._wall() / SLOT_S)
+        if before is not None:
+            last -= int(before / SLOT_S) + 1
+        first = last - int(seconds / SLOT_S)
+        return [slot for slot in self._slots if first <= slot.at <= last]
+
+    def events_since(self, seconds: float, what: str) -> int:
+        since = self._wall() - seconds
+        return sum(event["what"] == what and event["at"] >= since for event in self._events)
+
+    def describe(self, kind: str = ALL, name: str = "") -> Row:
+        """The day of one slice, oldest slot first, and what concerns all of them."""
+        key, now = (kind, name), self._wall()
+        return {
+            "slot_s": SLOT_S,
+            "now": now,
+            "kind": kind,
+            "name": name,
+            "slots": [_describe_slot(slot, key) for slot in self._slots if key in slot.slices],
+            "counts": {
+                what: dict(sum_counts(self._slots, what))
+                for what in ("ended", "refused", "tools", "recovered")
+            },
+            "batches": list(_sum_batches(self._slots)),
+            "events": list(self._events),
+        }
+
+
+def round_batch(batch: float) -> int:
+    """The nearest power of two: 1, 2, 4, ..."""
+    power = 1
+    while batch > 1.5 * power:
+        power *= 2
+    return power
+
+
+def sum_counts(slots: Iterable[Slot], what: str) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for slot in slots:
+        found.update(slot.counts.get(what, {}))
+    return found
+
+
+def sum_slices(slots: Iterable[Slot], key: SliceKey) -> WindowSums:
+    return reduce(add, [slot.slices[key] for slot in slots if key in slot.slices], WindowSums())
+
+
+def _sum_batches(slots: Iterable[Slot]) -> Iterator[Row]:
+    """Throughput by batch size: the speed of one request x the requests that shared the engine."""
+    whole: dict[int, BatchSpeed] = {}
+    for slot in slots:
+        for batch, speed in slot.batches.items():
+            known = whole.setdefault(batch, BatchSpeed())
+            known.requests += speed.requests
+            known.tokens += speed.tokens
+            known.seconds += speed.seconds
+    for batch, speed in sorted(whole.items()):
+        if speed.seconds > 0:
+            each = speed.tokens / speed.seconds
+            row = {"batch": batch, "choices": speed.requests, "tokens_per_s_each": each}
+            yield row | {"tokens_per_s": batch * each}
+
+
+def _describe_slot(slot: Slot, key: SliceKey) -> Row:
+    sums = slot.slices[key]
+    totals = sums.totals
+    row: Row = {
+        "at": slot.at * SLOT_S,
+        "requests": sums.requests,
+        "tokens": totals.tokens,
+        "tokens_per_s": totals.tokens / SLOT_S,
+        "acceptance_length": totals.acceptance_length,
+        "acceptance_at": totals.conditional_acceptance,
+        "fallback_ratio": totals.fallback_ratio,
+        "steps_by_depth": count_depths(totals),
+        "tpot_s": sums.tpot,
+        "ttft_s": sums.ttft,
+        "failed": sums.failed,
+    }
+    if key == WHOLE:
+        row |= {"queued": slot.queued, "running": slot.running}
+        row |= {what: dict(counts) for what, counts in slot.counts.items()}
+    return row
+
+
+def count_depths(totals: Totals) -> list[int]:
+    """Decode steps by the tokens they drafted: 0, 1, ..."""
+    reached = [totals.decode_steps, *totals.proposed_at, 0]
+    return [here - deeper for here, deeper in pairwise(reached)]
+
+
+def _to_sums(share: PhaseShare) -> WindowSums:
+    return WindowSums(0, share.timed_tokens, share.seconds, share.totals)

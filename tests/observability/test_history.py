@@ -1,0 +1,231 @@
+"""A day of history in the process, and the alerts that follow from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+
+from eaglegate.engine.base import DraftSwap
+from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.types import (
+    DecodeStep,
+    EngineInfo,
+    EngineRequest,
+    Sampling,
+    SpeculationInfo,
+    Step,
+)
+from eaglegate.observability import history
+from eaglegate.observability.alerts import ELSEWHERE, RULES, list_alerts
+from eaglegate.observability.explain import ExplanationRing
+from eaglegate.observability.history import MOST_SLICES, SLOT_S, SLOTS, round_batch
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.pages import make_routes
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.text.events import ContentDelta, Outcome, ToolCallEnd, ToolCallStart
+
+ALERTS = Path(__file__).parents[2] / "deploy/prometheus/rules/alerts.yml"
+INFO = EngineInfo("m", 4096, 2048, SpeculationInfo("eagle3.1", 3, "draft", "K = 3"))
+
+
+class Day:
+    """Telemetry whose clock we move."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self.telemetry = Telemetry(
+            GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), lambda: self.now
+        )
+        self.telemetry.history._wall = lambda: self.now
+        self.ring = ExplanationRing(lambda: self.now)
+        self.telemetry.keep_explanations(self.ring)
+        self.num = 0
+
+    def begin(self, workload: str = "chat"):
+        self.num += 1
+        id_ = f"r{self.num}"
+        facts = RequestFacts(
+            id_, "chat", "m", "default", workload, "", True, 20, (id_,), self.now, self.now
+        )
+        observation = self.telemetry.begin(facts)
+        sequence, _ = self.telemetry.open_sequence(
+            EngineRequest(id_, (1,), Sampling(max_tokens=9)), "m"
+        )
+        return observation, sequence, id_
+
+    def finish(self, begun, steps=10, accepted=2, step_s=0.01, wait_s=0.1, tools=()) -> None:
+        observation, sequence, id_ = begun
+        self.now += wait_s
+        sequence.add_step(Step((1,)))
+        tell = observation.choice(id_)
+        tell(ContentDelta("x"))
+        for _ in range(steps):
+            self.now += step_s
+            account = DecodeStep(3, accepted, accepted + 1)
+            sequence.add_step(Step((1,) * (accepted + 1), (account,)))
+            tell(ContentDelta("x"))
+        for at, outcome in enumerate(tools):
+            tell(ToolCallStart(at, "i", "f"))
+            tell(ToolCallEnd(at, outcome))
+        tell(Finish("stop", Usage(prompt=20, completion=sequence.tokens)))
+        observation.end(Ending.COMPLETED)
+
+    def answer(self, workload: str = "chat", **more) -> None:
+        self.finish(self.begin(workload), **more)
+
+    def describe(self, *of: str):
+        self.telemetry.settle()
+        return self.telemetry.history.describe(*of)
+
+    def firing(self) -> set[str]:
+        self.telemetry.settle()
+        return {row["alert"] for row in list_alerts(self.telemetry) if row["holds"]}
+
+
+@pytest.fixture
+def day() -> Day:
+    return Day()
+
+
+def test_slots_hold_what_every_slice_did(day):
+    day.answer("chat", accepted=2)
+    day.answer("tools", accepted=0, tools=[Outcome.VALID, Outcome.MALFORMED])
+    day.telemetry.settle()
+    day.now += SLOT_S
+    day.answer("chat", accepted=1)
+    whole, chat = day.describe(), day.describe("workload", "chat")
+    assert [slot["requests"] for slot in whole["slots"]] == [2, 1]
+    assert [slot["requests"] for slot in chat["slots"]] == [1, 1]
+    assert [slot["acceptance_length"] for slot in chat["slots"]] == [3.0, 2.0]
+    assert chat["slots"][0]["steps_by_depth"] == [0, 0, 0, 10]
+    assert whole["slots"][0]["tools"] == {"valid": 1, "malformed": 1}
+    assert whole["counts"]["ended"] == {"completed": 3}
+    assert whole["slots"][0]["ttft_s"] == pytest.approx(0.1)
+
+
+def test_a_day_is_kept_and_no_more(day):
+    for _ in range(SLOTS + 10):
+        day.answer(steps=1)
+        day.telemetry.settle()
+        day.now += SLOT_S
+    slots = day.describe()["slots"]
+    assert len(slots) == SLOTS
+    assert slots[-1]["at"] - slots[0]["at"] == (SLOTS - 1) * SLOT_S
+
+
+def test_slices_of_a_slot_are_bounded():
+    slot = history.Slot(1)
+    for at in range(MOST_SLICES + 50):
+        slot.add(("template", str(at)), history.WindowSums(1))
+    slot.add(("template", "0"), history.WindowSums(1))
+    assert len(slot.slices) == MOST_SLICES
+    assert slot.slices["template", "0"].requests == 2
+
+
+def test_throughput_by_batch_size_is_one_requests_speed_times_those_beside_it(day):
+    day.answer(steps=100, wait_s=0.0)
+    together = [day.begin() for _ in range(4)]
+    for begun in together[:3]:
+        observation, sequence, id_ = begun
+        sequence.add_step(Step((1,)))
+        observation.choice(id_)(ContentDelta("x"))
+    day.now += 10.0
+    for begun in together:
+        day.finish(begun, steps=50, wait_s=0.0, step_s=0.0)
+    rows = {row["batch"]: row for row in day.describe()["batches"]}
+    assert rows[1]["tokens_per_s"] == pytest.approx(300, rel=0.01)
+    assert set(rows) == {1, 4}
+    assert [round_batch(value) for value in (0.3, 1.4, 1.6, 2.9, 3.1, 6.5)] == [1, 1, 2, 2, 4, 8]
+
+
+def test_events_tell_the_lives_of_engines_and_drafts(day):
+    day.telemetry.record_engine_start("default", INFO, 12.0)
+    day.telemetry.record_engine_loss("default", "crash")
+    for group in day.telemetry.groups:
+        group.record_draft_swap(DraftSwap(1.0, "swap", "a" * 64, "b" * 64))
+    told = [(event["what"], event["name"][:7]) for event in day.describe()["events"]]
+    assert told == [
+        ("engine started", "default"),
+        ("engine lost", "default"),
+        ("draft swap", "bbbbbbb"),
+    ]
+
+
+async def test_the_routes_give_the_day_the_alerts_and_the_requests_of_a_slice(day):
+    day.answer("chat")
+    day.answer("tools")
+    app = Starlette(routes=make_routes(day.telemetry, day.ring))
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        asked = {"kind": "workload", "name": "tools"}
+        found = (await client.get("/debug/history", params=asked)).json()
+        assert [slot["requests"] for slot in found["slots"]] == [1]
+        listed = (await client.get("/debug/requests", params=asked)).json()
+        assert [row["id"] for row in listed["recent"]] == ["r2"]
+        asked = {"kind": "phase", "name": "content"}
+        listed = (await client.get("/debug/requests", params=asked)).json()
+        assert [row["id"] for row in listed["recent"]] == ["r2", "r1"]
+        asked = {"kind": "workload", "name": "<script>"}
+        assert (await client.get("/debug/requests", params=asked)).json()["recent"] == []
+        alerts = (await client.get("/debug/alerts")).json()
+        assert len(alerts) == len(RULES)
+        data = (await client.get("/debug/speculation")).json()
+        assert data["gpus"] == [] and data["admission"] is None
+
+
+def test_alerts_are_those_of_the_prometheus_rules():
+    declared = {
+        rule["alert"]: (rule["labels"]["severity"], rule.get("for", "0m"))
+        for group in yaml.safe_load(ALERTS.read_text())["groups"]
+        for rule in group["rules"]
+    }
+    assert {rule.name for rule in RULES} | set(ELSEWHERE) == set(declared)
+    for rule in RULES:
+        assert (rule.severity, rule.lasting) == declared[rule.name]
+
+
+def test_nothing_fires_without_traffic_or_in_good_traffic(day):
+    assert day.firing() == set()
+    for _ in range(100):
+        day.answer()
+    assert day.firing() == set()
+
+
+def test_a_collapse_of_acceptance_fires_once_a_baseline_stands(day):
+    for _ in range(30):
+        day.answer(accepted=3)
+    day.telemetry.settle()
+    day.now += 1500.0
+    for _ in range(30):
+        day.answer(accepted=0)
+    assert day.firing() == {"EaglegateAcceptanceCollapsed", "EaglegateFallbackHigh"}
+
+
+def test_late_tokens_bad_calls_and_refusals_fire(day):
+    for _ in range(20):
+        day.answer(wait_s=2.0, step_s=0.2, tools=[Outcome.MALFORMED])
+    for _ in range(5):
+        day.telemetry.record_refusal("chat", "queue_full")
+    assert day.firing() == {
+        "EaglegateTTFTBurnFast",
+        "EaglegateTTFTBurnSlow",
+        "EaglegateTPOTBurnFast",
+        "EaglegateTPOTBurnSlow",
+        "EaglegateToolCallsFail",
+        "EaglegateShedding",
+    }
+
+
+def test_engines_that_die_fire(day):
+    day.telemetry.record_engine_start("default", INFO, 1.0)
+    assert day.firing() == set()
+    day.telemetry.record_engine_state("default", live=False)
+    assert day.firing() == {"EaglegateEngineDown"}
+    day.telemetry.record_engine_start("default", INFO, 1.0)
+    assert day.firing() == {"EaglegateEngineRestarting"}
