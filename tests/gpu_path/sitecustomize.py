@@ -7,8 +7,9 @@ Python imports this at the start of every process when its folder is on PYTHONPA
   kernels. vLLM then has its second model runner (``VLLM_USE_V2_MODEL_RUNNER=1``). One kernel is
   not run: that of top-k and top-p calls a method of its loop variable, which is a plain number in
   the interpreter. vLLM's PyTorch version of it, which has the same contract, takes its place. And
-  masks may be integers, as in vLLM's grammar kernel: the interpreter alone refuses them. torch does
-  not learn of Triton: what it compiles, as two workers do, is C++ as with the first runner.
+  masks may be integers, as in vLLM's grammar kernel: the interpreter alone refuses them; and a row
+  may be all NaN, as some are where vLLM compiles a model. torch does not learn of Triton: what it
+  compiles, as two workers do, is C++ as with the first runner.
 * ``ASYNCHRONOUS_SCHEDULING=1``: vLLM switches it off for CPUs; it is switched on again after that.
 """
 
@@ -59,6 +60,23 @@ def take_integer_masks(interpreter: ModuleType) -> None:
         return store(places.data, value.data, mask.data.astype(bool))
 
     interpreter.InterpreterBuilder.create_masked_store = create_masked_store
+
+
+def take_rows_of_nan(interpreter: ModuleType) -> None:
+    """The likeliest token of a row that is all NaN is its first; numpy refuses to name one."""
+    numpy = interpreter.np
+    reduce = interpreter.ReduceOps.min_max
+
+    def find_largest(data: Any, **given: Any) -> Any:
+        known = numpy.where(numpy.isnan(data), -numpy.inf, data)
+        return numpy.argmax(known, **given)
+
+    def min_max(self: Any, data: Any, **given: Any) -> Any:
+        if given.get("idx_reduce_op") is numpy.nanargmax:
+            given["idx_reduce_op"] = find_largest
+        return reduce(self, data, **given)
+
+    interpreter.ReduceOps.min_max = min_max
 
 
 def save_time(interpreter: ModuleType) -> None:
@@ -128,7 +146,7 @@ class AfterImport(MetaPathFinder):
 if os.environ.get("TRITON_INTERPRET") == "1":
     sys.meta_path.insert(0, AfterImport("triton.backends", add_cpu_backend))
     name = "triton.runtime.interpreter"
-    sys.meta_path.insert(0, AfterImport(name, take_integer_masks, save_time))
+    sys.meta_path.insert(0, AfterImport(name, take_integer_masks, take_rows_of_nan, save_time))
     sys.meta_path.insert(0, AfterImport("torch.utils._triton", hide_from_torch))
     name = "vllm.v1.sample.ops.topk_topp_sampler"
     sys.meta_path.insert(0, AfterImport(name, replace_top_k_kernel))
