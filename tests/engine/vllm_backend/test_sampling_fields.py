@@ -176,6 +176,7 @@ async def test_seeded_text_is_that_of_an_engine_without_a_draft(
             assert len(outcome.logprobs) == len(expected.logprobs)
 
 
+@pytest.mark.gpu_path
 async def test_every_field_in_one_seeded_batch(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, renderer: VllmRenderer
 ) -> None:
