@@ -134,6 +134,15 @@ class InFlightRequest:
             self.signals += self.strikes > 0
         self.strikes += 1
 
+    @property
+    def suspects_draft(self) -> bool:
+        """Whether it must run without drafts: it may have cost an engine before its first step, or
+        two engines have died under it.
+
+        Only an engine that dies of it without drafts makes it poison.
+        """
+        return self.crashes > 0 or self.losses > 1
+
     def is_poison(self, timeouts: SupervisionTimeouts) -> bool:
         """Whether it crashes engines: no other request can be the cause."""
         return self.blamed > 0 or self.signals >= timeouts.kills
@@ -260,8 +269,10 @@ class RequestRecovery:
     def _submit(
         self, inflight: InFlightRequest, submission: Submission
     ) -> AsyncGenerator[Step, None]:
-        """The steps of one submission."""
+        """The steps of one submission, without drafts where they may have cost an engine."""
         request = inflight.continuation.next_request()
+        if inflight.suspects_draft:
+            request = structs.replace(request, depth=0)
         if request.sink is not None:
             request = structs.replace(
                 request, sink=_DeliverySink(inflight, submission, request.sink)

@@ -50,6 +50,39 @@ async def test_the_request_that_kills_is_found_and_named_among_innocent_ones():
     await engine.aclose()
 
 
+async def test_a_request_that_kills_with_a_draft_is_served_without_one():
+    cradle = Cradle(doom=lambda life, request, step: request.id == "killer" and request.depth != 0)
+    engine, notes = supervised(cradle)
+    await engine.start()
+    asked = [ask(name, tokens=40) for name in ("a", "killer", "b")]
+    got = await asyncio.gather(*(collect(engine, request) for request in asked))
+    assert [tokens_of(steps) for steps in got] == [following(request) for request in asked]
+    assert len(notes.lost) == 1
+    assert not notes.outcomes[RecoveryOutcome.QUARANTINED]
+    await engine.aclose()
+
+
+@pytest.mark.parametrize("constraint", [None, CONSTRAINT])
+async def test_a_draft_that_kills_in_mid_stream_costs_two_engines_at_most(constraint):
+    cradle = Cradle(doom=lambda life, request, step: step == 3 and request.depth != 0)
+    engine, notes = supervised(cradle)
+    await engine.start()
+    request = ask(tokens=100, constraint=constraint)
+    assert tokens_of(await collect(engine, request)) == following(request)
+    assert len(notes.lost) == 2
+    await engine.aclose()
+
+
+async def test_a_signal_from_outside_says_nothing_about_drafts():
+    cradle = Cradle(doom=lambda life, request, step: life < 3 and step == 3, killed=True)
+    engine, _ = supervised(cradle)
+    await engine.start()
+    request = ask(tokens=60)
+    assert tokens_of(await collect(engine, request)) == following(request)
+    assert {asked.depth for life in cradle.lives for asked in life.requests} == {None}
+    await engine.aclose()
+
+
 @pytest.mark.parametrize(("deaths", "blamed"), [(3, False), (4, True)])
 async def test_signals_from_outside_are_blamed_on_a_request_late(deaths, blamed):
     cradle = Cradle(doom=lambda life, request, step: life < deaths, killed=True)
