@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.text.events import FinishReason
 
 CHAT, TOOLS, STRUCTURED, REASONING = WORKLOADS = ("chat", "tools", "structured", "reasoning")
@@ -167,6 +168,8 @@ class DecodeStep(Struct, frozen=True):
     delivered: int
     cut: int = 0
     undrafted: UndraftedReason | None = None
+    planned: DepthReason | None = None
+    """The planner's reason for the depth; None where nothing was planned for the request."""
 
 
 class StepTrace(Struct, frozen=True):

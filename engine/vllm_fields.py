@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.types import Constraint, EngineRequest, TokenLogprob
 from eaglegate.text.events import FinishReason
 
@@ -15,6 +16,8 @@ TRAFFIC = "traffic"
 """Key in ``extra_args``: the slice in which a request's acceptance is learnt."""
 TENANT = "tenant"
 """Key in ``extra_args``: the tenant whose traffic the request may learn from."""
+DEPTH_BITS = 16
+REASONS = tuple(DepthReason)
 TRACED = "traced"
 """Key in ``extra_args``: the request's steps carry their draft tokens."""
 ABORT = "abort"
@@ -24,6 +27,18 @@ FINISH = {
     "length": FinishReason.LENGTH,
     "repetition": FinishReason.STOP,
 }
+
+
+def pack_depth(depth: int, reason: DepthReason | None) -> int:
+    """A step's depth and the planner's reason for it, in the one number that its account has."""
+    code = 0 if reason is None else REASONS.index(reason) + 1
+    return depth | code << DEPTH_BITS
+
+
+def unpack_depth(packed: int) -> tuple[int, DepthReason | None]:
+    """The depth and the reason of ``pack_depth``."""
+    code = packed >> DEPTH_BITS
+    return packed & (1 << DEPTH_BITS) - 1, REASONS[code - 1] if code else None
 
 
 def build_sampling_fields(request: EngineRequest) -> dict[str, Any]:

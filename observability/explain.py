@@ -21,6 +21,7 @@ from operator import attrgetter, sub
 from typing import Any
 
 from eaglegate.engine.events import Ending
+from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.types import DecodeStep, UndraftedReason
 from eaglegate.observability.middleware import HttpExchange
 from eaglegate.observability.observation import ChoiceRecord, RequestObservation, RequestRecord
@@ -36,6 +37,9 @@ ENOUGH_STEPS = 20
 MOST_RUNS = 256
 """Runs of steps that an explanation lists; the rest is one more."""
 COUNTS = attrgetter("drafted", "accepted", "delivered")
+PLANNED = attrgetter("planned")
+REASONS = (None, *DepthReason)
+_PLACES = {reason: at for at, reason in enumerate(REASONS)}
 FINE = frozenset({Ending.COMPLETED, Ending.CLIENT_GONE})
 Row = dict[str, Any]
 
@@ -50,6 +54,8 @@ class ChoiceTrack:
     """Three for each step: tokens drafted, accepted and delivered."""
     reasons: Mapping[int, UndraftedReason]
     """Why nothing was drafted, by step."""
+    planned: array[int]
+    """The planner's reason for each step's depth: its place in ``REASONS``."""
     more: int
     """Decode steps that were not kept."""
     queued_s: float | None
@@ -74,12 +80,18 @@ class ChoiceTrack:
         return cls(
             seconds=seconds,
             counts=array("L", chain.from_iterable(map(COUNTS, steps))),
+            planned=array("B", map(_PLACES.__getitem__, map(PLANNED, steps))),
             reasons={at: step.undrafted for at, step in enumerate(steps) if step.undrafted},
             more=max(0, num_steps - len(seconds)),
             queued_s=timeline.queued_s,
             preemptions=timeline.preemptions,
             interruptions=tuple(_measure_recoveries(timeline.interruptions, times)),
         )
+
+    def count_planned(self, first: int, steps: int) -> dict[str, int]:
+        """Count the steps from ``first`` on by the planner's reason; empty without a planner."""
+        found = Counter(self.planned[first : first + steps])
+        return {name: found[at] for at, name in enumerate(REASONS) if name and found[at]}
 
     def steps(self) -> Iterator[tuple[float, int, int, int, str | None]]:
         """Seconds, drafted, accepted, delivered, and why nothing was drafted."""
@@ -394,6 +406,7 @@ def _explain_choice(track: ChoiceTrack, choice: ChoiceRecord, arrived: float) ->
             for at, seconds, outcome in track.interruptions
         ],
         "steps": len(track.seconds) + track.more,
+        "planned": track.count_planned(0, len(track.planned)),
         "by_depth": _count_depths(track),
         "runs": list_runs(track),
     }
@@ -430,8 +443,11 @@ def list_runs(track: ChoiceTrack) -> list[Row]:
         last["tokens"] += delivered
         last["ms"] += 1000 * seconds
         token += delivered
+    first = 0
     for run in runs:
         run["ms"] = round(run["ms"], 2)
+        run["planned"] = track.count_planned(first, run["steps"])
+        first += run["steps"]
     return runs
 
 

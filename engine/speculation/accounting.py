@@ -112,7 +112,7 @@ def trim_step(step: DecodeStep, tokens: int) -> DecodeStep:
     delivered = step.delivered - tokens
     accepted = min(step.accepted, delivered)
     cut = step.cut + step.accepted - accepted
-    return intern_step(step.drafted, accepted, delivered, cut, step.undrafted)
+    return intern_step(step.drafted, accepted, delivered, cut, step.undrafted, step.planned)
 
 
 def trim_decode(steps: Iterable[DecodeStep], tokens: int) -> tuple[DecodeStep, ...]:

@@ -20,7 +20,7 @@ from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.vllm_backend.graphs import read_graphs
 from eaglegate.engine.vllm_backend.steering import ReasoningSpan
 from eaglegate.engine.vllm_contract import SKIP
-from eaglegate.engine.vllm_fields import DEPTH, TENANT, TRAFFIC
+from eaglegate.engine.vllm_fields import DEPTH, TENANT, TRAFFIC, pack_depth
 
 
 class Planner(Protocol):
@@ -89,6 +89,8 @@ class RandomPlanner:
         pass
 
 
+REASON = "planned_reason"
+"""Attribute of a SchedulerOutput: why the drafts that it verifies have their depth."""
 WIDTHS = "planned_widths"
 """Attribute of a SchedulerOutput: the widths planned for the drafts it verifies."""
 MANY_HOLES = 16
@@ -109,6 +111,8 @@ class StepPlanning:
         """The CUDA graphs of steps, if equal widths make them faster."""
         self._planner: Planner | None = None
         self._widths: dict[str, int] = {}
+        self._reason: DepthReason | None = None
+        """Why the last plan has its depth."""
         self._begun: set[str] = set()
         self.clock: Callable[[], float] = perf_counter
         self._last_update: float | None = None
@@ -197,6 +201,7 @@ class StepPlanning:
             planned = self._widths
             names = output.num_scheduled_tokens
             setattr(output, WIDTHS, {name: planned[name] for name in names if name in planned})
+            setattr(output, REASON, self._reason)
 
     def note_skipped(self, requests: Iterable[Request]) -> None:
         """Note that no draft model runs in a step of these requests."""
@@ -205,10 +210,15 @@ class StepPlanning:
             self._holes[name] = self._holes.get(name, 0) + 1
 
     def get_depth_in_force(self, output: SchedulerOutput, request: Request, depth: int) -> int:
-        """The depth a step's account states: the planned width, where there is one."""
+        """The depth a step's account states: the planned width, where there is one, packed with
+        the reason of the plan.
+        """
         if self._planner is None:
             return depth
-        return min(depth, int(getattr(output, WIDTHS, {}).get(request.request_id, depth)))
+        width = getattr(output, WIDTHS, {}).get(request.request_id)
+        if width is None or _asked(request) is not None:
+            return depth if width is None else min(depth, int(width))
+        return pack_depth(min(depth, int(width)), getattr(output, REASON, None))
 
     def plan(self, drafting: Sequence[tuple[Request, int]], most: int) -> int:
         """Depth of the drafts made after this step; the widths are kept for the next one.
@@ -230,6 +240,7 @@ class StepPlanning:
             floors.append(bound if asked else 0)
         plan = self._planner.plan(names, bounds, floors)
         self._widths.update(zip(names, plan.widths, strict=True))
+        self._reason = plan.reason
         return min(plan.depth, most)
 
     def observe(self, output: SchedulerOutput, verified: Mapping[str, tuple[int, int]]) -> None:

@@ -46,7 +46,12 @@ from eaglegate.engine.types import (
     UndraftedReason,
 )
 from eaglegate.engine.vllm_contract import SCHEDULER, WORKER, find_broken
-from eaglegate.engine.vllm_fields import build_sampling_fields, is_reasoning_ended, select_top
+from eaglegate.engine.vllm_fields import (
+    build_sampling_fields,
+    is_reasoning_ended,
+    select_top,
+    unpack_depth,
+)
 
 log = logging.getLogger(__name__)
 
@@ -235,11 +240,12 @@ def read_decode_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None
     if account is None or not delivered or (first and not account.num_draft_tokens):
         return None
     drafted, (reached,) = account.num_draft_tokens, account.histogram
+    depth, planned = unpack_depth(account.num_spec_tokens)
     if not drafted:
-        reason = UndraftedReason.REFUSED if account.num_spec_tokens else UndraftedReason.OFF
-        return intern_step(0, 0, delivered, 0, reason)
+        reason = UndraftedReason.REFUSED if depth else UndraftedReason.OFF
+        return intern_step(0, 0, delivered, 0, reason, planned)
     accepted = reached if reached < delivered else delivered
-    return intern_step(drafted, accepted, delivered, reached - accepted, None)
+    return intern_step(drafted, accepted, delivered, reached - accepted, None, planned)
 
 
 class SinkFlusher:

@@ -222,16 +222,21 @@ function explained(r) {
   box.scrollIntoView({ block: "nearest" });
 }
 
+const planned = (counts, before) => {
+  const rows = Object.entries(counts).map(([reason, n]) => `${reason} ${n}`);
+  return rows.length ? before + rows.join(", ") : "";
+};
+
 function depths(choice, at) {
   const line = el("div", undefined, "runs"), most = Math.max(1, ...choice.runs.map(run => run.drafted));
   for (const run of choice.runs) {
     const piece = el("div");
     piece.style.flex = String(run.steps);
     piece.style.height = (100 * run.drafted / most) + "%";
-    piece.title = `from token ${run.from_token}: depth ${run.drafted}${run.reason ? " (" + run.reason + ")" : ""}, ${run.steps} steps, ${run.tokens} tokens`;
+    piece.title = `from token ${run.from_token}: depth ${run.drafted}${run.reason ? " (" + run.reason + ")" : ""}, ${run.steps} steps, ${run.tokens} tokens` + planned(run.planned, " planned: ");
     line.append(piece);
   }
-  const said = [`choice ${at}: depth over ${choice.steps} decode steps, at most ${most}`];
+  const said = [`choice ${at}: depth over ${choice.steps} decode steps, at most ${most}` + planned(choice.planned, "; planned: ")];
   if (choice.preemptions) said.push(`${choice.preemptions} preemptions`);
   for (const loss of choice.interruptions) said.push(`engine lost at ${loss.at_ms.toFixed(0)} ms: ${loss.outcome}`);
   return [line, el("div", said.join(" · "), "dim")];

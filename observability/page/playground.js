@@ -86,6 +86,7 @@ class Panel {
     const step = this.steps[at], said = [`step ${at + 1}: ${step.kind}${step.reason ? " (" + step.reason + ")" : ""}, ${fixed(step.ms, 1)} ms, ${step.tokens.length} token${step.tokens.length === 1 ? "" : "s"}`];
     if (step.drafted) said.push(`${step.accepted} of ${step.drafted} drafts accepted`);
     if (step.cut) said.push(`${step.cut} accepted and cut`);
+    if (step.planned) said.push("planned: " + step.planned);
     const lost = describeRejected(step);
     if (lost) said.push("rejected: " + lost);
     this.detail.textContent = visible(said.join(" · "));
@@ -252,7 +253,7 @@ function compare(one, other) {
   const text = panel => panel.steps.flatMap(step => step.tokens.map(token => token.id)).join();
   const same = text(one) === text(other) ? "the same tokens" : "other tokens";
   const speeds = [one, other].map(panel => panel.timings?.predicted_per_second);
-  say(speeds[0] && speeds[1] ? `${same} · ${fixed(speeds[0] / speeds[1])}x the speed of the right one` : same);
+  say(speeds[0] && speeds[1] ? `${same} · ${fixed(speeds[0] / speeds[1])}x the speed of the other` : same);
 }
 
 async function copy(make) {

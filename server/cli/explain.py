@@ -101,6 +101,15 @@ def _format_parts(parts: Sequence[Row]) -> Iterator[str]:
         yield f"  {part['name']:13}{part['ms']:10.1f} ms {part['share']:6.1%}  {bar}".rstrip()
 
 
+def _format_planned(counts: Mapping[str, int]) -> str:
+    """Why the planner chose a depth; empty without a planner."""
+    if not counts:
+        return ""
+    if len(counts) == 1:
+        return f", planned: {next(iter(counts))}"
+    return ", planned: " + ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
 def _format_speculation(found: Row) -> Iterator[str]:
     length = found["acceptance_length"]
     if length is None:
@@ -129,6 +138,7 @@ def _format_choice(at: int, choice: Row) -> Iterator[str]:
         yield (
             f"  from token {run['from_token']:5}: depth {run['drafted']}{reason}, "
             f"{run['steps']} steps, {run['tokens']} tokens, {run['ms']:.1f} ms"
+            + _format_planned(run["planned"])
         )
     if len(runs) > MOST_RUNS:
         yield f"  and {len(runs) - MOST_RUNS} more changes of depth (--json shows them)"

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from eaglegate.engine.events import Ending, Finish, RequestFacts, RequestTimes, Usage
+from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.types import DecodeStep, Step, UndraftedReason
 from eaglegate.observability import explain
 from eaglegate.observability.explain import ExplanationRing
@@ -143,6 +144,21 @@ def test_depths_are_told_with_their_reasons(traffic: Traffic) -> None:
         "verify_steps": 3, "drafted": 7, "accepted": 3, "rejected": 4,
         "acceptance_length": 2.0, "fallback_ratio": row["speculation"]["fallback_ratio"],
     }  # fmt: skip
+
+
+def test_the_planners_reasons_are_counted_by_run(traffic: Traffic) -> None:
+    cost, probe = (
+        (0.1, Step((1, 1), (DecodeStep(depth, 1, 2, planned=reason),)))
+        for depth, reason in ((1, DepthReason.COST), (2, DepthReason.PROBE))
+    )
+    more = (0.1, Step((1, 1), (DecodeStep(1, 1, 2, planned=DepthReason.BOUND),)))
+    row = traffic.explain(traffic.answer([STEPS[0], cost, cost, more, probe, STEPS[3]]))
+    (choice,) = row["choices"]
+    assert choice["planned"] == {"cost": 2, "probe": 1, "bound": 1}
+    assert [run["planned"] for run in choice["runs"]] == [{"cost": 2, "bound": 1}, {"probe": 1}, {}]
+    text = "\n".join(format_explanation(row))
+    assert "depth 1, 3 steps, 6 tokens, 300.0 ms, planned: cost 2, bound 1" in text
+    assert "depth 2, 1 steps, 2 tokens, 100.0 ms, planned: probe" in text
 
 
 def test_the_time_until_an_answer_goes_on_is_recovery(traffic: Traffic) -> None:

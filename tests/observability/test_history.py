@@ -42,7 +42,7 @@ class Day:
         self.telemetry = Telemetry(
             GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), lambda: self.now
         )
-        self.telemetry.history._wall = lambda: self.now
+        self.telemetry.history.set_wall_clock(lambda: self.now)
         self.ring = ExplanationRing(lambda: self.now)
         self.telemetry.keep_explanations(self.ring)
         self.num = 0

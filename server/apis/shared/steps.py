@@ -48,6 +48,8 @@ class StepWriter:
         }
         if account is not None and account.undrafted is not None:
             out["reason"] = account.undrafted
+        if account is not None and account.planned is not None:
+            out["planned"] = account.planned
         return out
 
     def _write_rejected(self, step: TracedStep, position: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from eaglegate.engine.speculation.methods import AT_K, METHODS, Runner
+from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.types import DecodeStep, UndraftedReason
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.graphs import choose_depths, declare_depths
@@ -165,6 +166,18 @@ def test_accounts_of_traced_requests_alone_carry_their_drafts() -> None:
     assert all(token >= 100 for drafts in world.drafts["traced"] for token in drafts)
     assert "other" not in world.drafts
     assert world.scheduler._traced == set()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_steps_of_planned_requests_carry_the_planners_reason(asynchronous: bool) -> None:
+    world = Pretence(asynchronous)
+    world.scheduler.set_planning("random")
+    world.add("planned")
+    world.add("asked", 2)
+    world.run()
+    assert {step.planned for step in world.steps["planned"][1:-2]} == {DepthReason.PROBE}
+    assert {step.planned for step in world.steps["asked"]} == {None}
+    assert {step.undrafted for step in world.steps["planned"]} <= {None, *UndraftedReason}
 
 
 def test_asynchronous_scheduling_does_not_know_the_drafts() -> None:

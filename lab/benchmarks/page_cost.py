@@ -1,0 +1,110 @@
+"""CPU time that an open page costs the server: its polls, with every list full and a full day.
+
+    python -m eaglegate.lab.benchmarks.page_cost
+
+No engine and no socket: the routes' own work, JSON included, in this process, by
+``time.process_time``. HTTP adds what ``GET /health`` costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from statistics import median
+from typing import Any
+
+import httpx
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+
+from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.types import (
+    DecodeStep,
+    EngineInfo,
+    EngineRequest,
+    Sampling,
+    SpeculationInfo,
+    Step,
+)
+from eaglegate.observability.explain import ExplanationRing
+from eaglegate.observability.history import SLOT_S, SLOTS
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.pages import make_routes
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.text.events import ContentDelta
+
+POLLS = {
+    "/debug/speculation": 2.0,
+    "/debug/requests": 2.0,
+    "/debug/history": 20.0,
+    "/debug/alerts": 20.0,
+}
+"""Paths, and the seconds between two polls of the page."""
+WORKLOADS = ("chat", "tools", "structured", "reasoning")
+ROUNDS = 50
+
+
+def fill_day(telemetry: Telemetry, clock: list[float]) -> None:
+    """Two requests of each workload in every slot of a day, twelve templates among them."""
+    info = EngineInfo("m", 4096, 2048, SpeculationInfo("eagle3.1", 3, "draft", "K = 3"))
+    telemetry.record_engine_start("default", info, 12.0)
+    for slot in range(SLOTS):
+        clock[0] = slot * SLOT_S
+        for at in range(2 * len(WORKLOADS)):
+            answer(telemetry, clock, f"r{slot}-{at}", WORKLOADS[at % 4], f"t{(slot + at) % 12}")
+        telemetry.settle()
+
+
+def answer(
+    telemetry: Telemetry, clock: list[float], name: str, workload: str, template: str
+) -> None:
+    """One request of 30 verify steps."""
+    facts = RequestFacts(
+        name, "chat", "m", "default", workload, template, True, 700, (name,), clock[0], clock[0]
+    )
+    observation = telemetry.begin(facts)
+    sequence, _ = telemetry.open_sequence(EngineRequest(name, (1,), Sampling(max_tokens=99)), "m")
+    tell = observation.choice(name)
+    for at in range(31):
+        clock[0] += 0.01
+        account = (DecodeStep(3, at % 4, at % 4 + 1),) if at else ()
+        sequence.add_step(Step((1,) * (at % 4 + 1 if at else 1), account))
+        tell(ContentDelta("x"))
+    tell(Finish("stop", Usage(prompt=700, completion=sequence.tokens)))
+    observation.end(Ending.COMPLETED)
+
+
+async def measure(app: Any) -> dict[str, float]:
+    """Median CPU milliseconds of one poll by path, less those of an unknown path."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        found = {}
+        for path in ("/unknown", *POLLS):
+            times = []
+            for _ in range(ROUNDS):
+                began = time.process_time()
+                await client.get(path)
+                times.append(1000 * (time.process_time() - began))
+            found[path] = median(times)
+    base = found.pop("/unknown")
+    return {path: max(0.0, ms - base) for path, ms in found.items()}
+
+
+def main() -> None:
+    clock = [0.0]
+    telemetry = Telemetry(
+        GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), lambda: clock[0]
+    )
+    telemetry.history.set_wall_clock(lambda: clock[0])
+    ring = ExplanationRing()
+    telemetry.keep_explanations(ring)
+    fill_day(telemetry, clock)
+    found = asyncio.run(measure(Starlette(routes=make_routes(telemetry, ring))))
+    share = sum(found[path] / 1000 / seconds for path, seconds in POLLS.items())
+    for path, ms in found.items():
+        print(f"{path:20} {ms:6.2f} ms every {POLLS[path]:g} s")
+    print(f"{share:.2%} of one core")
+
+
+if __name__ == "__main__":
+    main()
