@@ -85,8 +85,12 @@ def explain_failure(error: CallFailed) -> str:
 
 
 def format_json(reading: GatewayReading) -> str:
-    metrics = [[*sample] for sample in reading.metrics.samples]
-    found = {"speculation": reading.speculation, "requests": reading.requests, "metrics": metrics}
+    found = {
+        "speculation": reading.speculation,
+        "requests": reading.requests,
+        "alerts": reading.alerts,
+        "metrics": [[*sample] for sample in reading.metrics.samples],
+    }
     return json.dumps(found, indent=2)
 
 

@@ -171,6 +171,7 @@ def list_states(reading: GatewayReading, before: GatewayReading | None = None) -
     if used := metrics.total("memory_bytes"):
         states.append(State("memory", *_describe_memory(reading, used)))
     states += [State("problem", text, BAD) for text in _list_problems(said)]
+    states += [State("alert", *_describe_alert(row)) for row in reading.alerts if row["holds"]]
     return [State(s.name, make_line_harmless(s.text), s.tone) for s in states if s.text]
 
 
@@ -305,6 +306,12 @@ def _list_problems(said: Row) -> Iterator[str]:
             yield f"{worker['name']}: {worker['problem']}"
         for finding in worker["findings"]:
             yield f"{worker['name']}: {finding['text']}"
+
+
+def _describe_alert(alert: Row) -> tuple[str, str]:
+    about = f" ({alert['about']})" if alert["about"] else ""
+    tone = BAD if alert["severity"] in ("page", "critical") else WARN
+    return f"{alert['alert']}: {alert['summary']}{about}", tone
 
 
 def _read_drift(row: Row) -> str:

@@ -61,6 +61,8 @@ class GatewayReading:
     """``GET /debug/speculation``."""
     requests: Mapping[str, Sequence[Row]]
     """``GET /debug/requests``; empty where the gateway keeps no requests."""
+    alerts: Sequence[Row]
+    """``GET /debug/alerts``: every alert, with ``holds``."""
     metrics: MetricsPage
     at: float
     """``time.monotonic()``."""
@@ -78,27 +80,29 @@ class GatewayReader:
         """Everything that the screen shows."""
         return GatewayReading(
             self._get_json("/debug/speculation"),
-            self._get_requests(),
+            self._get_known("/debug/requests") or {},
+            self._get_known("/debug/alerts") or (),
             MetricsPage.parse(self._get("/metrics").decode(errors="replace")),
             time.monotonic(),
         )
 
     def explain(self, name: str) -> Row:
         """The explanation of one request."""
-        return self._get_json(f"/debug/requests/{name}")
+        return dict(self._get_json(f"/debug/requests/{name}"))
 
-    def _get_requests(self) -> Mapping[str, Sequence[Row]]:
+    def _get_known(self, path: str) -> Any:
+        """None where the gateway does not have this path."""
         try:
-            return self._get_json("/debug/requests")
+            return self._get_json(path)
         except CallFailed as error:
             if error.status == 404:
-                return {}
+                return None
             raise
 
-    def _get_json(self, path: str) -> Row:
+    def _get_json(self, path: str) -> Any:
         body = self._get(path)
         try:
-            return dict(json.loads(body))
+            return json.loads(body)
         except ValueError:
             raise CallFailed(f"{self.url}{path} is no JSON: is this a gateway?") from None
 
