@@ -14,6 +14,7 @@ SCHEMA = {
 TOOL = {"name": "weather", "input_schema": {"type": "object"}}
 REFERENCE = {"type": "tool_reference", "name": "weather"}
 IGNORED = "x-eaglegate-ignored-fields"
+CLEARED = {"type": "clear_tool_uses_20250919"}
 
 
 async def ask(lab, *messages, url="/v1/messages", **fields):
@@ -73,6 +74,8 @@ def test_a_tool_runner_goes_on_with_the_whole_conversation(lab, url):
     ("field", "value"),
     [
         ("compaction", {"type": "summarize"}),
+        ("context_management", {"edits": [{"type": "compact_20260112"}]}),
+        ("context_management", {"edits": [CLEARED, {"type": "replace_20270101"}]}),
         ("mcp_servers", [{"type": "url", "name": "a", "url": "https://a.example"}]),
         ("container", {"skills": [{"type": "anthropic", "skill_id": "pdf"}]}),
         ("output_config", {"task_budget": {"type": "tokens", "total": 9}}),
@@ -90,6 +93,22 @@ async def test_what_would_change_the_answer_is_refused(lab, field, value):
     expected = "task_budget" if field == "output_config" else field.rstrip("s")
     assert expected in answer.json["error"]["message"]
     assert "details" not in answer.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "ignored"),
+    [
+        (CLEARED, "context_management"),
+        ({"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}},
+         "context_management"),
+        ({"type": "clear_thinking_20251015", "keep": "all"}, None),
+    ],
+)  # fmt: skip
+async def test_edits_that_clear_are_named_where_they_would_change_the_prompt(lab, edit, ignored):
+    """Claude Code keeps all thinking in every request."""
+    lab.says("Hi.")
+    answer = await ask(lab, context_management={"edits": [edit]})
+    assert (answer.status, answer.headers.get(IGNORED)) == (200, ignored)
 
 
 async def test_counting_counts_what_was_sent(lab):

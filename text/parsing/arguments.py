@@ -90,6 +90,10 @@ def _container(written: str) -> str:
         return ""
 
 
+_ELEMENT = re.compile(r"<(?P<key>[\w.-]{1,64})>\n?(?P<value>.*?)\n?</(?P=key)>", re.DOTALL)
+"""A parameter that a model has written as an element of its name."""
+
+
 class ArgumentsWriter:
     """Writes the arguments of the open call, parameter by parameter.
 
@@ -135,7 +139,7 @@ class ArgumentsWriter:
         if key in self.given:
             self._value = _Repeated(self._calls, self._texts.get(key, []))
             return
-        if self._wraps(key):
+        if self.wraps(key):
             self._value = _Wrapped(self, key)
             return
         self.key(key)
@@ -144,7 +148,7 @@ class ArgumentsWriter:
             self._value = _Said(self._calls, allowed)
         self._texts[key] = self._parts
 
-    def _wraps(self, key: str) -> bool:
+    def wraps(self, key: str) -> bool:
         """Whether all arguments may stand in this one, which the tool does not have."""
         known = self._tool is not None and bool(self.properties)
         return known and not self.given and key in WRAPPERS and key not in self.properties
@@ -193,11 +197,27 @@ class ArgumentsWriter:
         except Ended:
             self.inline("".join(parts))
             raise
+        text = "".join(parts)
+        if self._read_elements(text):
+            return marker
         if marker not in parameters:
-            self.inline("".join(parts))
+            self.inline(text)
         else:
-            self.distrust("".join(parts))
+            self.distrust(text)
         return marker
+
+    def _read_elements(self, text: str) -> bool:
+        """Whether the text is elements that have the names of parameters, which are written."""
+        found = list(_ELEMENT.finditer(text))
+        keys = {element["key"] for element in found}
+        is_whole = not _ELEMENT.sub("", text).strip() and len(keys) == len(found)
+        if not found or not is_whole or not keys <= self.properties.keys():
+            return False
+        for element in found:
+            self.begin(element["key"])
+            self.write(element["value"])
+            self.end()
+        return True
 
     def distrust(self, text: str) -> None:
         """Text where a parameter is expected may be one whose tags are broken."""

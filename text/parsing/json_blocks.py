@@ -172,9 +172,13 @@ class Sections:
         return marker
 
     def read(self, context: Context) -> Subgrammar:
-        """One call: returns the marker that ended it."""
+        """One call: returns the marker that ended it. Models write it as an object at times."""
         header: list[str] = []
         stops = context.lexicon.stops(self.separator, *self.ends)
+        if (yield Next(stops, keep=None)) == "{":
+            ends, write = context.lexicon.stops(*self.ends), context.out.content.write
+            quotes = self._quotes(context)
+            return (yield from JsonCalls(context.calls, ends, write, quotes=quotes).read())
         marker = yield from last_name(stops, header, lambda name: self.begin(context.calls, name))
         written, inline = "".join(header), ""
         if marker != self.separator:  # models forget it

@@ -398,15 +398,17 @@ _ALIKE = 0.8
 class MisspeltEnd:
     """A sink that keeps back a closing tag at the end of the text.
 
-    If nothing else closes the value, and the tag is the value's own but for its spelling, it is no
-    part of the value. ``opening`` is what opens a value; if one that is misspelt follows a closing
-    tag inside the value, the value holds the next one.
+    If nothing else closes the value, and the tag is the value's own but for its spelling, or has
+    the ``name`` of the parameter, it is no part of the value. Another one that nothing in the value
+    opens was meant to close it, perhaps. ``opening`` is what opens a value; if one that is misspelt
+    follows a closing tag inside the value, the value holds the next one.
     """
 
-    __slots__ = ("_held", "_opening", "_parts", "_sink", "_tag")
+    __slots__ = ("_held", "_name", "_opening", "_parts", "_sink", "_tag")
 
-    def __init__(self, tag: str, opening: str, sink: Sink) -> None:
+    def __init__(self, tag: str, opening: str, name: str, sink: Sink) -> None:
         self._tag = tag
+        self._name = name
         self._opening = opening
         self._sink = sink
         self._held = ""
@@ -432,7 +434,13 @@ class MisspeltEnd:
         if not held or (not closed and self._is_own(held)):
             return self._holds_another()
         self._sink(held)
-        return (not closed and FRAGMENT in held) or self._holds_another()
+        if not closed and (FRAGMENT in held or self._is_unopened(held)):
+            return True
+        return self._holds_another()
+
+    def _is_unopened(self, written: str) -> bool:
+        word = written.strip("</> \t\n")
+        return bool(word) and f"<{word}" not in "".join(self._parts)
 
     def _holds_another(self) -> bool:
         """Whether a closing tag in the text has no opening, and a misspelt one follows it."""
@@ -452,7 +460,7 @@ class MisspeltEnd:
 
     def _is_own(self, written: str) -> bool:
         one, other = (tag.strip("</> \t\n" + FRAGMENT) for tag in (written, self._tag))
-        return SequenceMatcher(None, one, other).ratio() >= _ALIKE
+        return one == self._name or SequenceMatcher(None, one, other).ratio() >= _ALIKE
 
 
 class LeadingBreak:

@@ -292,7 +292,8 @@ class _Call:
             return DONE
         with ArgumentsWriter(calls) as arguments:
             marker = yield from self._parameters(arguments)
-        calls.close(spoiled=marker == FORCED)
+        is_open = arguments.is_empty and marker in self._tags.section_ends
+        calls.close(marker == FORCED, is_fragile=is_open)
         return marker
 
     def _header(
@@ -331,13 +332,14 @@ class _Call:
                 return FORCED
             if marker == DONE or marker.endswith(tags.parameter_end):
                 marker = yield Until(stops, arguments.distrust)
-        if marker == tags.call or (marker != tags.call_end and arguments.is_empty):
+        is_over = marker in (tags.call_end, *tags.section_ends)
+        if marker == tags.call or (arguments.is_empty and not is_over):
             self._context.calls.spoil()
         return DONE if marker in (tags.call_end, *tags.strays) else marker
 
     def _read_value(self, name: str, arguments: ArgumentsWriter) -> Subgrammar:
         tags = self._tags
-        end = MisspeltEnd(tags.parameter_end, tags.parameter, self._framed(arguments))
+        end = MisspeltEnd(tags.parameter_end, tags.parameter, name, self._framed(arguments))
         try:
             marker = yield self._value(end.write, arguments)
         except Ended:

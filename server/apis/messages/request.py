@@ -142,6 +142,15 @@ class Container(OpenModel):
     skills: Many[dict[str, Any]] | None = None
 
 
+class ContextEdit(OpenModel):
+    type: str
+    keep: Any = None
+
+
+class ContextManagement(OpenModel):
+    edits: Many[ContextEdit] | None = None
+
+
 class CountTokensRequest(RequestModel):
     """The fields that determine the prompt."""
 
@@ -176,7 +185,7 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, Field(ge=-1)] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
-    context_management: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
     diagnostics: dict[str, Any] | None = None
     inference_geo: str | None = None
     container: str | Container | None = None

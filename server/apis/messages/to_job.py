@@ -57,6 +57,7 @@ def make_messages_job(
     talk = make_conversation(request, policy, served)
     param, wanted = _read_format(request)
     _check_container(request)
+    _check_edits(request)
     job = make_job(
         request,
         served,
@@ -104,6 +105,25 @@ def _check_container(request: MessagesRequest) -> None:
         )
     if container is not None:
         ignore("container")
+
+
+def _check_edits(request: MessagesRequest) -> None:
+    """Edits that clear something leave the model with more than it needs; a compaction replaces
+    the conversation by a summary, which the client then continues.
+    """
+    given = request.context_management
+    for at, edit in enumerate((given and given.edits) or ()):
+        if not edit.type.startswith("clear_"):
+            path = f"context_management.edits[{at}]"
+            raise InvalidRequest(
+                f"{path!r} of type {edit.type!r} is not supported: this gateway summarizes no "
+                "conversations. Leave it out, and send a summary of your own when the conversation "
+                "is too long.",
+                param=path,
+                code="unsupported_parameter",
+            )
+        if edit.type.startswith("clear_tool_uses") or edit.keep != "all":
+            ignore("context_management")
 
 
 def _affinity(request: MessagesRequest) -> str | None:

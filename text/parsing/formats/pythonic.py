@@ -164,6 +164,9 @@ class Pythonic:
             context.calls.repair(Repair.REPEATED_PARAMETER)
             yield Literal(context.calls.keep_raw, stops.tokens, context.calls.names)
             return
+        if arguments.wraps(key):
+            yield from self._wrapped(key, arguments, context, stops)
+            return
         arguments.key(key)
         allowed = arguments.allowed(key)
         if "string" in allowed or not self.quoted:
@@ -180,6 +183,19 @@ class Pythonic:
             context.calls.write("".join(parts))
             raise
         context.calls.write(_unquote("".join(parts), allowed))
+
+    def _wrapped(
+        self, key: str, arguments: ArgumentsWriter, context: Context, stops: Stops
+    ) -> Grammar:
+        """All arguments in a dictionary under a key that the tool does not have."""
+        parts: list[str] = []
+        try:
+            yield Literal(parts.append, stops.tokens, context.calls.names)
+        except Ended:
+            arguments.key(key)
+            context.calls.write("".join(parts))
+            raise
+        arguments.unwrap(key, "".join(parts))
 
 
 def _fenced_head(context: Context) -> Follow:

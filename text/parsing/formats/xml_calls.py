@@ -110,6 +110,7 @@ _V32 = Tags(
         ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
         ("<｜DSML｜toolcalls>", "</｜DSML｜toolcalls>"),
         ("<｜DSML｜tool_call>", "</｜DSML｜tool_call>"),
+        ("<｜DSML｜calls>", "</｜DSML｜calls>"),
     ),
 )
 _V4 = replace(
@@ -120,6 +121,7 @@ _V4 = replace(
         ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
         ("<｜DSML｜toolcalls>", "</｜DSML｜toolcalls>"),
         ("<｜DSML｜tool_call>", "</｜DSML｜tool_call>"),
+        ("<｜DSML｜calls>", "</｜DSML｜calls>"),
     ),
 )
 _V41 = Tags(
