@@ -8,10 +8,13 @@ since ``12`` is not known to be a number before that.
 from __future__ import annotations
 
 import ast
+import io
 import json
 import math
 import re
+import tokenize
 from collections.abc import Mapping
+from itertools import pairwise
 from json.encoder import encode_basestring
 from typing import Any, Self
 
@@ -85,6 +88,8 @@ def _container(written: str) -> str:
         pass
     try:
         value = ast.literal_eval(written)
+        if _joins_strings(written):
+            return ""
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return ""
@@ -92,6 +97,16 @@ def _container(written: str) -> str:
 
 _ELEMENT = re.compile(r"<(?P<key>[\w.-]{1,64})>\n?(?P<value>.*?)\n?</(?P=key)>", re.DOTALL)
 """A parameter that a model has written as an element of its name."""
+
+
+def _joins_strings(written: str) -> bool:
+    """Whether two strings stand side by side, which Python joins: a comma is missing."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(written).readline))
+    except (tokenize.TokenError, SyntaxError):
+        return False
+    kinds = [token.type for token in tokens if token.type != tokenize.NL]
+    return any(pair == (tokenize.STRING, tokenize.STRING) for pair in pairwise(kinds))
 
 
 class ArgumentsWriter:

@@ -376,7 +376,8 @@ class Calls:
         if not self._muted:
             written = self._out.spell("".join(self._raw)) if self._repairs else None
             end = ToolCallEnd(self.num - 1, outcome, tuple(self._repairs), written)
-            fragile = self._is_fragile or Repair.MISSING_BRACKET in self._repairs
+            closed = {Repair.MISSING_BRACKET, Repair.TRAILING_COMMA}.intersection(self._repairs)
+            fragile = self._is_fragile or bool(closed)
             self._out.hold(end, fragile)
 
     def doubt(self) -> None:

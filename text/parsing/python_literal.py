@@ -179,7 +179,7 @@ class Literal:
         self._quote = "" if ends else quote
         if ends and self._inner:
             self.is_doubtful |= self._holds_argument()
-        elif not ends and self._keys and not self._closers:
+        elif not ends and self._keys:
             self._inner.append(_INNER)
         out.append('"' if ends else encode_basestring(text[at])[1:-1])
         return at + (len(quote) if ends else 1)
@@ -188,7 +188,8 @@ class Literal:
         """Whether the next argument is in the string, for a damage between the two."""
         keys = "|".join(map(re.escape, self._keys))
         text, self._inner = "".join(self._inner), []
-        return re.search(rf"{_INNER}[^{_INNER}]{{0,80}}\b(?:{keys})\W{{0,3}}=", text) is not None
+        near = rf"{_INNER}[^{_INNER}]{{0,80}}\b(?:{keys})(?:\W{{0,3}}|</?[\w|]{{1,40}}>)="
+        return re.search(near, text) is not None
 
     def _outside(self, text: str, at: int, more: bool, out: list[str]) -> int:
         char = text[at]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from eaglegate.text.parsing.arguments import ArgumentsWriter
 from eaglegate.text.parsing.json_calls import JsonCalls
 from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow, Lexicon, Stops, match_beginnings
-from eaglegate.text.parsing.message import Context, Skipping, ToolFormat, last_name, opens
+from eaglegate.text.parsing.message import Ahead, Context, Skipping, ToolFormat, last_name, opens
 from eaglegate.text.parsing.output import Framed
 from eaglegate.text.parsing.reader import (
     DONE,
@@ -179,6 +179,8 @@ class Tags:
             yield from self.read(context)
         if FRAGMENT in self.section:
             yield Skipping(*self._tails)
+        if self.section and (yield Ahead({self.parameter: None}, lexicon.stops())) == Ahead.YES:
+            context.calls.doubt()
 
     def read(self, context: Context, marker: str = "") -> Subgrammar:
         """A section from behind its opening tag, or ``marker`` in it: the marker that ended it."""
@@ -195,7 +197,9 @@ class Tags:
             marker = yield from self._json(context)
         while marker not in self.section_ends:
             if marker in calls:
-                marker = yield from _Call(calls[marker], context, known, parameters).read(is_broken)
+                one = _Call(calls[marker], context, known, parameters)
+                marker = yield from one.read(is_broken)
+                is_broken |= one.is_broken
             else:
                 if marker in parameters or marker == self.parameter_end:
                     context.calls.doubt()
@@ -272,6 +276,10 @@ class _Call:
         self._context = context
         self._known = known
         self._outer = tags.outer
+        self.is_broken = False
+        """Whether a value may go on behind its end."""
+        self._behind: list[str] = []
+        """Text behind a parameter."""
 
     def read(self, is_broken: bool = False) -> Subgrammar:
         """Returns the marker that ended it, DONE if that was its own closing tag.
@@ -292,8 +300,7 @@ class _Call:
             return DONE
         with ArgumentsWriter(calls) as arguments:
             marker = yield from self._parameters(arguments)
-        is_open = arguments.is_empty and marker in self._tags.section_ends
-        calls.close(marker == FORCED, is_fragile=is_open)
+        calls.close(spoiled=marker == FORCED)
         return marker
 
     def _header(
@@ -331,11 +338,16 @@ class _Call:
             if marker == FORCED:
                 return FORCED
             if marker == DONE or marker.endswith(tags.parameter_end):
-                marker = yield Until(stops, arguments.distrust)
-        is_over = marker in (tags.call_end, *tags.section_ends)
-        if marker == tags.call or (arguments.is_empty and not is_over):
+                self._behind.clear()
+                marker = yield Until(stops, partial(self._distrust, arguments))
+                self.is_broken |= tags.parameter_end in "".join(self._behind)
+        if marker == tags.call or (marker != tags.call_end and arguments.is_empty):
             self._context.calls.spoil()
         return DONE if marker in (tags.call_end, *tags.strays) else marker
+
+    def _distrust(self, arguments: ArgumentsWriter, text: str) -> None:
+        self._behind.append(text)
+        arguments.distrust(text)
 
     def _read_value(self, name: str, arguments: ArgumentsWriter) -> Subgrammar:
         tags = self._tags

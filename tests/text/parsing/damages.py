@@ -92,14 +92,16 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _spell(value: Any) -> Iterator[str]:
     """A value as any format writes it."""
-    yield from [json.dumps(value, ensure_ascii=False).strip('"'), str(value)]
+    written = json.dumps(value, ensure_ascii=False)
+    yield from (written[1:-1] if isinstance(value, str) else written, str(value))
     if isinstance(value, str):
-        quoted = value.replace("\\", "\\\\").replace("\n", "\\n").replace("'", "\\'")
-        yield from (json.dumps(value, ensure_ascii=False)[1:-1], quoted)
+        yield value.replace("\\", "\\\\").replace("\n", "\\n").replace("'", "\\'")
 
 
 def _find(written: str, output: str, at: int) -> tuple[int, int] | None:
-    place = output.find(written, at)
+    """The first place where no letters surround it, or else the first."""
+    whole = re.compile(rf"(?<![\w-]){re.escape(written)}(?![\w-])").search(output, at)
+    place = whole.start() if whole else output.find(written, at)
     return (place, place + len(written)) if place >= 0 else None
 
 

@@ -130,3 +130,42 @@ def test_prompts_in_code_that_vllm_ships(place: str) -> None:
     entry = Entry("shipped", [_tool(name) for name in NAMES], calls)
     tally = measure_template(open_template(place), [entry] * 8, place)
     assert (tally.right, tally.ordinary, tally.depends, tally.refused) == (48, 48, 0, 0)
+
+
+LISTED = {"type": "object", "properties": {"items": {"type": "array"}, "city": STRING}}
+BROKEN = {
+    "gemma4-item": '⟪<|tool_call>⟫call:place{items:[⟪<|"|>⟫a⟪<|"|>⟫:],city:⟪<|"|>⟫Oslo⟪<|"|>⟫}'
+    "⟪<tool_call|>⟫",
+    "lfm2-bracket": '⟪<|tool_call_start|>⟫[place(items=["a"(], city=["Oslo"])]⟪<|tool_call_end|>⟫',
+    "minimax_m3-item": "⟪M⟫<tool_call>\n⟪M⟫<invoke name='place'>\n⟪M⟫<items>⟪M⟫<item>a"
+    "⟪M⟫</item>b⟪M⟫<item>c⟪M⟫</item>⟪M⟫</items>\n⟪M⟫</invoke>\n⟪M⟫</tool_call>",
+    "minimax_m3-closing": "⟪M⟫<tool_call>\n⟪M⟫<invoke name='place'>\n⟪M⟫<city>Oslo"
+    "⟪M⟫</city></item>\n⟪M⟫</invoke>\n⟪M⟫<invoke name='place'>\n⟪M⟫<city>Rome⟪M⟫</city>\n"
+    "⟪M⟫</invoke>\n⟪M⟫</tool_call>",
+    "minimax_m3-section": "⟪M⟫<tool_call>\n⟪M⟫<invoke name='place'>\n⟪M⟫<city>Oslo⟪M⟫</city>\n"
+    "⟪M⟫</tool_call><items>a⟪M⟫</items>\n⟪M⟫</invoke>\n⟪M⟫</tool_call>",
+    "minimax_m3-call": "⟪M⟫<tool_call>\n⟪M⟫<invoke name='place'>\n⟪M⟫<city>Oslo⟪M⟫</city>\n"
+    "⟪M⟫</invoke><items>a⟪M⟫</items>\n⟪M⟫</invoke>\n⟪M⟫</tool_call>",
+    "mistral-brace": '⟪[TOOL_CALLS]⟫place⟪[ARGS]⟫{"city": "Oslo", }"items": ["a"]}',
+    "muse_glimmer-comma": "⟪<|start|>⟫assistant to=place⟪<|message|>⟫<atem:function_calls>\n"
+    '<atem:invoke name="place">\n<atem:parameter name="items">["a" "b"]</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls>⟪<|eom|>⟫",
+    "olmo3-tag": '<function_calls>place(city="Oslo", items</function_calls>=["a"], city="b")'
+    "</function_calls>",
+    "solar_open2-token": "⟪<|tool_call:start|>⟫place\n⟪<|tool_arg:start|>⟫city"
+    "⟪<|tool_arg:value|>⟫Oslo⟪<|tool_arg:end|>⟫⟪<|tool_arg:start|>⟫itemsa⟪<|tool_arg:end|>⟫⟪<|tool_call:end|>⟫",
+    "deepseek_v4-section": '<⟪｜DSML｜⟫tool_calls>\n<⟪｜DSML｜⟫invoke name="place">\n'
+    '<⟪｜DSML｜⟫parameter name="city" string="true">Oslo</⟪｜DSML｜⟫parameter>\n'
+    '</⟪｜DSML｜⟫tool_calls><⟪｜DSML｜⟫parameter name="items" string="false">["a"]'
+    "</⟪｜DSML｜⟫parameter>\n</⟪｜DSML｜⟫invoke>\n</⟪｜DSML｜⟫tool_calls>",
+}
+"""A piece too many or too few, by the format and what is wrong."""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_damaged_call_is_never_valid(name: str) -> None:
+    output = BROKEN[name].replace("⟪M⟫", "⟪]<]minimax[>[⟫")
+    case = Damage(name, name.partition("-")[0], output, tools={"place": LISTED})
+    for answer in read_all(case):
+        assert answer.calls
+        assert "valid" not in [call.outcome for call in answer.calls]

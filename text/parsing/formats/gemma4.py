@@ -86,6 +86,8 @@ class BareKeys:
         if not calls.open:
             if "".join(header).strip():
                 calls.doubt()
+            if marker == self.call_end:
+                context.out.content.write("".join(header))
             return marker
         members = Members(calls, in_parentheses=marker == "(")
         if marker in ("{", "("):
@@ -352,6 +354,8 @@ class Members:
             self._close(char)
         elif not char.isspace():
             self._expect_member()
+            if self._takes == self._take_value and char not in _CLOSES:
+                self._calls.spoil()
             self._takes(char)
 
     def _expect_member(self) -> None:

@@ -33,7 +33,7 @@ from eaglegate.text.parsing.message import Ahead, CallFrame, Context, ToolFormat
 from eaglegate.text.parsing.output import Calls, Framed
 from eaglegate.text.parsing.reader import Grammar, Next, Subgrammar, Until, Want, ignore
 from eaglegate.text.parsing.schemas import ALIASES, TYPES
-from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged, has_own_tags
+from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged, has_own_tags, holds_next
 
 _NAME = re.compile(r"""[^\s"'{}<>()\[\]]+""")
 """Name of a function. Any other text behind the opening tag is no call, and stays content."""
@@ -178,7 +178,8 @@ class KeyValues:
                 text = arguments.text
                 left = tuple(filter(None, (self.value, self.key_end + self.value, self.kind_end)))
                 doubled = text.replace("\n", "").startswith(left)
-                if doubled or has_own_tags(text, self.value, self.value_end, closed):
+                lacks = bool(self.key) and holds_next(text, self.key, self.value_end)
+                if doubled or lacks or has_own_tags(text, self.value, self.value_end, closed):
                     context.calls.spoil()
                 arguments.end()
             else:

@@ -75,12 +75,20 @@ class Elements:
         if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
             return
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
+
+        def write(text: str) -> None:
+            if text.lstrip().startswith("<"):  # a tag without its token
+                context.calls.doubt()
+            stray.write(text)
+
         tag = "" if wrapped else "<invoke name=" + (yield from self._rest(context))
         while tag != "</tool_call":
             if found := _INVOKE.fullmatch(tag):
                 tag = yield from self._call(found[1], context)
             elif wrapped:
-                tag = yield from self._tag(context, stray.write)
+                if tag and tag != DONE:  # of a parameter, or broken
+                    context.calls.doubt()
+                tag = yield from self._tag(context, write)
             else:
                 yield Skipping(*self._end)
                 return
@@ -108,8 +116,16 @@ class Elements:
                     yield from self._parameter(tag.removeprefix("<"), arguments, context)
                 loose.clear()
                 tag = yield from self._tag(context, loose.append)
-        context.calls.close()
+        context.calls.close(is_fragile=tag != "</invoke")
         return DONE if tag == "</invoke" else tag
+
+    def _swallows_call(self, text: str, opening: str, end: str) -> bool:
+        """Whether a value goes on behind its closing tag and the end of its call."""
+        before, closed, behind = text.partition(end)
+        if not closed or opening in before:
+            return False
+        between, ended, _ = behind.partition(f"{self.token}</invoke>")
+        return bool(ended) and f"{self.token}<invoke " not in between
 
     def _find_next(self, key: str, arguments: ArgumentsWriter) -> Follow:
         """Another tag; behind a few words only one that the call may well go on with."""
@@ -129,7 +145,8 @@ class Elements:
         if arguments.allowed(key) <= STRING or key in arguments.given:
             arguments.begin(key)
             yield Tagged(context.lexicon, closing, arguments.write)
-            if arguments.text.endswith(self.token):
+            text = arguments.text
+            if text.endswith(self.token) or self._swallows_call(text, opening, end):
                 context.calls.spoil()
             arguments.end()
             return
@@ -144,7 +161,7 @@ class Elements:
             raise
         arguments.key(key)
         context.calls.write(written := value.end())
-        if FRAGMENT in written:
+        if FRAGMENT in written or value.is_broken:
             context.calls.spoil()
 
 
@@ -187,6 +204,8 @@ class _Value:
         self._parts: list[str] = []
         self._left = ""
         """Text that may end with the beginning of a tag."""
+        self.is_broken = False
+        """Whether text stands between elements, or one is not closed."""
 
     @property
     def written(self) -> str:
@@ -213,6 +232,7 @@ class _Value:
     def end(self) -> str:
         """The JSON of all of it."""
         self._stack[-1].text.append(self._left)
+        self.is_broken |= len(self._stack) > 1
         while len(self._stack) > 1:
             self._close()
         return self._as_json(self._stack[0], self._stack[0].schema)
@@ -258,6 +278,7 @@ class _Value:
             if empty and allowed & {"array", "object"}:
                 return "[]" if "array" in allowed else "{}"
             return as_json(text, allowed)
+        self.is_broken |= bool(text.strip())
         listed = all(name == "item" for name, _ in element.children)
         if "array" in allowed and (listed or "object" not in allowed):
             item = self._item(schema)
