@@ -105,12 +105,14 @@ class WorkerChange:
         return next(found, None)
 
     async def promote(self) -> None:
-        log.warning("the worker %s is better: change the others as it was changed", self.candidate)
+        log.warning(
+            "worker %s is better: make its change on the other workers, too", self.candidate
+        )
 
     async def roll_back(self) -> None:
         """New requests go to the other workers until an operator releases it."""
         self._fleet.reservations.held.add(self.candidate)
-        log.warning("the worker %s is held: no new request goes to it", self.candidate)
+        log.warning("worker %s is held: it gets no new requests", self.candidate)
 
     async def leave(self) -> None:
         self._policy.trial = None

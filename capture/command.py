@@ -293,7 +293,7 @@ def check_readable(files: Sequence[Path], cipher: MultiFernet | None) -> None:
     if unreadable:
         raise CaptureError(
             f"nothing was deleted, because {len(unreadable)} parts of the capture cannot be read "
-            "and may belong to what is to be deleted:\n  "
+            "and may belong to the requests to delete:\n  "
             + "\n  ".join(unreadable[:MOST_NAMED])
             + "\nGive all keys with --key-file, the retired ones too, or delete these parts as "
             "well with --unreadable."

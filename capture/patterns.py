@@ -53,11 +53,11 @@ class Pattern:
 def compile_pattern(source: str) -> Pattern:
     """Raises ValueError for a pattern that RE2 does not take, or that matches everywhere."""
     if _BOUNDARY.search(source):
-        raise ValueError(rf"'{source}': \b and \B know the letters of ASCII alone: leave them out")
+        raise ValueError(rf"'{source}': \b and \B know only ASCII letters: leave them out")
     anchored = _compile(source, "".join(_translate(source)))
     free = _compile(source, "".join(_translate(source, anchors=False)))
     if free.search(b""):
-        raise ValueError(f"'{source}' matches the empty text, which is everywhere")
+        raise ValueError(f"'{source}' matches the empty string, which is everywhere")
     return Pattern(anchored, free)
 
 
@@ -68,7 +68,9 @@ def _compile(source: str, translated: str) -> Any:
         return re2.compile(translated, options)
     except re2.error as error:
         why = error.args[0].decode("utf-8", "replace")
-        raise ValueError(f"'{source}' is not a regular expression that RE2 takes: {why}") from None
+        raise ValueError(
+            f"'{source}' is not a regular expression that RE2 accepts: {why}"
+        ) from None
 
 
 def _translate(source: str, anchors: bool = True) -> Iterator[str]:

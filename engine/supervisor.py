@@ -409,7 +409,7 @@ async def _examine(engine: Engine) -> PostMortem | None:
         async with asyncio.timeout(EXAMINE_S):
             return await engine.post_mortem()
     except Exception:
-        log.exception("the end of the engine could not be examined")
+        log.exception("cause of the engine's exit could not be determined")
         return None
 
 

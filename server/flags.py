@@ -269,7 +269,7 @@ FLAGS = (
         "--ssl-ca-certs alone has every client show a certificate",
         harmless=("0",),
     ),
-    refuse("middleware", "the gateway loads no code of others", harmless=("",)),
+    refuse("middleware", "the gateway loads no third-party code", harmless=("",)),
     ignore("enable_request_id_headers", "every answer has x-request-id", SWITCH),
     ignore("disable_fastapi_docs", NO_PAGES, SWITCH),
     ignore("enable_offline_docs", NO_PAGES, SWITCH),

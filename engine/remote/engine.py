@@ -200,7 +200,7 @@ class AnswerAssembler:
     def _read_tokens(self, answered: Any) -> tuple[int, ...]:
         """The tokens of one chunk, within the vocabulary and the requested number."""
         if self._last is not None:
-            raise WorkerProtocolError("a token came behind the last one")
+            raise WorkerProtocolError("a token came after the last one")
         token_ids = read_integers(answered, "token_ids", 0, self._vocab_size, self._left)
         self._left -= len(token_ids)
         if token_ids:

@@ -213,7 +213,9 @@ def _read_count(value: str) -> int:
     try:
         return int(float(value))
     except (ValueError, OverflowError):
-        raise WorkerProtocolError(f"a counter of the worker is {value}") from None
+        raise WorkerProtocolError(
+            f"a counter of the worker is not a finite number: {value}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def read_prompt_logprobs(
 
 def _read_prompt_position(token: int, body: Mapping[str, Any], top: int) -> PositionLogprobs:
     if len(body) > MOST_ALTERNATIVES or str(token) not in body:
-        raise WorkerProtocolError("a prompt logprob lacks its token, or has too many others")
+        raise WorkerProtocolError("a prompt logprob lacks its token, or has too many alternatives")
     entries = {
         id_: _read_logprob(
             {**read_object(entry, "a prompt logprob"), "token_id": _read_token_id(id_)}
@@ -111,7 +111,7 @@ def _read_prompt_position(token: int, body: Mapping[str, Any], top: int) -> Posi
 
 def _read_token_id(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise WorkerProtocolError("a prompt logprob is named by something that is no token id")
+        raise WorkerProtocolError("a key of prompt_logprobs is not a token id")
     return int(text)
 
 

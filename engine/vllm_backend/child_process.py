@@ -230,7 +230,7 @@ class EnginePreload:
         now = select_read_at_load(os.environ)
         changed = sorted({name for name, _ in self._variables.items() ^ now.items()})
         if changed:
-            log.debug("an engine process is spawned: %s changed", ", ".join(changed))
+            log.debug("engine process spawned instead of forked: %s changed", ", ".join(changed))
         return not (changed or self._closed) and spawn.get_executable() == self._executable
 
 

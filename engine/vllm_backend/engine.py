@@ -331,7 +331,7 @@ class VllmEngine:
         try:
             self._flight = record = FlightRecord()
         except OSError as error:
-            log.warning("which requests run when the engine dies is not recorded: %s", error)
+            log.warning("running requests cannot be recorded for an engine loss: %s", error)
             yield
             return
         try:

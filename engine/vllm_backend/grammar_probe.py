@@ -127,7 +127,9 @@ class GrammarProbe:
         try:
             child = await self._ensure_child()
         except TimeoutError:
-            raise EngineFailed("There was no time to try out what the answer must match.") from None
+            raise EngineFailed(
+                "The grammar of the answer could not be tried out in time."
+            ) from None
         if child is None:
             return (
                 "The schema, pattern or grammar of the answer cannot be tried out: the grammar "

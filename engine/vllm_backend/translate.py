@@ -191,8 +191,8 @@ def convert_intake_error(error: Exception, request_id: str) -> EngineError:
     converted = convert_error(error)
     if type(converted) is EngineFailed:
         kind = type(error).__name__
-        log.warning("vLLM does not take request %s (%s)", request_id, kind)
-        return RequestRejected(f"The engine does not take this request ({kind}).")
+        log.warning("vLLM rejected request %s (%s)", request_id, kind)
+        return RequestRejected(f"The engine rejected this request ({kind}).")
     return converted
 
 

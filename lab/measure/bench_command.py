@@ -269,7 +269,7 @@ def choose_settings(
     """Choose the settings to measure, the baseline last. Raises BenchError, ServerError."""
     urls = [url.rstrip("/").removesuffix("/v1") for url in options.url]
     if urls and (flags or options.cost_scaled):
-        raise BenchError("--url measures a server that runs; leave out --cost-scaled and flags")
+        raise BenchError("--url measures a running server; leave out --cost-scaled and flags")
     measured = [Setting(url, url, fields=options.fields) for url in urls]
     if not urls:
         started = _serve_flags(options, flags, depths[-1] if depths else DEMO_DEPTH)
@@ -302,8 +302,9 @@ def read_baseline(text: str, measured: Setting) -> Setting:
     if text == "none":
         if measured.url:
             raise BenchError(
-                "--baseline none needs a server this can start: give a URL that serves without a "
-                "draft, or fields, such as '{\"num_speculative_tokens\": 0}' for an eaglegate"
+                "--baseline none needs a server that this command can start: give a URL "
+                "that serves without a draft, or fields, such as "
+                "'{\"num_speculative_tokens\": 0}' for an eaglegate"
             )
         return Setting("none", flags=drop_speculation(measured.flags), fields=measured.fields)
     if text.startswith("{"):

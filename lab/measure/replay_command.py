@@ -144,7 +144,9 @@ def read_settings(options: argparse.Namespace) -> list[Setting]:
         if text.startswith("{"):
             base = next((known for known in settings if known.url or known.flags), None)
             if base is None:
-                raise BenchError(f"--against '{text}': fields need a server in an --against before")
+                raise BenchError(
+                    f"--against '{text}': fields need an earlier --against with a server"
+                )
             fields = {**options.fields, **json.loads(text)}
             settings.append(Setting(text, base.url, base.flags, fields))
         elif text.startswith(("http://", "https://")):

@@ -89,7 +89,7 @@ def drop_speculation(flags: Sequence[str]) -> tuple[str, ...]:
             kept.append(flag)
     if len(kept) == len(flags):
         raise ServerError(
-            f"--baseline none takes {SPECULATION} away from the flags after --, and they have none"
+            f"--baseline none removes {SPECULATION} from the flags after --, which lack it"
         )
     return tuple(kept)
 

@@ -410,7 +410,7 @@ class Admission:
 
     def _queue_full_error(self, why: str, flow: Flow[AdmissionTicket]) -> TooManyRequests:
         return TooManyRequests(
-            f"Too many requests: {why}. Come back after the time in Retry-After.",
+            f"Too many requests: {why}. Retry after the time in Retry-After.",
             code="queue_full",
             retry_after_s=self._retry_after_s(flow),
         )

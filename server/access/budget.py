@@ -148,8 +148,8 @@ class HeldBytes:
         share = self.most if name is None else int(self.most * SHARE)
         if self.total + num_bytes > self.most or self._of_keys[name] + num_bytes > share:
             raise TooManyRequests(
-                f"Too many bytes of {self.kind} are held: at most {self.most} of all clients and "
-                f"{share} of this one. Come back after the time in Retry-After.",
+                f"Too many bytes of {self.kind} are held: the limit is {self.most} for all "
+                f"clients and {share} for this one. Retry after the time in Retry-After.",
                 code="request_bytes_exceeded",
                 retry_after_s=RETRY_S,
             )

@@ -142,8 +142,8 @@ class KeyQuota:
         wait = bucket.wait_s(needed)
         if wait > 0:
             raise TooManyRequests(
-                f"The API key '{self._name}' may use {bucket.per_minute} {what} per minute; "
-                "they are used up.",
+                f"The API key '{self._name}' has used up its {bucket.per_minute} {what} per "
+                "minute. Retry after the time in Retry-After.",
                 code=code,
                 retry_after_s=wait,
             )

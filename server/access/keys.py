@@ -81,13 +81,14 @@ class KeyRing:
         """Raises Unauthenticated. Takes the same time whichever key it is, if any."""
         if not given:
             raise Unauthenticated(
-                "An API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+                "An API key is required: send it as 'Authorization: Bearer KEY' or "
+                "'x-api-key: KEY'.",
                 code="missing_api_key",
             )
         digest = hash_key(given)
         found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
         if not found:
-            raise Unauthenticated("The API key is not one of this gateway's.")
+            raise Unauthenticated("The API key is invalid: this gateway does not know it.")
         if found[0].expires is not None and found[0].expires <= self.clock():
             raise Unauthenticated("The API key has expired.", code="expired_api_key")
         return found[0]

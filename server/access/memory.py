@@ -110,19 +110,19 @@ class MemoryMonitor:
         over = [used - bound for used, bound in zip(self._used, self._bounds, strict=True)]
         if not self.shedding and any(excess >= 0 for excess in over):
             self.shedding = True
-            log.warning("shedding: %s; new work gets 503", self.summary)
+            log.warning("load shedding started: %s; new requests get 503", self.summary)
         elif self.shedding and all(
             excess < -EASE * source.limit
             for excess, source in zip(over, self._sources, strict=True)
         ):
             self.shedding = False
-            log.warning("shedding is over: %s", self.summary)
+            log.warning("load shedding ended: %s", self.summary)
 
     def check(self, under_way: int) -> None:
         """Raises Unavailable where ``in_flight`` requests have used up what there is."""
         if self.shedding and under_way:
             raise Unavailable(
-                f"This gateway is short of memory: {self.summary}. Come back after the time in "
+                f"This gateway is short of memory: {self.summary}. Retry after the time in "
                 "Retry-After.",
                 code="memory_pressure",
                 retry_after_s=RETRY_S,

@@ -193,5 +193,5 @@ def _run_preflight(
     for remark in found.remarks:
         progress(f"note: {remark}")
     if found.obstacles and settings.preflight:
-        raise EngineStartError("; ".join(found.obstacles) + " (--no-preflight tries all the same)")
+        raise EngineStartError("; ".join(found.obstacles) + " (--no-preflight starts anyway)")
     return found.draft

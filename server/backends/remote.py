@@ -192,7 +192,9 @@ def build_sources(settings: Settings, register: Callable[[str], str]) -> list[Wo
 def _refuse_credentials(name: str) -> str:
     """Raises ValueError."""
     if "@" in name:
-        raise ValueError("a name has no credentials: give --upstream-key for all its workers")
+        raise ValueError(
+            "a DNS name carries no credentials: give --upstream-key for all its workers"
+        )
     return name
 
 

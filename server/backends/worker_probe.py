@@ -119,7 +119,9 @@ class WorkerProbe:
             try:
                 found[kind] = await judge()
             except (EngineError, GatewayError, ValueError) as error:
-                log.info("probe of %s: %s is not judged: %s", visit.name, kind.value, error)
+                log.info(
+                    "probe of worker %s: %s could not be checked: %s", visit.name, kind.value, error
+                )
 
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until), asyncio.TaskGroup() as group:

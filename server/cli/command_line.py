@@ -120,7 +120,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path} cannot be read: {_name_fault(error)}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"--config {path} must hold names and values")
+        raise ConfigError(f"--config {path} must map flags to values")
     return {str(key): value for key, value in content.items()}
 
 
@@ -347,7 +347,7 @@ def read_again(argv: list[str]) -> CommandLine:
     try:
         return read_command_line("serve", argv, lambda _: None)
     except SystemExit:  # argparse has said on standard error what is wrong
-        raise ConfigError("a flag has a value that it cannot have; the log says which") from None
+        raise ConfigError("a flag has an invalid value; the log says which") from None
 
 
 def read_engine_arguments(namespace: argparse.Namespace, depth: str | None = None) -> Arguments:

@@ -191,7 +191,7 @@ def _check_folder(model: str) -> None:
     except InvalidCheckpoint as fault:
         raise ConfigError(
             f"the model cannot be read: {fault.found}; {fault.advice} "
-            "(--no-preflight tries all the same)"
+            "(--no-preflight starts anyway)"
         ) from None
 
 

@@ -217,8 +217,8 @@ def _handle_signals(stop: asyncio.Event, hooks: SignalHandlers) -> Iterator[None
 
 async def _reload(reload: Callable[[], Awaitable[object]]) -> None:
     try:
-        log.warning("settings loaded again: %s", await reload())
+        log.warning("settings reloaded: %s", await reload())
     except ConfigError as error:
-        log.error("settings were not loaded again: %s", error)
+        log.error("settings were not reloaded: %s", error)
     except Exception:
-        log.exception("settings were not loaded again; those in force stay")
+        log.exception("settings were not reloaded; the current ones stay in force")

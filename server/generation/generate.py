@@ -269,7 +269,9 @@ async def _run_choice(
             await steps.aclose()
         finally:
             choice.close()
-    raise GatewayError("The engine ended the request without a reason.", code="engine_silent")
+    raise GatewayError(
+        "The engine ended the request without a finish reason.", code="engine_silent"
+    )
 
 
 class _AnswerEnded(Exception):

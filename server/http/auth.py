@@ -284,7 +284,7 @@ def _limit_duration(receive: Receive, seconds: float) -> Receive:
             async with asyncio.timeout_at(until):
                 message: dict[str, Any] = dict(await receive())
         except TimeoutError:
-            raise RequestTimeout(f"The body did not come in within {seconds:g} s.") from None
+            raise RequestTimeout(f"The body did not arrive within {seconds:g} s.") from None
         whole = not message.get("more_body", False)
         return message
 

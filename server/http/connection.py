@@ -184,7 +184,7 @@ class HttpConnection(HttpToolsProtocol):
     def _time_out(self) -> None:
         self._timer = None
         self._refuse(
-            RequestTimeout(f"The request did not come in within {self._limits.head_s:g} s.")
+            RequestTimeout(f"The request did not arrive within {self._limits.head_s:g} s.")
         )
 
     def _refuse(self, error: GatewayError) -> None:

@@ -278,7 +278,7 @@ class ConnectionLimiter:
         error: OSError,
     ) -> None:
         """Stop accepting for a while where the process or the host is out of files."""
-        log.error("no connection can be accepted: %s", errno.errorcode.get(error.errno or 0, error))
+        log.error("cannot accept connections: %s", errno.errorcode.get(error.errno or 0, error))
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
         accept = partial(self._accept_some, listener, make, context)
@@ -288,7 +288,7 @@ class ConnectionLimiter:
 def _reject(connection: socket.socket, plain: bool) -> None:
     """Say so, where it can be said in plain text, and hang up."""
     error = Unavailable(
-        "This gateway has as many connections as it may have.",
+        "This gateway has reached its limit of connections.",
         code="too_many_connections",
         retry_after_s=1,
     )

@@ -198,7 +198,7 @@ class StreamedResponse(DisconnectAwareResponse):
         except Exception:
             if not stream.begun:
                 raise
-            logger.exception("a stream broke")
+            logger.exception("a stream failed")
             end = self._encoder.fail(GatewayError("The gateway failed; the answer is incomplete."))
         with suppress(ReaderTooSlow):
             await stream.close(end)

@@ -154,8 +154,8 @@ class SqlConversationStore:
         size = connection.execute(wanted).scalar_one()
         if size + (0 if counted else more) > self._limits.owner_bytes:
             raise InvalidRequest(
-                f"With these {more} bytes the conversations of this API key would hold more than "
-                f"{self._limits.owner_bytes}, the most they may hold; delete some.",
+                f"These {more} bytes exceed the limit of {self._limits.owner_bytes} bytes for all "
+                "conversations of this API key. Delete some conversations.",
                 code="too_many_conversations",
             )
 
@@ -163,8 +163,8 @@ class SqlConversationStore:
         wanted = select(func.count()).where(CONVERSATIONS.c.owner == owner)
         if (num := connection.execute(wanted).scalar_one()) >= self._limits.conversations:
             raise InvalidRequest(
-                f"This API key has {num} conversations, the most it may have; delete "
-                "some that are not needed any more.",
+                f"This API key has reached its limit of {num} conversations. Delete "
+                "some that are no longer needed.",
                 code="too_many_conversations",
             )
 

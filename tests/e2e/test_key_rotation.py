@@ -88,7 +88,7 @@ def test_a_broken_file_leaves_the_keys_as_they_are(gateway, keys):
     keys.write_text("keys:\n- name: team\n  sha256: not a hash\n")
     gateway.process.send_signal(signal.SIGHUP)
     deadline = time.monotonic() + 20
-    while "settings were not loaded again" not in (said := log.read_text()):
+    while "settings were not reloaded" not in (said := log.read_text()):
         assert time.monotonic() < deadline, said[-2000:]
         time.sleep(0.05)
     keys.write_text(before)

@@ -64,5 +64,5 @@ def test_new_work_is_refused_while_memory_is_short(tmp_path):
             assert http.get("/ready").status_code == 200
             assert http.post("/v1/chat/completions", json=ASKED).status_code == 200
             assert gateway.metric("eaglegate_requests_refused_total", code="memory_pressure") >= 1
-        assert log.read_text().count("shedding:") == 1
-        assert log.read_text().count("shedding is over") == 1
+        assert log.read_text().count("load shedding started:") == 1
+        assert log.read_text().count("load shedding ended:") == 1

@@ -121,8 +121,8 @@ def test_changes_are_logged_once(lab, tank, caplog):
         fill(lab, tank, level)
     said = [record.message for record in caplog.records]
     assert said == [
-        "shedding: 9.10 of 10.00 GiB used; new work gets 503",
-        "shedding is over: 8.00 of 10.00 GiB used",
+        "load shedding started: 9.10 of 10.00 GiB used; new requests get 503",
+        "load shedding ended: 8.00 of 10.00 GiB used",
     ]
 
 

@@ -158,5 +158,5 @@ async def test_a_reload_that_breaks_is_logged_and_changes_nothing(caplog):
         raise RuntimeError("the disk is gone")
 
     await listener._reload(reload)
-    assert "settings were not loaded again; those in force stay" in caplog.text
+    assert "settings were not reloaded; the current ones stay in force" in caplog.text
     assert "the disk is gone" in caplog.text

@@ -147,7 +147,7 @@ def _find_folder(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(WANTED)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise UnsupportedModel(
-            f"{name} is no folder, and the hub did not give it: {error}"
+            f"{name} is not a folder, and could not be downloaded from the hub: {error}"
         ) from error
 
 

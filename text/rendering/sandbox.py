@@ -75,7 +75,7 @@ class TemplateInput:
     def write(self, template: ChatTemplate) -> str:
         """Raises ValueError where the template raises."""
         if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("a final message to go on with leaves no place for a new one")
+            raise ValueError("continuing the final message leaves no place for a new one")
         talk = convert_messages(self.messages, in_parts=template.content_in_parts)
         if not template.knows_developer:
             talk = merge_developer(talk)

@@ -292,7 +292,7 @@ class ChatTemplate:
         text = self.render(marked, tools, variables, add_generation_prompt=False)
         at = text.rfind(TAG.strip())
         if at < 0:
-            raise ValueError("the template leaves out the final message, so it cannot go on")
+            raise ValueError("the template leaves out the final message, so it cannot be continued")
         kept = text[at : at + len(TAG)] == TAG
         return text[:at] if kept else text[:at].rstrip()
 
@@ -387,7 +387,7 @@ def _mark_end(message: Mapping[str, Any]) -> dict[str, Any]:
         return {**message, "content": content + TAG}
     texts = [at for at, part in enumerate(content or ()) if "text" in part]
     if not texts:
-        raise ValueError("the final message has no text to go on with")
+        raise ValueError("the final message has no text to continue")
     parts = [dict(part) for part in content or ()]
     parts[texts[-1]]["text"] += TAG
     return {**message, "content": parts}

@@ -54,4 +54,6 @@ def _define(definition: Any, path: str) -> MessageTool:
     try:
         return MessageTool.model_validate(definition)
     except ValidationError:
-        raise InvalidRequest(f"'{path}' must be a tool as 'tools' takes it.", param=path) from None
+        raise InvalidRequest(
+            f"'{path}' must be a tool in the form that 'tools' takes.", param=path
+        ) from None

@@ -15,7 +15,7 @@ STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", 
 STATEFUL = ("/v1/responses", "/v1/conversations", "/admin")
 ALWAYS = {
     400: "The request breaks a rule; `param` names the field.",
-    408: "The request did not come in within its time.",
+    408: "The request did not arrive within its time.",
     431: "The path and the headers are too long, or there are too many headers.",
     500: "The gateway or the engine failed.",
 }

@@ -385,7 +385,7 @@ def test_the_baseline_of_a_started_server_has_no_draft():
     assert plan.settings[1].flags == ("my/model", "--port=1")
     assert drop_speculation(["m", f"{SPECULATION}={{}}"]) == ("m",)
     assert drop_speculation(["m", f"{SPECULATION}.model", "d"]) == ("m",)
-    with pytest.raises(ServerError, match="have none"):
+    with pytest.raises(ServerError, match="which lack it"):
         drop_speculation(["m"])
 
 

@@ -368,7 +368,7 @@ def test_answers_have_one_digest():
     ("against", "says"),
     [
         (["something"], "give a URL"),
-        (['{"a": 1}'], "need a server"),
+        (['{"a": 1}'], "need an earlier --against"),
         (["http://a", "http://b", "http://c"], "one .* or two"),
         (["http://127.0.0.1:9"], "does not answer"),
     ],
