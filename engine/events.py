@@ -44,7 +44,7 @@ class TokensDelta(Struct, frozen=True):
 
 
 class StepKind(StrEnum):
-    """How a step made its tokens."""
+    """A step's way to make its tokens."""
 
     PREFILL = "prefill"
     """The first token comes from the prompt's own pass through the target."""

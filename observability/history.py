@@ -56,10 +56,10 @@ class BatchSpeed:
 
 @dataclass(slots=True)
 class Slot:
-    """What happened in one slot."""
+    """Totals of one slot."""
 
     at: int
-    """Its number: Unix time / ``SLOT_S``."""
+    """The slot's number: Unix time / ``SLOT_S``."""
     slices: dict[SliceKey, WindowSums] = field(default_factory=dict)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     """Counts by name: ``ended``, ``refused``, ``tools``, ``recovered``."""
@@ -67,7 +67,7 @@ class Slot:
     """``first`` tokens and those that were ``late``; ``choices`` and those that were ``slow``;
     answers that were ``interrupted``, not by their client."""
     batches: dict[int, BatchSpeed] = field(default_factory=dict)
-    """By batch size."""
+    """Speeds by batch size."""
     queued: int = 0
     """Most requests that waited at once, as far as it was looked at."""
     running: int = 0

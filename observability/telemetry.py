@@ -248,7 +248,7 @@ class Telemetry:
         self._process = read
 
     def read_process(self) -> Mapping[str, float]:
-        """What the gateway's process uses of its limits."""
+        """Return the use that the gateway's process makes of its limits."""
         return self._process()
 
     def read_admission(self) -> AdmissionQueue | None:

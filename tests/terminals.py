@@ -33,7 +33,7 @@ class TerminalProcess:
         os.write(self._end, keys.encode())
 
     def read_until(self, words: str, limit_s: float = 60.0) -> str:
-        """What it wrote from now on to these words, without escape sequences."""
+        """The output from now on to these words, without escape sequences."""
         begun, deadline = len(self.written), time.monotonic() + limit_s
         while words not in (text := ESCAPES.sub("", self.written[begun:])):
             left = deadline - time.monotonic()
@@ -51,7 +51,7 @@ class TerminalProcess:
         self.written += data.decode(errors="replace")
 
     def wait(self, limit_s: float = 30.0) -> int:
-        """Its exit status, once all it wrote is read."""
+        """Read the rest of its output; return its exit status."""
         with suppress(AssertionError):
             self.read_until("\0never\0", limit_s)
         return self.process.wait(limit_s)

@@ -198,7 +198,7 @@ def _count(tokens: Sequence[int], vocabulary: int, device: torch.device) -> torc
 def measure_margins(
     logits: torch.Tensor, chosen: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How much each row prefers its best token to the chosen one, and that best token."""
+    """The margin of each row's best token over the chosen one, and that best token."""
     most, best = logits.max(-1)
     own = logits.gather(1, chosen)[:, 0]
     return torch.where(own == -torch.inf, torch.inf, most - own), best

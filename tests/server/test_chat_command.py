@@ -23,7 +23,7 @@ CALL = {"id": "c1", "function": {"name": "get_weather", "arguments": '{"city"'}}
 
 
 class Script:
-    """What the endpoint answers, one list of chunks a request, and what it was asked."""
+    """The endpoint's answers, one list of chunks a request, and the requests it got."""
 
     def __init__(self) -> None:
         self.url = ""

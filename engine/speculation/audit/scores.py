@@ -17,7 +17,7 @@ GREEDY_BELOW = 1e-5
 
 
 class Choosing(StrEnum):
-    """How an answer's tokens were chosen, which decides how they can be audited."""
+    """The choice of an answer's tokens, which decides how they can be audited."""
 
     GREEDY = "greedy"
     SEEDED = "seeded"

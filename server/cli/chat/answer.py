@@ -122,7 +122,7 @@ class ChatAnswer:
 
 
 def describe_acceptance(answer: ChatAnswer) -> str:
-    """How the draft did, from whichever report there is: vLLM's and ours, llama.cpp's, usage."""
+    """The draft's acceptance, from any report there is: vLLM's and ours, llama.cpp's, usage."""
     report = answer.metrics.get("speculative_decoding") or {}
     if length := report.get("mean_acceptance_length"):
         return (

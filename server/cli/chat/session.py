@@ -42,7 +42,7 @@ class ChatConversation:
 
 
 class ChatOutput:
-    """Where answers and remarks go. On a terminal, text from the endpoint is made harmless."""
+    """Writes answers and remarks. On a terminal, text from the endpoint is made harmless."""
 
     def __init__(self, answers: TextIO, remarks: TextIO, reasoning: bool) -> None:
         self._answers, self._remarks = answers, remarks

@@ -1,4 +1,4 @@
-"""What ``eaglegate top`` shows, as words: figures, states and tables. Knows no terminal.
+"""The texts of ``eaglegate top``: figures, states and tables. Knows no terminal.
 
 Definitions are those of docs/metrics.md. A dash stands where there is no data.
 """
@@ -147,7 +147,7 @@ def _describe_drift(length: float | None, drift: str) -> str:
 
 
 def describe_engines(reading: GatewayReading) -> str:
-    """What is served, in a few words."""
+    """The served models and their engines, in a few words."""
     rows = {
         f"{engine['model']}: {engine['summary']}"
         for engine in reading.speculation["engines"].values()

@@ -63,7 +63,7 @@ class FigureBox(Container):
 
 
 class ExplanationScreen(ModalScreen[None]):
-    """Where the time of one request went."""
+    """The parts of one request's time."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter", "dismiss_screen", "back"),
