@@ -179,8 +179,10 @@ class Tags:
             yield from self.read(context)
         if FRAGMENT in self.section:
             yield Skipping(*self._tails)
-        if self.section and (yield Ahead({self.parameter: None}, lexicon.stops())) == Ahead.YES:
-            context.calls.doubt()
+        if self.section:
+            lost = yield Ahead({self.parameter: None}, lexicon.stops(), lexicon)
+            if lost == Ahead.YES:
+                context.calls.doubt()
 
     def read(self, context: Context, marker: str = "") -> Subgrammar:
         """A section from behind its opening tag, or ``marker`` in it: the marker that ended it."""

@@ -147,6 +147,11 @@ BROKEN = {
     "minimax_m3-call": "⟪M⟫<tool_call>\n⟪M⟫<invoke name='place'>\n⟪M⟫<city>Oslo⟪M⟫</city>\n"
     "⟪M⟫</invoke><items>a⟪M⟫</items>\n⟪M⟫</invoke>\n⟪M⟫</tool_call>",
     "mistral-brace": '⟪[TOOL_CALLS]⟫place⟪[ARGS]⟫{"city": "Oslo", }"items": ["a"]}',
+    "mistral-member": '⟪[TOOL_CALLS]⟫place⟪[ARGS]⟫{"city": "Oslo"}, "items": ["a"]}',
+    "llama4_pythonic-quote": '[place(city="Oslo")", place(items="x")]',
+    "minimax_m3-dot": "⟪M⟫<tool_call>\n⟪M⟫<invoke name='place'>\n⟪M⟫<city>Oslo⟪M⟫.</city>\n"
+    "⟪M⟫</invoke>\n⟪M⟫<invoke name='place'>\n⟪M⟫<city>Rome⟪M⟫</city>\n⟪M⟫</invoke>\n"
+    "⟪M⟫</tool_call>",
     "muse_glimmer-comma": "⟪<|start|>⟫assistant to=place⟪<|message|>⟫<atem:function_calls>\n"
     '<atem:invoke name="place">\n<atem:parameter name="items">["a" "b"]</atem:parameter>\n'
     "</atem:invoke>\n</atem:function_calls>⟪<|eom|>⟫",
@@ -169,3 +174,17 @@ def test_a_damaged_call_is_never_valid(name: str) -> None:
     for answer in read_all(case):
         assert answer.calls
         assert "valid" not in [call.outcome for call in answer.calls]
+
+
+SIDE_BY_SIDE = {
+    "qwen3_coder": "⟪<tool_call>⟫\n<function=ping>\n</function>\n⟪</tool_call>⟫",
+    "minimax_m2": '⟪<minimax:tool_call>⟫\n<invoke name="ping">\n</invoke>\n⟪</minimax:tool_call>⟫',
+    "mistral": "⟪[TOOL_CALLS]⟫ping⟪[ARGS]⟫{}",
+}
+
+
+@pytest.mark.parametrize("parser", SIDE_BY_SIDE)
+def test_no_marker_between_two_sections_is_lost(parser: str) -> None:
+    for answer in read_all(Damage(parser, parser, SIDE_BY_SIDE[parser] * 2)):
+        assert [(call.name, call.outcome) for call in answer.calls] == [("ping", "valid")] * 2
+        assert answer.content == ""

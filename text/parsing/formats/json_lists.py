@@ -69,6 +69,7 @@ from eaglegate.text.parsing.json_blocks import OBJECT, JsonBlock
 from eaglegate.text.parsing.json_calls import JsonCalls
 from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow, Quotes
 from eaglegate.text.parsing.message import (
+    Ahead,
     CallFrame,
     Context,
     ReasoningFormat,
@@ -197,6 +198,8 @@ LLAMA3 = ToolFormat((PYTHON,), _read_llama, leads=("{",), head=_fenced_head)
 LLAMA4 = ToolFormat((PYTHON, "{"), _read_llama_anywhere, head=_fenced_head)
 
 
+_MEMBER: Follow = {",": {'"': None}}
+"""Text behind arguments that belongs into them."""
 _CALL, _ARGUMENTS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_SIGNS = string.ascii_letters + string.digits
 
@@ -214,6 +217,9 @@ def _read_mistral(opener: str, context: Context) -> Grammar:
             ).read()
         elif marker != _CALL:
             marker = yield from _read_named(marker, quotes, context)
+            lexicon = context.lexicon
+            if marker == DONE and (yield Ahead(_MEMBER, lexicon.stops(), lexicon)) == Ahead.YES:
+                context.calls.doubt()
 
 
 def _find_ends(context: Context) -> Mapping[str, Follow]:

@@ -120,11 +120,12 @@ class Elements:
         return DONE if tag == "</invoke" else tag
 
     def _swallows_call(self, text: str, opening: str, end: str) -> bool:
-        """Whether a value goes on behind its closing tag and the end of its call."""
-        before, closed, behind = text.partition(end)
-        if not closed or opening in before:
+        """Whether a value goes on behind its closing tag, whole or broken, and its call's end."""
+        token = re.escape(self.token)
+        found = re.search(rf"{re.escape(end)}|{token}(?!<)", text)
+        if found is None or opening in text[: found.start()]:
             return False
-        between, ended, _ = behind.partition(f"{self.token}</invoke>")
+        between, ended, _ = text[found.end() :].partition(f"{self.token}</invoke>")
         return bool(ended) and f"{self.token}<invoke " not in between
 
     def _find_next(self, key: str, arguments: ArgumentsWriter) -> Follow:
