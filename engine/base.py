@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from eaglegate.engine.speculation.audit.scores import AnswerScores
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.policy import EngineLoss, PostMortem
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, Step
@@ -168,6 +169,20 @@ class SwapsDrafts(Protocol):
         """Load the draft in ``path`` in place of ``running``; returns the seconds of the pause.
 
         Raises EngineError; then ``running`` still serves, or the engine is lost.
+        """
+        ...
+
+
+@runtime_checkable
+class ScoresAnswers(Protocol):
+    """An engine that can score an answer with the target alone."""
+
+    async def score(
+        self, request: EngineRequest, answer: Sequence[int], dtype: str
+    ) -> AnswerScores:
+        """Score the tokens of an answer to ``request``, without a draft and without cached blocks.
+
+        Raises EngineError.
         """
         ...
 

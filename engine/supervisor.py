@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from eaglegate.engine.base import (
     AppliedDepth,
     Engine,
+    ScoresAnswers,
     SupportsDepth,
     SupportsKilled,
     SupportsPlanning,
@@ -25,6 +26,7 @@ from eaglegate.engine.base import (
     SwapsDrafts,
 )
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
+from eaglegate.engine.speculation.audit.scores import AnswerScores
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.policy import (
     LossCause,
@@ -45,7 +47,7 @@ from eaglegate.engine.supervision.pool import (
     close_engine,
 )
 from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
-from eaglegate.engine.types import EngineInfo, Health
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health
 
 log = logging.getLogger(__name__)
 
@@ -201,6 +203,17 @@ class SupervisedEngine(EnginePool):
         if held:
             self._frozen = depth
         return held
+
+    async def score(
+        self, request: EngineRequest, answer: Sequence[int], dtype: str
+    ) -> AnswerScores:
+        """See ``eaglegate.engine.base.ScoresAnswers``. An engine that is away is not waited for."""
+        session = self._live_session
+        if session is None:
+            raise EngineFailed(self._reason)
+        if not isinstance(session.engine, ScoresAnswers):
+            raise EngineFailed("This engine cannot score answers.")
+        return await session.engine.score(request, answer, dtype)
 
     async def health(self) -> Health:
         """Answer at once from known state, whatever the engine does."""

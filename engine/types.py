@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -106,6 +106,10 @@ class EngineRequest(Struct, frozen=True):
     trace_headers: Mapping[str, str] = {}
     traced: bool = False
     """The engine adds ``traces`` to the request's steps, as far as it can."""
+    scoring: Mapping[str, Any] | None = None
+    """Rules by which the engine scores the answer that ends the prompt; None for all requests but
+    audits.
+    """
     sink: StepSink | None = None
     """Sink into which the engine may put steps instead of yielding them."""
 

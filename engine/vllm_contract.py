@@ -58,7 +58,7 @@ LOST = {
     "decode steps, so acceptance is unknown",
     Area.WORKER: "vLLM's worker runs as it is: min_p, logit_bias and thinking_token_budget are "
     "refused beside a draft, steps without drafts still run the draft model, drafts cannot be "
-    "swapped, the text of a seed depends on the depth of every step",
+    "swapped, the text of a seed depends on the depth of every step, answers cannot be audited",
     Area.SWAP: "drafts cannot be swapped in the running engine",
     Area.PRELOAD: "every engine process imports vLLM anew, so starts and restarts are slower, and "
     "a signal to the gateway's process group ends the engine, too",
@@ -207,8 +207,9 @@ PARTS: dict[Area, dict[str, str]] = {
             GPUModelRunner.propose_draft_token_ids(+ scheduler_output)
             GPUModelRunner._sample(self logits spec_decode_metadata)
             GPUModelRunner._bookkeeping_sync(+ scheduler_output)
+            GPUModelRunner._get_prompt_logprobs_dict(self hidden_states num_scheduled_tokens)
             GPUModelRunner: drafter input_batch use_async_scheduling device positions
-                query_start_loc
+                query_start_loc num_prompt_logprobs requests model
             module: build_logitsprocs
         """,
         "v1/worker/gpu/model_runner.py": """
@@ -217,7 +218,17 @@ PARTS: dict[Area, dict[str, str]] = {
             GPUModelRunner.get_draft_model(self)
             GPUModelRunner: lora_state speculator
         """,
-        "v1/worker/gpu/input_batch.py": "InputBatch: cu_num_logits_np num_reqs",
+        "v1/worker/gpu/input_batch.py": """
+            InputBatch: cu_num_logits_np num_reqs req_ids idx_mapping_np query_start_loc_np
+                num_computed_prefill_tokens_np
+        """,
+        "v1/worker/gpu/sample/prompt_logprob.py": """
+            PromptLogprobsWorker.add_request(self req_id req_idx sampling_params)
+            PromptLogprobsWorker.remove_request(self req_id)
+            PromptLogprobsWorker.compute_prompt_logprobs(self logits_fn hidden_states input_batch
+                all_token_ids num_computed_tokens prompt_lens)
+            PromptLogprobsWorker: uses_prompt_logprobs
+        """,
         "v1/worker/gpu/lora_utils.py": """
             LoraState.make_lora_inputs(self req_ids idx_mapping num_scheduled_tokens)
         """,

@@ -20,6 +20,8 @@ DEPTH_BITS = 16
 REASONS = tuple(DepthReason)
 TRACED = "traced"
 """Key in ``extra_args``: the request's steps carry their draft tokens."""
+AUDIT = "audit"
+"""Key in ``extra_args``: the prompt ends with an answer that is to be scored by these rules."""
 ABORT = "abort"
 """vLLM's finish reason of requests that an engine gives up as it ends, and of those that left."""
 FINISH = {
@@ -79,6 +81,8 @@ def _build_extra_args(request: EngineRequest) -> dict[str, Any]:
         extra[DEPTH] = request.depth
     if request.traced:
         extra[TRACED] = 1
+    if request.scoring is not None:
+        extra[AUDIT] = dict(request.scoring)
     return extra
 
 

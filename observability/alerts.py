@@ -7,6 +7,7 @@ waited for.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -138,6 +139,20 @@ def _check_engines(_: Telemetry, history: DayHistory) -> Finding:
     return bool(history.down_since), None, ", ".join(history.down_since)
 
 
+def _check_audits(telemetry: Telemetry, _: DayHistory) -> Finding:
+    """A workload is held, or one of the last audits found a violation in 15 minutes."""
+    found = telemetry.describe_audits()
+    if found is None:
+        return False, None, ""
+    violated = {
+        record["workload"]
+        for record in found["recent"]
+        if record["outcome"] == "violated" and record["at"] > time.time() - MINUTES_15
+    }
+    names = sorted({*found["holds"], *violated})
+    return bool(names), float(len(names)), ", ".join(names)
+
+
 def _check_memory(telemetry: Telemetry, _: DayHistory) -> Finding:
     return bool(telemetry.read_process().get("memory_shedding")), None, ""
 
@@ -156,6 +171,10 @@ def _list_workloads(slots: list[Slot]) -> Iterator[str]:
 
 FIRST_TOKEN, TOKEN = ("late", "first"), ("slow", "choices")
 RULES = (
+    AlertRule(
+        "EaglegateAnswerViolated", "page", "0m",
+        "An audit found answers that are not the target's", _check_audits,
+    ),
     AlertRule(
         "EaglegateAcceptanceCollapsed", "ticket", "10m",
         "Drafts win under 60 % of what they used to", _check_acceptance,

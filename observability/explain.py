@@ -21,6 +21,7 @@ from operator import attrgetter, sub
 from typing import Any
 
 from eaglegate.engine.events import Ending
+from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.types import DecodeStep, UndraftedReason
 from eaglegate.observability.middleware import HttpExchange
@@ -129,6 +130,9 @@ class ExplainedRequest:
     after_s: float = 0.0
     """Seconds between the last event and the end of the response."""
 
+    audits: list[Row] = field(default_factory=list)
+    """What audits of its choices found."""
+
     @property
     def ids(self) -> tuple[str, str]:
         return self.record.facts.id, self.request_id
@@ -212,6 +216,16 @@ class ExplanationRing:
         length = record.totals.acceptance_length
         if length is not None and record.totals.verify_steps >= ENOUGH_STEPS:
             self._worst.add(-length, self._serial, entry)
+
+    def add_audit(self, record: AuditRecord) -> None:
+        """Add what an audit found to the request of its choice, if that is still kept."""
+        for entry in reversed(self._recent):
+            if isinstance(entry, ExplainedRequest) and (
+                record.request in entry.record.facts.sequences
+            ):
+                choice = entry.record.facts.sequences.index(record.request)
+                entry.audits.append({"choice": choice, **record.to_json()})
+                return
 
     def complete(self, exchange: HttpExchange) -> None:
         """An HTTP exchange is over."""
@@ -312,6 +326,7 @@ def explain(entry: Entry, planner: Mapping[str, Any]) -> Row:
         "stream": facts.stream,
         "arm": facts.arm,
         "captured": entry.captured,
+        "audits": entry.audits,
         "cached_tokens": usages[0].cached if usages else None,
         "reasoning_tokens": sum(usage.reasoning for usage in usages),
         "drafts": list(record.drafts),

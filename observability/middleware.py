@@ -87,6 +87,12 @@ def take_body() -> tuple[str, bytes] | None:
     return exchange.path, b"".join(body)
 
 
+def may_capture() -> bool:
+    """Whether the client of the current exchange did not opt out of captures."""
+    exchange = current.get()
+    return exchange is None or exchange.captured
+
+
 RawHeaders = Iterable[tuple[bytes, bytes]]
 W3C = frozenset({b"traceparent", b"tracestate"})
 REQUEST_ID = b"x-request-id"

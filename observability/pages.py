@@ -89,6 +89,7 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
         "canary": telemetry.describe_canary(),
         "admission": _describe_admission(telemetry.read_admission()),
         "gpus": [{"index": gpu.index, **asdict(gpu.read())} for gpu in telemetry.gpus],
+        "audit": telemetry.describe_audits(),
         "engines": {lane: _describe_engine(info) for lane, info in telemetry.engines.items()},
         "workers": [_describe_worker(worker) for worker in telemetry.list_workers()],
         "planner": summarize_planner(telemetry.planner),

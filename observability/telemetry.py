@@ -20,6 +20,7 @@ from eaglegate.engine.base import (
 from eaglegate.engine.events import Observation, RequestFacts
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.machine import GpuMonitor
+from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest
 from eaglegate.observability.history import DayHistory
@@ -71,6 +72,19 @@ class Explanations(Protocol):
 
     def add(self, observation: RequestObservation, record: RequestRecord) -> None: ...
 
+    def add_audit(self, record: AuditRecord) -> None: ...
+
+
+class AuditSource(Protocol):
+    """Source of audits (``eaglegate.engine.speculation.audit.auditor.Auditor``)."""
+
+    @property
+    def holds(self) -> Iterable[str]:
+        """Workloads that have lost speculation."""
+        ...
+
+    def describe(self) -> Mapping[str, Any]: ...
+
 
 PlannerReader = Callable[[int], Awaitable[Mapping[str, Any]]]
 COUNT_EVERY_S = 5.0
@@ -108,6 +122,7 @@ class Telemetry:
         self._listener: Callable[[RequestRecord], None] | None = None
         self._canaries: CanarySource | None = None
         self._explanations: Explanations | None = None
+        self._audits: AuditSource | None = None
         self.draft = NO_DRAFT
         """The fingerprint of the draft that serves."""
         self._live: set[RequestObservation | DirectRequest] = set()
@@ -145,6 +160,7 @@ class Telemetry:
             self._read_verdicts,
             lambda: None if self._capture is None else self._capture.counts(),
             lambda: self.planner,
+            lambda: () if self._audits is None else self._audits.holds,
         )
 
     def begin(self, facts: RequestFacts) -> Observation:
@@ -321,6 +337,24 @@ class Telemetry:
             self._by_draft.pop(forgotten, None)
             for group in self.groups:
                 group.drop_draft(forgotten)
+
+    def watch_audits(self, audits: AuditSource) -> None:
+        """Show the audits on the page and in the metrics."""
+        self._audits = audits
+
+    def describe_audits(self) -> Mapping[str, Any] | None:
+        """The holds and the last audits; None where nothing is audited."""
+        return None if self._audits is None else self._audits.describe()
+
+    def record_audit(self, record: AuditRecord) -> None:
+        for group in self.groups:
+            group.record_audit(record, self._workloads(record.workload))
+        if self._explanations is not None:
+            self._explanations.add_audit(record)
+
+    def record_audit_drop(self, reason: str) -> None:
+        for group in self.groups:
+            group.record_audit_drop(reason)
 
     def watch_capture(self, capture: RequestCapture | None, decode: Decode) -> None:
         """Give ``capture``, if there is one, the requests that it selects when they end."""

@@ -19,14 +19,15 @@ from typing import Any
 from eaglegate.lab.prove.settings import ProveSettings
 from eaglegate.server.__main__ import main as run_command
 from eaglegate.server.cli.command_line import ModelArguments
-from eaglegate.server.cli.observing import CaptureSettings
+from eaglegate.server.cli.observing import AuditSettings, CaptureSettings
 from eaglegate.server.flags import ENV_PREFIX, flag, list_settings
 from eaglegate.server.settings import Settings
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 MADE = "<!-- made by python -m scripts.reference: change the code instead -->\n"
 COMMANDS = (
-    "explain", "top", "chat", "parse", "draft", "canary", "bench", "replay", "capture",
+    "explain", "audit show", "audit replay", "audit release",
+    "top", "chat", "parse", "draft", "canary", "bench", "replay", "capture",
     "drafts compare", "drafts log", "improve",
 )  # fmt: skip
 WIDTH = "98"
@@ -37,6 +38,7 @@ KINDS: Mapping[str, type] = {
     "serve and check": Settings,
     "Model of the workers, with --upstream": ModelArguments,
     "Capture and metrics": CaptureSettings,
+    "Audits": AuditSettings,
     "prove": ProveSettings,
 }
 SETTINGS_INTRO = """\

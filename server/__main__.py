@@ -47,6 +47,7 @@ usage: eaglegate COMMAND [options]
   explain [ID]    say where the time of a request went, on a running gateway
   top [URL]       show the live numbers of a running gateway in the terminal
   chat URL        talk to any OpenAI-compatible endpoint
+  audit ACTION    show audits, see a violation again, let a workload speculate again
   draft COMMAND   show, swap, try or roll back the draft of a running gateway
   canary          try a draft, rules or a worker on a part of live traffic
   bench           measure a server, or the demo with and without its draft, under load
@@ -86,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(_lab("improve.command").main(rest))
         case "drafts":
             return int(_lab("measure.drafts_command").main(rest))
+        case "audit":
+            return int(import_module("eaglegate.server.cli.audit").main(rest))
         case "explain":
             return int(import_module("eaglegate.server.cli.explain").main(rest))
         case "top":

@@ -4,7 +4,8 @@ defaults in order.
 A request is on one of two sides, its *lane*: ``speculative`` or ``plain`` (depth 0). The flag
 decides the side, per workload; on the speculative side the depth is, in this order, what the
 request asked for, its key's default, its workload's default, the general default, the engine's K.
-The plain side beats them all, so that ``off`` is a switch an operator can trust.
+The plain side beats them all, so that ``off`` is a switch an operator can trust. A workload that an
+audit holds is on the plain side, and on neither side of a canary.
 
 Rules are immutable and replaced as a whole (``SpeculationPolicy.rules = ...``), so a request sees
 one set of them.
@@ -13,7 +14,7 @@ one set of them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -36,6 +37,7 @@ class FlagMode(StrEnum):
 class DepthSource(StrEnum):
     """Source that decided a request's depth."""
 
+    AUDIT = "audit"
     FLAG = "flag"
     REQUEST = "request"
     KEY = "key"
@@ -119,8 +121,12 @@ class SpeculationDecision:
 class SpeculationPolicy:
     """Holds the rules in force and applies them."""
 
-    def __init__(self, rules: SpeculationRules | None = None) -> None:
+    def __init__(
+        self, rules: SpeculationRules | None = None, holds: Container[str] = frozenset()
+    ) -> None:
+        """``holds``: workloads that an audit has taken speculation from."""
         self.rules = rules or SpeculationRules()
+        self._holds = holds
         self.trial: PolicyTrial | None = None
         """Trial of a canary that runs."""
 
@@ -133,6 +139,8 @@ class SpeculationPolicy:
         session: str | None = None,
     ) -> SpeculationDecision:
         """``key`` is the API key's public name, ``depth`` what the request asked for."""
+        if workload in self._holds:
+            return SpeculationDecision(0, PLAIN, DepthSource.AUDIT)
         trial, rules, arm = self.trial, self.rules, None
         if trial is not None:
             arm = trial.find_arm(session or request_id, depth)

@@ -10,8 +10,8 @@ import logging
 import multiprocessing
 import signal
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from eaglegate.engine.logs import LineFormat, pass_line
 from eaglegate.engine.machine import count_oom_kills, is_stopped
+from eaglegate.engine.speculation.audit.scores import AnswerScores, make_audit_request
 from eaglegate.engine.speculation.methods import find_method
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.policy import PostMortem
@@ -227,6 +228,23 @@ class VllmEngine:
         loggers = llm.logger_manager.stat_loggers if llm.logger_manager else ()
         eager = bool(self._arguments.enforce_eager)
         return read_execution(llm.vllm_config, eager, workers, loggers)
+
+    async def score(
+        self, request: EngineRequest, answer: Sequence[int], dtype: str
+    ) -> AnswerScores:
+        """See ``eaglegate.engine.base.ScoresAnswers``."""
+        llm, _ = self._require_running()
+        if Area.WORKER in find_broken():
+            raise EngineFailed(f"Answers cannot be scored: {LOST[Area.WORKER]}")
+        audit, key = make_audit_request(request, answer, dtype)
+        async with aclosing(self.generate(audit)) as steps:
+            async for _ in steps:
+                pass
+        found = await llm.collective_rpc("take_scores", args=(key,))
+        fields = next((one for one in found if one is not None), {"error": "no worker has them"})
+        if "error" in fields:
+            raise EngineFailed(f"The answer was not scored: {fields['error']}")
+        return AnswerScores.from_fields(fields)
 
     def count_drafts(self) -> Totals | None:
         """vLLM's own counters of this engine's drafts; None where it keeps none."""

@@ -15,6 +15,7 @@ Where Triton works, vLLM takes its second model runner: ``second_runner.py``.
   the adapters' wrapper, which counts the target's tokens: on a CPU the engine died.
 * On a CPU, adapters leave requests without one alone. vLLM gives their tokens the index -1, which
   its kernels for CPUs take for the last adapter: its text went to requests of the model itself.
+* The logits of an answer that is audited are scored where they are (``audit_worker.py``).
 * ``min_p``, ``logit_bias``, ``min_tokens`` and ``thinking_token_budget`` steer every row of a batch
   as they steer a request alone and without a draft (``steering.py``).
 """
@@ -35,12 +36,14 @@ from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker import gpu_input_batch, gpu_model_runner
+from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import (
     RejectionSampler as SecondRejectionSampler,
 )
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from eaglegate.engine.vllm_backend import second_runner, seeded_rows, steering
+from eaglegate.engine.vllm_backend import audit_worker, second_runner, seeded_rows, steering
+from eaglegate.engine.vllm_backend.audit_worker import AnswerScoring
 from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.draft_reload import DraftReloader
 from eaglegate.engine.vllm_backend.execution import ExecutionReporter
@@ -49,7 +52,7 @@ from eaglegate.engine.vllm_contract import SKIP
 LORA_KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 
 
-class DepthWorker(DraftReloader, ExecutionReporter):
+class DepthWorker(DraftReloader, ExecutionReporter, AnswerScoring):
     """vLLM adds this to the bases of its worker; importing it is what matters most."""
 
 
@@ -188,6 +191,10 @@ _wrap(
     "maybe_create_thinking_budget_state_holder",
     steering.make_thinking_budgets,
 )
+_wrap(GPUModelRunner, "_get_prompt_logprobs_dict", audit_worker.get_prompt_logprobs)
+_wrap(PromptLogprobsWorker, "add_request", audit_worker.add_request)
+_wrap(PromptLogprobsWorker, "remove_request", audit_worker.remove_request)
+_wrap(PromptLogprobsWorker, "compute_prompt_logprobs", audit_worker.compute_prompt_logprobs)
 if HAS_TRITON:
     second_runner.patch(_wrap)
 if current_platform.is_cpu():

@@ -19,6 +19,7 @@ from eaglegate.capture.files import CaptureCounts
 from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.machine import GpuMonitor
+from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineInfo
 from eaglegate.observability.labels import LABELS, Labels, TelemetrySettings
@@ -98,6 +99,8 @@ class MetricScope:
     """Counts of the request capture, if there is one."""
     planner: Callable[[], Mapping[str, Any]]
     """The depth planner's last description; empty where there is none."""
+    holds: Callable[[], Iterable[str]] = tuple
+    """Workloads that an audit has taken speculation from."""
     catalogue: list[MetricDeclaration] = field(default_factory=list)
 
 
@@ -153,6 +156,12 @@ class MetricGroup:
 
     def record_interruption(self, outcome: str) -> None:
         """A request lost its engine; ``outcome`` says how it went on."""
+
+    def record_audit(self, record: AuditRecord, workload: str) -> None:
+        """An answer was audited; ``workload`` is its label."""
+
+    def record_audit_drop(self, reason: str) -> None:
+        """An answer was selected for an audit that did not take place."""
 
     def counter(
         self, name: str, help_: str, labels: Iterable[str] = LABELS

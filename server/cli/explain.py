@@ -92,6 +92,9 @@ def format_explanation(row: Row) -> Iterator[str]:
     yield from _format_speculation(row["speculation"])
     for at, choice in enumerate(row["choices"]):
         yield from _format_choice(at, choice)
+    for audit in row["audits"]:
+        yield ""
+        yield f"audit of choice {audit['choice']}: {audit['outcome']} ({audit['detail']})"
 
 
 def _format_parts(parts: Sequence[Row]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from eaglegate.engine import vllm_flags
 from eaglegate.engine.vllm_contract import find_vllm
 from eaglegate.server.access.keys import load_keys
 from eaglegate.server.cli.command_line import find_backend, gather_arguments, list_given_names
-from eaglegate.server.cli.observing import CaptureSettings
+from eaglegate.server.cli.observing import AuditSettings, CaptureSettings
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import (
     add_arguments,
@@ -100,6 +100,7 @@ def read_first(command: str, argv: Sequence[str], own: type | None = None) -> Fi
     named = namespace.model_tag or getattr(namespace, "model", None)
     first = FirstRead(read_settings(namespace), named)
     read_into(CaptureSettings, namespace)
+    read_into(AuditSettings, namespace)
     _check_files(first)
     return first
 
@@ -123,6 +124,7 @@ def make_option_parser(command: str, own: type | None = None) -> OptionParser:
         _add_engine_flag(common, parser, name, text)
     add_arguments(parser, Settings)
     add_arguments(parser, CaptureSettings)
+    add_arguments(parser, AuditSettings)
     add_front_end_flags(parser, shown=False)
     for name in vllm_flags.NAMES:
         _add_engine_flag(parser, parser, name, argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""Processes beside the requests: captures (docs/capture.md) and the improvement loop."""
+"""Parts beside the requests: captures (docs/capture.md), audits and the improvement loop."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from eaglegate.capture.files import (
     make_cipher,
 )
 from eaglegate.capture.redaction import Redactor, SaltedHashes, load_salt
+from eaglegate.engine.base import DraftSource, ResilientEngine, ScoresAnswers
+from eaglegate.engine.speculation.audit.auditor import Auditor
+from eaglegate.engine.speculation.audit.files import EvidenceFolder
+from eaglegate.engine.speculation.audit.records import EvidenceWriter, write_nothing
 from eaglegate.server.apis.responses.encryption import read_keys
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import Heading, make_part, read_into, setting, setting_of
@@ -105,6 +109,58 @@ def open_capture(
     )
     kept = None if anonymous else settings.make_redactor()
     return RequestCapture(folder, settings.capture_share, hashes, kept, make_cipher(keys))
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """Off with a share of 0."""
+
+    AUDIT: ClassVar = Heading("Audit of answers")
+    audit_share: float = setting(
+        0.0,
+        "share of finished answers, from 0 to 1, that the target scores again without the draft; a "
+        "violation takes speculation from its workload",
+    )
+    audit_evidence: str | None = setting(
+        None, "folder for files that show a violation again, token ids included", metavar="DIR"
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.audit_share <= 1:
+            raise ConfigError(f"--audit-share must be from 0 to 1; given {self.audit_share}")
+        if self.audit_evidence and not self.audit_share:
+            raise ConfigError("--audit-evidence needs an --audit-share above 0")
+
+
+def open_audit(
+    namespace: argparse.Namespace,
+    model: str,
+    engine: ResilientEngine,
+    drafts: DraftSource | None,
+    make: Callable[[float, EvidenceWriter], Auditor],
+) -> Auditor | None:
+    """``make`` takes the share and a writer of evidence.
+
+    Raises ConfigError for an audit that was asked for and cannot be.
+    """
+    settings = read_into(AuditSettings, namespace)
+    if not settings.audit_share:
+        return None
+    if not isinstance(engine, ScoresAnswers):
+        raise ConfigError("--audit-share needs the engine in this process; workers have no audits")
+    write: EvidenceWriter = write_nothing
+    if settings.audit_evidence is not None:
+        folder = Path(settings.audit_evidence).expanduser()
+        try:
+            write = EvidenceFolder(folder, model)
+        except OSError as error:
+            raise ConfigError(f"--audit-evidence {folder}: {error}") from None
+    auditor = make(settings.audit_share, write)
+    if drafts is not None:
+        if drafts.serving is not None:
+            auditor.change_draft(drafts.serving)
+        drafts.watch(auditor.change_draft)
+    return auditor
 
 
 class BackgroundProcess(Protocol):

@@ -19,6 +19,8 @@ from eaglegate.canary.rules import PromotedRules
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.machine import find_gpu_monitors
+from eaglegate.engine.speculation.audit.auditor import AuditedEngine, Auditor
+from eaglegate.engine.speculation.audit.holds import AuditHolds
 from eaglegate.engine.speculation.policy import (
     PLAIN,
     SPECULATIVE,
@@ -37,6 +39,7 @@ from eaglegate.observability.middleware import (
     NoTracing,
     TelemetryMiddleware,
     Tracing,
+    may_capture,
 )
 from eaglegate.observability.pages import make_routes
 from eaglegate.observability.telemetry import Telemetry
@@ -67,7 +70,7 @@ from eaglegate.server.cli.listener import (
     format_url,
     serve,
 )
-from eaglegate.server.cli.observing import open_capture, open_improve
+from eaglegate.server.cli.observing import open_audit, open_capture, open_improve
 from eaglegate.server.cli.reload import load_encryption_keys, load_key_ring, read_reloaded
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import make_part
@@ -90,6 +93,8 @@ from eaglegate.server.store.sql import SqlResponseStore
 
 if TYPE_CHECKING:
     from eaglegate.capture.capture import RequestCapture
+    from eaglegate.engine.base import Engine
+    from eaglegate.engine.speculation.audit.records import EvidenceWriter
     from eaglegate.server.store.base import ResponseStore
 
 
@@ -129,9 +134,14 @@ class ServeCommand:
         self._resilient = backend.create_engine(
             make_part(SupervisionTimeouts, settings), SupervisionObserver(self._telemetry)
         )
-        self._engine = InstrumentedEngine(self._resilient, self._telemetry)
+        self._holds = AuditHolds()
+        self._auditor = open_audit(
+            line.namespace, backend.names[0], self._resilient, backend.drafts, self._make_auditor
+        )
+        self._engine = self._wrap_engine()
         promoted = PromotedRules(settings.draft_store, SpeculationRules(depth=settings.fixed_depth))
-        self._policy = SpeculationPolicy(replace(promoted.choose(), key_depths=keys.depths))
+        rules = replace(promoted.choose(), key_depths=keys.depths)
+        self._policy = SpeculationPolicy(rules, self._holds)
         self._changes = self._make_changes(promoted)
         self._admission = Admission(make_part(AdmissionLimits, settings), classes=keys.classes)
         self._watch(capture)
@@ -146,6 +156,23 @@ class ServeCommand:
         self._app = TelemetryMiddleware(
             self._make_app(), record, self._tracing, keep_bodies=capture is not None
         )
+
+    def _make_auditor(self, share: float, write: EvidenceWriter) -> Auditor:
+        decode = self._backend.renderer.decode
+        return Auditor(share, self._holds, self._telemetry, decode, self._has_room, write)
+
+    def _has_room(self) -> bool:
+        """Nobody waits, and a quarter of the places at most is taken."""
+        admission = self._admission
+        return not admission.queued and 4 * admission.running <= admission.bounds.running
+
+    def _wrap_engine(self) -> Engine:
+        """The engine that requests are sent to: observed, and audited where that is asked for."""
+        observed = InstrumentedEngine(self._resilient, self._telemetry)
+        if self._auditor is None:
+            return observed
+        self._telemetry.watch_audits(self._auditor)
+        return AuditedEngine(observed, self._auditor, may_capture)
 
     def _make_changes(self, promoted: PromotedRules) -> CanaryChanges:
         return CanaryChanges(
@@ -198,7 +225,9 @@ class ServeCommand:
         )
         engine, canaries = self._resilient, CanaryRunner(self._changes)
         drafts = self._backend.drafts
-        gateway.controls = Controls(self._reload, engine.set_depth, drafts, canaries, engine)
+        gateway.controls = Controls(
+            self._reload, engine.set_depth, drafts, canaries, engine, self._auditor
+        )
         self._telemetry.watch_canary(canaries)
         return gateway
 
@@ -219,6 +248,7 @@ class ServeCommand:
         drain = Drain(self._gateway, self._admission, self._settings.drain_s, self._engine.aclose)
         hooks = SignalHandlers(drain, self._reload)
         watching = asyncio.create_task(self._gateway.memory.run())
+        auditing = asyncio.create_task(self._audit())
         upkeep = asyncio.create_task(maintain_store(self._gateway.store, self._runs))
         try:
             return await serve(
@@ -231,11 +261,16 @@ class ServeCommand:
             )
         finally:
             watching.cancel()
+            auditing.cancel()
             upkeep.cancel()
             if self._improving is not None:
                 self._improving.cancel()
                 await asyncio.wait({self._improving})
             await self._aclose()
+
+    async def _audit(self) -> None:
+        if self._auditor is not None:
+            await self._auditor.run()
 
     async def _supervise(self) -> None:
         await self._start()
@@ -257,6 +292,8 @@ class ServeCommand:
             CacheIsolation(frozenset(self._settings.shared_prefix_cache)),
             None if probe is None else ConstraintTrials(probe),
         )
+        if self._auditor is not None:
+            self._auditor.attach(self._resilient, self._resilient.generate, info)
         self._gateway.open(path)
         self._gateway.memory.settle()
         _freeze()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,6 +14,8 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from eaglegate.engine.events import Ending, Finish, RequestFacts, RequestTimes, Usage
+from eaglegate.engine.speculation.audit.evidence import AuditOutcome
+from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.types import DecodeStep, Step, UndraftedReason
 from eaglegate.observability import explain
@@ -112,6 +115,22 @@ STEPS = (
 
 def parts_of(row: dict[str, Any]) -> dict[str, float]:
     return {part["name"]: part["ms"] for part in row["parts"]}
+
+
+def test_an_audit_is_shown_with_its_request() -> None:
+    traffic = Traffic()
+    traffic.answer([(0.1, Step((1,))), (0.1, Step((2,), finish=FinishReason.STOP))])
+    entry = traffic.ring._recent[-1]
+    assert isinstance(entry, explain.ExplainedRequest)
+    (sequence,) = entry.record.facts.sequences
+    found = AuditRecord(
+        sequence, "chat", "greedy", "d", 3, AuditOutcome.NEAR_TIE, "margin 0.004", 1.0, 0.1, 2
+    )
+    traffic.telemetry.record_audit(found)
+    traffic.telemetry.record_audit(replace(found, request="forgotten"))
+    shown = explain.explain(entry, {})
+    assert [audit["outcome"] for audit in shown["audits"]] == ["near_tie"]
+    assert "audit of choice 0: near_tie (margin 0.004)" in "\n".join(format_explanation(shown))
 
 
 def test_the_parts_add_up_to_the_wall_time(traffic: Traffic) -> None:

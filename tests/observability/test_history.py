@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -205,6 +207,17 @@ def test_a_collapse_of_acceptance_fires_once_a_baseline_stands(day):
     for _ in range(30):
         day.answer(accepted=0)
     assert day.firing() == {"EaglegateAcceptanceCollapsed", "EaglegateFallbackHigh"}
+
+
+def test_a_workload_that_an_audit_holds_fires(day):
+    recent = {"workload": "chat", "outcome": "violated", "at": time.time()}
+    found = {"holds": {}, "recent": [recent]}
+    day.telemetry.watch_audits(SimpleNamespace(holds=(), describe=lambda: found))
+    assert day.firing() == {"EaglegateAnswerViolated"}
+    recent["at"] -= 1000.0
+    assert day.firing() == set()
+    found["holds"]["tools"] = {}
+    assert day.firing() == {"EaglegateAnswerViolated"}
 
 
 def test_late_tokens_bad_calls_and_refusals_fire(day):

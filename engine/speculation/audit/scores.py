@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from eaglegate.engine.speculation.rounding import find_tie
-from eaglegate.engine.types import EngineRequest
+from eaglegate.engine.types import EngineRequest, Sampling
 
 LEAST_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this one, 0 excepted."""
+LAST = 1 << 20
+"""Priority of audits: after every request of a user."""
 GREEDY_BELOW = 1e-5
 """vLLM chooses greedily below this temperature."""
 
@@ -120,3 +123,38 @@ class AnswerScores:
         margins: Sequence[float] = self.margins or (0.0,)
         place = max(range(len(margins)), key=margins.__getitem__)
         return place, margins[place]
+
+
+def make_audit_request(
+    request: EngineRequest, answer: Sequence[int], dtype: str
+) -> tuple[EngineRequest, str]:
+    """The request that has an engine score ``answer``, and the key of its scores.
+
+    The engine reads the prompt and the answer as a prompt, all but the last token. It generates one
+    token more, which nobody reads. To ask for log probabilities of the prompt keeps vLLM from
+    reading its prefix cache: a fault in cached blocks must not reach the audit.
+    """
+    key = uuid.uuid4().hex
+    rules = ScoringRules.of(request, answer[-1], dtype)
+    s = request.sampling
+    sampling = Sampling(
+        max_tokens=1,
+        temperature=0.0,
+        stop_token_ids=s.stop_token_ids,
+        ignore_eos=s.ignore_eos,
+        bad_words=s.bad_words,
+        prompt_logprobs=0,
+    )
+    audit = EngineRequest(
+        id=f"audit-{key}",
+        prompt=(*request.prompt, *answer[:-1]),
+        sampling=sampling,
+        depth=0,
+        priority=LAST,
+        workload=request.workload,
+        tenant=request.tenant,
+        cache_salt=request.cache_salt,
+        adapter=request.adapter,
+        scoring={"key": key, **rules.to_fields()},
+    )
+    return audit, key

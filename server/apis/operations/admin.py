@@ -1,8 +1,9 @@
-"""Operator endpoints under /admin: status, speculation, draft, canary, reload."""
+"""Operator endpoints under /admin: status, speculation, draft, canary, audit, reload."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -17,7 +18,16 @@ from eaglegate.canary.canary import CanaryBusy, CanaryPlan, CanaryRunner
 from eaglegate.canary.changes import CanaryChanges
 from eaglegate.canary.sequential import CanaryRules
 from eaglegate.engine.base import AppliedDepth, DraftControl, DraftSwap
-from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineFailed
+from eaglegate.engine.errors import (
+    DraftRefused,
+    DraftSwapBusy,
+    EngineDead,
+    EngineError,
+    EngineFailed,
+    RequestRejected,
+)
+from eaglegate.engine.speculation.audit.auditor import Auditor
+from eaglegate.engine.speculation.audit.files import unpack
 from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
 from eaglegate.server.apis.shared.fields import RequestModel
 from eaglegate.server.apis.shared.gateway import Controls, Gateway
@@ -118,12 +128,19 @@ class ReleaseModel(AdminModel):
     worker: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
+class HeldModel(AdminModel):
+    """A workload that an audit has taken speculation from."""
+
+    workload: Annotated[str, Field(min_length=1, max_length=256)]
+
+
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(prefix="/admin")
     _add_operation(routes, gateway)
     _add_speculation(routes, gateway)
     _add_drafts(routes, gateway)
     _add_canaries(routes, gateway)
+    _add_audits(routes, gateway)
     return routes
 
 
@@ -245,6 +262,54 @@ def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
         with _convert_draft_errors():
             canaries.changes.release(given.worker)
         return {"canary": canaries.describe()}
+
+
+def _add_audits(routes: APIRouter, gateway: Gateway) -> None:
+    @routes.get("/audit")
+    async def audit() -> dict[str, Any]:
+        """The workloads without speculation, the evidence so far, and the last audits."""
+        return dict(_require_auditor(gateway).describe())
+
+    @routes.post("/audit/release", openapi_extra=describe_body(HeldModel))
+    async def release_workload(request: Request) -> dict[str, Any]:
+        """Let a workload speculate again that an audit has taken speculation from."""
+        given = parse(await read_body(request, gateway.settings.max_body_bytes), HeldModel)
+        auditor = _require_auditor(gateway)
+        if not auditor.release(given.workload):
+            held = ", ".join(auditor.holds) or "none"
+            raise InvalidRequest(
+                f"'workload' must be one that an audit holds ({held}); given "
+                f"'{given.workload[:80]}'.",
+                param="workload",
+            )
+        return dict(auditor.describe())
+
+    @routes.post("/audit/replay")
+    async def replay_violation(request: Request) -> dict[str, Any]:
+        """Score the answer of a violation's file again, and generate it anew with and without
+        drafts.
+        """
+        gateway.require()
+        body = await read_body(request, gateway.settings.max_body_bytes)
+        try:
+            asked, answer, depth = unpack(json.loads(body))
+        except ValueError as error:
+            raise InvalidRequest(str(error), code="bad_evidence") from None
+        try:
+            return await _require_auditor(gateway).replay(asked, answer, depth)
+        except RequestRejected as error:
+            raise InvalidRequest(str(error), code="bad_evidence") from None
+        except EngineError as error:
+            raise Unavailable(str(error), retry_after_s=5) from None
+
+
+def _require_auditor(gateway: Gateway) -> Auditor:
+    auditor = _require_controls(gateway).auditor
+    if auditor is None:
+        raise Conflict(
+            "Nothing is audited. Start the gateway with --audit-share.", code="no_audits"
+        )
+    return auditor
 
 
 def _require_drafts(gateway: Gateway) -> DraftControl:

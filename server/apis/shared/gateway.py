@@ -10,6 +10,7 @@ from eaglegate.canary.canary import CanaryRunner
 from eaglegate.engine.base import AppliedDepth, DraftControl, SupportsPlanning
 from eaglegate.engine.events import NullObserver, Observer
 from eaglegate.engine.fleet.types import WorkerStatus
+from eaglegate.engine.speculation.audit.auditor import Auditor
 from eaglegate.engine.supervision.policy import EngineLoss
 from eaglegate.server.access.budget import RequestBudget
 from eaglegate.server.access.caller import caller
@@ -38,6 +39,8 @@ class Controls:
     """Tries drafts on live traffic, likewise."""
     planner: SupportsPlanning | None = None
     """The engine, where it can plan the depth of its steps."""
+    auditor: Auditor | None = None
+    """Audits answers; None without ``--audit-share``."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Faults that a test switches on in a running engine; see test_prove_faults.py.
+"""Faults that a test switches on in a running engine; see test_prove_faults.py and test_audits.py.
 
 Scheduler and worker share the engine process, so the worker reaches both.
 """
@@ -8,18 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
+from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from eaglegate.engine.vllm_backend import seeded_rows
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase
+from eaglegate.engine.vllm_backend.steering import MinTokens
 from eaglegate.engine.vllm_backend.worker import DepthWorker
 
 IGNORES_TEMPERATURE = "a sampler that ignores the temperature"
 ACCEPTS_TOO_MANY = "a scheduler that accepts one draft too many"
 DRAFTS_TOO_MANY = "a scheduler that drafts one token too many"
+ACCEPTS_ALL = "a sampler that verifies no draft"
+IGNORES_SEED = "a sampler that draws seeded requests at random"
+IGNORES_PENALTIES = "a rejection sampler that leaves penalties out"
+IGNORES_MINIMUM = "a bonus token that ends the answer too early"
+SWAPS_ROWS = "a step that gives two requests each other's tokens"
 FALLS_BACK = "an engine that falls back to eager"
 
 ON: set[str] = set()
@@ -53,12 +63,51 @@ def update_from_output(
     original: Callable[..., Any], scheduler: Any, step: SchedulerOutput, output: ModelRunnerOutput
 ) -> Any:
     """Take the first draft that the target rejected, too."""
+    swap_rows(output, step)
     drafted = step.scheduled_spec_decode_tokens if ACCEPTS_TOO_MANY in ON else {}
     for req_id, drafts in drafted.items():
         tokens = output.sampled_token_ids[output.req_id_to_index[req_id]]
         if 0 < len(tokens) <= len(drafts):
             tokens.insert(-1, drafts[len(tokens) - 1])
     return original(scheduler, step, output)
+
+
+def verify(original: Callable[..., torch.Tensor], *given: Any, **options: Any) -> torch.Tensor:
+    """Accept every draft of every request."""
+    drafts, counts, most, _, _, _, bonus, *_ = given
+    if ACCEPTS_ALL not in ON or not most:
+        return original(*given, **options)
+    rows = torch.full((len(counts), most + 1), -1, dtype=torch.int32)
+    for row, own in enumerate(drafts.split(counts)):
+        rows[row, : len(own)] = own
+        rows[row, len(own)] = bonus[row, 0]
+    return rows
+
+
+def key_by_position(original: Callable[..., Any], runner: Any, metadata: Any) -> Any:
+    if IGNORES_SEED in ON:
+        runner.input_batch.generators.clear()
+    return original(runner, metadata)
+
+
+def apply_penalties(original: Callable[..., Any], *given: Any) -> Any:
+    """A static method that is called by its instance, and so gets it, too."""
+    return given[1] if IGNORES_PENALTIES in ON else original(*given[1:])
+
+
+def count_missing(original: Callable[..., int], minimum: Any, row: int) -> int:
+    return 0 if IGNORES_MINIMUM in ON else original(minimum, row)
+
+
+def swap_rows(output: ModelRunnerOutput, step: SchedulerOutput) -> None:
+    """Give the first two requests of a step that decode each other's tokens, once in a while."""
+    rows = [*output.req_id_to_index.values()][:2]
+    decodes = all(count <= 8 for count in step.num_scheduled_tokens.values())
+    if SWAPS_ROWS in ON and len(rows) == 2 and decodes:
+        tokens = output.sampled_token_ids
+        one, two = rows
+        if len(tokens[one]) == len(tokens[two]):
+            tokens[one], tokens[two] = tokens[two], tokens[one]
 
 
 def get_depth(original: Callable[..., int], scheduler: Any, request: Request) -> int:
@@ -79,3 +128,7 @@ _wrap(GPUModelRunner, "execute_model", execute_model)
 _wrap(SecondRunner, "execute_model", execute_model)
 _wrap(DepthSchedulerBase, "update_from_output", update_from_output)
 _wrap(DepthSchedulerBase, "get_depth", get_depth)
+_wrap(rejection_sampler, "rejection_sample", verify)
+_wrap(seeded_rows, "key_by_position", key_by_position)
+_wrap(RejectionSampler, "apply_penalties", apply_penalties)
+_wrap(MinTokens, "_count_missing", count_missing)

@@ -1,0 +1,423 @@
+"""Score a share of the finished answers again, without the draft, and act on violations.
+
+``AuditedEngine`` keeps the tokens of the selected answers until their audit; ``Auditor.run`` scores
+them one at a time, when the engine has room, for at most ``BUDGET`` of its time. An answer that
+finds no room is dropped and counted. Nothing of a prompt or an answer is logged.
+
+A violation takes speculation from the answer's workload (``holds.py``). A change of the draft gives
+it back and forgets the evidence, and so does an operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
+
+from msgspec import structs
+
+from eaglegate.engine.base import DraftSwap, DraftVersion, Engine, ScoresAnswers
+from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
+from eaglegate.engine.speculation.audit.evidence import (
+    AuditOutcome,
+    SequentialTest,
+    judge_margins,
+)
+from eaglegate.engine.speculation.audit.grammars import find_breach
+from eaglegate.engine.speculation.audit.holds import AuditHold, AuditHolds
+from eaglegate.engine.speculation.audit.records import (
+    AuditObserver,
+    AuditRecord,
+    EvidenceWriter,
+    FinishedAnswer,
+)
+from eaglegate.engine.speculation.audit.scores import ScoringRules
+from eaglegate.engine.speculation.policy import draw_position
+from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step
+from eaglegate.text.events import FinishReason
+
+log = logging.getLogger(__name__)
+
+BUDGET = 0.01
+"""Share of the time that audits may take of the engine."""
+SAVED_S = 10.0
+"""Most seconds of the budget that idle times save up."""
+PATIENCE_S = 30.0
+"""Seconds after which an answer that found no room is dropped."""
+POLL_S = 0.05
+QUEUE = 32
+"""Answers that wait for their audit."""
+MOST_TOKENS = 32_768
+"""Tokens, prompt included, of the longest answer that is audited."""
+RECENT = 50
+"""Audits that are described to operators."""
+DEATHS = 2
+"""Losses of the engine during audits after which there are no more audits."""
+SALT = "audit"
+
+
+class Auditor:
+    """One per gateway. ``has_room`` says whether the engine could take an audit now."""
+
+    def __init__(
+        self,
+        share: float,
+        holds: AuditHolds,
+        observer: AuditObserver,
+        decode: Callable[[Sequence[int]], str],
+        has_room: Callable[[], bool],
+        write: EvidenceWriter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.share = share
+        self.holds = holds
+        self.draft = ""
+        self._observer, self._decode = observer, decode
+        self._has_room, self._write, self.clock = has_room, write, clock
+        self._engine: ScoresAnswers | None = None
+        self._generate: Callable[[EngineRequest], AsyncGenerator[Step, None]] | None = None
+        self._dtype = ""
+        self._waiting: deque[FinishedAnswer] = deque()
+        self._arrived = asyncio.Event()
+        self._tests: dict[str, SequentialTest] = {}
+        self._recent: deque[AuditRecord] = deque(maxlen=RECENT)
+        self._began = clock()
+        self._spent_s = 0.0
+        self._saved_s = SAVED_S / 10
+        self._seen_at = self._began
+        self._deaths = 0
+
+    def attach(
+        self,
+        engine: object,
+        generate: Callable[[EngineRequest], AsyncGenerator[Step, None]],
+        info: EngineInfo,
+    ) -> None:
+        """Audit with ``engine``, whose model has the data type that ``info`` names. Replays
+        ``generate`` answers anew.
+
+        An engine whose settings may change text on purpose is not audited.
+        """
+        if info.speculation.lossy:
+            log.warning("answers are not audited: %s", " ".join(info.speculation.lossy))
+        elif isinstance(engine, ScoresAnswers):
+            self._engine, self._dtype = engine, info.details.get("dtype", "")
+            self._generate = generate
+
+    def selects(self, request: EngineRequest) -> bool:
+        return draw_position(SALT, request.id) < self.share
+
+    def submit(self, answer: FinishedAnswer) -> None:
+        """Take an answer in; where there is no place, drop it and count that."""
+        if self._engine is None or not answer.token_ids:
+            return
+        if answer.request.sampling.thinking_token_budget is not None:
+            self._drop("rules")
+        elif len(answer.request.prompt) + len(answer.token_ids) > MOST_TOKENS:
+            self._drop("length")
+        elif len(self._waiting) >= QUEUE:
+            self._drop("queue")
+        else:
+            self._waiting.append(answer)
+            self._arrived.set()
+
+    def change_draft(self, version: DraftVersion, _: DraftSwap | None = None) -> None:
+        """Forget the evidence against the draft before, and give its workloads back."""
+        if version.fingerprint == self.draft:
+            return
+        self.draft = version.fingerprint
+        self._tests.clear()
+        if released := self.holds.release():
+            log.warning("speculation is on again for %s: the draft changed", ", ".join(released))
+
+    def release(self, workload: str) -> bool:
+        """An operator's word; False where the workload is not held."""
+        self._tests.pop(workload, None)
+        return bool(self.holds.release(workload))
+
+    async def replay(
+        self, request: EngineRequest, answer: Sequence[int], depth: int
+    ) -> dict[str, Any]:
+        """Score an answer again, and answers that are generated anew with drafts and without.
+
+        Raises EngineError.
+        """
+        if self._engine is None or self._generate is None:
+            raise EngineFailed("The engine audits nothing.")
+        out = {"stored": await self._describe_scores(request, answer)}
+        for name, wanted in (("with drafts", depth), ("without drafts", 0)):
+            again = structs.replace(request, id=f"replay-{uuid.uuid4().hex}", depth=wanted)
+            tokens: list[int] = []
+            async with aclosing(self._generate(again)) as steps:
+                async for step in steps:
+                    tokens += step.token_ids
+            out[name] = await self._describe_scores(request, tokens)
+        return out
+
+    async def _describe_scores(
+        self, request: EngineRequest, answer: Sequence[int]
+    ) -> dict[str, Any]:
+        """The verdict on an answer, and the tokens that are not the target's choice."""
+        assert self._engine is not None
+        rules = ScoringRules.of(request, 0, self._dtype)
+        if request.constraint is not None:
+            breach = find_breach(request.constraint, self._decode(answer))
+            return {"choosing": "grammar", "tokens": len(answer), "breach": breach}
+        scores = await self._engine.score(request, answer, self._dtype)
+        differing = [
+            {
+                "place": place,
+                "token": answer[place],
+                "target": scores.best[place] if scores.best else None,
+                "margin_nats": round(margin, 4) if math.isfinite(margin) else None,
+            }
+            for place, margin in enumerate(scores.margins)
+            if margin > 0
+        ]
+        return {
+            "choosing": rules.choosing,
+            "tokens": len(answer),
+            "outcome": judge_margins(scores, rules.tie),
+            "near_tie_nats": rules.tie,
+            "differing": differing[:RECENT],
+            "evidence_nats": scores.evidence,
+        }
+
+    async def run(self) -> None:
+        """Audit until cancelled, or until audits have cost too many engines."""
+        while self._deaths < DEATHS:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._waiting and self._deaths < DEATHS:
+                answer = self._waiting.popleft()
+                if await self._wait_for_room(answer):
+                    await self._audit(answer)
+                else:
+                    self._drop("idle")
+        log.error("audits are off: the engine was lost during %d of them", self._deaths)
+        self._engine = None
+        self._waiting.clear()
+
+    async def _wait_for_room(self, answer: FinishedAnswer) -> bool:
+        while self.clock() - answer.ended < PATIENCE_S:
+            if self._earn() > 0 and self._has_room():
+                return True
+            await asyncio.sleep(POLL_S)
+        return False
+
+    def _earn(self) -> float:
+        """Seconds of the engine's time that may be spent now."""
+        now = self.clock()
+        self._saved_s = min(SAVED_S, self._saved_s + BUDGET * (now - self._seen_at))
+        self._seen_at = now
+        return self._saved_s
+
+    async def _audit(self, answer: FinishedAnswer) -> None:
+        began = self.clock()
+        try:
+            found = await self.judge(answer)
+        except EngineDead:
+            self._deaths += 1
+            self._drop("error")
+            return
+        except Exception as error:
+            why = str(error) if isinstance(error, EngineError) else type(error).__name__
+            log.warning("answer %s was not audited: %s", answer.request.id, why)
+            self._drop("error")
+            return
+        finally:
+            took_s = self.clock() - began
+            self._spent_s += took_s
+            self._saved_s -= took_s
+        self._deaths = 0
+        if found is None:
+            self._drop("rules")
+            return
+        choosing, outcome, detail = found
+        self._conclude(answer, choosing, outcome, detail, took_s)
+
+    async def judge(self, answer: FinishedAnswer) -> tuple[str, AuditOutcome, str] | None:
+        """How the answer was chosen, the verdict and its reason; None where nothing can be told.
+
+        Raises EngineError.
+        """
+        if answer.request.constraint is not None:
+            return self._judge_grammar(answer)
+        assert self._engine is not None
+        scores = await self._engine.score(answer.request, answer.token_ids, self._dtype)
+        choosing = ScoringRules.of(answer.request, 0, self._dtype).choosing
+        outcome = judge_margins(scores, find_tie(self._dtype))
+        place, worst = scores.worst
+        if outcome is AuditOutcome.VIOLATED:
+            by = "the request's rules exclude it" if worst == float("inf") else f"{worst:.3f} nats"
+            of = len(answer.token_ids)
+            return choosing, outcome, f"token {place} of {of} is not the target's choice: {by}"
+        if scores.evidence is None:
+            return choosing, outcome, f"margin {worst:.4f} nats at most"
+        test = self._tests.setdefault(answer.request.workload, SequentialTest())
+        if not test.add(scores.evidence, scores.judged):
+            return choosing, outcome, f"{test.log_evidence:.1f} nats of evidence"
+        del self._tests[answer.request.workload]
+        detail = (
+            f"{test.tokens} tokens of {test.answers} answers do not follow the requests' "
+            f"distribution ({test.strongest}): {test.log_evidence:.1f} nats of evidence"
+        )
+        return choosing, AuditOutcome.VIOLATED, detail
+
+    def _judge_grammar(self, answer: FinishedAnswer) -> tuple[str, AuditOutcome, str] | None:
+        constraint = answer.request.constraint
+        if constraint is None or answer.finish is not FinishReason.STOP:
+            return None
+        breach = find_breach(constraint, self._decode(answer.text_tokens))
+        if breach is None:
+            return None
+        outcome = AuditOutcome.VIOLATED if breach else AuditOutcome.LOSSLESS
+        return "grammar", outcome, breach or f"the answer keeps its {constraint.kind}"
+
+    def _conclude(
+        self,
+        answer: FinishedAnswer,
+        choosing: str,
+        outcome: AuditOutcome,
+        detail: str,
+        took_s: float,
+    ) -> None:
+        workload, draft = answer.request.workload, answer.draft
+        record = AuditRecord(
+            answer.request.id,
+            workload,
+            choosing,
+            draft,
+            answer.depth,
+            outcome,
+            detail,
+            time.time(),
+            took_s,
+            len(answer.token_ids),
+        )
+        self._recent.append(record)
+        self._observer.record_audit(record)
+        if outcome is AuditOutcome.VIOLATED:
+            self._hold(answer, record)
+
+    def _hold(self, answer: FinishedAnswer, record: AuditRecord) -> None:
+        workload = record.workload
+        if not answer.depth or answer.draft != self.draft:
+            why = "no draft was verified in it" if not answer.depth else "another draft serves now"
+            log.warning("audit: answer %s is violated (%s); %s", record.request, record.detail, why)
+            return
+        if workload in self.holds:
+            return
+        file = self._write(answer, record)
+        self.holds.add(AuditHold(workload, record.detail, record.draft, record.at, file))
+        again = f" To see it again: eaglegate audit replay {file}" if file else ""
+        log.warning(
+            "speculation is off for workload %s: the audit of answer %s (%s, depth %d, draft %s) "
+            "found: %s. It comes back when the draft changes, or with POST /admin/audit/release "
+            "for this workload.%s",
+            workload, record.request, record.choosing, record.depth, record.draft or "-",
+            record.detail, again,
+        )  # fmt: skip
+
+    def _drop(self, reason: str) -> None:
+        self._observer.record_audit_drop(reason)
+
+    def describe(self) -> Mapping[str, Any]:
+        """The holds, the evidence and the last audits, for operators."""
+        lived_s = max(1e-9, self.clock() - self._began)
+        return {
+            "share": self.share,
+            "waiting": len(self._waiting),
+            "engine_share": round(self._spent_s / lived_s, 6),
+            "holds": {name: asdict(hold) for name, hold in self.holds.holds.items()},
+            "evidence": {
+                name: {
+                    "answers": test.answers,
+                    "tokens": test.tokens,
+                    "nats": round(test.log_evidence, 3),
+                    "alarm_at_nats": round(math.log(test.threshold), 3),
+                    "strongest": test.strongest,
+                }
+                for name, test in self._tests.items()
+            },
+            "recent": [record.to_json() for record in reversed(self._recent)],
+        }
+
+
+class AuditedEngine:
+    """Wraps an engine and keeps the tokens of the answers that ``auditor`` selects."""
+
+    def __init__(
+        self, engine: Engine, auditor: Auditor, may_keep: Callable[[], bool] = lambda: True
+    ) -> None:
+        """``may_keep``: whether a violation's file may hold the tokens of the current request."""
+        self._engine, self._auditor, self._may_keep = engine, auditor, may_keep
+
+    async def start(self) -> EngineInfo:
+        return await self._engine.start()
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+        if not self._auditor.selects(request):
+            return self._engine.generate(request)
+        return self._keep(request)
+
+    async def _keep(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+        draft, kept, may_keep = self._auditor.draft, _KeptTokens(), self._may_keep()
+        sink = None if request.sink is None else SinkTap(request.sink, kept.add)
+        steps = self._engine.generate(structs.replace(request, sink=sink))
+        try:
+            async for step in steps:
+                kept.add(step)
+                yield step
+        except EngineError:
+            kept.failed = True
+            raise
+        finally:
+            await steps.aclose()
+            if not kept.failed:
+                request = structs.replace(request, sink=None, trace_headers={})
+                self._auditor.submit(
+                    FinishedAnswer(
+                        request,
+                        tuple(kept.tokens),
+                        kept.finish,
+                        kept.stopped,
+                        kept.depth,
+                        draft,
+                        self._auditor.clock(),
+                        may_keep,
+                    )
+                )
+
+    async def health(self) -> Health:
+        return await self._engine.health()
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()
+
+
+class _KeptTokens:
+    """The tokens of an answer as they come."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.depth = 0
+        self.finish: FinishReason | None = None
+        self.stopped = False
+        self.failed = False
+
+    def add(self, step: Step) -> None:
+        self.tokens += step.token_ids
+        self.finish = step.finish
+        self.stopped = step.stop_token is not None
+        for decode in step.decode:
+            if decode.drafted > self.depth:
+                self.depth = decode.drafted

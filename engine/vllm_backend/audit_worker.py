@@ -1,0 +1,204 @@
+"""Score answers inside vLLM's workers, where the logits are.
+
+A request whose ``extra_args`` carry ``vllm_fields.AUDIT`` is an answer to audit: its prompt is the
+prompt and the answer, all but the last token. Both model runners have the hidden states of a whole
+prompt at hand where they would compute prompt log probabilities; here the logits of the answer's
+positions are computed from them and scored, chunk by chunk. The scores stay in the worker until the
+front end takes them: no row of logits leaves it.
+
+An error of scoring is the audit's own: it is handed out in place of the scores.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from vllm.sampling_params import SamplingParams
+
+from eaglegate.engine.speculation.audit.scores import ScoringRules
+from eaglegate.engine.vllm_backend.scoring import AnswerScorer, AuditedTokens
+from eaglegate.engine.vllm_fields import AUDIT
+
+log = logging.getLogger(__name__)
+
+MOST = 64
+"""AuditRegister, running or finished, that a worker remembers."""
+BLOCK = 256
+"""Positions whose logits are computed at a time."""
+Logits = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+class Audit:
+    """One answer that is being scored."""
+
+    def __init__(self, key: str, tokens: AuditedTokens) -> None:
+        self.key = key
+        self._tokens = tokens
+        self._scorer = AnswerScorer(tokens)
+        self._error = ""
+
+    @classmethod
+    def of(cls, prompt: list[int], params: SamplingParams) -> Audit:
+        """``prompt``: the prompt and the answer without its last token."""
+        fields = dict(params.extra_args[AUDIT])
+        key = fields.pop("key")
+        rules = ScoringRules.from_fields(fields)
+        tokens = AuditedTokens(
+            rules,
+            prompt[: rules.prompt_tokens],
+            [*prompt[rules.prompt_tokens :], rules.last],
+            sorted(params.all_stop_token_ids),
+            params.bad_words_token_ids or (),
+        )
+        return cls(key, tokens)
+
+    def add(self, first: int, hidden: torch.Tensor, compute_logits: Logits) -> None:
+        """``hidden`` are the states of the positions from ``first`` on."""
+        needed = self._tokens.needed
+        begin, end = max(first, needed.start), min(first + len(hidden), needed.stop)
+        for at in range(begin, end, BLOCK):
+            logits = compute_logits(hidden[at - first : min(at + BLOCK, end) - first])
+            if logits is not None and not self._error:
+                self._score(at - needed.start, logits)
+
+    def _score(self, place: int, logits: torch.Tensor) -> None:
+        try:
+            self._scorer.add(place, logits)
+        except Exception as error:
+            self._error = type(error).__name__
+
+    def to_fields(self) -> dict[str, Any]:
+        """The fields of ``AnswerScores``, or ``error``."""
+        if self._error:
+            return {"error": self._error}
+        try:
+            scores = self._scorer.finish()
+        except ValueError as error:
+            return {"error": str(error)}
+        return {
+            "margins": list(scores.margins),
+            "best": list(scores.best),
+            "evidence": dict(scores.evidence or {}),
+            "judged": scores.judged,
+        }
+
+
+class AuditRegister:
+    """The audits of a worker by the engine's names for their requests."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Audit] = OrderedDict()
+
+    def find(self, req_id: str, prompt: list[int] | None, params: Any) -> Audit | None:
+        """The audit of a request; None where it is none."""
+        if prompt is None or params is None or AUDIT not in (params.extra_args or {}):
+            return None
+        audit = self._known.get(req_id)
+        if audit is None:
+            audit = self._known[req_id] = Audit.of(prompt, params)
+            while len(self._known) > MOST:
+                self._known.popitem(last=False)
+        return audit
+
+    def get(self, req_id: str) -> Audit | None:
+        return self._known.get(req_id)
+
+    def take(self, key: str) -> dict[str, Any] | None:
+        """The scores under this key, which are forgotten; None where there are none."""
+        for req_id, audit in self._known.items():
+            if audit.key == key:
+                del self._known[req_id]
+                return audit.to_fields()
+        return None
+
+
+audits = AuditRegister()
+"""Of this worker's process."""
+
+
+class AnswerScoring:
+    """Added to vLLM's worker (``worker.DepthWorker``)."""
+
+    def take_scores(self, key: str) -> dict[str, Any] | None:
+        return audits.take(key)
+
+
+def get_prompt_logprobs(
+    original: Callable[..., Any],
+    runner: Any,
+    hidden_states: torch.Tensor,
+    num_scheduled_tokens: Mapping[str, int],
+) -> Any:
+    """``GPUModelRunner._get_prompt_logprobs_dict`` of the first runner, which scores audits."""
+    for req_id in [*runner.num_prompt_logprobs]:
+        request = runner.requests[req_id]
+        audit = audits.find(req_id, request.prompt_token_ids, request.sampling_params)
+        if audit is None:
+            continue
+        if tokens := num_scheduled_tokens.get(req_id, 0):
+            row = runner.input_batch.req_id_to_index[req_id]
+            begin = int(runner.query_start_loc.np[row])
+            hidden = hidden_states[begin : begin + tokens]
+            audit.add(request.num_computed_tokens, hidden, runner.model.compute_logits)
+    others = {
+        req_id: number
+        for req_id, number in runner.num_prompt_logprobs.items()
+        if audits.get(req_id) is None
+    }
+    if len(others) == len(runner.num_prompt_logprobs):
+        return original(runner, hidden_states, num_scheduled_tokens)
+    runner.num_prompt_logprobs, kept = others, runner.num_prompt_logprobs
+    try:
+        return original(runner, hidden_states, num_scheduled_tokens)
+    finally:
+        for req_id in kept.keys() - others.keys():
+            runner.num_prompt_logprobs[req_id] = kept[req_id]
+
+
+def add_request(
+    original: Callable[..., None], worker: Any, req_id: str, req_idx: int, params: SamplingParams
+) -> None:
+    """``PromptLogprobsWorker.add_request`` of the second runner, which leaves audits out."""
+    original(worker, req_id, req_idx, params)
+    if AUDIT in (params.extra_args or {}):
+        worker.uses_prompt_logprobs[req_idx] = False
+        worker.audited = {**getattr(worker, "audited", {}), req_id: params}
+
+
+def remove_request(original: Callable[..., None], worker: Any, req_id: str) -> None:
+    original(worker, req_id)
+    getattr(worker, "audited", {}).pop(req_id, None)
+
+
+def compute_prompt_logprobs(
+    original: Callable[..., Any],
+    worker: Any,
+    logits_fn: Logits,
+    hidden_states: torch.Tensor,
+    batch: Any,
+    all_token_ids: torch.Tensor,
+    num_computed_tokens: torch.Tensor,
+    prompt_lens: Any,
+) -> Any:
+    """``PromptLogprobsWorker.compute_prompt_logprobs``, which scores audits."""
+    audited = getattr(worker, "audited", {})
+    for row, req_id in enumerate(batch.req_ids) if audited else ():
+        if req_id not in audited:
+            continue
+        try:
+            index = batch.idx_mapping_np[row]
+            prompt = all_token_ids[index, : int(prompt_lens[index])].tolist()
+            audit = audits.find(req_id, prompt, audited[req_id])
+            begin, end = map(int, batch.query_start_loc_np[row : row + 2])
+            first = int(batch.num_computed_prefill_tokens_np[row])
+            if audit is not None:
+                audit.add(first, hidden_states[begin:end], logits_fn)
+        except Exception as error:
+            log.warning("an audit failed in the worker: %s", type(error).__name__)
+    return original(
+        worker, logits_fn, hidden_states, batch, all_token_ids, num_computed_tokens, prompt_lens
+    )

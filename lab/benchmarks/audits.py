@@ -1,0 +1,175 @@
+"""What audits say of clean answers, and what they cost.
+
+``python -m eaglegate.lab.benchmarks.audits clean`` generates answers of every kind with the demo
+model and its draft, scores all of them, and counts the outcomes. ``... cost`` serves laps with and
+without audits in turns, and gives the ratio of their tokens per second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from collections import Counter
+from contextlib import aclosing
+from statistics import median
+from typing import Any
+
+from msgspec.structs import replace
+
+from eaglegate.engine.base import Engine
+from eaglegate.engine.speculation.audit.auditor import AuditedEngine, Auditor
+from eaglegate.engine.speculation.audit.evidence import SequentialTest, judge_margins
+from eaglegate.engine.speculation.audit.holds import AuditHolds
+from eaglegate.engine.speculation.audit.records import AuditRecord, write_nothing
+from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.types import EngineRequest, Sampling
+from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.engine.vllm_backend.translate import describe_engine
+from eaglegate.lab.benchmarks.drive import render, run, running, speculation
+
+DEPTH = 5
+AT_ONCE = 16
+TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5, 2.0)
+RULES: tuple[dict[str, Any], ...] = (
+    {}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}, {"top_k": 50, "top_p": 0.95},
+    {"presence_penalty": 0.6, "frequency_penalty": 0.4}, {"repetition_penalty": 1.2},
+    {"logit_bias": {300: 4.0, 224: -4.0}}, {"min_tokens": 24}, {"bad_words": ("the", "rain")},
+)  # fmt: skip
+
+
+def draw_request(rng: random.Random, number: int, prompts: list[tuple[int, ...]]) -> EngineRequest:
+    prompt = rng.choice(prompts)
+    start = rng.randrange(len(prompt) // 2)
+    sampling = Sampling(
+        max_tokens=rng.choice((16, 32, 64)),
+        temperature=rng.choice(TEMPERATURES),
+        seed=rng.choice((None, rng.randrange(1 << 40))),
+        **({"min_tokens": 0} | rng.choice(RULES)),
+    )
+    tokens = sampling.max_tokens
+    sampling = replace(sampling, min_tokens=min(sampling.min_tokens, tokens))
+    return EngineRequest(
+        f"a{number}", prompt[start:], sampling, depth=rng.choice((None, None, 1, 3))
+    )
+
+
+async def count_clean(dtype: str, answers: int, seed: int, limit_s: float) -> None:
+    rng = random.Random(seed)
+    config = {"dtype": dtype, "speculative_config": speculation(DEPTH)}
+    prompts = render(VllmRenderer(make_demo_arguments(dtype=dtype)))
+    outcomes: Counter[tuple[str, str]] = Counter()
+    tests = {temperature: SequentialTest() for temperature in TEMPERATURES}
+    margins: list[float] = []
+    drafted = tokens = judged = alarms = 0
+    took, until = 0.0, time.monotonic() + limit_s
+    async with running(**config) as engine:
+        for begin in range(0, answers, AT_ONCE):
+            if time.monotonic() > until:
+                break
+            asked = [draw_request(rng, begin + at, prompts) for at in range(AT_ONCE)]
+            written = await asyncio.gather(*(run(engine, one) for one in asked))
+            for request, answer in zip(asked, written, strict=True):
+                began = time.perf_counter()
+                scores = await engine.score(request, answer.token_ids, dtype)
+                took += time.perf_counter() - began
+                outcome = judge_margins(scores, find_tie(dtype))
+                kind = "sampled" if scores.evidence else "by a maximum"
+                outcomes[kind, outcome] += 1
+                margins += [one for one in scores.margins if one > 0]
+                drafted += answer.totals.verify_steps > 0
+                tokens += len(answer.token_ids)
+                if scores.evidence:
+                    judged += scores.judged
+                    test = tests[request.sampling.temperature]
+                    alarms += test.add(scores.evidence, scores.judged)
+    answers = outcomes.total()
+    print(f"{dtype}: {answers} answers, {tokens} tokens, {drafted} answers with drafts")
+    for (kind, name), count in sorted(outcomes.items()):
+        print(f"  {kind}: {name} {count}")
+    worst = sorted(margins)[-5:]
+    print(f"  {len(margins)} tokens were not the first choice; greatest margins {worst}")
+    print(f"  {judged} sampled tokens judged, {alarms} alarms; nats by temperature:")
+    print("  ", {t: round(test.log_evidence, 2) for t, test in tests.items() if test.answers})
+    print(f"  {1000 * took / answers:.1f} ms for an audit")
+
+
+class Counts:
+    """An ``AuditObserver`` that counts."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+
+    def record_audit(self, record: AuditRecord) -> None:
+        self.seen[record.outcome.value] += 1
+
+    def record_audit_drop(self, reason: str) -> None:
+        self.seen[f"dropped: {reason}"] += 1
+
+
+async def measure_lap(engine: Engine, prompts: list[tuple[int, ...]], name: str, s: float) -> float:
+    """Tokens per second of four streams in a closed loop."""
+    until, tokens = time.perf_counter() + s, 0
+
+    async def stream(number: int) -> None:
+        nonlocal tokens
+        at = 0
+        while time.perf_counter() < until:
+            at += 1
+            sampling = Sampling(max_tokens=64, temperature=0.0, ignore_eos=True)
+            request = EngineRequest(f"{name}-{number}-{at}", prompts[at % len(prompts)], sampling)
+            async with aclosing(engine.generate(request)) as steps:
+                async for step in steps:
+                    tokens += len(step.token_ids)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(stream(number) for number in range(4)))
+    return tokens / (time.perf_counter() - began)
+
+
+async def measure_cost(share: float, laps: int, lap_s: float) -> None:
+    prompts = render(VllmRenderer(make_demo_arguments()))
+    counts = Counts()
+    async with running(dtype="bfloat16", speculative_config=speculation(DEPTH)) as engine:
+        auditor = Auditor(share, AuditHolds(), counts, str, lambda: True, write_nothing)
+        assert engine._llm is not None
+        auditor.attach(engine, engine.generate, describe_engine(engine._llm.vllm_config))
+        audited = AuditedEngine(engine, auditor)
+        await measure_lap(engine, prompts, "warm", lap_s)
+        ratios = []
+        for lap in range(laps):
+            speeds = {}
+            for side in ("with", "without") if lap % 2 else ("without", "with"):
+                task = asyncio.create_task(auditor.run())
+                using: Engine = audited if side == "with" else engine
+                speeds[side] = await measure_lap(using, prompts, f"{side}{lap}", lap_s)
+                task.cancel()
+            ratios.append(speeds["with"] / speeds["without"])
+    print(f"share {share:.0%}: tokens per second with audits over without: median "
+          f"{median(ratios):.3f}, laps {[round(one, 3) for one in ratios]}")  # fmt: skip
+    print(
+        f"  {dict(counts.seen)}; audits took {auditor.describe()['engine_share']:.3%} of the time"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("clean", "cost"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--answers", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit-s", type=float, default=900.0, help="longest run of clean")
+    parser.add_argument("--share", type=float, default=0.02)
+    parser.add_argument("--laps", type=int, default=8)
+    parser.add_argument("--lap-s", type=float, default=8.0)
+    options = parser.parse_args()
+    if options.what == "clean":
+        asyncio.run(count_clean(options.dtype, options.answers, options.seed, options.limit_s))
+    else:
+        asyncio.run(measure_cost(options.share, options.laps, options.lap_s))
+
+
+if __name__ == "__main__":
+    main()

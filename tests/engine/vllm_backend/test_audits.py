@@ -1,0 +1,221 @@
+"""Answers of a real engine are scored by the same engine, without the draft."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from eaglegate.engine.errors import EngineFailed
+from eaglegate.engine.speculation.audit.evidence import (
+    AuditOutcome,
+    SequentialTest,
+    judge_margins,
+)
+from eaglegate.engine.speculation.audit.scores import AnswerScores
+from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.types import EngineRequest, Sampling
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.lab.benchmarks.drive import run as run_request
+from eaglegate.lab.benchmarks.drive import running, speculation
+from tests.engine.vllm_backend import faulty
+from tests.engine.vllm_backend.conftest import MOST, SMALL
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
+
+WORKER = "tests.engine.vllm_backend.faulty.FaultyWorker"
+DTYPE = "float32"
+TIE = find_tie(DTYPE)
+TOKENS = 40
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine() -> AsyncGenerator[VllmEngine, None]:
+    config: dict[str, Any] = {
+        **SMALL,
+        "speculative_config": speculation(MOST),
+        "worker_extension_cls": WORKER,
+    }
+    async with running(**config) as started:
+        assert started._llm is not None
+        started._llm.input_processor.speculative_config = None  # as ``steering.allow`` does
+        yield started
+
+
+@asynccontextmanager
+async def inject(engine: VllmEngine, fault: str) -> AsyncGenerator[None, None]:
+    assert engine._llm is not None
+    await engine._llm.collective_rpc("set_fault", args=(fault, True))
+    try:
+        yield
+    finally:
+        await engine._llm.collective_rpc("set_fault", args=(fault, False))
+
+
+async def audit(engine: VllmEngine, request: EngineRequest, dtype: str = DTYPE) -> AnswerScores:
+    answer = await run_request(engine, request)
+    return await engine.score(request, answer.token_ids, dtype)
+
+
+async def audit_all(
+    engine: VllmEngine, requests: list[EngineRequest], dtype: str = DTYPE
+) -> list[AnswerScores]:
+    """Generate together, as users do, and score one after the other."""
+    answers = await asyncio.gather(*(run_request(engine, one) for one in requests))
+    pairs = zip(requests, answers, strict=True)
+    return [await engine.score(one, answer.token_ids, dtype) for one, answer in pairs]
+
+
+def make(name: str, prompt: tuple[int, ...], **sampling: Any) -> EngineRequest:
+    return EngineRequest(name, prompt, Sampling(**{"max_tokens": TOKENS} | sampling))
+
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalties": {
+        "presence_penalty": 0.7, "frequency_penalty": 0.5, "repetition_penalty": 1.2,
+    },
+    "bias": {"logit_bias": {40: 5.0, 300: -50.0}},
+    "minimum": {"min_tokens": TOKENS},
+    "bad words": {"bad_words": ("the", "a", "rain")},
+    "allowed": {"allowed_token_ids": tuple(range(5, 400))},
+}  # fmt: skip
+TRUNCATED = {"top_k": 40, "top_p": 0.95, "min_p": 0.01}
+
+
+def make_mixed(prompts: list[tuple[int, ...]], temperature: float, **more: Any) -> list[Any]:
+    """One request with each of ``FIELDS``, to run in one batch."""
+    return [
+        make(f"{name} {temperature}", prompts[at % len(prompts)], temperature=temperature,
+             **fields, **more)
+        for at, (name, fields) in enumerate(FIELDS.items())
+    ]  # fmt: skip
+
+
+async def test_greedy_answers_are_lossless(
+    engine: VllmEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    for found in await audit_all(engine, make_mixed(prompts, 0.0)):
+        assert judge_margins(found, TIE) is not AuditOutcome.VIOLATED, found.worst
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.8])
+async def test_seeded_answers_are_lossless(
+    engine: VllmEngine, prompts: list[tuple[int, ...]], temperature: float
+) -> None:
+    for more in ({"seed": 7}, {"seed": -(2**40), **TRUNCATED}):
+        for found in await audit_all(engine, make_mixed(prompts, temperature, **more)):
+            assert judge_margins(found, TIE) is not AuditOutcome.VIOLATED, found.worst
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.8])
+async def test_sampled_answers_bring_no_evidence(
+    engine: VllmEngine, prompts: list[tuple[int, ...]], temperature: float
+) -> None:
+    test = SequentialTest(threshold=1e5)
+    for more in ({}, TRUNCATED):
+        for found in await audit_all(engine, make_mixed(prompts, temperature, **more) * 2):
+            assert judge_margins(found, TIE) is AuditOutcome.LOSSLESS, found.worst
+            assert found.evidence is not None
+            assert not test.add(found.evidence, found.judged), test.strongest
+
+
+async def test_an_answer_in_chunks_and_with_a_cached_prompt(
+    engine: VllmEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    """Longer than a step may read, and never from the prefix cache, which holds its prompt."""
+    prompt = (prompts[0] * 20)[:600]
+    found = await audit(engine, make("long", prompt, temperature=0.0, max_tokens=8))
+    assert judge_margins(found, TIE) is not AuditOutcome.VIOLATED
+    assert found.margins
+
+
+async def test_an_answer_that_was_altered_is_violated(
+    engine: VllmEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    request = make("altered", prompts[1], temperature=0.0, min_tokens=10)
+    answer = [*(await run_request(engine, request)).token_ids]
+    answer[6] = 17 if answer[6] != 17 else 18
+    found = await engine.score(request, answer, DTYPE)
+    assert judge_margins(found, TIE) is AuditOutcome.VIOLATED
+    assert found.margins[6] > TIE
+    assert max(found.margins[:6]) <= TIE
+
+
+async def test_rules_that_cannot_be_applied_fail_the_audit_alone(
+    engine: VllmEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    request = make("broken", prompts[1], temperature=0.0)
+    answer = (await run_request(engine, request)).token_ids
+    broken = replace(request, sampling=replace(request.sampling, logit_bias={10**7: 1.0}))
+    with pytest.raises(EngineFailed, match="not scored: IndexError"):
+        await engine.score(broken, answer, DTYPE)
+    assert (await audit(engine, request)).margins
+
+
+Faulty = Callable[[list[tuple[int, ...]]], list[EngineRequest]]
+
+
+def ask_greedy(prompts: list[tuple[int, ...]]) -> list[EngineRequest]:
+    return [make(f"g{at}", prompt, temperature=0.0) for at, prompt in enumerate(prompts)]
+
+
+def ask_seeded(prompts: list[tuple[int, ...]]) -> list[EngineRequest]:
+    return [
+        make(f"s{at}", prompt, temperature=0.6, seed=at, min_tokens=TOKENS)
+        for at, prompt in enumerate(prompts)
+    ]
+
+
+def ask_sampled(prompts: list[tuple[int, ...]]) -> list[EngineRequest]:
+    return [
+        make(f"r{at}", prompt, temperature=0.4, min_tokens=TOKENS)
+        for at, prompt in enumerate(prompts * 4)
+    ]
+
+
+def ask_penalised(prompts: list[tuple[int, ...]]) -> list[EngineRequest]:
+    return [
+        make(f"p{at}", prompt, temperature=0.0, frequency_penalty=1.5, min_tokens=TOKENS)
+        for at, prompt in enumerate(prompts)
+    ]
+
+
+def ask_minimum(prompts: list[tuple[int, ...]]) -> list[EngineRequest]:
+    return [
+        make(f"m{at}", prompt, temperature=0.0, max_tokens=160, min_tokens=160)
+        for at, prompt in enumerate(prompts)
+    ]
+
+
+FAULTS: list[tuple[str, Faulty]] = [
+    (faulty.ACCEPTS_ALL, ask_greedy),
+    (faulty.ACCEPTS_ALL, ask_seeded),
+    (faulty.ACCEPTS_ALL, ask_sampled),
+    (faulty.ACCEPTS_TOO_MANY, ask_greedy),
+    (faulty.IGNORES_TEMPERATURE, ask_seeded),
+    (faulty.IGNORES_TEMPERATURE, ask_sampled),
+    (faulty.IGNORES_SEED, ask_seeded),
+    (faulty.IGNORES_PENALTIES, ask_penalised),
+    (faulty.IGNORES_MINIMUM, ask_minimum),
+    (faulty.SWAPS_ROWS, ask_greedy),
+]
+
+
+@pytest.mark.parametrize(("fault", "ask"), FAULTS)
+async def test_faults_are_found(
+    engine: VllmEngine, prompts: list[tuple[int, ...]], fault: str, ask: Faulty
+) -> None:
+    test = SequentialTest()
+    async with inject(engine, fault):
+        for found in await audit_all(engine, ask(prompts)):
+            if judge_margins(found, TIE) is AuditOutcome.VIOLATED:
+                return
+            if found.evidence and test.add(found.evidence, found.judged):
+                return
+    raise AssertionError(f"not found; {test.log_evidence:.1f} nats")
