@@ -32,7 +32,7 @@ DRAWN = re.compile(r"<svg.*?</svg>", re.DOTALL)
 
 
 def mark(code: str) -> str:
-    """What an SVG says of the text that it was drawn from."""
+    """The comment that ties an SVG to the text that it was drawn from."""
     return f"<!-- drawn from {hashlib.sha256(code.encode()).hexdigest()[:16]} -->"
 
 

@@ -114,7 +114,7 @@ def render_commands() -> Iterator[str]:
 
 
 def _run(*arguments: str) -> str:
-    """What a command prints; Python wraps help to the width of the terminal."""
+    """The output of a command; Python wraps help to the width of the terminal."""
     before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), WIDTH
     out = io.StringIO()
     try:
