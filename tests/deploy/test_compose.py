@@ -44,6 +44,13 @@ def test_prometheus_reaches_the_gateway():
     assert mounted("prometheus") == {"/etc/prometheus": "./deploy/prometheus"}
 
 
+def test_the_gateway_answers_to_its_names():
+    gateway = SERVICES["gateway"]
+    allowed = gateway["environment"]["EAGLEGATE_ALLOWED_HOSTS"].split(",")
+    aliases = gateway["networks"]["default"]["aliases"]
+    assert {"gateway", *aliases} - {"prometheus"} == set(allowed)
+
+
 def test_grafana_reaches_prometheus():
     path = ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml"
     url = yaml.safe_load(path.read_text())["datasources"][0]["url"]
