@@ -188,7 +188,8 @@ class Literal:
         """Whether the next argument is in the string, for a damage between the two."""
         keys = "|".join(map(re.escape, self._keys))
         text, self._inner = "".join(self._inner), []
-        if text.endswith(f"{_INNER})"):  # the end of the call, before a quote too many
+        is_odd = text.count(_INNER) % 2 == 1
+        if is_odd and text.endswith(f"{_INNER})"):  # the end of the call, and a quote too many
             return True
         near = rf"{_INNER}[^{_INNER}]{{0,80}}\b(?:{keys})(?:\W{{0,3}}|</?[\w|]{{1,40}}>)="
         return re.search(near, text) is not None

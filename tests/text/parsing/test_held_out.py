@@ -95,6 +95,14 @@ QUOTING = {
 }
 
 
+def test_quotes_in_pairs_and_a_parenthesis_end_a_value() -> None:
+    """LFM2.5's template writes quotes as they are."""
+    output = "⟪<|tool_call_start|>⟫[place(city='a IN ('b', 'c')')]⟪<|tool_call_end|>⟫"
+    for answer in read_all(Damage("quotes", "lfm2", output, tools={"place": PLACE})):
+        assert [str(call.outcome) for call in answer.calls] == ["valid"]
+        assert json.loads(answer.calls[0].arguments) == {"city": "a IN ('b', 'c')"}
+
+
 @pytest.mark.parametrize("parser", QUOTING)
 def test_a_value_that_quotes_whole_parameters_is_valid(parser: str) -> None:
     template, value = QUOTING[parser]
