@@ -198,7 +198,7 @@ def _check(answer: Folded, content: str, calls: Sequence[Call], quoted: str = ""
 
 
 _OWN_TAG = re.compile(
-    r"</(\w+:)?(function|invoke|param|parameter)>|</?(ifm\|)?arg_value(:\w+)?>"
+    r"</(\w+:)?(function|invoke|param|parameter)>|</?(ifm\|)?arg_(value|type)(:\w+)?>"
     r"|<\|tool_arg:(value|end)\|>|<\|sep\|>|<\|\"\|>|<escape>|\]<\]minimax\[>\["
 )
 """Tags that end a value. One that stands at the end of the value, or is all of it, may be left
