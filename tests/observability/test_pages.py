@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from pathlib import Path
 
 import httpx
 import orjson
@@ -113,6 +115,14 @@ async def test_the_page_needs_nothing_from_elsewhere(telemetry):
     loaded = re.findall(r'(?:src|href)="([^"]*)"', answer.text)
     assert {"page/page.css", "page/operate.js", "page/playground.js"} <= set(loaded)
     assert all(not part.startswith(("http", "//")) for part in loaded)
+
+
+def test_the_package_holds_every_file_of_the_page():
+    root = Path(__file__).parents[2]
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = settings["package-data"]["eaglegate.observability"]
+    packed = {path for pattern in patterns for path in (root / "observability").glob(pattern)}
+    assert set((root / "observability" / "page").iterdir()) <= packed
 
 
 def position_totals(accepted_at: tuple[int, ...], proposed_at: tuple[int, ...]) -> Totals:

@@ -185,3 +185,28 @@ async def test_steps_are_counted_and_rejected_drafts_shown(lab, tmp_path):
                 lost = await page.value("document.querySelector('.written .lost').title")
                 assert 'rejected: 3: "<"' in lost
             assert page.problems == []
+
+
+EXAMPLES = ("chat", "tool call", "structured output", "reasoning", "repetition")
+
+
+@pytest.mark.slow
+@in_a_browser
+async def test_every_example_is_a_request_that_every_api_takes(lab, tmp_path):
+    script(lab, "one two three")
+    with on_a_port(make_app(lab, make_page_routes())) as url:
+        async with asyncio.timeout(60), browser(tmp_path / "p") as page:
+            await open_playground(page, url + "/playground")
+            await wait_for(page, OPENED)
+            runs = itertools.product(("chat", "responses", "messages"), EXAMPLES)
+            for at, (api, example) in enumerate(runs, 1):
+                await fill(page, api=api, example=example, seed="7")
+                await page.value("document.getElementById('run').click()")
+                await wait_for(page, f"document.getElementById('panels').dataset.done == '{at}'")
+                state = await page.value("document.querySelector('.panel').dataset.state")
+                detail = await page.value("document.querySelector('.detail').textContent")
+                assert state == "done", (api, example, detail)
+            sent = lab.engine.requests
+            assert [request.sampling.seed for request in sent] == [7] * 10 + [None] * 5
+            assert sum(request.constraint is not None for request in sent) == 3
+            assert page.problems == []
