@@ -47,6 +47,7 @@ from eaglegate.engine.types import (
 )
 from eaglegate.engine.vllm_contract import SCHEDULER, WORKER, find_broken
 from eaglegate.engine.vllm_fields import (
+    DEPTH_BITS,
     build_sampling_fields,
     is_reasoning_ended,
     select_top,
@@ -240,7 +241,8 @@ def read_decode_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None
     if account is None or not delivered or (first and not account.num_draft_tokens):
         return None
     drafted, (reached,) = account.num_draft_tokens, account.histogram
-    depth, planned = unpack_depth(account.num_spec_tokens)
+    packed = account.num_spec_tokens
+    depth, planned = unpack_depth(packed) if packed >> DEPTH_BITS else (packed, None)
     if not drafted:
         reason = UndraftedReason.REFUSED if depth else UndraftedReason.OFF
         return intern_step(0, 0, delivered, 0, reason, planned)
