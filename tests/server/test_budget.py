@@ -18,7 +18,7 @@ def test_bytes_are_bounded_for_all_and_for_each():
     budget = RequestBudget(held_bytes=100)
     first, second, third = budget.open("a"), budget.open("a"), budget.open("b")
     first.hold(40)
-    with pytest.raises(TooManyRequests, match="100 of all clients and 50 of this one"):
+    with pytest.raises(TooManyRequests, match="100 for all clients and 50 for this one"):
         second.hold(20)
     third.hold(50)
     first.close()
