@@ -38,8 +38,9 @@ test-fast: install-light  ## most tests, in a minute; they need no engine, nor v
 test-light: install-light  ## all tests that need no engine, nor vLLM or torch installed
 	@.venv-light/bin/python -m pytest -m "not slow" $(PROCESSES) $(ARGS)
 
-# vLLM's second model runner, which it takes on every GPU, with its Triton kernels interpreted.
-GPU_PATH := TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 PYTHONPATH=$(CURDIR)/tests/gpu_path:$(CURDIR)/.src:$(CURDIR)/.gpu-path
+# vLLM's second model runner, which it takes on every GPU, with its Triton kernels interpreted. Nearly
+# all of that is Python, so an engine has one thread.
+GPU_PATH := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 PYTHONPATH=$(CURDIR)/tests/gpu_path:$(CURDIR)/.src:$(CURDIR)/.gpu-path
 
 test-gpu-path:  ## tests of engines on the code path of GPUs, without one
 	@$(PYTHON) scripts/install.py --gpu-path

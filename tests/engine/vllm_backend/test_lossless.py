@@ -53,7 +53,7 @@ CONSTRAINTS = {
 WAYS_TO_SAMPLE: dict[str, dict[str, Any]] = {
     "top_k": {"temperature": 2.0, "top_k": 8},
     "top_p": {"temperature": 2.0, "top_k": 16, "top_p": 0.9},
-    "min_p": {"temperature": 2.0, "min_p": 0.2, "logit_bias": {300: 1.0, 312: -1.0}},
+    "min_p": {"temperature": 2.0, "min_p": 0.1, "logit_bias": {300: 1.0, 312: -1.0}},
 }
 """Hot settings, because the demo model is sure of itself."""
 SAMPLES = 240 if SECOND_RUNNER else 600
@@ -61,6 +61,8 @@ SAMPLES = 240 if SECOND_RUNNER else 600
 SEEDS = 40 if SECOND_RUNNER else SAMPLES
 """Number of those samples that are taken with their seeds, too."""
 SAMPLED_TOKENS = 4 if SECOND_RUNNER else 6
+ACCEPTED = 0.3 if SECOND_RUNNER else 0.5
+"""Draft tokens that a sample must accept on average, or its text says little about drafts."""
 LAST_STOP = 12 if SECOND_RUNNER else 30
 """Tokens of an answer that are tried as its stop."""
 LONG_TOKENS = 480
@@ -351,7 +353,7 @@ async def test_sampling_draws_from_the_same_distribution(
     for outcome, request in zip(seeded, some, strict=True):
         assert outcome.token_ids == reference[request.id].token_ids
     accepted, with_seeds = (count_accepted(outcomes) / len(outcomes) for outcomes in (got, seeded))
-    assert accepted > 0.5
+    assert accepted > ACCEPTED
     assert with_seeds == pytest.approx(accepted, rel=0.3 if SECOND_RUNNER else 0.15)
     for length in (2, 3, 4, 6):
         with_draft = Counter(outcome.token_ids[:length] for outcome in got)
