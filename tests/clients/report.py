@@ -20,11 +20,11 @@ PAGE = ROOT / "docs" / "clients.md"
 HEAD = """\
 # Clients
 
-Coding agents, SDKs, load generators and evaluation harnesses that CI runs against the gateway,
-at the pinned versions. A scripted worker stands behind `--upstream` and calls tools from a script,
-so an agent goes through whole sessions: everything between the client and the worker's tokens is
-real. A row passes when the client reaches its goal and none of its requests is refused,
-but where the row is about a refusal.
+CI runs these coding agents, SDKs, load generators and evaluation harnesses against the gateway, at
+pinned versions. A scripted worker stands behind `--upstream` and calls tools from a script, so that
+an agent goes through whole sessions. Everything between the client and the worker's tokens is real.
+A row passes when the client reaches its goal and none of its requests is refused, unless the row is
+about a refusal.
 
 `make clients` writes this page; `make clients-newest` runs the newest versions and prints what
 fails. The SDKs that run against the demo model itself (`openai` for Python and

@@ -30,31 +30,31 @@ FAILS = "fails"
 HEAD = """\
 # Drafting methods
 
-The drafting methods of vLLM 0.32: what each can do at a step that wants fewer than K draft
-tokens, and what was run. `make methods` runs real engines on the CPU and writes this page. The
-facts are the table in `engine/speculation/methods.py`, which the scheduler, the warm-up, the
-planner, `eaglegate check` and the banner read.
+This page lists the drafting methods of vLLM 0.32, how each behaves at a step that wants fewer than
+K draft tokens, and which were run. `make methods` runs real engines on the CPU and writes the page.
+The facts come from the table in `engine/speculation/methods.py`, which the scheduler, the warm-up,
+the planner, `eaglegate check` and the banner read.
 
 - **per step**: a step drafts as deep as its deepest request, and each request verifies as many
   tokens as its own depth.
 - **by verifying fewer**: a step that drafts at all drafts K tokens. Each request verifies as many
   as its own depth.
 - **not at all**: every request drafts and verifies K tokens at every step. A method that is not in
-  the table runs so, with one warning at the start. A request's own depth is refused with a 400,
-  and `--depth auto` does not plan.
+  the table behaves like this, with one warning at the start. A request that asks for a depth gets a
+  400, and `--depth auto` does not plan.
 
-At a step in which no request wants a draft, the drafter is skipped or runs. One that follows the
-text (suffix, n-gram on the GPU) must run. vLLM takes its first model runner on a CPU and its
-second one on a GPU, unless only the other one has the method.
+At a step in which no request wants a draft, the drafter is skipped or runs all the same. A drafter
+that follows the text (suffix, n-gram on the GPU) must run. vLLM uses its first model runner on a
+CPU and its second one on a GPU, unless only the other one supports the method.
 
 ## Run on the first model runner
 
 Each method ran on one engine, and its greedy text was compared with that of an engine without a
 draft (float32, six answers at a time): at depths K, 0 and 1, with mixed depths in one batch, at
 random depths and under the planner. Its accounts were compared with vLLM's own counters of verify
-steps, draft tokens and accepted tokens. Requests were cancelled, and one ended at a stop token,
-amid others that went on. Then another draft was offered: only EAGLE 3 and 3.1 drafts can be
-exchanged, and other methods refuse it with the reason.
+steps, draft tokens and accepted tokens. Some requests were cancelled and one ended at a stop token
+while others continued. Then another draft was offered: only EAGLE 3 and 3.1 drafts can be
+exchanged, and other methods refuse with the reason.
 
 | method | its draft | depth varies | step at depth 0 | text, accounts, early ends | exchange |
 |---|---|---|---|---|---|
@@ -62,17 +62,17 @@ exchanged, and other methods refuse it with the reason.
 SECOND = """
 ## On the second model runner
 
-By reading; `make test-gpu-path` runs EAGLE 3.1 on it ([GPU code path](gpu-path.md)).
+This table comes from reading the source; `make test-gpu-path` runs EAGLE 3.1 on this runner ([GPU code path](gpu-path.md)).
 
 | method | depth varies | step at depth 0 |
 |---|---|---|
 """
 READ_HEAD = """
-An MTP draft of several layers has a speculator of its own there, which drafts K.
+On this runner an MTP draft of several layers has a speculator of its own, which drafts K tokens.
 
 ## Not run
 
-No CPU runs these. A test holds the words of vLLM's source that are named here.
+These do not run on a CPU. A test checks that vLLM's source still has the quoted words.
 
 | method | depth varies | in vLLM's source | found |
 |---|---|---|---|
