@@ -50,7 +50,8 @@ ROUNDS = 8
 RUN = """new Promise(done => {
   document.getElementById("prompt").value = "What is 84 - 37?";
   const beside = document.getElementById("beside");
-  beside.selectedIndex = Math.max(1, [...beside.options].findIndex(o => /no speculation/.test(o.text)));
+  const plain = [...beside.options].findIndex(o => /no speculation/.test(o.text));
+  beside.selectedIndex = Math.max(1, plain);
   document.getElementById("run").click();
   const look = () => document.getElementById("stop").disabled ? done(true) : setTimeout(look, 50);
   setTimeout(look, 500);

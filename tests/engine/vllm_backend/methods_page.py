@@ -62,7 +62,8 @@ exchanged, and other methods refuse with the reason.
 SECOND = """
 ## On the second model runner
 
-This table comes from reading the source; `make test-gpu-path` runs EAGLE 3.1 on this runner ([GPU code path](gpu-path.md)).
+This table comes from reading the source; `make test-gpu-path` runs EAGLE 3.1 on this runner
+([GPU code path](gpu-path.md)).
 
 | method | depth varies | step at depth 0 |
 |---|---|---|
