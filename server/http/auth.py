@@ -51,7 +51,10 @@ from eaglegate.server.http.middleware import find_writer
 from eaglegate.server.http.rate_limits import add_rate_limits
 from eaglegate.server.http.response import send_json
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/playground"})
+PROBE_PATHS = frozenset({"/health", "/ready", "/ping"})
+"""Paths that answer every host and need no key."""
+OPEN_PATHS = PROBE_PATHS | {"/playground"}
+"""Paths that need no key."""
 OPEN_FOLDER = "/page/"
 """Styles and scripts of the page, which are the same for everybody."""
 OPERATOR_PATHS = ("/metrics", "/debug", "/admin")
@@ -122,9 +125,11 @@ class AuthMiddleware:
         operator = is_operator(path)
         host = read_host(headers, scope["http_version"])
         self._check_port(scope, path)
-        if is_open(path):
+        if path in PROBE_PATHS:
             return Caller()
         self._check_origin(scope["method"], headers, host, operator)
+        if is_open(path):
+            return Caller()
         if operator:
             return Caller(self._authorize_operator(path, headers))
         key = self._gateway.keys.find(_read_key(headers)) if self._gateway.keys else None
