@@ -235,7 +235,7 @@ FLAGS = (
     ignore("enable_log_outputs", NO_PROMPTS, SWITCH),
     ignore("enable_log_deltas", NO_PROMPTS, SWITCH),
     ignore("enable_prompt_tokens_details", "usage always has prompt_tokens_details", SWITCH),
-    ignore("enable_per_request_metrics", "an answer with one choice has timings, and so has /metrics", SWITCH),
+    ignore("enable_per_request_metrics", "answers with one choice have timings", SWITCH),
     ignore("enable_server_load_tracking", "/load and /metrics always show it", SWITCH),
     refuse(
         "enable_force_include_usage",
