@@ -92,7 +92,7 @@ class ChoiceTrack:
     def count_planned(self, first: int, steps: int) -> dict[str, int]:
         """Count the steps from ``first`` on by the planner's reason; empty without a planner."""
         found = Counter(self.planned[first : first + steps])
-        return {name: found[at] for at, name in enumerate(REASONS) if name and found[at]}
+        return {name.value: found[at] for at, name in enumerate(REASONS) if name and found[at]}
 
     def steps(self) -> Iterator[tuple[float, int, int, int, str | None]]:
         """Seconds, drafted, accepted, delivered, and why nothing was drafted."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
@@ -174,6 +175,7 @@ def test_the_planners_reasons_are_counted_by_run(traffic: Traffic) -> None:
     row = traffic.explain(traffic.answer([STEPS[0], cost, cost, more, probe, STEPS[3]]))
     (choice,) = row["choices"]
     assert choice["planned"] == {"cost": 2, "probe": 1, "bound": 1}
+    assert orjson.loads(orjson.dumps(choice)) == choice, "the page gets it as JSON"
     assert [run["planned"] for run in choice["runs"]] == [{"cost": 2, "bound": 1}, {"probe": 1}, {}]
     text = "\n".join(format_explanation(row))
     assert "depth 1, 3 steps, 6 tokens, 300.0 ms, planned: cost 2, bound 1" in text
