@@ -312,10 +312,12 @@ def count_recovery(planner: dict[str, Any]) -> int:
 
 
 def compare_kinds(blocks: list[Block]) -> dict[str, float]:
-    """Tokens per second of each kind with the planner, over those with the right depths."""
+    """Tokens per second of each kind with the planner, over those with the right depths; empty
+    where the right depths were not run.
+    """
     found: dict[str, list[float]] = {}
     auto, right = ([b for b in blocks if b.lane == lane] for lane in ("auto", "right"))
-    for one, other in zip(auto, right, strict=True):
+    for one, other in zip(auto, right, strict=bool(right)):
         for kind in one.tokens_by_kind.keys() & other.tokens_by_kind.keys():
             rates = [block.tokens_by_kind[kind] / block.seconds for block in (one, other)]
             found.setdefault(kind, []).append(rates[0] / rates[1])
