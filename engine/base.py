@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from eaglegate.engine.speculation.audit.scores import AnswerScores
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.policy import EngineLoss, PostMortem
-from eaglegate.engine.types import EngineInfo, EngineRequest, Health, Step
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, StepSink
 from eaglegate.text.rendering.encoding import NO_LIMITS, RenderLimits
 
 
@@ -20,11 +20,12 @@ class Engine(Protocol):
         """Load and warm up. Raises EngineStartError. Cancelled, it leaves nothing running."""
         ...
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        """Yield steps until one carries ``finish``.
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
+        """Push steps into ``sink`` until one carries ``finish``; return when it was pushed.
 
-        Closing the generator (``aclosing``) or cancelling its consumer aborts the request in the
-        engine. Raises RequestRejected before the first step, else EngineError subclasses.
+        Cancelling it aborts the request in the engine, and so does an exception of the sink, which
+        it raises. Raises RequestRejected before the first step, else EngineError subclasses.
+        ``engine/steps.py`` has adapters for engines that yield and for readers that iterate.
         """
         ...
 

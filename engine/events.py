@@ -9,8 +9,8 @@ One ``Observation`` per request, in this order:
     observation.end(Ending.COMPLETED)          # exactly once, in a finally
 
 ``observer.record_refusal`` reports a request that never became a Job. No method raises or waits.
-The step an engine yields, then the events made of it, then the next step: because one task does
-all three for a sequence, an observer that also sees the steps knows which step made which event.
+A step comes, then the events made of it, then the next step: an observer that also sees the steps
+knows which step made which event.
 """
 
 from __future__ import annotations
@@ -132,33 +132,21 @@ class Finish(Struct, frozen=True):
 Event = ParserEvent | PromptEcho | StepsDelta | TokensDelta | LogprobsDelta | UsageDelta | Finish
 
 
-Batch = tuple[int, list[Event]]
-"""The choice, and the events of one engine step; never an empty list."""
+class EventSink(Protocol):
+    """Takes the events of an answer: ``engine.types.StepSink`` behind the parser.
 
-
-class BatchSink:
-    """Takes batches at once, without waking the reader of ``events``, once that reader opens it."""
-
-    __slots__ = ("_is_open", "push")
-
-    def __init__(self) -> None:
-        self._is_open: Callable[[], bool] = bool
-        self.push: Callable[[int, list[Event]], None] = _refuse
+    Each push has the number of the choice, and the events of one engine step, never none.
+    """
 
     def is_open(self) -> bool:
-        return self._is_open()
+        """Whether the client keeps up."""
+        ...
 
-    def open(self, is_open: Callable[[], bool], push: Callable[[int, list[Event]], None]) -> None:
-        """``push`` is called only where ``is_open`` has just been true."""
-        self._is_open, self.push = is_open, push
+    def push(self, choice: int, events: list[Event]) -> None: ...
 
-    def close(self) -> None:
-        """Let go of the reader, which may in turn know of this sink's request."""
-        self._is_open, self.push = bool, _refuse
-
-
-def _refuse(_choice: int, _events: list[Event]) -> None:
-    raise RuntimeError("the sink is closed")
+    async def drain(self) -> None:
+        """Wait until the client has been sent what was pushed. Several choices may wait at once."""
+        ...
 
 
 EventCallback = Callable[[Event], None]

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 from eaglegate.engine.errors import EngineDead, EngineError
 from eaglegate.engine.speculation.accounting import intern_step, trim_decode
-from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SpeculationInfo, Step
+from eaglegate.engine.steps import put
+from eaglegate.engine.types import (
+    EngineInfo,
+    EngineRequest,
+    Health,
+    SpeculationInfo,
+    Step,
+    StepSink,
+)
 from eaglegate.text.events import FinishReason
 
 DEFAULT_INFO = EngineInfo(
@@ -71,17 +79,15 @@ class ScriptedEngine:
     async def start(self) -> EngineInfo:
         return self.info
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         self.requests.append(request)
         self.running.add(request.id)
         ended = False
         try:
-            async for step in self._play(request):
-                ended = step.finish is not None
-                if ended or request.sink is None or not request.sink.is_open():
-                    yield step
-                else:
-                    request.sink.push(step)
+            async with aclosing(self._play(request)) as played:
+                async for step in played:
+                    ended = step.finish is not None
+                    await put(step, sink)
         except EngineError:
             ended = True
             raise

@@ -110,30 +110,36 @@ class EngineRequest(Struct, frozen=True):
     """Rules by which the engine scores the answer that ends the prompt; None for all requests but
     audits.
     """
-    sink: StepSink | None = None
-    """Sink into which the engine may put steps instead of yielding them."""
 
 
 class StepSink(Protocol):
-    """Takes steps at once, without waking the reader of ``Engine.generate``.
+    """Takes the steps of one request, from the engine to the client, in one call.
 
-    An engine pushes only while the reader waits for its next step and ``is_open`` is true; the last
-    step is always yielded. What ``push`` raises, the reader gets in place of its next step. A sink
-    around another has the other's ``is_open`` as its own.
+    While ``is_open`` is true an engine pushes each step as it comes, from any callback of the event
+    loop. Otherwise it holds its steps back until ``drain`` returns, and pushes them joined into
+    one. What ``push`` or ``drain`` raises ends the request, and ``Engine.generate`` raises it.
+
+    A sink around another has the other's ``is_open`` and ``drain`` as its own.
     """
 
-    def is_open(self) -> bool: ...
+    def is_open(self) -> bool:
+        """Whether the client keeps up: another step may be pushed without waiting."""
+        ...
 
     def push(self, step: Step) -> None: ...
+
+    async def drain(self) -> None:
+        """Wait until the client has been sent what was pushed. Called by one task at a time."""
+        ...
 
 
 class SinkTap:
     """A sink that shows each step to ``observe`` before it passes it on."""
 
-    __slots__ = ("_observe", "_push", "is_open")
+    __slots__ = ("_observe", "_push", "drain", "is_open")
 
     def __init__(self, sink: StepSink, observe: Callable[[Step], object]) -> None:
-        self.is_open = sink.is_open
+        self.is_open, self.drain = sink.is_open, sink.drain
         self._push = sink.push
         self._observe = observe
 

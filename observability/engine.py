@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 
 from msgspec import structs
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.supervision.policy import LossCause, RecoveryOutcome
-from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, StepSink
 from eaglegate.observability.middleware import current
 from eaglegate.observability.telemetry import Telemetry
 
@@ -30,20 +30,12 @@ class InstrumentedEngine:
         self._telemetry.record_engine_start(self._name, info, self._telemetry.clock() - began)
         return info
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         sequence, close = self._telemetry.open_sequence(request, self._model)
-        see = sequence.add_step
-        sink = None if request.sink is None else SinkTap(request.sink, see)
-        trace_headers = _find_trace_headers() or request.trace_headers
-        request = structs.replace(request, sink=sink, trace_headers=trace_headers)
+        if trace_headers := _find_trace_headers():
+            request = structs.replace(request, trace_headers=trace_headers)
         try:
-            steps = self._engine.generate(request)
-            try:
-                async for step in steps:
-                    see(step)
-                    yield step
-            finally:
-                await steps.aclose()
+            await self._engine.generate(request, SinkTap(sink, sequence.add_step))
         finally:
             close()
 

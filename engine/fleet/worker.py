@@ -20,6 +20,7 @@ from eaglegate.engine.fleet.types import (
     WorkerState,
 )
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.steps import NullSink
 from eaglegate.engine.supervision.policy import LossCause, now
 from eaglegate.engine.supervision.pool import EngineSession, PoisonIsolation, close_engine
 from eaglegate.engine.supervision.recovery import FailureKind
@@ -341,5 +342,4 @@ async def _generate_token(engine: Engine) -> None:
     """A worker may report health and still not generate."""
     sampling = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
     request = EngineRequest("eaglegate-probe", PROBE_PROMPT, sampling, depth=0)
-    async for _ in engine.generate(request):
-        pass
+    await engine.generate(request, NullSink())

@@ -34,12 +34,14 @@ from eaglegate.engine.remote.reading import (
 from eaglegate.engine.remote.upstream import ENGINES, ConnectionSettings, LocalModel, Upstream
 from eaglegate.engine.speculation.accounting import intern_step
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.steps import push_steps, put
 from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
     EngineRequest,
     PositionLogprobs,
     Step,
+    StepSink,
     UndraftedReason,
 )
 from eaglegate.engine.vllm_fields import ABORT, FINISH
@@ -67,7 +69,7 @@ class RemoteEngine(RemoteEngineBase):
         found = probe.WorkerFacts(name, longest, self._speculation)
         return probe.build_info(found, self._model, connection)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         connection = self._require_connection()
         stream = request.sampling.prompt_logprobs is None
         body = wire.build_body(request, stream=stream, depth=self._speculation.per_request)
@@ -75,12 +77,10 @@ class RemoteEngine(RemoteEngineBase):
         answer = AnswerAssembler(request, self._speculation, most.tokens, self._model.vocab_size)
         if stream:
             payloads = connection.stream(wire.GENERATE, body, headers, most)
-            async with aclosing(_read_steps(payloads, answer)) as steps:
-                async for step in steps:
-                    yield step
+            await push_steps(_read_steps(payloads, answer), sink)
         else:
             answer.read_whole(await connection.fetch(wire.GENERATE, body, headers, most))
-        yield answer.finish()
+        await put(answer.finish(), sink)
 
     async def read_counters(self) -> Totals | None:
         reply = await self._require_connection().ask("/metrics")

@@ -7,7 +7,7 @@ expect. How many tokens the worker generated, and what it speculated, stays unkn
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,7 @@ from eaglegate.engine.remote.reading import (
     read_string,
 )
 from eaglegate.engine.remote.upstream import Codec, LocalModel
+from eaglegate.engine.steps import put
 from eaglegate.engine.types import (
     Constraint,
     EngineInfo,
@@ -36,6 +37,7 @@ from eaglegate.engine.types import (
     Sampling,
     SpeculationInfo,
     Step,
+    StepSink,
 )
 from eaglegate.engine.vllm_fields import ABORT
 from eaglegate.text.events import FinishReason
@@ -66,7 +68,7 @@ class TextEngine(RemoteEngineBase):
             details={"worker": str(self._upstream), "dialect": self._dialect.summary},
         )
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         connection = self._require_connection()
         self._check_supported(request)
         most = compute_limits(request, text=True)
@@ -82,10 +84,10 @@ class TextEngine(RemoteEngineBase):
                     if left < 0:
                         raise WorkerProtocolError(f"{self._upstream} sent more than was asked for.")
                     if token_ids:
-                        yield Step(token_ids)
+                        await put(Step(token_ids), sink)
         if finish is None:
             raise EngineDead("The worker ended its stream before the answer.")
-        yield Step((), finish=finish)
+        await put(Step((), finish=finish), sink)
 
     def _check_supported(self, request: EngineRequest) -> None:
         """Refuse features that a text cannot carry. Raises RequestRejected."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ from eaglegate.engine.supervision.recovery import (
     RequestRecovery,
     Submission,
 )
-from eaglegate.engine.types import EngineInfo, EngineRequest, Step
+from eaglegate.engine.types import EngineInfo, EngineRequest, Step, StepSink
 
 log = logging.getLogger(__name__)
 
@@ -242,8 +242,8 @@ class EnginePool:
         self._recovery = RequestRecovery(self, self.timeouts, self.observer)
         self._changed = asyncio.Event()
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        return self._recovery.generate(self._bound_depth(request))
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
+        await self._recovery.generate(self._bound_depth(request), sink)
 
     @property
     def unclaimed(self) -> Totals:

@@ -9,7 +9,7 @@ engine when one is lost (``continuation.py``), and finds the request that crashe
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,6 +27,7 @@ from eaglegate.engine.errors import (
 )
 from eaglegate.engine.speculation.accounting import sum_steps
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.steps import put
 from eaglegate.engine.supervision.continuation import Continuation, ReplayDiverged
 from eaglegate.engine.supervision.policy import (
     RecoveryObserver,
@@ -157,12 +158,12 @@ class InFlightRequest:
 
 
 class _DeliverySink:
-    """A request's sink, for one submission."""
+    """A request's sink, for one submission: takes the part of each step that is new."""
 
-    __slots__ = ("_inflight", "_push", "_submission", "is_open")
+    __slots__ = ("_inflight", "_push", "_submission", "drain", "is_open")
 
     def __init__(self, inflight: InFlightRequest, submission: Submission, sink: StepSink) -> None:
-        self.is_open = sink.is_open
+        self.is_open, self.drain = sink.is_open, sink.drain
         self._push = sink.push
         self._inflight, self._submission = inflight, submission
 
@@ -235,24 +236,21 @@ class RequestRecovery:
     replayed: Totals = field(default_factory=Totals)
     """Steps generated a second time; their tokens were delivered before."""
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         inflight = InFlightRequest(request, Continuation(request, accounts=self.provider.accounts))
         continuation = inflight.continuation
         while not inflight.finished:
             if continuation.is_complete:
-                yield Step((), finish=FinishReason.LENGTH)
+                await put(Step((), finish=FinishReason.LENGTH), sink)
                 return
             async with self.provider.submit(inflight) as submission:
                 inflight.submissions += 1
+                delivery = _DeliverySink(inflight, submission, sink)
+                request = continuation.next_request()
+                if inflight.suspects_draft:
+                    request = structs.replace(request, depth=0)
                 try:
-                    steps = self._submit(inflight, submission)
-                    try:
-                        async for step in steps:
-                            new = inflight.take(step, submission)
-                            if new is not None:
-                                yield new
-                    finally:
-                        await steps.aclose()
+                    await submission.engine.generate(request, delivery)
                     inflight.finished = True
                 except (EngineDead, EngineOverloaded, EngineFailed, RequestRejected) as error:
                     kind = await submission.classify(error)
@@ -265,19 +263,6 @@ class RequestRecovery:
                 finally:
                     if skipped := continuation.pop_skipped():
                         self.replayed += sum_steps(skipped, requests=0)
-
-    def _submit(
-        self, inflight: InFlightRequest, submission: Submission
-    ) -> AsyncGenerator[Step, None]:
-        """The steps of one submission, without drafts where they may have cost an engine."""
-        request = inflight.continuation.next_request()
-        if inflight.suspects_draft:
-            request = structs.replace(request, depth=0)
-        if request.sink is not None:
-            request = structs.replace(
-                request, sink=_DeliverySink(inflight, submission, request.sink)
-            )
-        return submission.engine.generate(request)
 
     def _handle_failure(
         self,

@@ -10,8 +10,8 @@ import logging
 import multiprocessing
 import signal
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,9 @@ from eaglegate.engine.machine import count_oom_kills, is_stopped
 from eaglegate.engine.speculation.audit.scores import AnswerScores, make_audit_request
 from eaglegate.engine.speculation.methods import find_method
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.steps import NullSink
 from eaglegate.engine.supervision.policy import PostMortem
-from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, Health, Step
+from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, Health, StepSink
 from eaglegate.engine.vllm_backend.arguments import make_engine_config
 from eaglegate.engine.vllm_backend.child_process import (
     ChildLog,
@@ -153,16 +154,12 @@ class VllmEngine:
             raise
         return info
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         llm, outputs = self._require_running()
         adapter = self._adapters[request.adapter] if request.adapter else None
         inbox = await outputs.open_request(llm, request, adapter)
         try:
-            while True:
-                step: Step = await inbox.get()
-                yield step
-                if step.finish is not None:
-                    return
+            await inbox.deliver(sink)
         except EngineDead as error:
             error.ran = self._has_run(inbox)
             raise
@@ -237,9 +234,7 @@ class VllmEngine:
         if Area.WORKER in find_broken():
             raise EngineFailed(f"Answers cannot be scored: {LOST[Area.WORKER]}")
         audit, key = make_audit_request(request, answer, dtype)
-        async with aclosing(self.generate(audit)) as steps:
-            async for _ in steps:
-                pass
+        await self.generate(audit, NullSink())
         found = await llm.collective_rpc("take_scores", args=(key,))
         fields = next((one for one in found if one is not None), {"error": "no worker has them"})
         if "error" in fields:

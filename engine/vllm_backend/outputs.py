@@ -146,7 +146,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
                 **translate.make_options(request, adapter),
             )
             inbox: StepQueue = queue.inbox
-            inbox.sink, inbox.traced = request.sink, request.traced
+            inbox.traced = request.traced
             return inbox
         except translate.INTAKE_ERRORS as error:
             raise translate.convert_intake_error(error, request.id) from error

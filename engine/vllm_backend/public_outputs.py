@@ -18,7 +18,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from eaglegate.engine.errors import EngineDead, EngineFailed
 from eaglegate.engine.speculation.totals import Totals
-from eaglegate.engine.types import EngineRequest, Step
+from eaglegate.engine.steps import put
+from eaglegate.engine.types import EngineRequest, Step, StepSink
 from eaglegate.engine.vllm_backend import translate
 from eaglegate.engine.vllm_fields import ABORT, FINISH
 from eaglegate.text.events import FinishReason
@@ -27,8 +28,8 @@ from eaglegate.text.events import FinishReason
 class Inbox(Protocol):
     """The steps of one request."""
 
-    async def get(self) -> Step:
-        """Wait for the steps since the last call. Raises EngineError."""
+    async def deliver(self, sink: StepSink) -> None:
+        """Push steps into ``sink`` to the last. Raises EngineError, and what ``sink`` raises."""
         ...
 
 
@@ -100,7 +101,14 @@ class PublicInbox:
         self._outputs = outputs
         self._is_first = True
 
-    async def get(self) -> Step:
+    async def deliver(self, sink: StepSink) -> None:
+        ended = False
+        while not ended:
+            step = await self._get()
+            ended = step.finish is not None
+            await put(step, sink)
+
+    async def _get(self) -> Step:
         try:
             output = await anext(self.stream)
         except translate.INTAKE_ERRORS as error:

@@ -281,11 +281,12 @@ class SinkFlusher:
 
 
 class StepQueue:
-    """The steps that have come for one request, until its one reader takes them.
+    """The steps that have come for one request, on their way into its sink.
 
-    While the reader waits and its ``sink`` is open, steps go there and the reader sleeps on: only
-    the last step and errors wake it. With an ``interval`` above 1 the reader is woken for that many
-    tokens at a time, after the first step and before the last (vLLM's ``--stream-interval``).
+    While the sink is open, steps are pushed as they come, and ``deliver`` sleeps on: only the end,
+    errors and a client that does not keep up wake it. With an ``interval`` above 1 steps are pushed
+    for that many tokens at a time, after the first step and before the last (vLLM's
+    ``--stream-interval``).
     """
 
     __slots__ = (
@@ -294,65 +295,81 @@ class StepQueue:
         "_held",
         "_interval",
         "_left",
+        "_sink",
         "_steps",
         "_waiting",
         "ended",
         "request_id",
-        "sink",
         "traced",
     )
 
     def __init__(self, request_id: str, interval: int, flusher: SinkFlusher) -> None:
         self.request_id = request_id
         self.ended = False
-        """The engine has done with the request, whether or not the reader knows."""
-        self.sink: StepSink | None = None
+        """The engine has done with the request, whether or not its client knows."""
+        self._sink: StepSink | None = None
         self.traced = False
         self._flusher = flusher
         self._interval = interval
         self._left = 1
         self._held: list[Step] = []
-        """Steps held back for the sink, until the flusher asks for them."""
+        """Steps held back until the flusher asks for them."""
         self._steps: list[Step] = []
+        """Steps that ``deliver`` has to push."""
         self._error: EngineError | None = None
         self._waiting: asyncio.Future[None] | None = None
 
+    async def deliver(self, sink: StepSink) -> None:
+        """Push steps into ``sink`` to the last. Raises the error that was put."""
+        self._sink = sink
+        while True:
+            if not sink.is_open():
+                await sink.drain()
+            if steps := self._steps:
+                self._steps = []
+                sink.push(steps[0] if len(steps) == 1 else join_steps(steps))
+                continue
+            if self._error is not None:
+                raise self._error
+            if self.ended:
+                return
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+
     def push(self, step: Step) -> None:
-        pushes = self.sink is not None and self._interval == 1 and self._waiting is not None
-        if pushes and step.finish is None and not self._steps:
-            first = not self._held
-            self._held.append(step)
-            if first:
-                self._flusher.add(self)
-            return
-        self._return_held()
-        self._steps.append(step)
+        """Called with each step of the engine."""
+        self._held.append(step)
         self.ended = step.finish is not None
         self._left -= len(step.token_ids)
-        if self._left <= 0 or self.ended:
+        if self.ended or (self._interval > 1 and self._left <= 0):
             self._left = self._interval
-            self._wake()
+            self.flush()
+        elif self._interval == 1 and len(self._held) == 1:
+            self._flusher.add(self)
 
     def flush(self) -> None:
-        """Push what is held, as one step; what the sink raises wakes the reader.
-
-        Where the sink is closed, or the reader no longer waits, the steps are the reader's.
-        """
-        held, self._held = self._held, []
-        if not held:
+        """Push what is held, as one step; what the sink raises ends ``deliver``."""
+        if not self._held:
             return
-        sink, waiting = self.sink, self._waiting
-        if sink is None or waiting is None or waiting.done() or not sink.is_open():
-            self._steps += held
+        sink, waiting = self._sink, self._waiting
+        if sink is None or waiting is None or waiting.done() or self.is_blocked():
+            self._return_held()
             self._wake()
             return
+        held, self._held = self._held, []
         try:
             sink.push(held[0] if len(held) == 1 else join_steps(held))
         except Exception as error:
             waiting.set_exception(error)
+            return
+        if self.ended or not sink.is_open():
+            self._wake()
 
     def fail(self, error: EngineError) -> None:
-        """The reader gets this after the steps that are there."""
+        """``deliver`` raises this after the steps that are there."""
         self._return_held()
         self._error = error
         self.ended = True
@@ -367,21 +384,6 @@ class StepQueue:
         else:
             self.fail(EngineDead(ABORTED))
 
-    async def get(self) -> Step:
-        """Wait for the steps since the last call, joined into one. Raises the error that was
-        put.
-        """
-        while not self._steps:
-            if self._error is not None:
-                raise self._error
-            self._waiting = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiting
-            finally:
-                self._waiting = None
-        steps, self._steps = self._steps, []
-        return steps[0] if len(steps) == 1 else join_steps(steps)
-
     def take(self) -> list[Step]:
         """Undelivered steps; the queue is empty afterwards."""
         self._return_held()
@@ -389,8 +391,8 @@ class StepQueue:
         return steps
 
     def is_blocked(self) -> bool:
-        """There is no sink, or it takes nothing now."""
-        return self.sink is None or not self.sink.is_open()
+        """The sink takes nothing now, or has steps to come before."""
+        return self._sink is None or bool(self._steps) or not self._sink.is_open()
 
     def _return_held(self) -> None:
         self._steps.extend(self._held)

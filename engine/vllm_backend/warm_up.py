@@ -10,15 +10,15 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
 from eaglegate.engine.errors import EngineError
-from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling, Step
+from eaglegate.engine.steps import Generate, NullSink
+from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,6 @@ SAVE_EVERY_S = 10.0
 TIMING_S = 3.0
 """Seconds of a start that timing steps may take, whatever the machine."""
 
-Generate = Callable[[EngineRequest], AsyncGenerator[Step, None]]
 Progress = Callable[[str], None]
 Steer = Callable[..., Awaitable[Any]]
 """Calls a method that ``scheduler.py`` adds to the engine process."""
@@ -92,7 +91,7 @@ async def warm_up(generate: Generate, info: EngineInfo, progress: Progress) -> f
     for depth in range(most, -1, -1) if info.speculation.per_request else (most,):
         progress(f"warming up at depth {depth}")
         request, began = _make_warm_up_request(depth, info), loop.time()
-        await _drain(generate(request))
+        await generate(request, NullSink())
         token_s = (loop.time() - began) / max(1, request.sampling.max_tokens)
     return token_s
 
@@ -161,7 +160,8 @@ async def _run_batch(generate: Generate, batch: TimedBatch, info: EngineInfo) ->
         for at in range(batch.size):
             name = f"{at}-{batch.size}-{batch.depth}-{batch.other}"
             depth = batch.other if at % 2 else batch.depth
-            running.create_task(_drain(generate(_make_profile_request(name, depth, info))))
+            request = _make_profile_request(name, depth, info)
+            running.create_task(generate(request, NullSink()))
 
 
 def _make_warm_up_request(depth: int, info: EngineInfo) -> EngineRequest:
@@ -184,9 +184,3 @@ def _make_profile_request(name: str, depth: int, info: EngineInfo) -> EngineRequ
         workload="warm-up",
         tenant="warm-up",
     )
-
-
-async def _drain(steps: AsyncGenerator[Step, None]) -> None:
-    async with aclosing(steps):
-        async for _ in steps:
-            pass

@@ -24,6 +24,7 @@ from eaglegate.engine.speculation.audit.evidence import SequentialTest, judge_ma
 from eaglegate.engine.speculation.audit.holds import AuditHolds
 from eaglegate.engine.speculation.audit.records import AuditRecord, write_nothing
 from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
@@ -120,7 +121,7 @@ async def measure_lap(engine: Engine, prompts: list[tuple[int, ...]], name: str,
             at += 1
             sampling = Sampling(max_tokens=64, temperature=0.0, ignore_eos=True)
             request = EngineRequest(f"{name}-{number}-{at}", prompts[at % len(prompts)], sampling)
-            async with aclosing(engine.generate(request)) as steps:
+            async with aclosing(read_steps(engine.generate, request)) as steps:
                 async for step in steps:
                     tokens += len(step.token_ids)
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling
 from eaglegate.engine.vllm_backend.arguments import DEMO_SPECULATION, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
@@ -57,7 +58,7 @@ async def run(engine: VllmEngine, request: EngineRequest, leave_after: int = 0) 
     tokens: list[int] = []
     logprobs: list[PositionLogprobs] = []
     finish, cached = None, 0
-    async with aclosing(engine.generate(request)) as steps:
+    async with aclosing(read_steps(engine.generate, request)) as steps:
         async for step in steps:
             account.add(step)
             tokens += step.token_ids

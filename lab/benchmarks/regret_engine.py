@@ -28,6 +28,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
@@ -175,7 +176,7 @@ async def serve(
 
     async def send(requests: Iterator[tuple[str, EngineRequest]]) -> None:
         for kind, request in requests:
-            async for step in engine.generate(request):
+            async for step in read_steps(engine.generate, request):
                 block.arrivals.append((time.perf_counter() - begin, len(step.token_ids)))
                 mine[kind] = mine.get(kind, 0) + len(step.token_ids)
 

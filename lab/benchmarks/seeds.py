@@ -25,7 +25,7 @@ import os
 import random
 import signal
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,8 +33,9 @@ from typing import Any, Protocol
 
 from msgspec import structs
 
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervisor import SupervisedEngine
-from eaglegate.engine.types import EngineRequest, Sampling, Step
+from eaglegate.engine.types import EngineRequest, Sampling, StepSink
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.position_noise import draw_noise
@@ -61,7 +62,7 @@ Answer = Callable[[list[EngineRequest]], Awaitable[Texts]]
 class Generates(Protocol):
     """An engine, supervised or not."""
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]: ...
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None: ...
 
 
 @dataclass
@@ -154,7 +155,7 @@ async def disturb(
 
     async def follow(request: EngineRequest, first: asyncio.Event) -> tuple[int, ...]:
         tokens: list[int] = []
-        async with aclosing(engine.generate(request)) as steps:
+        async with aclosing(read_steps(engine.generate, request)) as steps:
             async for step in steps:
                 tokens += step.token_ids
                 first.set()

@@ -28,6 +28,7 @@ from typing import Any
 
 from msgspec import structs
 
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
@@ -137,7 +138,7 @@ async def serve(engine: VllmEngine, phase: SessionPhase, make: Send) -> Served:
 
     async def send(supply: Iterator[Sent]) -> None:
         for sent in supply:
-            async for step in engine.generate(make(sent)):
+            async for step in read_steps(engine.generate, make(sent)):
                 served.tokens += len(step.token_ids)
 
     clients = [asyncio.create_task(send(phase.send(at))) for at in range(len(phase.clients))]

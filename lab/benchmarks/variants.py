@@ -13,7 +13,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 from eaglegate.engine.scripted import Script, ScriptedEngine
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.speculation.policy import SpeculationPolicy
-from eaglegate.engine.types import EngineInfo, EngineRequest, Step
+from eaglegate.engine.types import EngineInfo, EngineRequest, Step, StepSink
 from eaglegate.engine.vllm_backend.translate import SinkFlusher, StepQueue
 from eaglegate.lab.benchmarks.observing import INFO, Renderer, open_capture, scripted
 from eaglegate.lab.benchmarks.wire import clock_of
@@ -108,19 +108,14 @@ class PacedEngine(ScriptedEngine):
         self._live: dict[str, tuple[StepQueue, Iterator[Step]]] = {}
         self._ticking: asyncio.Task[None] | None = None
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         queue = StepQueue(request.id, 1, self._flusher)
-        queue.sink = request.sink
         script: Any = self.script(request) if callable(self.script) else self.script
         self._live[request.id] = (queue, iter(script))
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._tick())
         try:
-            while True:
-                step = await queue.get()
-                yield step
-                if step.finish is not None:
-                    return
+            await queue.deliver(sink)
         finally:
             self._live.pop(request.id, None)
 

@@ -12,7 +12,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from copy import copy
 from dataclasses import replace
@@ -24,7 +24,7 @@ from eaglegate.engine.errors import EngineDead, EngineError, EngineStartError
 from eaglegate.engine.machine import inspect_machine
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.policy import NullRecoveryObserver, SupervisionTimeouts
-from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, Step
+from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, StepSink
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.position_noise import draw_noise
 from eaglegate.lab.prove.checks import CHECKS, Check
@@ -90,8 +90,8 @@ class EngineLane:
         """Raises EngineStartError."""
         self.info = await self._engine.start()
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        return self._engine.generate(request)
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
+        await self._engine.generate(request, sink)
 
     async def describe_execution(self) -> Execution | None:
         return await self.backend.engine.describe_execution()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +14,14 @@ from msgspec.structs import replace
 
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import (
     EngineInfo,
     EngineRequest,
     Execution,
     PositionLogprobs,
     Sampling,
-    Step,
+    StepSink,
 )
 
 Prompt = tuple[int, ...]
@@ -32,7 +33,7 @@ class Lane(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]: ...
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None: ...
 
     async def describe_execution(self) -> Execution | None: ...
 
@@ -106,7 +107,7 @@ async def run(
     tokens: list[int] = []
     logprobs: list[PositionLogprobs] = []
     first_at = 0.0
-    async with aclosing(lane.generate(request)) as steps:
+    async with aclosing(read_steps(lane.generate, request)) as steps:
         async for step in steps:
             first_at = first_at or time.perf_counter()
             account.add(step)

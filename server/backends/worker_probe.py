@@ -22,6 +22,7 @@ from eaglegate.engine.errors import EngineError
 from eaglegate.engine.fleet.types import FindingKind, WorkerFinding
 from eaglegate.engine.speculation.accounting import sum_steps
 from eaglegate.engine.speculation.totals import WORTHLESS, Totals
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Constraint, DecodeStep, EngineInfo, EngineRequest, Sampling, Step
 from eaglegate.server.errors import GatewayError
 from eaglegate.server.generation.grammar import ParserFactory
@@ -318,7 +319,7 @@ class Visit:
             depth=speculation.depth if speculation.per_request else None,
         )
         answer = ProbeAnswer()
-        async with aclosing(self.engine.generate(request)) as steps:
+        async with aclosing(read_steps(self.engine.generate, request)) as steps:
             async for step in steps:
                 answer.add(step)
         return answer

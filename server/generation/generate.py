@@ -1,29 +1,38 @@
 """The pipeline of a request: job, prompt, engine steps, events. Read this first.
 
 Every request takes this path, streamed or not: a response that is not streamed folds the same
-events. When the client leaves, closing the generators aborts the engine request.
+events. When the client leaves, its task is cancelled, which aborts the engine request.
+
+A step's way is one chain of calls, which the engine begins:
+
+    recovery      engine/supervision/recovery.py   the part of the step that is new
+    telemetry     observability/engine.py          records the step
+    the choice    ``_Choice`` below                tokens to events, reported to the observer
+    the response  server/http/response.py          events to frames, to the socket
+
+Each link is a sink around the next one. Where the client does not keep up, the engine holds the
+steps back until ``drain`` returns.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 from msgspec.structs import replace
 
+from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineError, EngineFailed, RequestRejected
 from eaglegate.engine.events import (
-    Batch,
-    BatchSink,
     Ending,
     Event,
     EventCallback,
+    EventSink,
     Finish,
     LogprobsDelta,
-    Observation,
     Observer,
     Pace,
     PromptEcho,
@@ -63,13 +72,12 @@ ENDINGS: dict[type[Exception], Ending] = {
 """The first matching class counts."""
 
 
-async def events(
-    job: Job, path: Pipeline, observer: Observer, arrived: float, sink: BatchSink | None = None
-) -> AsyncGenerator[Batch, None]:
-    """Events of all choices of a job, as they arrive. Raises GatewayError or EngineError.
+async def generate(
+    job: Job, path: Pipeline, observer: Observer, arrived: float, output: EventSink
+) -> None:
+    """Run a job and push the events of all its choices. Raises GatewayError or EngineError.
 
-    ``arrived`` is the ``time.perf_counter()`` at which the request came in. While ``sink`` is open
-    and the answer has one choice, batches may go there instead; the last one is always yielded.
+    ``arrived`` is the ``time.perf_counter()`` at which the request came in.
     """
     deadline = Deadline(job.caller.timeout_s, arrived)
     visitor, paid = job.caller.to_requester(deadline.at), charge.get()
@@ -87,18 +95,19 @@ async def events(
                 await place.admit(len(requests), num_prompt)
         observation = observer.begin(_describe_request(job, prompts, requests, arrived, times))
         readers = [_make_reader(job, path, prompts[at // job.n]) for at in range(len(requests))]
-        only = sink if len(requests) == 1 else None
+        timed = _TimedSink(output, times)
         choices = [
-            _run_choice(index, request, path, readers[index], observation, only, times)
-            for index, request in enumerate(requests)
+            _Choice(index, reader, observation.choice(request.id), timed, times)
+            for index, (reader, request) in enumerate(zip(readers, requests, strict=True))
         ]
-        source = choices[0] if len(choices) == 1 else _merge(choices)
         try:
-            async with aclosing(deadline.enforce(source)) as batches:
-                async for batch in batches:
-                    began = perf_counter()
-                    yield batch
-                    times.writing += perf_counter() - began
+            async with deadline.limit():
+                await _run_all(
+                    [
+                        choice.run(path.engine, request)
+                        for choice, request in zip(choices, requests, strict=True)
+                    ]
+                )
             place.record_served()
         except BaseException as error:
             observation.end(_find_ending(type(error)))
@@ -143,7 +152,7 @@ class _RefusalReport:
 
 
 def _find_ending(kind: type[BaseException]) -> Ending:
-    if issubclass(kind, asyncio.CancelledError | GeneratorExit):
+    if issubclass(kind, asyncio.CancelledError):
         return Ending.CLIENT_GONE
     return next((end for known, end in ENDINGS.items() if issubclass(kind, known)), Ending.ERROR)
 
@@ -239,84 +248,78 @@ def _make_reader(job: Job, path: Pipeline, prompt: Prompt) -> _ChoiceReader:
     return _ChoiceReader(job, parser, Account(), prompt.token_ids, tracer)
 
 
-async def _run_choice(
-    index: int,
-    request: EngineRequest,
-    path: Pipeline,
-    reader: _ChoiceReader,
-    observation: Observation,
-    sink: BatchSink | None,
-    times: RequestTimes,
-) -> AsyncGenerator[Batch, None]:
-    """Run one choice: engine steps in, batches of events out, each reported to the observer."""
-    choice = _Choice(index, reader, observation.choice(request.id), sink or BatchSink(), times)
-    if sink is not None:
-        request = replace(request, sink=choice)
-    steps = path.engine.generate(request)
-    try:
-        async for step in steps:
-            batch = choice.read(step)
-            if batch:
-                yield index, batch
-            if reader.ended:
-                return
-    except _AnswerEnded:
-        return
-    except (RequestRejected, EngineFailed) as error:
-        raise explain(error, request, reader.job) from error
-    finally:
-        try:
-            await steps.aclose()
-        finally:
-            choice.close()
-    raise GatewayError(
-        "The engine ended the request without a finish reason.", code="engine_silent"
-    )
-
-
 class _AnswerEnded(Exception):
-    """A pushed step has ended the answer: the reader need not wait for another."""
+    """A step has ended the answer before the engine did: a stop string, or an echo."""
+
+
+class _TimedSink:
+    """Counts the time that the response takes, and a client that reads slowly."""
+
+    __slots__ = ("_drains", "_output", "_times", "is_open")
+
+    def __init__(self, output: EventSink, times: RequestTimes) -> None:
+        self._output, self._times = output, times
+        self._drains = 0
+        self.is_open = output.is_open
+
+    def push(self, choice: int, events: list[Event]) -> None:
+        began = perf_counter()
+        self._output.push(choice, events)
+        self._times.writing += perf_counter() - began
+
+    async def drain(self) -> None:
+        """Drain the response. Where several choices wait at once, the time counts once."""
+        self._drains += 1
+        began = perf_counter() if self._drains == 1 else None
+        try:
+            await self._output.drain()
+        finally:
+            self._drains -= 1
+            if began is not None:
+                self._times.writing += perf_counter() - began
 
 
 class _Choice:
-    """Reads a choice's steps, and is the sink of its engine request."""
+    """One choice of an answer, and the sink of its engine request's steps."""
 
-    __slots__ = ("_index", "_observe", "_reader", "_sink", "_times", "is_open")
+    __slots__ = ("_index", "_observe", "_output", "_reader", "_times", "drain", "is_open")
 
     def __init__(
         self,
         index: int,
         reader: _ChoiceReader,
         observe: EventCallback,
-        sink: BatchSink,
+        output: EventSink,
         times: RequestTimes,
     ) -> None:
-        self._index, self._reader, self._observe, self._sink = index, reader, observe, sink
+        self._index, self._reader, self._observe, self._output = index, reader, observe, output
         self._times = times
-        self.is_open = sink.is_open
+        self.is_open, self.drain = output.is_open, output.drain
 
-    def read(self, step: Step) -> list[Event]:
+    async def run(self, engine: Engine, request: EngineRequest) -> None:
+        """Have the engine generate the choice. Raises GatewayError or EngineError."""
+        try:
+            await engine.generate(request, self)
+        except _AnswerEnded:
+            await self.drain()
+        except (RequestRejected, EngineFailed) as error:
+            raise explain(error, request, self._reader.job) from error
+        if not self._reader.ended:
+            raise GatewayError(
+                "The engine ended the request without a reason.", code="engine_silent"
+            )
+
+    def push(self, step: Step) -> None:
+        """Turn a step into events, report them, and pass them on."""
         began = perf_counter()
         batch = self._reader.read(step)
         for event in batch:
             self._observe(event)
         self._times.reading += perf_counter() - began
-        return batch
-
-    def push(self, step: Step) -> None:
-        if batch := self.read(step):
-            began = perf_counter()
-            self._sink.push(self._index, batch)
-            self._times.writing += perf_counter() - began
-        if self._reader.ended:
+        if batch:
+            self._output.push(self._index, batch)
+        if self._reader.ended and step.finish is None:
             raise _AnswerEnded
-
-    def close(self) -> None:
-        """Let go of the observer, which knows the engine request and so this sink."""
-        self._observe = _ignore
-
-
-def _ignore(_event: Event) -> None: ...
 
 
 @dataclass(slots=True)
@@ -426,39 +429,15 @@ class _ChoiceReader:
         )
 
 
-async def _merge(choices: Sequence[AsyncGenerator[Batch, None]]) -> AsyncGenerator[Batch, None]:
-    """Several choices at once, each in its own task; the first error of any kind ends them all.
-
-    A task reports its own end through a callback, so a choice cannot end without a notice.
-    """
-    queue: asyncio.Queue[Batch | asyncio.Task[None]] = asyncio.Queue()
-    slots = asyncio.Semaphore(len(choices) * 2)
-    tasks = [asyncio.create_task(_drain(choice, queue, slots)) for choice in choices]
-    for task in tasks:
-        task.add_done_callback(queue.put_nowait)
+async def _run_all(choices: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run several choices at once; the first error of any kind ends them all."""
+    if len(choices) == 1:
+        await choices[0]
+        return
+    tasks = [asyncio.create_task(choice) for choice in choices]
     try:
-        open_choices = len(tasks)
-        while open_choices:
-            item = await queue.get()
-            if isinstance(item, asyncio.Task):
-                item.result()
-                open_choices -= 1
-            else:
-                slots.release()
-                yield item
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _drain(
-    choice: AsyncGenerator[Batch, None],
-    queue: asyncio.Queue[Batch | asyncio.Task[None]],
-    slots: asyncio.Semaphore,
-) -> None:
-    """Put a choice's batches into the queue, as many ahead of their reader as there are slots."""
-    async with aclosing(choice) as batches:
-        async for batch in batches:
-            await slots.acquire()
-            queue.put_nowait(batch)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import orjson
 from msgspec import Struct
@@ -290,9 +290,6 @@ def derive_seed(seed: int, choice: int) -> int:
     return int.from_bytes(digest) >> 1
 
 
-Yielded = TypeVar("Yielded")
-
-
 class Deadline:
     """``at`` is in the event loop's time, None for no deadline. Belongs to the running loop."""
 
@@ -321,22 +318,6 @@ class Deadline:
                 f"The request did not finish within {self._timeout_s:g} s (x-request-timeout or "
                 "--request-timeout-s)."
             ) from None
-
-    def enforce(self, source: AsyncGenerator[Yielded, None]) -> AsyncGenerator[Yielded, None]:
-        """``source``, closed with DeadlineExceeded when the deadline passes."""
-        return source if self.at is None else self._enforce(source)
-
-    async def _enforce(
-        self, source: AsyncGenerator[Yielded, None]
-    ) -> AsyncGenerator[Yielded, None]:
-        async with aclosing(source) as items:
-            while True:
-                async with self.limit():
-                    try:
-                        item = await anext(items)
-                    except StopAsyncIteration:
-                        return
-                yield item
 
 
 def flat_name(namespace: str, name: str) -> str:

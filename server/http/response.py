@@ -1,9 +1,9 @@
 """The answer to a generation request: an ASGI app that owns status, stream and disconnect.
 
-The first batch of events is awaited before the status line, so that what the engine refuses is
-still a proper HTTP error; after a grace the stream opens anyway and comments keep it alive. A
-watcher listens for the client all the while: when it leaves, the work is cancelled, which closes
-the engine's generator. The same holds for answers that are not streamed.
+The status line waits for the first events, so that what the engine refuses is still a proper HTTP
+error; after a grace the stream opens anyway and comments keep it alive. A watcher listens for the
+client all the while: when it leaves, the work is cancelled, which aborts the request in the engine.
+The same holds for answers that are not streamed.
 
 The functions that write server-sent events are here, too.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -29,7 +29,7 @@ from eaglegate.engine.errors import (
     RequestQuarantined,
     RequestRejected,
 )
-from eaglegate.engine.events import Batch, BatchSink, Event
+from eaglegate.engine.events import Event, EventSink
 from eaglegate.server.errors import (
     GatewayError,
     InvalidRequest,
@@ -42,7 +42,8 @@ from eaglegate.server.http.middleware import CLOSED_WRITER, BodyWriter, WhileCon
 
 logger = logging.getLogger(__name__)
 
-Batches = AsyncGenerator[Batch, None]
+Run = Callable[[EventSink], Awaitable[None]]
+"""Runs a request and pushes its events; raises GatewayError or EngineError."""
 ErrorBody = Callable[[GatewayError], dict[str, Any]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -109,18 +110,17 @@ class DisconnectAwareResponse(Response):
     It takes from Starlette's Response no more than the attributes that FastAPI looks at.
     """
 
-    def __init__(self, source: AsyncGenerator[Any, None], error_body: ErrorBody) -> None:
+    def __init__(self, error_body: ErrorBody) -> None:
         self.status_code, self.background, self.raw_headers = 200, None, []
-        self._source = source
         self._error_body = error_body
         self._writer: BodyWriter = CLOSED_WRITER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._writer = find_writer(scope)
-        async with WhileConnected(receive, self._writer), aclosing(self._source) as batches:
-            await self._answer(batches, send)
+        async with WhileConnected(receive, self._writer):
+            await self._answer(send)
 
-    async def _answer(self, batches: Batches, send: Send) -> None:
+    async def _answer(self, send: Send) -> None:
         raise NotImplementedError
 
     async def _send_error(self, error: GatewayError, send: Send) -> None:
@@ -132,22 +132,30 @@ class DisconnectAwareResponse(Response):
 class FoldedResponse(DisconnectAwareResponse):
     """One JSON object, made by folding the events."""
 
-    def __init__(
-        self, source: Batches, fold: Fold, error_body: ErrorBody, sink: BatchSink | None = None
-    ) -> None:
-        super().__init__(source, error_body)
+    def __init__(self, run: Run, fold: Fold, error_body: ErrorBody) -> None:
+        super().__init__(error_body)
+        self._run = run
         self._fold = fold
-        if sink is not None:
-            sink.open(lambda: True, fold.add)
 
-    async def _answer(self, batches: Batches, send: Send) -> None:
+    async def _answer(self, send: Send) -> None:
         try:
-            async for choice, events in batches:
-                self._fold.add(choice, events)
+            await self._run(_FoldSink(self._fold))
         except (GatewayError, EngineError) as error:
             await self._send_error(to_gateway_error(error), send)
         else:
             await send_json(send, 200, orjson.dumps(self._fold.result()))
+
+
+class _FoldSink:
+    """See ``EventSink``; always open."""
+
+    def __init__(self, fold: Fold) -> None:
+        self.push = fold.add
+
+    def is_open(self) -> bool:
+        return True
+
+    async def drain(self) -> None: ...
 
 
 class StreamedResponse(DisconnectAwareResponse):
@@ -155,39 +163,29 @@ class StreamedResponse(DisconnectAwareResponse):
 
     def __init__(
         self,
-        source: Batches,
+        run: Run,
         encoder: StreamEncoder,
         error_body: ErrorBody,
         timing: StreamTiming,
-        sink: BatchSink | None = None,
     ) -> None:
-        super().__init__(source, error_body)
+        super().__init__(error_body)
+        self._run = run
         self._encoder = encoder
         self._timing = timing
-        self._sink = sink
 
-    async def _answer(self, batches: Batches, send: Send) -> None:
+    async def _answer(self, send: Send) -> None:
         stream = _EventStream(send, self._writer, self._timing)
         stream.open_later()
         try:
-            await self._stream(stream, batches, send)
+            await self._stream(stream, send)
         finally:
             stream.stop()
-            if self._sink is not None:
-                self._sink.close()
 
-    async def _stream(self, stream: _EventStream, batches: Batches, send: Send) -> None:
+    async def _stream(self, stream: _EventStream, send: Send) -> None:
         try:
-            first = await anext(batches)
-            await stream.open()
-            await stream.write(self._encoder.encode(*first))
-            if self._sink is not None:
-                self._sink.open(self._writer.is_open, stream.make_push(self._encoder.encode))
-            async for choice, events in batches:
-                await stream.write(self._encoder.encode(choice, events))
+            await self._run(_EncodingSink(stream, self._encoder))
             end = self._encoder.close()
-        except ReaderTooSlow as error:
-            await end_source(batches, error)
+        except ReaderTooSlow:
             return
         except (GatewayError, EngineError) as error:
             if not stream.begun:
@@ -208,19 +206,32 @@ class ReplayedResponse(DisconnectAwareResponse):
     """Server-sent events that are encoded already, such as those of a background response."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], timing: StreamTiming) -> None:
-        super().__init__(frames, openai_body)
+        super().__init__(openai_body)
+        self._frames = frames
         self._timing = timing
 
-    async def _answer(self, frames: AsyncGenerator[Any, None], send: Send) -> None:
+    async def _answer(self, send: Send) -> None:
         stream = _EventStream(send, self._writer, self._timing)
         try:
             with suppress(ReaderTooSlow):
                 await stream.open()
-                async for frame in frames:
-                    await stream.write(frame)
+                async with aclosing(self._frames) as frames:
+                    async for frame in frames:
+                        await stream.write(frame)
                 await stream.close(b"")
         finally:
             stream.stop()
+
+
+class _EncodingSink:
+    """See ``EventSink``: encodes events as they come and writes them."""
+
+    def __init__(self, stream: _EventStream, encoder: StreamEncoder) -> None:
+        self.is_open, self.drain = stream.is_open, stream.drain
+        self._push, self._encode = stream.push, encoder.encode
+
+    def push(self, choice: int, events: list[Event]) -> None:
+        self._push(self._encode(choice, events))
 
 
 class _EventStream:
@@ -242,6 +253,9 @@ class _EventStream:
         self._stopped = False
         self._is_cut = False
         """A part of a frame is still to be written."""
+        self._pending: list[bytes] = []
+        """Frames that wait for a slow client, or for the status line."""
+        self._draining = asyncio.Lock()
         self.begun = False
         """Whether the status line is sent, or about to be."""
 
@@ -254,12 +268,31 @@ class _EventStream:
         self._opener = self._loop.create_task(self._begin())
 
     async def open(self) -> None:
-        if self._opener is None:
+        """Send the status line, unless it was sent."""
+        if self._opener is not None:
+            await self._opener
+        elif not self.begun:
             if self._timer is not None:
                 self._timer.cancel()
             await self._begin()
+
+    def is_open(self) -> bool:
+        return not self._pending and self._writer.is_open()
+
+    def push(self, data: bytes) -> None:
+        """Write ``data`` at once, or keep it for ``drain``."""
+        if self.is_open():
+            self._writer.write(data)
+            self._last = self._clock()
         else:
-            await self._opener
+            self._pending.append(data)
+
+    async def drain(self) -> None:
+        """Write what was kept. Waits while the client's backlog is full. Raises ReaderTooSlow."""
+        async with self._draining:
+            while self._pending:
+                await self.open()
+                await self.write(self._pending.pop(0))
 
     async def _begin(self) -> None:
         self.begun = True
@@ -302,21 +335,9 @@ class _EventStream:
         finally:
             self._is_cut = False
 
-    def make_push(
-        self, encode: Callable[[int, list[Event]], bytes]
-    ) -> Callable[[int, list[Event]], None]:
-        """Encodes events and writes them at once; only while the writer is open."""
-        write, clock = self._writer.write, self._clock
-
-        def push(choice: int, events: list[Event]) -> None:
-            write(encode(choice, events))
-            self._last = clock()
-
-        return push
-
     async def close(self, data: bytes) -> None:
-        if self._opener is not None:
-            await self._opener
+        await self.open()
+        await self.drain()
         self.stop()
         if len(data) > PIECE:
             await self._write_large(data)
@@ -372,12 +393,6 @@ async def send_json(send: Send, status: int, body: bytes, headers: Headers = ())
 def cut(data: bytes) -> Iterator[bytes]:
     """Pieces of at most ``PIECE`` bytes."""
     return (data[at : at + PIECE] for at in range(0, len(data), PIECE))
-
-
-async def end_source(batches: Batches, error: ReaderTooSlow) -> None:
-    """End the source with the reason, so that it is counted as such."""
-    with suppress(ReaderTooSlow, StopAsyncIteration):
-        await batches.athrow(error)
 
 
 class JsonBytesResponse(Response):

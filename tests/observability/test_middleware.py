@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
 from eaglegate.engine.scripted import ScriptedEngine, steps
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.observability.engine import InstrumentedEngine
 from eaglegate.observability.labels import TelemetrySettings
@@ -70,7 +71,7 @@ class Gateway:
         )
         observation = self.telemetry.begin(facts)
         async with aclosing(
-            self.engine.generate(EngineRequest("s", (1,), Sampling(max_tokens=99)))
+            read_steps(self.engine.generate, EngineRequest("s", (1,), Sampling(max_tokens=99)))
         ) as stream:
             async for _ in stream:
                 observation.choice("s")(ContentDelta(SECRET))

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import (
     DecodeStep,
     EngineRequest,
@@ -64,7 +65,7 @@ async def answer(telemetry, engine, script, **changes) -> None:
     observation = telemetry.begin(facts(telemetry, "req-0", **changes))
     request = EngineRequest("req-0", (1, 2, 3), Sampling(max_tokens=100))
     tokens = 0
-    async with aclosing(observed.generate(request)) as stream:
+    async with aclosing(read_steps(observed.generate, request)) as stream:
         async for step in stream:
             tokens += len(step.token_ids)
             observation.choice("req-0")(ContentDelta("x"))
@@ -128,7 +129,7 @@ async def test_a_running_request_shows_when_somebody_reads(telemetry):
     observed = InstrumentedEngine(ScriptedEngine(script), telemetry)
     observation = telemetry.begin(facts(telemetry, "req-0"))
     request = EngineRequest("req-0", (1,), Sampling(max_tokens=100))
-    async with aclosing(observed.generate(request)) as stream:
+    async with aclosing(read_steps(observed.generate, request)) as stream:
         for _ in range(3):
             await anext(stream)
             observation.choice("req-0")(ContentDelta("x"))
@@ -148,7 +149,7 @@ async def test_choices_of_one_request_are_counted_apart(telemetry):
 
     async def choice(id_: str) -> None:
         request = EngineRequest(id_, (1,), Sampling(max_tokens=100))
-        async with aclosing(observed.generate(request)) as stream:
+        async with aclosing(read_steps(observed.generate, request)) as stream:
             async for _ in stream:
                 observation.choice(id_)(ToolCallStart(0, "c", "f"))
         observation.choice(id_)(ToolCallEnd(0, Outcome.MALFORMED))
@@ -169,7 +170,7 @@ async def test_what_no_server_announced_is_counted_by_its_own_words(telemetry):
     observed = InstrumentedEngine(ScriptedEngine(steps(range(5), cuts=[1, 4])), telemetry)
     await observed.start()
     request = EngineRequest("warm-up", (1,), Sampling(max_tokens=100))
-    assert [len(step.token_ids) async for step in observed.generate(request)] == [1, 4]
+    assert [len(step.token_ids) async for step in read_steps(observed.generate, request)] == [1, 4]
     labels = {"model": "other", "lane": "default", "workload": "chat"}
     telemetry.settle()
     read = telemetry.registry.get_sample_value
@@ -213,7 +214,7 @@ async def test_the_account_balances(telemetry):
     observed = InstrumentedEngine(ScriptedEngine(script), telemetry)
     observation = telemetry.begin(facts(telemetry, "req-0"))
     request = EngineRequest("req-0", (1,), Sampling(max_tokens=9))
-    async for _ in observed.generate(request):
+    async for _ in read_steps(observed.generate, request):
         observation.choice("req-0")(ContentDelta("x"))
     observation.choice("req-0")(Finish("length", Usage(prompt=1, completion=9)))
     observation.end(Ending.COMPLETED)

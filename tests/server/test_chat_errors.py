@@ -186,7 +186,7 @@ async def test_the_engine_must_be_ready(lab):
 
 async def test_an_unforeseen_fault_says_nothing_of_its_inside(lab):
     class Broken(ScriptedEngine):
-        def generate(self, request):
+        async def generate(self, request, sink):
             raise RuntimeError("secret detail")
 
     lab.engine = Broken()

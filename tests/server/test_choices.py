@@ -11,7 +11,7 @@ from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.scripted import Pause, ScriptedEngine
 from eaglegate.engine.types import Step
 from eaglegate.server.errors import GatewayError
-from eaglegate.server.generation.generate import _merge
+from eaglegate.server.generation.generate import _run_all
 from tests.server.conftest import call
 
 LIMIT_S = 5
@@ -61,9 +61,8 @@ async def test_an_unforeseen_fault_in_mid_stream_ends_the_stream(lab):
     assert answer.done
 
 
-async def _choice(error: BaseException | None, batches: int = 1):
-    for at in range(batches):
-        yield 0, [at]
+async def _choice(error: BaseException | None):
+    await asyncio.sleep(0)
     if error is not None:
         raise error
 
@@ -78,46 +77,30 @@ async def _choice(error: BaseException | None, batches: int = 1):
         asyncio.CancelledError(),
     ],
 )
-async def test_merge_raises_the_first_error_of_any_kind(error):
-    async def drain():
-        return [item async for item in _merge([_choice(None, 3), _choice(error)])]
-
+async def test_the_first_error_of_any_kind_is_raised(error):
+    choices = [_choice(None), asyncio.Event().wait(), _choice(error)]
     with pytest.raises(type(error)) as caught:
-        await asyncio.wait_for(drain(), LIMIT_S)
+        await asyncio.wait_for(_run_all(choices), LIMIT_S)
     assert caught.value is error or isinstance(error, asyncio.CancelledError)
 
 
-async def test_merge_closes_every_choice_when_its_reader_leaves():
-    closed = []
+async def test_every_choice_ends_when_its_client_leaves():
+    ended = []
 
     async def endless(name):
         try:
-            while True:
-                yield 0, [name]
-                await asyncio.sleep(0)
+            await asyncio.Event().wait()
         finally:
-            closed.append(name)
+            await asyncio.sleep(0.01)
+            ended.append(name)
 
-    merged = _merge([endless("a"), endless("b")])
-    assert await anext(merged)
-    await asyncio.wait_for(merged.aclose(), LIMIT_S)
-    assert sorted(closed) == ["a", "b"]
-
-
-async def test_merge_reads_only_so_far_ahead_of_its_reader():
-    made = []
-
-    async def eager():
-        for at in range(1000):
-            made.append(at)
-            yield 0, [at]
-
-    merged = _merge([eager(), eager()])
-    await anext(merged)
-    for _ in range(100):
+    running = asyncio.create_task(_run_all([endless("a"), endless("b")]))
+    for _ in range(3):
         await asyncio.sleep(0)
-    assert len(made) < 20
-    await merged.aclose()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, LIMIT_S)
+    assert sorted(ended) == ["a", "b"]
 
 
 async def test_an_engines_fault_in_one_choice_is_told_and_aborts_the_others(lab):
@@ -132,14 +115,13 @@ async def test_an_engines_fault_in_one_choice_is_told_and_aborts_the_others(lab)
     assert not lab.engine.running
 
 
-async def test_merge_ends_when_every_choice_has_ended():
+async def test_every_choice_has_ended_when_an_error_is_raised():
     """A choice's part of the engine is given back before the request is over."""
     closed = False
 
     async def slow():
         nonlocal closed
         try:
-            yield 0, []
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0.01)
@@ -148,9 +130,7 @@ async def test_merge_ends_when_every_choice_has_ended():
     async def failing():
         await asyncio.sleep(0.01)
         raise GatewayError("no")
-        yield
 
     with pytest.raises(GatewayError):
-        async for _ in _merge([slow(), failing()]):
-            pass
+        await _run_all([slow(), failing()])
     assert closed

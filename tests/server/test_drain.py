@@ -17,9 +17,9 @@ def slow(lab):
     """The engine says one word and then nothing, until ``lab.cut`` is set."""
     lab.cut, lab.began = asyncio.Event(), asyncio.Event()
     word = Step(tuple(lab.renderer.encode("word", False)))
-    real = lab.engine.generate
+    real = lab.engine._play
 
-    async def generate(request):
+    async def play(request):
         async for step in real(request):
             yield step
             lab.began.set()
@@ -27,7 +27,7 @@ def slow(lab):
             raise EngineDead("closed")
 
     lab.engine.script = [word, Pause(60)]
-    lab.engine.generate = generate
+    lab.engine._play = play
     return lab
 
 

@@ -5,7 +5,7 @@ The engines here are those of a newcomer; nothing but the row knows them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from unittest.mock import Mock
@@ -22,9 +22,10 @@ from eaglegate.engine.remote.engine import remote_engine
 from eaglegate.engine.remote.reading import compute_limits, read_integers
 from eaglegate.engine.remote.upstream import ENGINES, ConnectionSettings, LocalModel, Upstream
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
+from eaglegate.engine.steps import put, read_steps
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from eaglegate.engine.supervisor import SupervisedEngine
-from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling, Step
+from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling, Step, StepSink
 from eaglegate.server.__main__ import main
 from eaglegate.server.backends import Backend
 from eaglegate.server.backends.remote import RenderingBackend
@@ -75,7 +76,7 @@ async def test_a_backend_is_a_class_and_a_row(toy: list[str]) -> None:
     backend: Backend = load_backend(line.backend)(line, lambda _: None)
     engine = backend.create_engine(SupervisionTimeouts(), Mock())
     info = backend.describe(await engine.start())
-    async with aclosing(engine.generate(REQUEST)) as generated:
+    async with aclosing(read_steps(engine.generate, REQUEST)) as generated:
         tokens = [token async for step in generated for token in step.token_ids]
     assert backend.renderer.decode(tokens) == "Hello, world"
     assert info.model == backend.names[0]
@@ -100,13 +101,13 @@ class ToyEngine(RemoteEngineBase):
     async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
         return replace(DEFAULT_INFO, model=name, max_model_len=longest)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         body = {"prompt": list(request.prompt), "n_predict": request.sampling.max_tokens}
         limits = compute_limits(request)
         connection = self._require_connection()
         answer = await connection.fetch("/completion", body, request.trace_headers, limits)
         tokens = read_integers(answer["tokens"], "tokens", 0, 2048, limits.tokens)
-        yield Step(tokens, finish=FinishReason.STOP)
+        await put(Step(tokens, finish=FinishReason.STOP), sink)
 
 
 async def completion(request: Request) -> JSONResponse:
@@ -135,6 +136,6 @@ async def test_a_workers_engine_is_a_class_and_a_row(
         assert str(upstream) == f"toy+{url}"
         engine = remote_engine(upstream, model, ConnectionSettings(start_s=5.0))
         assert (await engine.start()).max_model_len == 100
-        async with aclosing(engine.generate(REQUEST)) as generated:
+        async with aclosing(read_steps(engine.generate, REQUEST)) as generated:
             assert [step.token_ids async for step in generated] == [REQUEST.prompt]
         await engine.aclose()

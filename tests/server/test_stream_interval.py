@@ -92,6 +92,8 @@ class Sink:
     def push(self, step: Step) -> None:
         self.steps.append(step)
 
+    async def drain(self) -> None: ...
+
 
 def make_step(size: int) -> Step:
     return Step(tuple(range(size)), (intern_step(3, size - 1, size),))
@@ -100,8 +102,7 @@ def make_step(size: int) -> Step:
 async def push_all(interval_s: float | None, bursts: tuple[tuple[int, ...], ...]) -> list[Step]:
     """Steps of these sizes; the event loop runs between two bursts."""
     queue, sink = StepQueue("r", 1, SinkFlusher(interval_s)), Sink()
-    queue.sink = sink
-    reading = asyncio.create_task(queue.get())
+    reading = asyncio.create_task(queue.deliver(sink))
     await asyncio.sleep(0)
     for burst in bursts:
         for size in burst:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.fleet.types import FindingKind
 from eaglegate.engine.speculation.accounting import intern_step
-from eaglegate.engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
+from eaglegate.engine.steps import put
+from eaglegate.engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step, StepSink
 from eaglegate.server.backends.worker_probe import WorkerProbe
 from eaglegate.server.generation.grammar import ParserFactory
 from eaglegate.text.events import FinishReason
@@ -49,7 +50,7 @@ class Worker:
     failure: Exception | None = None
     asked: list[EngineRequest] = field(default_factory=list)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         self.asked.append(request)
         await asyncio.sleep(self.pause_s)
         if request.constraint is not None and self.failure is not None:
@@ -60,7 +61,8 @@ class Worker:
         steps = (intern_step(DEPTH, accepted, accepted + 1, 0, None),) * 8
         whole = request.sampling.max_tokens > len(tokens)
         finish = FinishReason.STOP if whole else FinishReason.LENGTH
-        yield Step(tuple(tokens), decode=steps, cached_tokens=self.cached, finish=finish)
+        step = Step(tuple(tokens), decode=steps, cached_tokens=self.cached, finish=finish)
+        await put(step, sink)
 
     def write(self, request: EngineRequest) -> str:
         if request.constraint is None:
@@ -161,9 +163,8 @@ async def test_an_engine_that_cannot_be_inspected_is_not_asked():
     class Text:
         asked = 0
 
-        async def generate(self, request):
+        async def generate(self, request, sink):
             self.asked += 1
-            yield
 
     engine = Text()
     assert await WorkerProbe(RENDERER, PARSERS, 5.0)(engine, INFO) == ()

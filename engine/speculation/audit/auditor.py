@@ -16,7 +16,7 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -41,7 +41,8 @@ from eaglegate.engine.speculation.audit.records import (
 from eaglegate.engine.speculation.audit.scores import ScoringRules
 from eaglegate.engine.speculation.policy import draw_position
 from eaglegate.engine.speculation.rounding import find_tie
-from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step
+from eaglegate.engine.steps import Generate, read_steps
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step, StepSink
 from eaglegate.text.events import FinishReason
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Auditor:
         self._observer, self._decode = observer, decode
         self._has_room, self._write, self.clock = has_room, write, clock
         self._engine: ScoresAnswers | None = None
-        self._generate: Callable[[EngineRequest], AsyncGenerator[Step, None]] | None = None
+        self._generate: Generate | None = None
         self._dtype = ""
         self._waiting: deque[FinishedAnswer] = deque()
         self._arrived = asyncio.Event()
@@ -98,7 +99,7 @@ class Auditor:
     def attach(
         self,
         engine: object,
-        generate: Callable[[EngineRequest], AsyncGenerator[Step, None]],
+        generate: Generate,
         info: EngineInfo,
     ) -> None:
         """Audit with ``engine``, whose model has the data type that ``info`` names. Replays
@@ -156,7 +157,7 @@ class Auditor:
         for name, wanted in (("with drafts", depth), ("without drafts", 0)):
             again = structs.replace(request, id=f"replay-{uuid.uuid4().hex}", depth=wanted)
             tokens: list[int] = []
-            async with aclosing(self._generate(again)) as steps:
+            async with aclosing(read_steps(self._generate, again)) as steps:
                 async for step in steps:
                     tokens += step.token_ids
             out[name] = await self._describe_scores(request, tokens)
@@ -364,26 +365,22 @@ class AuditedEngine:
     async def start(self) -> EngineInfo:
         return await self._engine.start()
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        if not self._auditor.selects(request):
-            return self._engine.generate(request)
-        return self._keep(request)
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
+        if self._auditor.selects(request):
+            await self._keep(request, sink)
+        else:
+            await self._engine.generate(request, sink)
 
-    async def _keep(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+    async def _keep(self, request: EngineRequest, sink: StepSink) -> None:
         draft, kept, may_keep = self._auditor.draft, _KeptTokens(), self._may_keep()
-        sink = None if request.sink is None else SinkTap(request.sink, kept.add)
-        steps = self._engine.generate(structs.replace(request, sink=sink))
         try:
-            async for step in steps:
-                kept.add(step)
-                yield step
+            await self._engine.generate(request, SinkTap(sink, kept.add))
         except EngineError:
             kept.failed = True
             raise
         finally:
-            await steps.aclose()
             if not kept.failed:
-                request = structs.replace(request, sink=None, trace_headers={})
+                request = structs.replace(request, trace_headers={})
                 self._auditor.submit(
                     FinishedAnswer(
                         request,

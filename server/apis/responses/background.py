@@ -14,12 +14,13 @@ from typing import Any
 import orjson
 
 from eaglegate.engine.errors import EngineError
+from eaglegate.engine.events import Event
 from eaglegate.server.apis.responses.response import ResponseStream
 from eaglegate.server.apis.responses.response_items import ReasoningStyle, ResponseEvent
 from eaglegate.server.apis.shared.response import EncodingContext
 from eaglegate.server.errors import GatewayError, InvalidRequest, StoreFailed
 from eaglegate.server.generation.job import Job
-from eaglegate.server.http.response import Batches, named_frame, to_gateway_error
+from eaglegate.server.http.response import Run, named_frame, to_gateway_error
 from eaglegate.server.store.base import ResponseStore
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,25 @@ class LoggedStream(ResponseStream):
         return b""
 
 
+class _LogSink:
+    """See ``eaglegate.engine.events.EventSink``: logs events, and shows them to followers."""
+
+    def __init__(self, stream: LoggedStream, show: Callable[[], Awaitable[None]]) -> None:
+        self._stream, self._show = stream, show
+        self._is_shown = True
+
+    def is_open(self) -> bool:
+        return self._is_shown
+
+    def push(self, choice: int, events: list[Event]) -> None:
+        self._stream.frames(choice, events)
+        self._is_shown = False
+
+    async def drain(self) -> None:
+        self._is_shown = True
+        await self._show()
+
+
 class BackgroundRun:
     """One running response. Followers of its log wait on ``_grown``."""
 
@@ -170,12 +190,12 @@ class BackgroundRun:
             return self._stream.builder.response()
         return None if self._unstored is None else orjson.loads(self._unstored)
 
-    def start(self, source: Batches) -> None:
+    def start(self, work: Run) -> None:
         assert self._stream is not None
         self._stream.open()
         self._visible = self.log.end
-        self._work = asyncio.create_task(self._generate(source, self._stream))
-        self.task = asyncio.create_task(self._run(source, self._work, self._stream))
+        self._work = asyncio.create_task(self._generate(work, self._stream))
+        self.task = asyncio.create_task(self._run(self._work, self._stream))
 
     async def cancel(self) -> None:
         """Stop it, unless it has ended; return when its final state is stored."""
@@ -226,15 +246,12 @@ class BackgroundRun:
             await self._grown.wait_for(lambda: self._visible > at or self._save is None)
         return self._visible > at
 
-    async def _generate(self, source: Batches, stream: LoggedStream) -> None:
-        async for choice, events in source:
-            stream.frames(choice, events)
-            await self._show()
+    async def _generate(self, work: Run, stream: LoggedStream) -> None:
+        await work(_LogSink(stream, self._show))
 
-    async def _run(self, source: Batches, work: asyncio.Task[None], stream: LoggedStream) -> None:
+    async def _run(self, work: asyncio.Task[None], stream: LoggedStream) -> None:
         """Wait for the work, however it ends, and store the result."""
         await asyncio.wait({work})
-        await source.aclose()
         if (error := _error(work)) is not None:
             stream.fail_frames(error)
         elif work.cancelled():

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from eaglegate.engine.events import BatchSink, Observer
+from eaglegate.engine.events import EventSink, Observer
 from eaglegate.server.access.budget import charge
 from eaglegate.server.apis.responses.background import (
     HOLD_S,
@@ -42,21 +42,19 @@ from eaglegate.server.apis.shared.route import (
 from eaglegate.server.errors import (
     InvalidRequest,
     NotFound,
-    ReaderTooSlow,
     StoreFailed,
     openai_body,
 )
-from eaglegate.server.generation.generate import events
+from eaglegate.server.generation.generate import generate
 from eaglegate.server.generation.job import Conversation, Job, ServedModel
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.generation.prompt import render
 from eaglegate.server.http.padding import PaddedStream
 from eaglegate.server.http.response import (
-    Batches,
     FoldedResponse,
     ReplayedResponse,
+    Run,
     StreamedResponse,
-    end_source,
     json_response,
 )
 from eaglegate.server.store.base import ConversationStore, ResponseStore, StoredResponse
@@ -84,17 +82,15 @@ class ResponseRecord:
         self.conversations: tuple[str, ConversationStore] | None = None
         """Conversation of the response, and the store of conversations."""
 
-    async def store_after(self, source: Batches, builder: ResponseBuilder) -> Batches:
-        """The batches; the response is stored before the client receives the end."""
+    def store_after(self, run: Run, builder: ResponseBuilder) -> Run:
+        """``run``, after which the response is stored, before the client receives the end."""
         builder.stored = self._store is not None
-        async with aclosing(source) as batches:
-            async for batch in batches:
-                try:
-                    yield batch
-                except ReaderTooSlow as error:
-                    await end_source(batches, error)
-                    raise
-        await self.store_if_possible(builder)
+
+        async def run_and_store(sink: EventSink) -> None:
+            await run(sink)
+            await self.store_if_possible(builder)
+
+        return run_and_store
 
     async def store_if_possible(self, builder: ResponseBuilder) -> None:
         """An answer that cannot be stored is still delivered, with ``store`` false."""
@@ -151,16 +147,15 @@ class ResponsesService:
     async def create(self, request: Request, arrived: float) -> Response:
         gateway = self._gateway
         asked, given, job, path = await self._read_job(request)
-        sink = BatchSink()
-        source = events(job, path, gateway.observer, arrived, None if asked.background else sink)
+        run = partial(generate, job, path, gateway.observer, arrived)
         store = gateway.store if self._should_store(asked) else None
         record = ResponseRecord(job, gateway.owner(), given, store, gateway.observer)
         record.thinking = self._thinking(asked, record.owner)
         if asked.conversation_id is not None:
             record.conversations = (asked.conversation_id, self._conversations.store)
         if asked.background:
-            return await self._in_background(record, path, source)
-        return self._now(record, path, source, sink)
+            return await self._in_background(record, path, run)
+        return self._now(record, path, run)
 
     async def count_tokens(self, request: Request, arrived: float) -> dict[str, Any]:
         """The tokens of the prompt that ``create`` would make of the same body."""
@@ -195,21 +190,17 @@ class ResponsesService:
         )
         return asked, given, job, path
 
-    def _now(
-        self, record: ResponseRecord, path: Pipeline, source: Batches, sink: BatchSink
-    ) -> Response:
+    def _now(self, record: ResponseRecord, path: Pipeline, run: Run) -> Response:
         job, timing = record.job, self._gateway.timing
         if job.stream:
             stream = ResponseStream(job, make_encoding_context(path), record.thinking)
-            source = record.store_after(source, stream.builder)
             encoder = PaddedStream(stream) if job.obfuscates else stream
-            return StreamedResponse(source, encoder, openai_body, timing, sink)
+            run = record.store_after(run, stream.builder)
+            return StreamedResponse(run, encoder, openai_body, timing)
         fold = ResponseFold(job, make_encoding_context(path), record.thinking)
-        return FoldedResponse(record.store_after(source, fold.builder), fold, openai_body, sink)
+        return FoldedResponse(record.store_after(run, fold.builder), fold, openai_body)
 
-    async def _in_background(
-        self, record: ResponseRecord, path: Pipeline, source: Batches
-    ) -> Response:
+    async def _in_background(self, record: ResponseRecord, path: Pipeline, work: Run) -> Response:
         job = record.job
         stream = LoggedStream(job, make_encoding_context(path), record.thinking)
         await record.begin(stream.builder)
@@ -218,7 +209,7 @@ class ResponsesService:
         held = charge.get()
         held.extend()
         queued = stream.builder.response()
-        run.start(source)
+        run.start(work)
         assert run.task is not None
         run.task.add_done_callback(lambda _: held.close())
         return self._follow(run) if job.stream else json_response(queued)

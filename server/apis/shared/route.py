@@ -6,19 +6,19 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic
 
 from fastapi import Request
 from starlette.responses import Response
 
-from eaglegate.engine.events import BatchSink
 from eaglegate.server.access.budget import charge
 from eaglegate.server.access.caller import caller
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.request import Model, find_header, read_body, read_json, validate
 from eaglegate.server.apis.shared.response import EncodingContext
 from eaglegate.server.errors import context_overflow
-from eaglegate.server.generation.generate import events
+from eaglegate.server.generation.generate import generate
 from eaglegate.server.generation.job import Deadline, Job, ServedModel
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.http.padding import PaddedStream
@@ -74,14 +74,13 @@ def answer(
     job: Job, path: Pipeline, gateway: Gateway, api: GenerationApi[Any], arrived: float
 ) -> Response:
     """A response that runs ``job`` when it is sent."""
-    sink = BatchSink()
-    source = events(job, path, gateway.observer, arrived, sink)
+    run = partial(generate, job, path, gateway.observer, arrived)
     context = make_encoding_context(path, job.token_names)
     if job.stream:
         stream = api.stream(job, context)
         encoder = PaddedStream(stream) if job.obfuscates else stream
-        return StreamedResponse(source, encoder, api.error_body, gateway.timing, sink)
-    return FoldedResponse(source, api.fold(job, context), api.error_body, sink)
+        return StreamedResponse(run, encoder, api.error_body, gateway.timing)
+    return FoldedResponse(run, api.fold(job, context), api.error_body)
 
 
 CONTEXTS = 4

@@ -22,6 +22,7 @@ from eaglegate.engine.fleet.types import BreakerSettings, WorkerState
 from eaglegate.engine.scripted import DEFAULT_INFO
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervision.policy import RecoveryOutcome
 from eaglegate.engine.types import Constraint, SpeculationInfo
 from tests.engine.fleet.town import PATIENCE, town, until_serving
@@ -232,7 +233,7 @@ async def test_cut_connections_of_living_workers_are_no_crime():
 async def test_streams_of_a_worker_that_hangs_go_on_elsewhere():
     place = await town("ab")
     request = ask(tokens=30)
-    steps = place.fleet.generate(request)
+    steps = read_steps(place.fleet.generate, request)
     for house in place.houses.values():
         house.gate.clear()
     got = [await anext(steps)]
@@ -249,7 +250,7 @@ async def test_streams_of_a_worker_that_hangs_go_on_elsewhere():
 
 async def test_a_worker_that_answers_but_makes_no_steps_hangs_too():
     place = await town("ab", timeouts=replace(PATIENCE, stall_s=0.03))
-    steps = place.fleet.generate(ask(tokens=30))
+    steps = read_steps(place.fleet.generate, ask(tokens=30))
     for house in place.houses.values():
         house.gate.clear()
     got = [await anext(steps)]
@@ -288,7 +289,7 @@ async def test_clients_that_leave_abort_their_request_and_weigh_nothing():
     place = await town("ab")
     for house in place.houses.values():
         house.gate.clear()
-    steps = place.fleet.generate(ask(tokens=30))
+    steps = read_steps(place.fleet.generate, ask(tokens=30))
     await anext(steps)
     house = place.house_of("r")
     await steps.aclose()

@@ -10,6 +10,7 @@ import pytest
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.fleet.types import WorkerState
 from eaglegate.engine.scripted import DEFAULT_INFO
+from eaglegate.engine.steps import read_steps
 from tests.engine.fleet.town import town, until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 
@@ -39,7 +40,7 @@ async def test_a_worker_that_leaves_ends_what_it_runs_and_gets_nothing_new():
     place = await town("ab")
     for house in place.houses.values():
         house.gate.clear()
-    steps = place.fleet.generate(request := ask(tokens=30))
+    steps = read_steps(place.fleet.generate, request := ask(tokens=30))
     got = [await anext(steps)]
     leaving = place.house_of("r")
     place.streets.names.discard(leaving.name)
@@ -65,7 +66,7 @@ async def test_a_worker_that_is_named_again_while_it_drains_stays():
     place = await town("ab")
     place["a"].gate.clear()
     place["b"].gate.clear()
-    steps = place.fleet.generate(ask(tokens=30))
+    steps = read_steps(place.fleet.generate, ask(tokens=30))
     await anext(steps)
     leaving = place.house_of("r")
     worker = place.fleet.workers[leaving.name]
@@ -121,7 +122,7 @@ async def test_a_worker_that_comes_back_must_make_a_token_first():
 async def test_what_still_runs_behind_an_open_circuit_ends_in_peace():
     place = await town("a", poll_s=60)
     place["a"].gate.clear()
-    steps = place.fleet.generate(request := ask(tokens=30))
+    steps = read_steps(place.fleet.generate, request := ask(tokens=30))
     got = [await anext(steps)]
     place.fleet.workers["a"].breaker.open(asyncio.get_running_loop().time())
     place["a"].gate.set()

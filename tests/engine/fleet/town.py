@@ -91,11 +91,14 @@ class Remote(ScriptedEngine):
             raise EngineStartError("connection refused")
         return self.house.info
 
-    async def generate(self, request):
+    async def generate(self, request, sink):
         if not self.house.up:
             raise EngineUnreachable("connection refused")
+        await super().generate(request, sink)
+
+    async def _play(self, request):
         first = True
-        async with aclosing(super().generate(request)) as made:
+        async with aclosing(super()._play(request)) as made:
             async for step in made:
                 if not first:
                     await self._open_gate()

@@ -18,6 +18,7 @@ from eaglegate.engine.remote.connection import WorkerConnection
 from eaglegate.engine.remote.engine import RemoteEngine, remote_engine
 from eaglegate.engine.remote.text import TextEngine
 from eaglegate.engine.remote.upstream import ConnectionSettings, Upstream
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Sampling
 from tests.engine.fleet.test_over_http import Worker
 from tests.engine.fleet.town import PATIENCE, RULES
@@ -55,7 +56,7 @@ async def take(engine, **fields) -> EngineError | None:
     """The engine error that ended one request, if any; other exceptions pass through."""
     sampling = Sampling(max_tokens=30, temperature=0.0, **fields)
     try:
-        async with aclosing(engine.generate(request(sampling=sampling))) as steps:
+        async with aclosing(read_steps(engine.generate, request(sampling=sampling))) as steps:
             async for _ in steps:
                 pass
     except EngineError as error:
@@ -127,7 +128,7 @@ async def test_nothing_is_read_of_a_stream_that_was_left():
     bad = listening(BadWorker({"/": flood, "/health": says(b"")}))
     async with bad as worker, engine_at(worker.url) as engine:
         asked = request(sampling=Sampling(max_tokens=10**6, temperature=0.0))
-        async with aclosing(engine.generate(asked)) as steps:
+        async with aclosing(read_steps(engine.generate, asked)) as steps:
             await anext(steps)
         async with asyncio.timeout(PATIENT_S):
             await until(lambda: not worker.open)

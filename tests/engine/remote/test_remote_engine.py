@@ -18,6 +18,7 @@ from eaglegate.engine.errors import (
 from eaglegate.engine.remote.engine import RemoteEngine
 from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
 from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling, UndraftedReason
 from eaglegate.text.events import FinishReason
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
@@ -60,7 +61,7 @@ def request(**fields) -> EngineRequest:
 
 
 async def steps_of(engine, asked):
-    async with aclosing(engine.generate(asked)) as steps:
+    async with aclosing(read_steps(engine.generate, asked)) as steps:
         return [step async for step in steps]
 
 
@@ -217,7 +218,7 @@ async def test_a_broken_stream_is_a_dead_engine_and_its_tokens_stand():
     async with engine_of(worker) as engine:
         seen = []
         with pytest.raises(EngineDead):
-            async for step in engine.generate(request()):
+            async for step in read_steps(engine.generate, request()):
                 seen += step.token_ids
     assert seen == [1, 2, 3]
 
@@ -232,7 +233,7 @@ async def test_a_silent_worker_is_dead():
 async def test_leaving_closes_the_workers_stream():
     worker = StandIn(lambda _: [chunk(1), *[0.01, chunk(2)] * 1000])
     async with engine_of(worker) as engine:
-        async with aclosing(engine.generate(request())) as steps:
+        async with aclosing(read_steps(engine.generate, request())) as steps:
             await anext(steps)
             assert worker.running == 1
         async with asyncio.timeout(5):
@@ -242,14 +243,14 @@ async def test_leaving_closes_the_workers_stream():
 async def test_closing_the_engine_ends_what_runs():
     worker = StandIn(lambda _: [chunk(1), *[0.01, chunk(2)] * 1000])
     async with engine_of(worker) as engine:
-        steps = engine.generate(request())
+        steps = read_steps(engine.generate, request())
         await anext(steps)
         await engine.aclose()
         with pytest.raises(EngineDead):
             async for _ in steps:
                 pass
         with pytest.raises(EngineDead, match="closed"):
-            await anext(engine.generate(request()))
+            await anext(read_steps(engine.generate, request()))
 
 
 async def test_connections_are_used_again():

@@ -18,6 +18,7 @@ from eaglegate.engine.errors import EngineDead, EngineStartError, RequestRejecte
 from eaglegate.engine.remote.engine import remote_engine
 from eaglegate.engine.remote.text import WORD, TextEngine
 from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.text.events import FinishReason
 from eaglegate.text.parsing.vocabulary import Vocabulary
@@ -149,7 +150,7 @@ async def engine_of(server: TextServer):
 async def steps_of(engine, prompt=(2, 5, 6), **fields):
     sampling = fields.pop("sampling", Sampling(max_tokens=64, temperature=0.0))
     asked = EngineRequest("r", tuple(prompt), sampling, **fields)
-    async with aclosing(engine.generate(asked)) as steps:
+    async with aclosing(read_steps(engine.generate, asked)) as steps:
         return [step async for step in steps]
 
 

@@ -33,6 +33,7 @@ from eaglegate.engine.speculation.audit.records import (
 )
 from eaglegate.engine.speculation.audit.scores import AnswerScores
 from eaglegate.engine.speculation.policy import DepthSource, SpeculationPolicy
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.text.events import FinishReason
 
@@ -94,7 +95,7 @@ class Lab:
 
     async def answer(self, name: str = "r", **more: Any) -> None:
         request = ask(name, **more)
-        async with aclosing(self.audited.generate(request)) as read:
+        async with aclosing(read_steps(self.audited.generate, request)) as read:
             async for _ in read:
                 pass
 
@@ -266,7 +267,7 @@ async def test_the_queue_and_the_answers_in_it_are_bounded() -> None:
     await lab.answer("long", **{"sampling": Sampling(max_tokens=8, thinking_token_budget=4)})
     assert lab.notes.drops[-1] == "rules"
     long = structs.replace(ask("long"), prompt=(1,) * module.MOST_TOKENS)
-    async with aclosing(lab.audited.generate(long)) as read:
+    async with aclosing(read_steps(lab.audited.generate, long)) as read:
         async for _ in read:
             pass
     assert lab.notes.drops[-1] == "length"
@@ -292,7 +293,7 @@ async def test_an_answer_whose_engine_failed_is_not_audited() -> None:
 async def test_the_tokens_of_a_client_that_leaves_are_audited() -> None:
     lab = Lab()
     reading: AsyncGenerator[Any, None]
-    async with aclosing(lab.audited.generate(ask())) as reading:
+    async with aclosing(read_steps(lab.audited.generate, ask())) as reading:
         async for _ in reading:
             break
     assert lab.auditor.describe()["waiting"] == 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from eaglegate.engine.errors import EngineDead, EngineStartError
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervision.policy import (
     LossCause,
     PostMortem,
@@ -75,10 +76,10 @@ class Mortal(ScriptedEngine):
         self.bounds: list[int] = []
         self.explanation = PostMortem()
 
-    async def generate(self, request: EngineRequest):
+    async def _play(self, request: EngineRequest):
         if self.cradle.freeze_at(self.number):
             self.frozen.set()
-        async with aclosing(super().generate(request)) as made:
+        async with aclosing(super()._play(request)) as made:
             async for step in made:
                 if self.frozen.is_set():
                     await self.died.wait()
@@ -159,7 +160,7 @@ def ask(name: str = "r", tokens: int = 12, **fields) -> EngineRequest:
 
 
 async def collect(engine: SupervisedEngine, request: EngineRequest) -> list[Step]:
-    return [step async for step in engine.generate(request)]
+    return [step async for step in read_steps(engine.generate, request)]
 
 
 def tokens_of(got: list[Step]) -> list[int]:

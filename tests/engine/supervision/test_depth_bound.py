@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from eaglegate.engine.base import AppliedDepth
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Sampling
 from tests.engine.supervision.mortal import FAST, Cradle, ask, supervised, until
 from tests.engine.supervision.test_supervisor import CONSTRAINT
@@ -100,7 +101,7 @@ async def test_a_sampled_request_leaves_its_depth_to_every_engine(fields):
     cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 2, depth=3)
     engine, _ = supervised(cradle)
     await engine.start()
-    async for _ in engine.generate(structs.replace(ask(), **fields)):
+    async for _ in read_steps(engine.generate, structs.replace(ask(), **fields)):
         pass
     assert [life.requests[0].depth for life in cradle.lives] == [None, None]
     await engine.aclose()

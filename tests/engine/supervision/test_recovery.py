@@ -11,6 +11,7 @@ from msgspec import structs
 
 from eaglegate.engine.errors import EngineDead, EngineOverloaded, RequestQuarantined
 from eaglegate.engine.scripted import ScriptedEngine, steps
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervision.continuation import Continuation
 from eaglegate.engine.supervision.policy import RecoveryOutcome, SupervisionTimeouts
 from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RequestRecovery
@@ -31,8 +32,8 @@ from tests.engine.supervision.mortal import (
 class Silent(Mortal):
     """An engine whose first life makes every token and dies before it says why the answer ends."""
 
-    async def generate(self, request: EngineRequest):
-        async with aclosing(super().generate(request)) as made:
+    async def _play(self, request: EngineRequest):
+        async with aclosing(super()._play(request)) as made:
             async for step in made:
                 yield structs.replace(step, finish=None)
         self.kill()
@@ -163,7 +164,7 @@ async def test_a_request_waits_from_its_first_loss_until_its_next_step():
         ]
     )
     recovery = RequestRecovery(places, SupervisionTimeouts(), Notes())
-    assert tokens_of([step async for step in recovery.generate(ask())]) == [7, 8]
+    assert tokens_of([step async for step in read_steps(recovery.generate, ask())]) == [7, 8]
     first, second, third, fourth = places.waiting_since
     assert first is None
     assert second is not None

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from eaglegate.engine.errors import EngineDead, EngineStartError
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervision.policy import LossCause
 from tests.engine.supervision.mortal import (
     FAST,
@@ -34,7 +35,7 @@ async def test_an_engine_that_hangs_is_replaced_and_its_requests_go_on():
     engine, notes = supervised(cradle := Cradle())
     await engine.start()
     request = ask(tokens=30)
-    steps = engine.generate(request)
+    steps = read_steps(engine.generate, request)
     got = [await anext(steps)]
     cradle.lives[0].frozen.set()
     async with asyncio.timeout(5):
@@ -127,7 +128,7 @@ async def test_health_tells_of_a_restart():
 async def test_a_consumer_that_leaves_aborts_the_engine_request():
     engine, _ = supervised(cradle := Cradle())
     await engine.start()
-    steps = engine.generate(ask(tokens=100))
+    steps = read_steps(engine.generate, ask(tokens=100))
     await anext(steps)
     await steps.aclose()
     assert cradle.lives[0].aborted == ["r"]

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervision.policy import LossCause, RecoveryOutcome
 from eaglegate.engine.types import Constraint, Sampling
 from tests.engine.supervision.mortal import (
@@ -63,7 +64,7 @@ async def test_a_replay_cut_otherwise_joins_up(second_cuts):
     cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 3)
     engine, _ = supervised(cradle)
     await engine.start()
-    steps = engine.generate(request := ask(constraint=CONSTRAINT))
+    steps = read_steps(engine.generate, request := ask(constraint=CONSTRAINT))
     got = [await anext(steps), await anext(steps)]
     cradle.cuts = second_cuts
     got += [step async for step in steps]
@@ -104,7 +105,7 @@ async def test_a_replay_that_differs_ends_a_constrained_answer():
     cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 2)
     engine, _ = supervised(cradle)
     await engine.start()
-    steps = engine.generate(ask(constraint=CONSTRAINT))
+    steps = read_steps(engine.generate, ask(constraint=CONSTRAINT))
     await anext(steps)
     cradle.doom = lambda life, request, step: life == 0
     original = cradle.make
@@ -132,7 +133,7 @@ async def test_a_seeded_answer_goes_on_behind_its_tokens():
     cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 2)
     engine, _ = supervised(cradle)
     await engine.start()
-    got = [step async for step in engine.generate(structs.replace(ask(), sampling=HOT))]
+    got = [step async for step in read_steps(engine.generate, structs.replace(ask(), sampling=HOT))]
     assert len(tokens_of(got)) == 12
     (begun,), (resumed,) = (life.requests for life in cradle.lives)
     assert resumed.prompt == (*begun.prompt, *tokens_of(got)[: len(resumed.prompt) - 3])

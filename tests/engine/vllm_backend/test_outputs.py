@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,15 @@ from vllm.v1.metrics.stats import IterationStats, PrefillStats, RequestSpecDecod
 from vllm.v1.outputs import LogprobsLists
 
 from eaglegate.engine.errors import EngineDead, EngineFailed, RequestRejected
-from eaglegate.engine.types import DecodeStep, Step, StepTrace
+from eaglegate.engine.steps import read_steps
+from eaglegate.engine.types import (
+    DecodeStep,
+    EngineRequest,
+    Sampling,
+    Step,
+    StepSink,
+    StepTrace,
+)
 from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor, is_replaceable
 from eaglegate.engine.vllm_backend.translate import (
     StepQueue,
@@ -50,16 +59,26 @@ def begin(outputs: StepOutputProcessor, name: str = "a", **sampling: Any) -> Ste
     return inbox
 
 
+def read(inbox: StepQueue) -> AsyncGenerator[Step, None]:
+    """The steps of ``inbox``, as a reader that asks for one at a time gets them."""
+
+    async def deliver(_: EngineRequest, sink: StepSink) -> None:
+        await inbox.deliver(sink)
+
+    return read_steps(deliver, EngineRequest("a", (1,), Sampling(9)))
+
+
 async def test_an_output_becomes_a_step() -> None:
     outputs = processor()
     inbox = begin(outputs)
+    steps = read(inbox)
     outputs.process_outputs([output(1, prefill_stats=FIRST)])
-    assert await inbox.get() == Step((5,), cached_tokens=2)
+    assert await anext(steps) == Step((5,), cached_tokens=2)
     outputs.process_outputs([output(3, 3, 2)])
-    assert await inbox.get() == Step((5, 5, 5), (DecodeStep(3, 2, 3),))
+    assert await anext(steps) == Step((5, 5, 5), (DecodeStep(3, 2, 3),))
     outputs.process_outputs([output(2, 3, 1, finish_reason=Reason.STOP)])
     end = Step((5, 5), (DecodeStep(3, 1, 2),), finish=FinishReason.STOP, stop_token=5)
-    assert await inbox.get() == end
+    assert await anext(steps) == end
     assert inbox.ended
     assert not outputs.request_states
     assert not outputs.external_req_ids
@@ -69,20 +88,25 @@ async def test_a_traced_request_gets_times_and_drafts_with_its_steps() -> None:
     outputs = processor()
     inbox, other = begin(outputs), begin(outputs, "b")
     inbox.traced = True
+    steps, others = read(inbox), read(other)
     outputs.process_outputs([output(1, prefill_stats=FIRST), output(1, name="b")], 7.0)
     account = RequestSpecDecodeMetrics(3, [2], num_draft_tokens=3, per_step_drafted=[5, 5, 8])
     verified = EngineCoreOutput("a", [5] * 3, spec_decode_metrics=account)
     outputs.process_outputs([verified, output(2, 3, 1, name="b")], 7.5)
-    step = await inbox.get()
+    step = await anext(steps)
     assert step.decode == (DecodeStep(3, 2, 3),)
     assert step.traces == (StepTrace(7.0), StepTrace(7.5, (5, 5, 8)))
-    assert (await other.get()).traces == ()
+    assert (await anext(others)).traces == ()
+
+
+async def _next(steps: AsyncGenerator[Step, None]) -> Step:
+    return await anext(steps)
 
 
 async def test_a_reader_is_woken_by_what_comes() -> None:
     outputs = processor()
-    inbox = begin(outputs)
-    reading = asyncio.create_task(inbox.get())
+    steps = read(begin(outputs))
+    reading = asyncio.create_task(_next(steps))
     await asyncio.sleep(0)
     outputs.process_outputs([output(1)])
     assert (await reading).token_ids == (5,)
@@ -91,9 +115,10 @@ async def test_a_reader_is_woken_by_what_comes() -> None:
 async def test_a_lagging_reader_gets_several_steps_as_one_with_every_account() -> None:
     outputs = processor()
     inbox = begin(outputs)
+    steps = read(inbox)
     for given in (output(1, prefill_stats=FIRST), output(4, 3, 3), output(2, 3, 1)):
         outputs.process_outputs([given])
-    step = await inbox.get()
+    step = await anext(steps)
     assert step.token_ids == (5,) * 7
     assert step.decode == (DecodeStep(3, 3, 4), DecodeStep(3, 1, 2))
     assert step.cached_tokens == 2
@@ -116,51 +141,52 @@ async def test_what_nobody_took_is_unclaimed() -> None:
 async def test_an_abort_from_elsewhere_is_the_end_of_the_engine() -> None:
     outputs = processor()
     inbox = begin(outputs)
+    steps = read(inbox)
     assert outputs.abort_requests(["a"], internal=False) == ["a"]
     with pytest.raises(EngineDead, match="before its answer was complete"):
-        await inbox.get()
+        await anext(steps)
     assert inbox.ended
 
 
 async def test_a_request_that_the_engine_gives_up_has_not_finished() -> None:
     """A signal ends requests in this way; the delivered tokens stand."""
     outputs = processor()
-    inbox = begin(outputs)
+    steps = read(begin(outputs))
     outputs.process_outputs([output(2), output(0, finish_reason=Reason.ABORT)])
-    assert (await inbox.get()).token_ids == (5, 5)
+    assert (await anext(steps)).token_ids == (5, 5)
     with pytest.raises(EngineDead):
-        await inbox.get()
+        await anext(steps)
     assert not outputs.request_states
 
 
 async def test_what_came_before_the_engine_died_is_delivered_first() -> None:
     outputs = processor()
-    inbox = begin(outputs)
+    steps = read(begin(outputs))
     outputs.process_outputs([output(1)])
     outputs.propagate_error(EngineDeadError())
-    assert (await inbox.get()).token_ids == (5,)
+    assert (await anext(steps)).token_ids == (5,)
     with pytest.raises(EngineDead):
-        await inbox.get()
+        await anext(steps)
 
 
 async def test_a_request_the_engine_failed_on() -> None:
     outputs = processor()
-    inbox = begin(outputs)
+    steps = read(begin(outputs))
     outputs.process_outputs([output(0, finish_reason=Reason.ERROR)])
     with pytest.raises(EngineFailed):
-        await inbox.get()
+        await anext(steps)
     assert not outputs.request_states
 
 
 async def test_log_probabilities_belong_to_the_tokens_of_their_step() -> None:
     outputs = processor()
-    inbox = begin(outputs, logprobs=1)
+    steps = read(begin(outputs, logprobs=1))
     for token in (5, 7):
         given = LogprobsLists(
             np.array([[token, 9]]), np.array([[-0.5, -0.1 * token]]), np.array([2])
         )
         outputs.process_outputs([EngineCoreOutput("a", [token], new_logprobs=given)])
-        (position,) = (await inbox.get()).logprobs
+        (position,) = (await anext(steps)).logprobs
         assert (position.chosen.token_id, position.chosen.rank) == (token, 2)
         assert [entry.token_id for entry in position.top] == [9]
         assert position.top[0].logprob == pytest.approx(-0.1 * token)
@@ -190,10 +216,10 @@ async def test_vllms_statistics_are_those_of_its_own_processor() -> None:
 
 async def test_a_stream_interval_gathers_tokens_between_the_first_and_the_last() -> None:
     outputs = processor(interval=5)
-    inbox = begin(outputs)
+    steps = read(begin(outputs))
     outputs.process_outputs([output(1, prefill_stats=FIRST)])
-    assert len((await inbox.get()).token_ids) == 1
-    reading = asyncio.create_task(inbox.get())
+    assert len((await anext(steps)).token_ids) == 1
+    reading = asyncio.create_task(_next(steps))
     await asyncio.sleep(0)
     outputs.process_outputs([output(3, 3, 2)])
     await asyncio.sleep(0)
@@ -201,7 +227,7 @@ async def test_a_stream_interval_gathers_tokens_between_the_first_and_the_last()
     outputs.process_outputs([output(2, 3, 1)])
     assert len((await reading).token_ids) == 5
     outputs.process_outputs([output(1, 3, 0, finish_reason=Reason.LENGTH)])
-    assert (await inbox.get()).finish is FinishReason.LENGTH
+    assert (await anext(steps)).finish is FinishReason.LENGTH
 
 
 class Llm:
@@ -241,144 +267,164 @@ class RecordingSink:
     """A StepSink that keeps what it gets, and raises ``error`` where there is one."""
 
     def __init__(self) -> None:
-        self.opened = True
+        self.opened = asyncio.Event()
+        self.opened.set()
         self.steps: list[Step] = []
         self.error: Exception | None = None
 
+    @property
+    def sizes(self) -> list[int]:
+        return [len(step.token_ids) for step in self.steps]
+
     def is_open(self) -> bool:
-        return self.opened
+        return self.opened.is_set()
 
     def push(self, step: Step) -> None:
         if self.error is not None:
             raise self.error
         self.steps.append(step)
 
+    async def drain(self) -> None:
+        await self.opened.wait()
 
-async def _wait(inbox: StepQueue) -> asyncio.Task[Step]:
-    """A reader that waits for its next step."""
-    reading = asyncio.create_task(inbox.get())
+
+async def _deliver(inbox: StepQueue, sink: RecordingSink) -> asyncio.Task[None]:
+    """A delivery that waits for steps."""
+    delivery = asyncio.create_task(inbox.deliver(sink))
     await asyncio.sleep(0)
-    return reading
+    return delivery
 
 
-async def test_a_waiting_readers_steps_go_to_its_sink_and_the_last_one_to_itself() -> None:
+async def test_steps_go_to_an_open_sink_at_once() -> None:
     outputs, sink = processor(), RecordingSink()
     inbox = begin(outputs)
-    inbox.sink = sink
     outputs.process_outputs([output(1, prefill_stats=FIRST)])
-    assert (await inbox.get()).token_ids == (5,), "no reader waited for it"
-    reading = await _wait(inbox)
+    delivery = await _deliver(inbox, sink)
+    assert sink.sizes == [1], "it came before the delivery began"
     outputs.process_outputs([output(3, 3, 2)])
     outputs.process_outputs([output(2, 3, 1)])
     outputs.process_outputs([output(1, 3, 0, finish_reason=Reason.LENGTH)])
-    assert [step.token_ids for step in sink.steps] == [(5,) * 3, (5,) * 2]
-    assert (await reading).finish is FinishReason.LENGTH
+    assert sink.sizes == [1, 3, 2, 1]
+    assert sink.steps[-1].finish is FinishReason.LENGTH
+    await delivery
 
 
-async def test_a_closed_sink_leaves_the_steps_to_the_reader() -> None:
+async def test_a_closed_sink_gets_the_steps_as_one_when_it_opens() -> None:
     outputs, sink = processor(), RecordingSink()
     inbox = begin(outputs)
-    inbox.sink = sink
-    reading = await _wait(inbox)
-    sink.opened = False
+    delivery = await _deliver(inbox, sink)
+    sink.opened.clear()
     outputs.process_outputs([output(3, 3, 2)])
-    sink.opened = True
-    outputs.process_outputs([output(2, 3, 1)])
-    assert (await reading).token_ids == (5,) * 5, "in their order"
+    await asyncio.sleep(0)
     assert not sink.steps
+    outputs.process_outputs([output(2, 3, 1)])
+    sink.opened.set()
+    outputs.process_outputs([output(1, 3, 0, finish_reason=Reason.LENGTH)])
+    await delivery
+    assert sink.sizes == [6], "in their order"
 
 
-async def test_the_reader_gets_what_its_sink_raises() -> None:
-    outputs, sink = processor(), RecordingSink()
+async def test_a_sink_that_closes_on_a_step_is_drained() -> None:
+    """A response may keep a part of the step's frames until then."""
+    outputs = processor()
+    drained = asyncio.Event()
+
+    class Closing(RecordingSink):
+        def push(self, step: Step) -> None:
+            super().push(step)
+            self.opened.clear()
+
+        async def drain(self) -> None:
+            drained.set()
+            self.opened.set()
+
+    closing = Closing()
+    delivery = await _deliver(begin(outputs), closing)
+    outputs.process_outputs([output(3, 3, 2)])
+    assert closing.sizes == [3]
+    await asyncio.wait_for(drained.wait(), 5)
+    delivery.cancel()
+
+
+async def test_an_error_of_the_sink_ends_its_delivery_alone() -> None:
+    outputs, sink, other = processor(), RecordingSink(), RecordingSink()
     sink.error = ValueError("a broken parser")
-    inbox, other = begin(outputs), begin(outputs, "b")
-    inbox.sink = sink
-    reading, beside = await _wait(inbox), await _wait(other)
+    delivery = await _deliver(begin(outputs), sink)
+    beside = await _deliver(begin(outputs, "b"), other)
     outputs.process_outputs([output(3, 3, 2), output(2, 3, 1, name="b")])
     with pytest.raises(ValueError, match="a broken parser"):
-        await reading
-    assert (await beside).token_ids == (5,) * 2, "another stream goes on"
+        await delivery
+    assert other.sizes == [2], "another stream goes on"
+    beside.cancel()
 
 
-async def test_a_cancelled_reader_gets_no_more_pushes() -> None:
+async def test_a_cancelled_delivery_gets_no_more_pushes() -> None:
     outputs, sink = processor(), RecordingSink()
     inbox = begin(outputs)
-    inbox.sink = sink
-    reading = await _wait(inbox)
-    reading.cancel()
+    delivery = await _deliver(inbox, sink)
+    delivery.cancel()
     outputs.process_outputs([output(3, 3, 2)])
     assert not sink.steps
     outputs.release(inbox)
     assert outputs.unclaimed.tokens == 3
 
 
-async def test_an_interval_joins_steps_instead_of_pushing_them() -> None:
+async def test_an_interval_joins_steps() -> None:
     outputs, sink = processor(interval=4), RecordingSink()
     inbox = begin(outputs)
-    inbox.sink = sink
+    delivery = await _deliver(inbox, sink)
     outputs.process_outputs([output(1, prefill_stats=FIRST)])
-    await inbox.get()
-    reading = await _wait(inbox)
     outputs.process_outputs([output(3, 3, 2)])
+    assert sink.sizes == [1]
     outputs.process_outputs([output(2, 3, 1)])
-    assert (await reading).token_ids == (5,) * 5
-    assert not sink.steps
+    assert sink.sizes == [1, 5]
+    outputs.process_outputs([output(2, 3, 1)])
+    outputs.process_outputs([output(1, 3, 0, finish_reason=Reason.LENGTH)])
+    assert sink.sizes == [1, 5, 3]
+    await delivery
 
 
 async def test_steps_are_joined_while_the_loop_lags() -> None:
     outputs, sink = processor(interval_s=None), RecordingSink()
     inbox = begin(outputs)
-    inbox.sink = sink
-    reading = await _wait(inbox)
+    delivery = await _deliver(inbox, sink)
     outputs.process_outputs([output(3, 3, 2)])
     outputs.process_outputs([output(2, 3, 1)])
     assert not sink.steps
     await asyncio.sleep(0)
     outputs.process_outputs([output(4, 3, 3)])
     await asyncio.sleep(0)
-    assert [step.token_ids for step in sink.steps] == [(5,) * 5, (5,) * 4]
+    assert sink.sizes == [5, 4]
     assert sink.steps[0].decode == (DecodeStep(3, 2, 3), DecodeStep(3, 1, 2))
-    reading.cancel()
+    delivery.cancel()
 
 
 async def test_steps_of_an_interval_are_pushed_as_one() -> None:
     outputs, sink = processor(interval_s=0.02), RecordingSink()
     inbox = begin(outputs)
-    inbox.sink = sink
-    reading = await _wait(inbox)
+    delivery = await _deliver(inbox, sink)
     for _ in range(3):
         outputs.process_outputs([output(2, 3, 1)])
         await asyncio.sleep(0)
     assert not sink.steps
     await asyncio.sleep(0.05)
-    assert [step.token_ids for step in sink.steps] == [(5,) * 6]
+    assert sink.sizes == [6]
     outputs.process_outputs([output(2, 3, 1)])
     outputs.process_outputs([output(1, 3, 0, finish_reason=Reason.STOP)])
-    last = await reading
-    assert (last.token_ids, last.finish) == ((5,) * 3, FinishReason.STOP)
-
-
-async def test_what_a_sink_closed_on_goes_to_the_reader() -> None:
-    outputs, sink = processor(interval_s=0.01), RecordingSink()
-    inbox = begin(outputs)
-    inbox.sink = sink
-    reading = await _wait(inbox)
-    outputs.process_outputs([output(2, 3, 1)])
-    sink.opened = False
-    assert (await asyncio.wait_for(reading, 5)).token_ids == (5, 5)
-    assert not sink.steps
+    await delivery
+    assert sink.sizes == [6, 3]
+    assert sink.steps[-1].finish is FinishReason.STOP
 
 
 async def test_an_error_comes_after_the_steps_held_for_the_sink() -> None:
     outputs, sink = processor(interval_s=9.0), RecordingSink()
     inbox = begin(outputs)
-    inbox.sink = sink
-    reading = await _wait(inbox)
+    delivery = await _deliver(inbox, sink)
     outputs.process_outputs([output(2, 3, 1)])
     outputs.propagate_error(EngineDeadError())
-    assert (await reading).token_ids == (5, 5)
     with pytest.raises(EngineDead):
-        await inbox.get()
+        await delivery
+    assert sink.sizes == [2]
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), OverflowError("int too big"), VLLMError()])

@@ -13,7 +13,15 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from eaglegate.engine.errors import EngineDead, EngineFailed, RequestRejected
-from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling, Step, TokenLogprob
+from eaglegate.engine.steps import read_steps
+from eaglegate.engine.types import (
+    EngineRequest,
+    PositionLogprobs,
+    Sampling,
+    Step,
+    StepSink,
+    TokenLogprob,
+)
 from eaglegate.engine.vllm_backend.public_outputs import PublicInbox, PublicOutputs
 from eaglegate.text.events import FinishReason
 
@@ -57,12 +65,22 @@ async def open_inbox(
     return outputs, await outputs.open_request(llm, request, None)
 
 
+def read(inbox: PublicInbox) -> AsyncGenerator[Step, None]:
+    """The steps of ``inbox``, as a reader that asks for one at a time gets them."""
+
+    async def deliver(_: EngineRequest, sink: StepSink) -> None:
+        await inbox.deliver(sink)
+
+    return read_steps(deliver, REQUEST)
+
+
 async def test_outputs_become_steps() -> None:
     llm = Llm(output([5]), output([6, 7]), output([8, 2], "stop"))
     outputs, inbox = await open_inbox(llm)
-    assert await inbox.get() == Step((5,), cached_tokens=2)
-    assert await inbox.get() == Step((6, 7))
-    assert await inbox.get() == Step((8, 2), finish=FinishReason.STOP, stop_token=2)
+    steps = read(inbox)
+    assert await anext(steps) == Step((5,), cached_tokens=2)
+    assert await anext(steps) == Step((6, 7))
+    assert await anext(steps) == Step((8, 2), finish=FinishReason.STOP, stop_token=2)
     await outputs.close_request(llm, inbox)
     assert llm.left
     assert llm.asked["request_id"] == "a"
@@ -75,7 +93,8 @@ async def test_log_probabilities_are_those_that_were_asked_for() -> None:
     given.prompt_token_ids = [1, 5, 6]
     sampling = replace(REQUEST.sampling, logprobs=1, prompt_logprobs=1)
     _, inbox = await open_inbox(Llm(given), replace(REQUEST, sampling=sampling))
-    step = await inbox.get()
+    steps = read(inbox)
+    step = await anext(steps)
     best = (TokenLogprob(6, -0.1, 1),)
     assert step.logprobs == (PositionLogprobs(TokenLogprob(5, -0.5, 2), best),)
     assert step.prompt_logprobs is not None
@@ -94,16 +113,18 @@ async def test_log_probabilities_are_those_that_were_asked_for() -> None:
 )
 async def test_errors_are_ours(given: RequestOutput | Exception, expected: type[Exception]) -> None:
     _, inbox = await open_inbox(Llm(given))
+    steps = read(inbox)
     with pytest.raises(expected):
-        await inbox.get()
+        await anext(steps)
 
 
 async def test_a_closed_engine_fails_its_requests() -> None:
     """The failure lets recovery take them to the next engine: vLLM would end them as aborted."""
     llm = Llm(output([5]), output([], "abort"))
     outputs, inbox = await open_inbox(llm)
-    await inbox.get()
+    steps = read(inbox)
+    await anext(steps)
     await outputs.fail_all(llm)
     assert llm.aborted == ["a"]
     with pytest.raises(EngineDead):
-        await inbox.get()
+        await anext(steps)

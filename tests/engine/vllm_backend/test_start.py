@@ -16,6 +16,7 @@ import pytest
 
 from eaglegate.engine.errors import EngineDead, EngineStartError
 from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
@@ -89,7 +90,7 @@ async def until_death(
     account = Account()
     tokens: list[int] = []
     with pytest.raises(EngineDead):
-        async for step in engine.generate(request):
+        async for step in read_steps(engine.generate, request):
             account.add(step)
             waiting = len(tokens) < 5 <= len(tokens) + len(step.token_ids)
             tokens += step.token_ids

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import selectors
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,8 @@ import pytest
 
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.scripted import DEFAULT_INFO
-from eaglegate.engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
+from eaglegate.engine.steps import put
+from eaglegate.engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step, StepSink
 from eaglegate.engine.vllm_backend.warm_up import StepCosts, list_batches, time_steps, warm_up
 
 LEARNT: dict[str, object] = {"steps": 250}
@@ -132,7 +133,7 @@ class SlowCore:
         self.sizes: set[tuple[int, int]] = set()
         """Batch sizes and greatest depths of its steps."""
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         queue: asyncio.Queue[None] = asyncio.Queue()
         self._running[request.id] = request.depth or 0, queue
         if self._stepping is None:
@@ -143,7 +144,7 @@ class SlowCore:
                 await queue.get()
                 tokens = min(left, 1 + (request.depth or 0))
                 left -= tokens
-                yield Step((1,) * tokens)
+                await put(Step((1,) * tokens), sink)
         finally:
             del self._running[request.id]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.lab.benchmarks.layers import write_request
 from eaglegate.lab.benchmarks.observing import INFO, scripted
@@ -46,7 +47,7 @@ async def test_a_paced_engine_sleeps_until_its_next_steps(
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     request = EngineRequest("r", (1,), Sampling(max_tokens=400))
-    tokens = [len(step.token_ids) async for step in engine.generate(request)]
+    tokens = [len(step.token_ids) async for step in read_steps(engine.generate, request)]
     assert sum(tokens) == 400
     assert all(seconds == 0 or seconds >= TIMER_S for seconds in sleeps)
     assert any(sleeps)
