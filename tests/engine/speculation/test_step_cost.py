@@ -52,6 +52,25 @@ def test_a_known_speed_is_found_again_where_the_machine_is_slower(learnt: StepCo
     assert model.step_seconds(4, 12, 3) == pytest.approx(3e-3 * step_ms(4, 12, 3), rel=0.1)
 
 
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("context_ms", [0.5, 2.0, 6.0, 20.0])
+def test_long_contexts_are_learnt_after_short_prompts_were_timed(
+    batch: int, context_ms: float
+) -> None:
+    """The model has no term for the time that a step takes to read its requests' contexts."""
+    model = profiled(DepthPlanner(DEPTH)).cost
+    noise, widths = np.random.default_rng(3), np.arange(DEPTH + 1)
+    true_ms = [step_ms(batch, batch * depth, depth) + context_ms * batch for depth in widths]
+    tokens = np.cumsum(0.8**widths)
+    rates, regrets = tokens / true_ms, []
+    for _ in range(300):
+        depth = int(np.argmax(tokens / model.seconds(batch, widths * float(batch))))
+        regrets.append(1 - rates[depth] / rates.max())
+        seconds = true_ms[depth] / 1e3 * float(noise.lognormal(0, 0.02))
+        model.observe(ObservedStep(batch, batch * depth, depth, seconds))
+    assert np.mean(regrets[50:]) < 0.05
+
+
 @pytest.mark.parametrize(
     "change",
     [
