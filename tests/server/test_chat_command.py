@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -152,6 +154,21 @@ def test_ctrl_c_stops_the_answer_and_not_the_session(script, monkeypatch):
     text = desk.run()
     assert "[stopped]" in text and "three" not in text and "Still here." in text
     assert script.asked[1]["messages"][1] == {"role": "assistant", "content": "one two "}
+
+
+def test_ctrl_c_stops_the_answer_though_the_http_client_drops_it(script, monkeypatch):
+    script.answers = [say("one ", "two ", "three ")]
+    desk = Desk(script, "Count")
+    write = ChatOutput.write
+
+    def interrupt(self: ChatOutput, is_reasoning: bool, text: str) -> None:
+        write(self, is_reasoning, text)
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ChatOutput, "write", interrupt)
+    text = desk.run()
+    assert "one" in text and "[stopped]" in text and "two" not in text
 
 
 def test_ctrl_c_at_the_prompt_ends_nothing(script):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from types import FrameType
 from typing import Any, TextIO
 
 from eaglegate.server.cli.chat.answer import ChatAnswer
@@ -22,6 +25,26 @@ HELP = """\
 /reset         forget the conversation
 /quit          end, as Ctrl-D does
 Ctrl-C stops an answer. A line that ends in \\ goes on in the next one."""
+
+
+@contextmanager
+def _note_interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed inside: the HTTP client may drop the exception that it raises."""
+    pressed = False
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class ChatConversation:
@@ -163,8 +186,13 @@ class ChatSession:
         """Stream one answer into the output and the conversation; one that is stopped, too."""
         answer = ChatAnswer()
         try:
-            with closing(self._endpoint.stream(self._conversation.make_body())) as chunks:
+            with (
+                _note_interrupts() as is_interrupted,
+                closing(self._endpoint.stream(self._conversation.make_body())) as chunks,
+            ):
                 for chunk in chunks:
+                    if is_interrupted():
+                        raise KeyboardInterrupt
                     for is_reasoning, text in answer.add(chunk):
                         self._output.write(is_reasoning, text)
         except (KeyboardInterrupt, EndpointFailed):
