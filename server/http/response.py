@@ -277,7 +277,7 @@ class _EventStream:
             await self._begin()
 
     def is_open(self) -> bool:
-        return not self._pending and self._writer.is_open()
+        return not (self._pending or self._is_cut) and self._writer.is_open()
 
     def push(self, data: bytes) -> None:
         """Write ``data`` at once, or keep it for ``drain``."""

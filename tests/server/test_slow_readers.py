@@ -10,12 +10,21 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from eaglegate.engine.events import Event
 from eaglegate.server.access.budget import RequestBudget
 from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.access.memory import MemoryMonitor
+from eaglegate.server.errors import GatewayError
 from eaglegate.server.http import response as http_response
-from eaglegate.server.http.response import PIECE, ReplayedResponse, StreamTiming, send_json
+from eaglegate.server.http.middleware import EXTENSION, ClosedWriter
+from eaglegate.server.http.response import (
+    PIECE,
+    ReplayedResponse,
+    StreamedResponse,
+    StreamTiming,
+    send_json,
+)
 from eaglegate.server.store.base import StoredConversation, StoredResponse
 
 MB = 1_000_000
@@ -196,3 +205,60 @@ async def test_slow_readers_on_the_wire_keep_little_in_memory(lab, url):
             while lab.gateway.budget.stored.total:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert len((await client.get(READ[0], timeout=30)).content) > 12 * MB
+
+
+class LateWriter(ClosedWriter):
+    """A writer that opens while a large frame is being sent."""
+
+    def __init__(self, wire: list[bytes]) -> None:
+        self._wire = wire
+        self.opened = asyncio.Event()
+
+    def is_open(self) -> bool:
+        return self.opened.is_set()
+
+    def write(self, data: bytes) -> None:
+        self._wire.append(data)
+
+
+class Letters:
+    """Encodes the first choice as one large frame, and the second as a small one."""
+
+    def encode(self, choice: int, _events: list[Event]) -> bytes:
+        return b"b" if choice else b"a" * (3 * PIECE)
+
+    def close(self) -> bytes:
+        return b"."
+
+    def fail(self, error: GatewayError) -> bytes:
+        raise AssertionError(error)
+
+
+async def test_no_choice_writes_between_the_pieces_of_anothers_large_frame():
+    wire: list[bytes] = []
+    writer = LateWriter(wire)
+
+    async def send(message):
+        if body := message.get("body"):
+            wire.append(body)
+            writer.opened.set()
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    async def run(sink):
+        async def first():
+            sink.push(0, [])
+            await sink.drain()
+
+        async def second():
+            await writer.opened.wait()
+            sink.push(1, [])
+            if not sink.is_open():
+                await sink.drain()
+
+        await asyncio.gather(first(), second())
+
+    answer = StreamedResponse(run, Letters(), lambda _: {}, StreamTiming())
+    scope = {"type": "http", "extensions": {EXTENSION: writer}}
+    await asyncio.wait_for(answer(scope, asyncio.Event().wait, send), 5)
+    assert b"".join(wire) == b"a" * (3 * PIECE) + b"b."
