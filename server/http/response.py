@@ -280,8 +280,10 @@ class _EventStream:
         return not (self._pending or self._is_cut) and self._writer.is_open()
 
     def push(self, data: bytes) -> None:
-        """Write ``data`` at once, or keep it for ``drain``."""
-        if self.is_open():
+        """Write ``data`` at once, or keep it for ``drain``, which writes a large frame as fast as
+        the client reads it.
+        """
+        if len(data) <= PIECE and self.is_open():
             self._writer.write(data)
             self._last = self._clock()
         else:

@@ -262,3 +262,24 @@ async def test_no_choice_writes_between_the_pieces_of_anothers_large_frame():
     scope = {"type": "http", "extensions": {EXTENSION: writer}}
     await asyncio.wait_for(answer(scope, asyncio.Event().wait, send), 5)
     assert b"".join(wire) == b"a" * (3 * PIECE) + b"b."
+
+
+async def test_a_large_frame_of_an_answer_goes_out_in_pieces_though_its_client_keeps_up():
+    wire: list[bytes] = []
+    writer = LateWriter(wire)
+    writer.opened.set()
+
+    async def send(message):
+        wire.append(message.get("body", b""))
+
+    async def run(sink):
+        sink.push(1, [])
+        sink.push(0, [])
+        assert not sink.is_open()
+        await sink.drain()
+
+    answer = StreamedResponse(run, Letters(), lambda _: {}, StreamTiming())
+    scope = {"type": "http", "extensions": {EXTENSION: writer}}
+    await asyncio.wait_for(answer(scope, asyncio.Event().wait, send), 5)
+    assert b"".join(wire) == b"b" + b"a" * (3 * PIECE) + b"."
+    assert max(map(len, wire)) == PIECE
