@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
 import sys
 import tempfile
@@ -26,23 +27,12 @@ from tests.observability.test_browser import Browser, browser, show
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 QUALITY = 80
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-        },
-    },
-}
+WEATHER = json.loads((FOLDER.parent / "examples" / "weather_tool.json").read_text("utf-8"))
 QUESTIONS: Sequence[dict[str, Any]] = (
     {"content": "What is 84 - 37?"},
     {"content": "What is EAGLE 3.1?"},
     {"content": "Count from 1 to 20.", "temperature": 0.8},
-    {"content": "What is the weather in Oslo?", "tools": [WEATHER]},
+    {"content": "What is the weather in Oslo?", "tools": WEATHER},
     {"content": "Give me a JSON object.", "response_format": {"type": "json_object"}},
     {"content": "A poem, please.", "temperature": 1.6},
 )
@@ -83,10 +73,8 @@ class Picture(NamedTuple):
 
 PICTURES = (
     Picture("operate", "/", "desk", "light", height=900),
-    Picture("operate-phone", "/", "phone", "dark", height=844),
     Picture("explain", "/", "desk", "light", EXPLAIN, "explained"),
     Picture("playground", "/playground", "desk", "light", RUN),
-    Picture("playground-phone", "/playground", "phone", "dark", RUN, "panels"),
 )
 
 

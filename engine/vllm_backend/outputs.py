@@ -237,10 +237,6 @@ def _read_queued(state: RequestState) -> float | None:
     return float(stats.scheduled_ts - stats.queued_ts)
 
 
-def _count_preemptions(state: RequestState) -> int:
-    return 0 if state.stats is None else int(state.stats.num_preemptions)
-
-
 def _end_prefill(state: RequestState, output: EngineCoreOutput) -> None:
     state.is_prefilling = False
     if output.prefill_stats is not None:

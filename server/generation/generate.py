@@ -342,8 +342,8 @@ class _ChoiceReader:
 
     def __post_init__(self) -> None:
         job = self.job
-        extra = job.return_token_ids or job.continuous_usage or job.sampling.logprobs is not None
-        extra = extra or job.return_steps
+        ids = job.return_token_ids or job.return_steps
+        extra = ids or job.continuous_usage or job.sampling.logprobs is not None
         self.is_plain = not (job.stop or job.echo_only or extra)
 
     def read(self, step: Step) -> list[Event]:

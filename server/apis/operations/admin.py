@@ -1,9 +1,8 @@
-"""Operator endpoints under /admin: status, speculation, draft, canary, audit, reload."""
+"""Operator endpoints under /admin: status, speculation, draft, canary, reload."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -18,16 +17,7 @@ from eaglegate.canary.canary import CanaryBusy, CanaryPlan, CanaryRunner
 from eaglegate.canary.changes import CanaryChanges
 from eaglegate.canary.sequential import CanaryRules
 from eaglegate.engine.base import AppliedDepth, DraftControl, DraftSwap
-from eaglegate.engine.errors import (
-    DraftRefused,
-    DraftSwapBusy,
-    EngineDead,
-    EngineError,
-    EngineFailed,
-    RequestRejected,
-)
-from eaglegate.engine.speculation.audit.auditor import Auditor
-from eaglegate.engine.speculation.audit.files import unpack
+from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineFailed
 from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
 from eaglegate.server.apis.shared.fields import RequestModel
 from eaglegate.server.apis.shared.gateway import Controls, Gateway
@@ -128,19 +118,12 @@ class ReleaseModel(AdminModel):
     worker: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-class HeldModel(AdminModel):
-    """A workload that an audit has taken speculation from."""
-
-    workload: Annotated[str, Field(min_length=1, max_length=256)]
-
-
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(prefix="/admin")
     _add_operation(routes, gateway)
     _add_speculation(routes, gateway)
     _add_drafts(routes, gateway)
     _add_canaries(routes, gateway)
-    _add_audits(routes, gateway)
     return routes
 
 
@@ -169,7 +152,7 @@ def _add_operation(routes: APIRouter, gateway: Gateway) -> None:
     async def reload() -> dict[str, Any]:
         """Reload keys and limits; errors leave everything unchanged."""
         try:
-            return await _require_controls(gateway).reload()
+            return await require_controls(gateway).reload()
         except ConfigError as error:
             raise InvalidRequest(
                 f"The settings were not reloaded: {error}", code="bad_settings"
@@ -200,7 +183,7 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
             done = await _bound_depth(gateway, given.bound)
             out |= {"bound": done.bound, "bound_pending": done.pending}
         path.policy.rules = rules
-        if (canaries := _require_controls(gateway).canaries) is not None:
+        if (canaries := require_controls(gateway).canaries) is not None:
             canaries.changes.memory.forget()
         return asdict(rules) | out
 
@@ -264,56 +247,8 @@ def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
         return {"canary": canaries.describe()}
 
 
-def _add_audits(routes: APIRouter, gateway: Gateway) -> None:
-    @routes.get("/audit")
-    async def audit() -> dict[str, Any]:
-        """The workloads without speculation, the evidence so far, and the last audits."""
-        return dict(_require_auditor(gateway).describe())
-
-    @routes.post("/audit/release", openapi_extra=describe_body(HeldModel))
-    async def release_workload(request: Request) -> dict[str, Any]:
-        """Let a workload speculate again that an audit has taken speculation from."""
-        given = parse(await read_body(request, gateway.settings.max_body_bytes), HeldModel)
-        auditor = _require_auditor(gateway)
-        if not auditor.release(given.workload):
-            held = ", ".join(auditor.holds) or "none"
-            raise InvalidRequest(
-                f"'workload' must be one that an audit holds ({held}); given "
-                f"'{given.workload[:80]}'.",
-                param="workload",
-            )
-        return dict(auditor.describe())
-
-    @routes.post("/audit/replay")
-    async def replay_violation(request: Request) -> dict[str, Any]:
-        """Score the answer of a violation's file again, and generate it anew with and without
-        drafts.
-        """
-        gateway.require()
-        body = await read_body(request, gateway.settings.max_body_bytes)
-        try:
-            asked, answer, depth = unpack(json.loads(body))
-        except ValueError as error:
-            raise InvalidRequest(str(error), code="bad_evidence") from None
-        try:
-            return await _require_auditor(gateway).replay(asked, answer, depth)
-        except RequestRejected as error:
-            raise InvalidRequest(str(error), code="bad_evidence") from None
-        except EngineError as error:
-            raise Unavailable(str(error), retry_after_s=5) from None
-
-
-def _require_auditor(gateway: Gateway) -> Auditor:
-    auditor = _require_controls(gateway).auditor
-    if auditor is None:
-        raise Conflict(
-            "Nothing is audited. Start the gateway with --audit-share.", code="no_audits"
-        )
-    return auditor
-
-
 def _require_drafts(gateway: Gateway) -> DraftControl:
-    drafts = _require_controls(gateway).drafts
+    drafts = require_controls(gateway).drafts
     if drafts is None:
         workers = ", ".join(worker.name for worker in gateway.workers())
         where = f"Exchange it on the workers: {workers}" if workers else "Start it with a draft"
@@ -322,7 +257,7 @@ def _require_drafts(gateway: Gateway) -> DraftControl:
 
 
 def _require_canaries(gateway: Gateway) -> CanaryRunner:
-    canaries = _require_controls(gateway).canaries
+    canaries = require_controls(gateway).canaries
     if canaries is None:
         raise Unavailable("This gateway runs no canaries.")
     return canaries
@@ -404,13 +339,13 @@ def _convert_draft_errors() -> Iterator[None]:
 
 async def _bound_depth(gateway: Gateway, depth: int) -> AppliedDepth:
     try:
-        return await _require_controls(gateway).bound_depth(depth)
+        return await require_controls(gateway).bound_depth(depth)
     except ValueError as error:
         raise InvalidRequest(f"'bound' cannot be set: {error}", param="bound") from None
 
 
 async def _freeze_planner(gateway: Gateway, depth: int | None) -> None:
-    planner = _require_controls(gateway).planner
+    planner = require_controls(gateway).planner
     if planner is None or not await planner.freeze_planning(depth):
         raise InvalidRequest(
             "'planner' needs an engine that plans its depth; start the gateway with --depth auto.",
@@ -418,7 +353,7 @@ async def _freeze_planner(gateway: Gateway, depth: int | None) -> None:
         )
 
 
-def _require_controls(gateway: Gateway) -> Controls:
+def require_controls(gateway: Gateway) -> Controls:
     if gateway.controls is None:
         raise Unavailable("This gateway has no admin controls.")
     return gateway.controls
