@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,8 +20,6 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from eaglegate.server.cli.top.reading import GatewayReader
-from eaglegate.server.cli.top.screen import TopApp
 from tests.observability.test_browser import Browser, browser, show
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
@@ -37,8 +34,6 @@ QUESTIONS: Sequence[dict[str, Any]] = (
     {"content": "A poem, please.", "temperature": 1.6},
 )
 ROUNDS = 8
-PLACE = re.compile(r"(draft(?:&#160;| ))/[^<]*/")
-"""The draft's folder on this machine."""
 
 RUN = """new Promise(done => {
   document.getElementById("prompt").value = "What is 84 - 37?";
@@ -111,37 +106,14 @@ async def take(page: Browser, url: str, picture: Picture) -> None:
     (FOLDER / f"{picture.name}.webp").write_bytes(base64.b64decode(shot["data"]))
 
 
-async def take_terminal(page: Browser, url: str, folder: Path) -> None:
-    """Take a picture of ``eaglegate top``."""
-    reader = GatewayReader(url)
-    app = TopApp(reader, await asyncio.to_thread(reader.read), 60)
-    async with app.run_test(size=(124, 40)) as pilot:
-        await pilot.pause()
-        drawn = folder / "top.svg"
-        picture = PLACE.sub(r"\1", app.export_screenshot())
-        drawn.write_text(picture, encoding="utf-8")
-    await page.call("Page.navigate", url=drawn.as_uri())
-    await asyncio.sleep(1)
-    size = await page.value("document.documentElement.getAttribute('viewBox')")
-    _, _, width, height = map(float, size.split())
-    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 0.8}
-    await page.call(
-        "Emulation.setDeviceMetricsOverride",
-        width=int(width), height=int(height), deviceScaleFactor=1, mobile=False,
-    )  # fmt: skip
-    shot = await page.call("Page.captureScreenshot", format="webp", quality=QUALITY, clip=clip)
-    (FOLDER / "top.webp").write_bytes(base64.b64decode(shot["data"]))
-
-
 async def main(url: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     await ask(url)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        async with browser(folder / "profile", "--allow-file-access-from-files") as page:
+        async with browser(folder / "profile") as page:
             for picture in PICTURES:
                 await take(page, url, picture)
-            await take_terminal(page, url, folder)
     for path in sorted(FOLDER.iterdir()):
         print(path.name, path.stat().st_size)
 
