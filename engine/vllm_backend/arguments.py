@@ -118,16 +118,19 @@ def make_engine_arguments(
 def _find_remote_config(chosen: Mapping[str, Any]) -> None:
     """Download config.json of a model on the hub, as vLLM will: it may be a draft that names one.
 
-    What goes wrong here is told later, by what needs the model.
+    A copy in the cache is enough: without a network, asking the hub takes 20 seconds. A failure is
+    reported later, by the code that needs the model.
     """
     name = str(chosen["model"])
     if Path(name).expanduser().exists() or not looks_like_hub_id(name):
         return
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    revision = chosen.get("revision")
     with suppress(OSError, ValueError, HfHubHTTPError, HFValidationError):
-        hf_hub_download(name, "config.json", revision=chosen.get("revision"), etag_timeout=HUB_S)
+        if try_to_load_from_cache(name, "config.json", revision=revision) is None:
+            hf_hub_download(name, "config.json", revision=revision, etag_timeout=HUB_S)
 
 
 def make_demo_arguments(depth: str | None = AUTO, **chosen: Any) -> AsyncEngineArgs:

@@ -16,6 +16,19 @@ from eaglegate.engine.vllm_backend.arguments import (
 from eaglegate.engine.vllm_contract import SCHEDULER, WORKER
 
 
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names that the hub was asked for. It is away: without a network it takes 23 seconds."""
+    names: list[str] = []
+
+    def download(name: str, file: str, **_: object) -> str:
+        names.append(name)
+        raise OSError(f"{name}/{file}: the hub is away")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    return names
+
+
 def parse(*argv: str) -> argparse.Namespace:
     parser = make_engine_parser(prog="eaglegate")
     add_engine_arguments(parser)
@@ -88,6 +101,22 @@ def test_model_may_be_named_by_flag_or_in_a_file(tmp_path: Path) -> None:
     config.write_text("model: from-file\nmax-model-len: 99\n")
     arguments = make_engine_arguments(parse("--config", str(config)))
     assert (arguments.model, arguments.max_model_len) == ("from-file", 99)
+
+
+def test_the_hub_is_asked_for_what_the_cache_lacks(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    make_engine_arguments(parse("org/model"))
+    assert asked == ["org/model"]
+    folder = tmp_path / "models--org--model"
+    snapshot = folder / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("c0ffee")
+    make_engine_arguments(parse("org/model"))
+    assert asked == ["org/model"]
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
