@@ -17,10 +17,8 @@ from eaglegate.canary.arms import (
     Traffic,
 )
 from eaglegate.canary.rules import PromotedRules, RulesChange
-from eaglegate.canary.workers import WorkerChange
 from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineError
-from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.speculation.policy import SpeculationPolicy, SpeculationRules
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.speculation.totals import Totals
@@ -28,6 +26,8 @@ from eaglegate.engine.supervision.policy import EngineLoss
 from eaglegate.engine.types import Arm
 
 if TYPE_CHECKING:
+    from eaglegate.canary.workers import WorkerChange
+    from eaglegate.engine.fleet.fleet import Fleet
     from eaglegate.observability.observation import RequestRecord
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,11 @@ class CanaryChanges:
 
     def try_worker(self, worker: str) -> WorkerChange:
         """Raises ChangeRefused."""
-        return WorkerChange(worker, self.require_fleet(), self.policy)
+        fleet = self.require_fleet()
+        # Only a gateway with workers loads the fleet.
+        from eaglegate.canary.workers import WorkerChange
+
+        return WorkerChange(worker, fleet, self.policy)
 
     def release(self, worker: str) -> None:
         """Send requests to a worker again that was rolled back. Raises ChangeRefused."""

@@ -16,6 +16,7 @@ from cryptography.fernet import MultiFernet
 from msgspec import structs
 
 from eaglegate.capture.files import CaptureCounts, CaptureFolder, CaptureWriter
+from eaglegate.capture.limits import FULL, HASHES
 from eaglegate.capture.record import (
     CapturedChoice,
     CapturedPrompt,
@@ -31,7 +32,6 @@ from eaglegate.observability.observation import ChoiceRecord, RequestRecord
 from eaglegate.observability.sequence import SequenceTimeline
 from eaglegate.text.events import Phase
 
-FULL, HASHES = MODES = ("full", "hashes")
 TOKEN_BYTES = 8
 """Memory of a token id in a tuple, about."""
 

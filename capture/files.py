@@ -29,6 +29,7 @@ from typing import Any
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
+from eaglegate.capture.limits import PARTS, CaptureLimits
 from eaglegate.capture.record import (
     CaptureError,
     CaptureRecord,
@@ -43,9 +44,6 @@ QUEUE_REQUESTS = 2048
 QUEUE_BYTES = 64 << 20
 GATHER_S = 1.0
 """Seconds for which ended requests are gathered before they are written."""
-PARTS = 16
-"""A file holds at most this part of all bytes and of the age, so that the oldest can go alone."""
-LARGEST_PART = 64 << 20
 PRUNE_EVERY_S = 60.0
 RETRY_S = 10.0
 """Seconds for which records are dropped after a failed write, before the disk is tried again."""
@@ -202,18 +200,6 @@ def decrypt_line(line: bytes, cipher: MultiFernet | None, file: Path) -> bytes:
         return cipher.decrypt(line)
     except InvalidToken:
         raise DamagedRecord("damaged, or encrypted with another key") from None
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureLimits:
-    """``max_bytes`` of all files together; files older than ``max_age_s`` are deleted."""
-
-    max_bytes: int = 1 << 30
-    max_age_s: float = 7 * 86400.0
-
-    @property
-    def part_bytes(self) -> int:
-        return max(1, min(LARGEST_PART, self.max_bytes // PARTS))
 
 
 def make_private(directory: Path) -> None:

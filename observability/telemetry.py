@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from eaglegate.capture.capture import RequestCapture
-from eaglegate.capture.redaction import Decode
 from eaglegate.engine.base import (
     DraftSource,
     DraftSwap,
@@ -52,6 +50,10 @@ from eaglegate.observability.observation import (
 )
 from eaglegate.observability.sequence import MonotonicClock, SequenceTimeline
 from eaglegate.observability.windows import SliceWindows
+
+if TYPE_CHECKING:
+    from eaglegate.capture.capture import RequestCapture
+    from eaglegate.capture.redaction import Decode
 
 
 class CanarySource(Protocol):

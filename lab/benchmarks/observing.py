@@ -34,7 +34,8 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
 from eaglegate.capture.capture import RequestCapture
-from eaglegate.capture.files import GATHER_S, CaptureFolder, CaptureLimits
+from eaglegate.capture.files import GATHER_S, CaptureFolder
+from eaglegate.capture.limits import CaptureLimits
 from eaglegate.capture.redaction import Redactor, SaltedHashes, load_salt
 from eaglegate.engine.base import Engine
 from eaglegate.engine.scripted import ScriptedEngine, steps

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from eaglegate.capture.files import CaptureCounts
 from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.machine import GpuMonitor
@@ -26,6 +25,9 @@ from eaglegate.observability.labels import LABELS, Labels, TelemetrySettings
 from eaglegate.observability.observation import DecodeProgress, RequestRecord
 from eaglegate.observability.sequence import MonotonicClock
 from eaglegate.observability.windows import SliceWindows
+
+if TYPE_CHECKING:
+    from eaglegate.capture.files import CaptureCounts
 
 M = TypeVar("M", Counter, Gauge)
 Samples = Iterable[tuple[Sequence[str], float]]

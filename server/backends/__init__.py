@@ -9,7 +9,7 @@ of ``server/cli/command_line.py``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from eaglegate.engine.base import Renderer, ResilientEngine
 from eaglegate.engine.fleet.types import WorkerStatus
@@ -19,6 +19,9 @@ from eaglegate.engine.types import EngineInfo
 from eaglegate.server.generation.pipeline import ConstraintProbe
 from eaglegate.text.parsing.parser import ParserFallback
 from eaglegate.text.parsing.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from eaglegate.engine.fleet.fleet import Fleet
 
 
 class Backend(Protocol):
@@ -61,6 +64,11 @@ class Backend(Protocol):
     @property
     def drafts(self) -> DraftManager | None:
         """Exchanges the draft of the engine; None where there is none in this process."""
+        ...
+
+    @property
+    def fleet(self) -> Fleet | None:
+        """The engine, where it is a fleet of workers."""
         ...
 
     def create_engine(

@@ -45,6 +45,7 @@ class InProcessBackend:
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings = line.settings
+        self.fleet = None
         self._preload = line.preload
         self._costs = StepCosts()
         self._progress = progress

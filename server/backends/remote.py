@@ -55,6 +55,7 @@ class RenderingBackend:
         self.probe = None
         self.fallback = None
         self.drafts = None
+        self.fleet: Fleet | None = None
         self.spec_metrics = arguments.per_request_spec_decode_metrics
         self.facts = {
             "model": files.name,
@@ -99,7 +100,6 @@ class RemoteBackend(RenderingBackend):
         self._fleet_settings = make_part(
             FleetSettings, settings, balance=make_part(RoutingSettings, settings)
         )
-        self._fleet: Fleet | None = None
         super().__init__(line, progress)
         self._inspect = self._make_probe(settings)
 
@@ -112,7 +112,7 @@ class RemoteBackend(RenderingBackend):
 
     def create_engine(self, timeouts: SupervisionTimeouts, observer: RecoveryObserver) -> Fleet:
         self._progress("waiting for a worker that serves")
-        self._fleet = Fleet(
+        self.fleet = Fleet(
             self._create_engine,
             self._sources,
             timeouts,
@@ -120,10 +120,10 @@ class RemoteBackend(RenderingBackend):
             observer,
             self._inspect,
         )
-        return self._fleet
+        return self.fleet
 
     def list_workers(self) -> Iterable[WorkerStatus]:
-        return () if self._fleet is None else self._fleet.list_status()
+        return () if self.fleet is None else self.fleet.list_status()
 
     def _create_engine(self, address: str) -> Engine:
         return remote_engine(self._addresses[address], self.model, self._access)

@@ -7,24 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from eaglegate.capture.capture import FULL, HASHES, MODES, RequestCapture
-from eaglegate.capture.files import (
-    CaptureFolder,
-    CaptureLimits,
-    is_open_to_others,
-    make_cipher,
-)
-from eaglegate.capture.redaction import Redactor, SaltedHashes, load_salt
+from eaglegate.capture.limits import FULL, HASHES, MODES, CaptureLimits
 from eaglegate.engine.base import DraftSource, ResilientEngine, ScoresAnswers
 from eaglegate.engine.speculation.audit.auditor import Auditor
 from eaglegate.engine.speculation.audit.files import EvidenceFolder
 from eaglegate.engine.speculation.audit.records import EvidenceWriter, write_nothing
-from eaglegate.server.apis.responses.encryption import read_keys
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import Heading, make_part, read_into, setting, setting_of
 from eaglegate.server.settings import Settings
+
+if TYPE_CHECKING:
+    from eaglegate.capture.capture import RequestCapture
+    from eaglegate.capture.redaction import Redactor
 
 SMALLEST_BYTES = 1 << 20
 
@@ -73,10 +69,13 @@ class CaptureSettings:
                 "--capture-mode hashes keeps no text, so there is nothing to redact or drop: "
                 "leave out --capture-redact and --capture-drop"
             )
-        self.make_redactor()
+        if self.capture_redact or self.capture_drop:
+            self.make_redactor()
 
     def make_redactor(self) -> Redactor:
         """Raises ConfigError."""
+        from eaglegate.capture.redaction import Redactor
+
         try:
             return Redactor.of(self.capture_redact, self.capture_drop)
         except ValueError as error:
@@ -90,6 +89,12 @@ def open_capture(
     settings = read_into(CaptureSettings, namespace)
     if settings.capture is None:
         return None
+    # Only a gateway that captures loads what follows.
+    from eaglegate.capture.capture import RequestCapture
+    from eaglegate.capture.files import CaptureFolder, is_open_to_others, make_cipher
+    from eaglegate.capture.redaction import SaltedHashes, load_salt
+    from eaglegate.server.apis.responses.encryption import read_keys
+
     anonymous = settings.capture_mode == HASHES
     directory = Path(settings.capture).expanduser()
     keys = read_keys(Path(settings.capture_key_file)) if settings.capture_key_file else []

@@ -17,7 +17,6 @@ from eaglegate.canary.canary import CanaryRunner
 from eaglegate.canary.changes import CanaryChanges
 from eaglegate.canary.rules import PromotedRules
 from eaglegate.engine.errors import EngineDead
-from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.machine import find_gpu_monitors
 from eaglegate.engine.speculation.audit.auditor import AuditedEngine, Auditor
 from eaglegate.engine.speculation.audit.holds import AuditHolds
@@ -181,7 +180,7 @@ class ServeCommand:
             promoted,
             lambda: self._resilient.losses,
             self._backend.drafts,
-            self._resilient if isinstance(self._resilient, Fleet) else None,
+            self._backend.fleet,
         )
 
     def _make_app(self) -> ASGIApp:

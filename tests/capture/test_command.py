@@ -16,11 +16,11 @@ from eaglegate.capture import command
 from eaglegate.capture.command import main
 from eaglegate.capture.files import (
     CaptureFolder,
-    CaptureLimits,
     make_cipher,
     read_records,
     write_records,
 )
+from eaglegate.capture.limits import CaptureLimits
 from eaglegate.capture.record import format_record, parse_record
 from eaglegate.lab.measure import drafts_command, replay_command
 from tests.capture.test_record import RECORD

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from eaglegate.capture import files as module
-from eaglegate.capture.files import CaptureFolder, CaptureLimits, CaptureWriter, read_records
+from eaglegate.capture.files import CaptureFolder, CaptureWriter, read_records
+from eaglegate.capture.limits import CaptureLimits
 from eaglegate.capture.record import CaptureRecord, format_record
 
 RECORD = CaptureRecord(messages=({"role": "user", "content": "x" * 500},), id="r")
@@ -106,7 +107,8 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from eaglegate.capture import files as module
-from eaglegate.capture.files import CaptureFolder, CaptureLimits, CaptureWriter
+from eaglegate.capture.files import CaptureFolder, CaptureWriter
+from eaglegate.capture.limits import CaptureLimits
 module.RETRY_S = 0.0
 line, folder = sys.argv[1].encode(), Path(sys.argv[2])
 size = 10 * (len(line) + 1) + len(line) // 2
@@ -138,7 +140,8 @@ def test_a_full_disk_costs_nothing_but_the_capture(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from eaglegate.capture.files import CaptureFolder, CaptureLimits
+from eaglegate.capture.files import CaptureFolder
+from eaglegate.capture.limits import CaptureLimits
 folder = CaptureFolder(Path(sys.argv[2]), CaptureLimits())
 print("ready", flush=True)
 while True:

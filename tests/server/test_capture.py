@@ -16,7 +16,8 @@ from cryptography.fernet import Fernet
 from prometheus_client import CollectorRegistry
 
 from eaglegate.capture.capture import RequestCapture
-from eaglegate.capture.files import CaptureFolder, CaptureLimits, make_cipher, read_records
+from eaglegate.capture.files import CaptureFolder, make_cipher, read_records
+from eaglegate.capture.limits import CaptureLimits
 from eaglegate.capture.record import CaptureRecord
 from eaglegate.capture.redaction import Redactor, SaltedHashes, load_salt
 from eaglegate.engine.events import Ending

@@ -6,12 +6,10 @@ import re
 from functools import lru_cache
 
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.text.grammars.lark_grammar import lark_grammar, regex_grammar
 from eaglegate.text.grammars.text_grammar import BadGrammar, TextGrammar
 
 MAX_DEFINITION = 16 << 10
 """Characters; parsing more would delay other requests."""
-SYNTAXES = {"lark": lark_grammar, "regex": regex_grammar}
 COMMENT = re.compile(r"(#|//).*$", re.MULTILINE)
 DIALECT = re.compile(r"\A\s*%llguidance\s*\{\s*\}")
 """Header that llguidance, which vLLM may use, wants at the beginning of its Lark."""
@@ -40,4 +38,7 @@ def to_ebnf(grammar: str, param: str) -> str:
 @lru_cache(maxsize=64)
 def _compile(syntax: str, definition: str) -> TextGrammar:
     """Cached: agents send the same tools with every turn."""
-    return SYNTAXES[syntax](definition)
+    # The compilers are loaded with the first grammar that a request brings.
+    from eaglegate.text.grammars.lark_grammar import lark_grammar, regex_grammar
+
+    return lark_grammar(definition) if syntax == "lark" else regex_grammar(definition)
