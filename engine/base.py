@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from eaglegate.engine.speculation.audit.scores import AnswerScores
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss, PostMortem
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, StepSink
 from eaglegate.text.rendering.encoding import NO_LIMITS, RenderLimits
@@ -70,6 +71,15 @@ class ResilientEngine(Engine, SupportsPlanning, Protocol):
 
         Raises ValueError where there is no depth to bound.
         """
+        ...
+
+    @property
+    def draft_holds(self) -> tuple[DraftHold, ...]:
+        """The depths that are held off because they killed engines."""
+        ...
+
+    def release_drafts(self) -> tuple[DraftHold, ...]:
+        """Use the depths again that are held off; returns them."""
         ...
 
     async def wait_failed(self) -> str:

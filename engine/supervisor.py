@@ -123,6 +123,7 @@ class SupervisedEngine(EnginePool):
         """Unclaimed counts of lost sessions."""
         self._watching: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
+        self._bounding: asyncio.Task[None] | None = None
         self._given_up = asyncio.Event()
 
     async def start(self) -> EngineInfo:
@@ -145,16 +146,33 @@ class SupervisedEngine(EnginePool):
         if not isinstance(session.engine, SupportsDepth):
             raise ValueError("this engine has no depth to set")
         before, self._depth = self._depth, depth
+        bound = self._bound
+        assert bound is not None
         if not session.lost:
             try:
                 async with asyncio.timeout(BOUND_S):
-                    return AppliedDepth(await session.engine.set_depth(depth))
+                    return AppliedDepth(await session.engine.set_depth(bound))
             except ValueError:
                 self._depth = before
                 raise
             except (TimeoutError, EngineError):
                 pass
-        return AppliedDepth(min(depth, session.info.speculation.depth), pending=True)
+        return AppliedDepth(min(bound, session.info.speculation.depth), pending=True)
+
+    def _change_bound(self) -> None:
+        if (session := self._live_session) is not None:
+            self._bounding = asyncio.create_task(self._apply_bound(session))
+
+    async def _apply_bound(self, session: EngineSession) -> None:
+        """Bound the depth of the running engine anew; an engine that is lost takes no bound."""
+        if not isinstance(session.engine, SupportsDepth):
+            log.error("this engine has no depth to bound: start it without its draft")
+            return
+        most = session.info.speculation.depth
+        try:
+            await session.engine.set_depth(most if self._bound is None else self._bound)
+        except (ValueError, EngineError) as error:
+            log.error("the depth was not bounded: %s", error)
 
     async def swap_draft(self, path: str, running: str) -> float:
         """See ``eaglegate.engine.base.SwapsDrafts``. A restarted engine is made with its own."""
@@ -363,7 +381,7 @@ class SupervisedEngine(EnginePool):
         """Give a new engine what operators have set, also what they set meanwhile."""
         applied: tuple[int | None, int | None] = (None, None)
         async with asyncio.timeout(self.timeouts.hang_s):
-            while (wanted := (self._frozen, self._depth)) != applied:
+            while (wanted := (self._frozen, self._bound)) != applied:
                 frozen, depth = wanted
                 if frozen != applied[0] and isinstance(engine, SupportsPlanning):
                     await engine.freeze_planning(frozen)

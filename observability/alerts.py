@@ -153,6 +153,12 @@ def _check_audits(telemetry: Telemetry, _: DayHistory) -> Finding:
     return bool(names), float(len(names)), ", ".join(names)
 
 
+def _check_draft_holds(telemetry: Telemetry, _: DayHistory) -> Finding:
+    """A depth is held off because it killed engines."""
+    names = [f"{hold.method}, depth {hold.depth}" for hold in telemetry.draft_holds]
+    return bool(names), float(len(names)), "; ".join(names)
+
+
 def _check_memory(telemetry: Telemetry, _: DayHistory) -> Finding:
     return bool(telemetry.read_process().get("memory_shedding")), None, ""
 
@@ -174,6 +180,10 @@ RULES = (
     AlertRule(
         "EaglegateAnswerViolated", "page", "0m",
         "An audit found answers that are not the target's", _check_audits,
+    ),
+    AlertRule(
+        "EaglegateDraftHeldOff", "page", "0m",
+        "Drafts killed engines, and their depth is held off", _check_draft_holds,
     ),
     AlertRule(
         "EaglegateAcceptanceCollapsed", "ticket", "10m",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from eaglegate.engine.base import Engine
+from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import LossCause, RecoveryOutcome
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, StepSink
 from eaglegate.observability.middleware import current
@@ -70,3 +71,9 @@ class SupervisionObserver:
 
     def record_interruption(self, outcome: RecoveryOutcome, request: str) -> None:
         self._telemetry.record_interruption(outcome.value, request)
+
+    def record_draft_death(self, method: str, depth: int) -> None:
+        self._telemetry.record_draft_death(self._name, method, depth)
+
+    def record_draft_hold(self, hold: DraftHold, *, held: bool) -> None:
+        self._telemetry.record_draft_hold(self._name, hold, held=held)

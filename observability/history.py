@@ -18,6 +18,7 @@ from typing import Any
 from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.events import Ending
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo
 from eaglegate.observability.labels import Labels
 from eaglegate.observability.metrics.base import MetricGroup, MetricScope
@@ -194,6 +195,10 @@ class DayHistory(MetricGroup):
 
     def record_engine_loss(self, engine: str, cause: str) -> None:
         self._tell("engine lost", engine, cause)
+
+    def record_draft_hold(self, engine: str, hold: DraftHold, *, held: bool) -> None:
+        what = "draft depth held off" if held else "draft depth released"
+        self._tell(what, engine, f"{hold.method}, depth {hold.depth}")
 
     def record_engine_state(self, engine: str, live: bool) -> None:
         if live:

@@ -20,6 +20,7 @@ from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.machine import GpuMonitor
 from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo, EngineRequest
 from eaglegate.observability.history import DayHistory
 from eaglegate.observability.labels import (
@@ -125,6 +126,8 @@ class Telemetry:
         self._canaries: CanarySource | None = None
         self._explanations: Explanations | None = None
         self._audits: AuditSource | None = None
+        self.draft_holds: list[DraftHold] = []
+        """Depths that are held off because they killed engines."""
         self.draft = NO_DRAFT
         """The fingerprint of the draft that serves."""
         self._live: set[RequestObservation | DirectRequest] = set()
@@ -249,6 +252,18 @@ class Telemetry:
             sequence.interruptions.append((self.clock(), outcome))
         for group in self.groups:
             group.record_interruption(outcome)
+
+    def record_draft_death(self, engine: str, method: str, depth: int) -> None:
+        for group in self.groups:
+            group.record_draft_death(engine, method, depth)
+
+    def record_draft_hold(self, engine: str, hold: DraftHold, *, held: bool) -> None:
+        if held:
+            self.draft_holds.append(hold)
+        else:
+            self.draft_holds.remove(hold)
+        for group in self.groups:
+            group.record_draft_hold(engine, hold, held=held)
 
     def watch_engine(self, engine: str, what: object) -> None:
         """Read the unclaimed steps and the planner of ``what``, where it has them."""

@@ -315,9 +315,9 @@ class Fleet(EnginePool):
             check_compatible(info, self._info)
 
     def _bound_depth(self, request: EngineRequest) -> EngineRequest:
-        if self._depth is None:
+        if (bound := self._bound) is None:
             return request
-        depth = self._depth if request.depth is None else min(request.depth, self._depth)
+        depth = bound if request.depth is None else min(request.depth, bound)
         return replace(request, depth=depth)
 
     def _handle_change(self, worker: Worker) -> None:

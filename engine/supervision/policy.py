@@ -11,6 +11,7 @@ from enum import StrEnum
 from time import monotonic
 from typing import Protocol
 
+from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo
 
 
@@ -163,6 +164,14 @@ class RecoveryObserver(Protocol):
         """The request with the id ``request`` was interrupted by the loss of its engine."""
         ...
 
+    def record_draft_death(self, method: str, depth: int) -> None:
+        """An engine died of its drafts: its request ran well without them."""
+        ...
+
+    def record_draft_hold(self, hold: DraftHold, *, held: bool) -> None:
+        """A depth is held off because it killed engines, or is released."""
+        ...
+
 
 class NullRecoveryObserver:
     """No-op observer."""
@@ -174,6 +183,12 @@ class NullRecoveryObserver:
         pass
 
     def record_interruption(self, outcome: RecoveryOutcome, request: str) -> None:
+        pass
+
+    def record_draft_death(self, method: str, depth: int) -> None:
+        pass
+
+    def record_draft_hold(self, hold: DraftHold, *, held: bool) -> None:
         pass
 
 

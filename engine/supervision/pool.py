@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from eaglegate.engine.base import Engine, SupportsUnclaimed
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.draft_blame import DraftBlame, DraftHold
 from eaglegate.engine.supervision.policy import (
     LossLog,
     RecoveryObserver,
@@ -133,6 +134,8 @@ class EngineSession:
         self.useful = False
         """A client has got a token of it."""
         self.lost = False
+        self.blamed = False
+        """Its death was put down to its drafts."""
         self.failure = FailureKind.DIED
         """Kind of failure, for a lost session, of the requests that were running in it."""
         self.closed = asyncio.Event()
@@ -237,7 +240,8 @@ class EnginePool:
     def __post_init__(self) -> None:
         self._info: EngineInfo | None = None
         self._depth: int | None = None
-        """The bound on every request's depth."""
+        """The bound on every request's depth that an operator has set."""
+        self.draft_blame = DraftBlame()
         self._losses = LossLog()
         self._recovery = RequestRecovery(self, self.timeouts, self.observer)
         self._changed = asyncio.Event()
@@ -268,12 +272,57 @@ class EnginePool:
     def reset_failures(self) -> None:
         """Engines were lost through one request, which is rejected from now on."""
 
+    @property
+    def draft_holds(self) -> tuple[DraftHold, ...]:
+        """The depths that are held off because they killed engines."""
+        return self.draft_blame.holds
+
+    def blame_draft(self, submission: Submission, depth: int | None) -> None:
+        """Count an engine's death of its drafts, once; a second one holds the depth off."""
+        assert isinstance(submission, SessionSubmission)
+        session, speculation = submission.session, submission.session.info.speculation
+        most = self.draft_blame.limit(self._depth)
+        asked = (one for one in (depth, most, speculation.depth) if one is not None)
+        if session.blamed or not (depth := min(asked)):
+            return
+        session.blamed = True
+        method = speculation.method
+        self.observer.record_draft_death(method, depth)
+        log.error("an engine died of its drafts (%s, depth %d)", method, depth)
+        if (hold := self.draft_blame.add(method, depth)) is None:
+            return
+        log.error(
+            "depth %d of %s is held off: it killed engines; requests get depth %d at most until "
+            "POST /admin/speculation/release",
+            hold.depth, hold.method, hold.bound,
+        )  # fmt: skip
+        self.observer.record_draft_hold(hold, held=True)
+        self._change_bound()
+
+    def release_drafts(self) -> tuple[DraftHold, ...]:
+        """An operator's word: use the depths again that are held off."""
+        released = self.draft_blame.release()
+        for hold in released:
+            self.observer.record_draft_hold(hold, held=False)
+        if released:
+            log.warning("an operator released %d depths that were held off", len(released))
+            self._change_bound()
+        return released
+
     def submit(self, inflight: InFlightRequest) -> AbstractAsyncContextManager[Submission]:
         """Wait for an engine and hold it for the request. Raises EngineDead."""
         raise NotImplementedError
 
     def _sessions(self) -> Iterable[EngineSession]:
         raise NotImplementedError
+
+    @property
+    def _bound(self) -> int | None:
+        """The bound on every request's depth; None where there is none."""
+        return self.draft_blame.limit(self._depth)
+
+    def _change_bound(self) -> None:
+        """Apply ``_bound`` where engines hold it themselves."""
 
     def _bound_depth(self, request: EngineRequest) -> EngineRequest:
         """The request with the bound on its depth, where its engine does not hold the bound."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Protocol
 
 from msgspec import structs
@@ -91,6 +92,8 @@ class InFlightRequest:
     step.
     """
     finished: bool = False
+    suspected: list[tuple[Submission, int | None]] = field(default_factory=list)
+    """Submissions with drafts that ended with their engine's death, and the depths asked for."""
 
     def take(self, step: Step, submission: Submission) -> Step | None:
         """Account for a step of its engine; the part that is new, None without any."""
@@ -109,6 +112,15 @@ class InFlightRequest:
         """Forget the strikes, once the request has made a step on its current engine."""
         self.strikes = self.crashes = self.blamed = self.signals = 0
         self.waiting_since = None
+
+    def pop_proven(self) -> list[tuple[Submission, int | None]]:
+        """The suspected submissions that a run without drafts proves guilty so far.
+
+        Deaths before the first step are proven by a first step, later ones by the whole answer.
+        """
+        proven = [one for one in self.suspected if self.finished or not one[0].started]
+        self.suspected = [one for one in self.suspected if one not in proven]
+        return proven
 
     def disprove_refusals(self) -> None:
         """An engine runs it: those that refused it were wrong."""
@@ -160,14 +172,23 @@ class InFlightRequest:
 class _DeliverySink:
     """A request's sink, for one submission: takes the part of each step that is new."""
 
-    __slots__ = ("_inflight", "_push", "_submission", "drain", "is_open")
+    __slots__ = ("_inflight", "_push", "_start", "_submission", "drain", "is_open")
 
-    def __init__(self, inflight: InFlightRequest, submission: Submission, sink: StepSink) -> None:
+    def __init__(
+        self,
+        inflight: InFlightRequest,
+        submission: Submission,
+        sink: StepSink,
+        start: Callable[[], None],
+    ) -> None:
+        """``start`` is called before the first step."""
         self.is_open, self.drain = sink.is_open, sink.drain
-        self._push = sink.push
+        self._push, self._start = sink.push, start
         self._inflight, self._submission = inflight, submission
 
     def push(self, step: Step) -> None:
+        if not self._submission.started:
+            self._start()
         new = self._inflight.take(step, self._submission)
         if new is not None:
             self._push(new)
@@ -221,6 +242,10 @@ class EngineProvider(Protocol):
         """Engines were lost through one request, which is refused from now on."""
         ...
 
+    def blame_draft(self, submission: Submission, depth: int | None) -> None:
+        """The engine of ``submission`` died of its drafts. ``depth``: as the request asked."""
+        ...
+
     def submit(self, inflight: InFlightRequest) -> AbstractAsyncContextManager[Submission]:
         """Wait for an engine and hold it for the request. Raises EngineDead."""
         ...
@@ -245,16 +270,20 @@ class RequestRecovery:
                 return
             async with self.provider.submit(inflight) as submission:
                 inflight.submissions += 1
-                delivery = _DeliverySink(inflight, submission, sink)
                 request = continuation.next_request()
                 if inflight.suspects_draft:
                     request = structs.replace(request, depth=0)
+                judge = partial(self._judge_drafts, inflight, request)
+                delivery = _DeliverySink(inflight, submission, sink, judge)
                 try:
                     await submission.engine.generate(request, delivery)
                     inflight.finished = True
+                    judge()
                 except (EngineDead, EngineOverloaded, EngineFailed, RequestRejected) as error:
                     kind = await submission.classify(error)
                     ran = error.ran if isinstance(error, EngineDead) else None
+                    if kind is FailureKind.DIED and ran is not False and request.depth != 0:
+                        inflight.suspected.append((submission, request.depth))
                     self._handle_failure(inflight, submission, kind, ran)
                 except ReplayDiverged:
                     raise EngineDead(
@@ -263,6 +292,12 @@ class RequestRecovery:
                 finally:
                     if skipped := continuation.pop_skipped():
                         self.replayed += sum_steps(skipped, requests=0)
+
+    def _judge_drafts(self, inflight: InFlightRequest, request: EngineRequest) -> None:
+        """Blame the drafts for engines that died, where the request runs without them."""
+        if inflight.suspected and request.depth == 0:
+            for submission, depth in inflight.pop_proven():
+                self.provider.blame_draft(submission, depth)
 
     def _handle_failure(
         self,

@@ -20,6 +20,7 @@ from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.machine import GpuMonitor
 from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo
 from eaglegate.observability.labels import LABELS, Labels, TelemetrySettings
 from eaglegate.observability.observation import DecodeProgress, RequestRecord
@@ -158,6 +159,12 @@ class MetricGroup:
 
     def record_interruption(self, outcome: str) -> None:
         """A request lost its engine; ``outcome`` says how it went on."""
+
+    def record_draft_death(self, engine: str, method: str, depth: int) -> None:
+        """An engine died of its drafts."""
+
+    def record_draft_hold(self, engine: str, hold: DraftHold, *, held: bool) -> None:
+        """A depth is held off because it killed engines, or is released."""
 
     def record_audit(self, record: AuditRecord, workload: str) -> None:
         """An answer was audited; ``workload`` is its label."""

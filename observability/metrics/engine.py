@@ -8,6 +8,7 @@ from typing import Any
 
 from eaglegate.engine.fleet.types import WorkerState, WorkerStatus
 from eaglegate.engine.machine import GpuReading
+from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo
 from eaglegate.observability.labels import OTHER
 from eaglegate.observability.metrics.base import MetricGroup, Samples
@@ -45,6 +46,15 @@ class EngineState(MetricGroup):
             "Requests that lost their engine, by outcome",
             ("outcome",),
         )
+        drafts = ("engine", "method", "depth")
+        self._draft_deaths = self.counter(
+            "draft_deaths",
+            "Engines that died of their drafts: the request ran well without them",
+            drafts,
+        )
+        self._draft_holds = self.gauge(
+            "draft_hold", "1 for each depth that is held off because it killed engines", drafts
+        )
 
     def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
         self._up(engine).set(1)
@@ -64,6 +74,15 @@ class EngineState(MetricGroup):
     def record_engine_loss(self, engine: str, cause: str) -> None:
         self._up(engine).set(0)
         self._losses(engine, cause).inc()
+
+    def record_draft_death(self, engine: str, method: str, depth: int) -> None:
+        self._draft_deaths(engine, method, str(depth)).inc()
+
+    def record_draft_hold(self, engine: str, hold: DraftHold, *, held: bool) -> None:
+        if held:
+            self._draft_holds(engine, hold.method, str(hold.depth)).set(1)
+        else:
+            self._draft_holds.remove(engine=engine, method=hold.method, depth=str(hold.depth))
 
     def record_interruption(self, outcome: str) -> None:
         self._interrupted(outcome).inc()

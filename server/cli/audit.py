@@ -26,8 +26,7 @@ def main(argv: Sequence[str]) -> int:
             answer = send(f"{url}/replay", content, options.key)
             lines = format_replay(content, answer)
         elif options.action == "release":
-            answer = send(f"{url}/release", {"workload": options.workload}, options.key)
-            lines = iter([f"{options.workload} speculates again"])
+            answer, lines = _release(options, url)
         else:
             answer = send(url, None, options.key)
             lines = format_audits(answer)
@@ -38,6 +37,17 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _release(options: argparse.Namespace, url: str) -> tuple[dict[str, Any], Iterator[str]]:
+    """Let a workload speculate again, or use the depths again that killed engines."""
+    if options.drafts:
+        url = url.removesuffix("audit") + "speculation/release"
+        answer = send(url, {}, options.key)
+        held = (f"{hold['method']}, depth {hold['depth']}" for hold in answer["released"])
+        return answer, (f"{name}: in use again" for name in held)
+    answer = send(f"{url}/release", {"workload": options.workload}, options.key)
+    return answer, iter([f"{options.workload} speculates again"])
+
+
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eaglegate audit", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -45,7 +55,11 @@ def _make_parser() -> argparse.ArgumentParser:
     replay = actions.add_parser("replay", help="score the answer of a violation's file again")
     replay.add_argument("file", metavar="FILE", help="a file from the folder --audit-evidence")
     release = actions.add_parser("release", help="let a workload speculate again")
-    release.add_argument("workload", metavar="WORKLOAD")
+    which = release.add_mutually_exclusive_group(required=True)
+    which.add_argument("workload", metavar="WORKLOAD", nargs="?", help="a workload that is held")
+    which.add_argument(
+        "--drafts", action="store_true", help="the depths whose drafts killed the engine instead"
+    )
     for action in (show, replay, release):
         add_gateway_options(action)
     return parser

@@ -225,7 +225,13 @@ class ServeCommand:
         engine, canaries = self._resilient, CanaryRunner(self._changes)
         drafts = self._backend.drafts
         gateway.controls = Controls(
-            self._reload, engine.set_depth, drafts, canaries, engine, self._auditor
+            self._reload,
+            engine.set_depth,
+            drafts,
+            canaries,
+            engine,
+            engine.release_drafts,
+            self._auditor,
         )
         self._telemetry.watch_canary(canaries)
         return gateway

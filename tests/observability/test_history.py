@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 
 from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
@@ -218,6 +219,14 @@ def test_a_workload_that_an_audit_holds_fires(day):
     assert day.firing() == set()
     found["holds"]["tools"] = {}
     assert day.firing() == {"EaglegateAnswerViolated"}
+
+
+def test_a_depth_that_is_held_off_fires(day):
+    hold = DraftHold("eagle3", 5, 2, time.time())
+    day.telemetry.record_draft_hold("default", hold, held=True)
+    assert day.firing() == {"EaglegateDraftHeldOff"}
+    day.telemetry.record_draft_hold("default", hold, held=False)
+    assert day.firing() == set()
 
 
 def test_late_tokens_bad_calls_and_refusals_fire(day):

@@ -20,7 +20,9 @@ from eaglegate.engine.speculation.audit.records import (
     write_nothing,
 )
 from eaglegate.engine.speculation.audit.scores import AnswerScores
+from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineRequest, Sampling
+from eaglegate.observability.engine import SupervisionObserver
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import render_metrics, summarize_speculation
@@ -87,6 +89,34 @@ async def test_a_held_workload_is_shown_and_released(audited: Any, telemetry: Te
     done = await audited.call("POST", "/admin/audit/release", {"workload": "chat"})
     assert done.json["holds"] == {}
     assert "chat" not in audited.holds
+
+
+async def test_a_depth_that_is_held_off_is_shown_and_released(
+    audited: Any, telemetry: Telemetry
+) -> None:
+    hold = DraftHold("eagle3", 5, 2, 1.0)
+    observer = SupervisionObserver(telemetry)
+    observer.record_draft_death("eagle3", 5)
+    observer.record_draft_hold(hold, held=True)
+    labels = '{depth="5",engine="default",method="eagle3"} 1.0'
+    page = render_metrics(telemetry.registry).decode()
+    assert f"eaglegate_draft_deaths_total{labels}" in page
+    assert f"eaglegate_draft_hold{labels}" in page
+    assert summarize_speculation(telemetry)["draft_holds"][0]["bound"] == 2
+    held = [hold]
+
+    def release() -> tuple[DraftHold, ...]:
+        released = tuple(held)
+        held.clear()
+        return released
+
+    audited.gateway.controls = replace(audited.gateway.controls, release_drafts=release)
+    done = await audited.call("POST", "/admin/speculation/release", {})
+    assert done.json["released"][0]["depth"] == 5
+    again = await audited.call("POST", "/admin/speculation/release", {})
+    assert (again.status, again.json["error"]["code"]) == (409, "nothing_held")
+    observer.record_draft_hold(hold, held=False)
+    assert "eaglegate_draft_hold{" not in render_metrics(telemetry.registry).decode()
 
 
 class Scorer:

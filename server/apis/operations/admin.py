@@ -187,6 +187,14 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
             canaries.changes.memory.forget()
         return asdict(rules) | out
 
+    @routes.post("/speculation/release")
+    async def release_depths() -> dict[str, Any]:
+        """Use the depths again that are held off because their drafts killed the engine."""
+        released = require_controls(gateway).release_drafts()
+        if not released:
+            raise Conflict("No depth is held off.", code="nothing_held")
+        return {"released": [asdict(hold) for hold in released]}
+
 
 def _add_drafts(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/draft")

@@ -11,6 +11,7 @@ from eaglegate.engine.base import AppliedDepth, DraftControl, SupportsPlanning
 from eaglegate.engine.events import NullObserver, Observer
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.audit.auditor import Auditor
+from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss
 from eaglegate.server.access.budget import RequestBudget
 from eaglegate.server.access.caller import caller
@@ -39,6 +40,8 @@ class Controls:
     """Tries drafts on live traffic, likewise."""
     planner: SupportsPlanning | None = None
     """The engine, where it can plan the depth of its steps."""
+    release_drafts: Callable[[], tuple[DraftHold, ...]] = tuple
+    """Use the depths again that are held off because they killed engines; returns them."""
     auditor: Auditor | None = None
     """Audits answers; None without ``--audit-share``."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from eaglegate.engine.errors import EngineDead, EngineStartError
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from eaglegate.engine.steps import read_steps
+from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import (
     LossCause,
     PostMortem,
@@ -136,6 +137,8 @@ class Notes:
     lost: list[LossCause] = field(default_factory=list)
     back: int = 0
     outcomes: Counter[RecoveryOutcome] = field(default_factory=Counter)
+    draft_deaths: list[tuple[str, int]] = field(default_factory=list)
+    held: list[tuple[int, bool]] = field(default_factory=list)
 
     def record_loss(self, cause: LossCause) -> None:
         self.lost.append(cause)
@@ -145,6 +148,12 @@ class Notes:
 
     def record_interruption(self, outcome: RecoveryOutcome, request: str) -> None:
         self.outcomes[outcome] += 1
+
+    def record_draft_death(self, method: str, depth: int) -> None:
+        self.draft_deaths.append((method, depth))
+
+    def record_draft_hold(self, hold: DraftHold, *, held: bool) -> None:
+        self.held.append((hold.depth, held))
 
 
 def supervised(

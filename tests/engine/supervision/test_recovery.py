@@ -152,6 +152,9 @@ class Places:
     def reset_failures(self) -> None:
         pass
 
+    def blame_draft(self, submission: Place, depth: int | None) -> None:
+        pass
+
 
 async def test_a_request_waits_from_its_first_loss_until_its_next_step():
     full, dead = EngineOverloaded("full"), EngineDead("dead")
