@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 from eaglegate.engine.gpus import GpuDevice, list_gpus
@@ -108,10 +109,11 @@ def is_stopped(pid: int | None) -> bool:
     return read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
-def read_text(path: str) -> str:
+def read_text(path: str | Path) -> str:
+    """Empty where there is no such file. Read a few times a second, so without a buffer."""
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- read every second
-            return file.read().decode(errors="replace")
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read().decode(errors="replace")  # a process may call itself anything
     except OSError:
         return ""
 

@@ -28,12 +28,15 @@ from contextlib import suppress
 
 from eaglegate.engine.errors import EngineFailed, EngineOverloaded, RequestRejected
 from eaglegate.engine.types import Constraint
-from eaglegate.engine.vllm_backend import grammar_trial
 from eaglegate.engine.vllm_backend.child_process import name_exit
-from eaglegate.engine.vllm_backend.grammar_trial import NO_GRAMMAR, OK
 
 log = logging.getLogger(__name__)
 
+TRIAL = "eaglegate.engine.vllm_backend.grammar_trial"
+"""The child's program."""
+OK = "ok"
+NO_GRAMMAR = "it cannot be compiled"
+"""Verdicts of the child; the second is the beginning of one."""
 LIMIT_S = 3.0
 """CPU seconds of compiling and walking, with a small vocabulary; usual schemas take 0.005 to 0.05.
 """
@@ -59,7 +62,7 @@ class GrammarProbe:
         self, tokenizer: str, trust_remote_code: bool = False, limit_s: float = LIMIT_S
     ) -> None:
         given = (tokenizer, str(trust_remote_code), str(limit_s))
-        self._command = (sys.executable, "-m", grammar_trial.__name__, *given)
+        self._command = (sys.executable, "-m", TRIAL, *given)
         self._limit_s = limit_s
         self._number = 0
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()

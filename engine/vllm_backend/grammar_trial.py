@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from eaglegate.engine.stop_signals import block_stop_signals
+from eaglegate.engine.vllm_backend.grammar_probe import NO_GRAMMAR, OK
 
 TOKENS_PER_S = 10_000
 """Tokens of a vocabulary that add a second: a bounded string takes 3 with 151,000."""
@@ -47,8 +48,6 @@ MAX_PIECES = 32
 PIECE_CHARS = 2000
 PREFERRED = ("multipleOf", "uniqueItems", "ontains", "patternProperties", "propertyNames", "format")
 """A JSON schema with one of these may go to llguidance."""
-OK = "ok"
-NO_GRAMMAR = "it cannot be compiled"
 PLACE = re.compile(r"^\[[\d:]+\] \S+: ")
 """Prefix of a compiler's error: the place in its own source."""
 REFUSALS = (RuntimeError, ValueError, TypeError, KeyError)

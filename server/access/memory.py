@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from eaglegate.engine.machine import read_text
 from eaglegate.server.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -64,8 +65,8 @@ class ControlGroup:
     cache: str
 
     def used(self) -> int:
-        cache = _read_field(_read_text(self.stat), self.cache)
-        return max(0, _parse_number(_read_text(self.current)) - cache)
+        cache = _read_field(read_text(self.stat), self.cache)
+        return max(0, _parse_number(read_text(self.current)) - cache)
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class ProcessTree:
         return 1024 * (sum(_read_field(stat, "RssAnon:") for stat in stats) + shared)
 
     def _read_stats(self) -> list[str]:
-        return [_read_text(f"/proc/{pid}/status") for pid in self._pids]
+        return [read_text(f"/proc/{pid}/status") for pid in self._pids]
 
 
 class MemoryMonitor:
@@ -178,7 +179,7 @@ def find_sources(given: int | None) -> list[MemorySource]:
     """
     if given == 0:
         return []
-    groups: list[MemorySource] = list(find_control_groups(_read_text(Path("/proc/self/cgroup"))))
+    groups: list[MemorySource] = list(find_control_groups(read_text("/proc/self/cgroup")))
     tightest = min(groups, key=lambda group: group.limit, default=None)
     found: list[MemorySource] = [] if tightest is None else [tightest]
     if given is not None or not found:
@@ -201,7 +202,7 @@ def find_control_groups(memberships: str, root: Path = ROOT) -> Iterator[Control
         else:
             continue
         for folder in _walk_up(top, path):
-            limit = _parse_number(_read_text(folder / names[0]))
+            limit = _parse_number(read_text(folder / names[0]))
             if 0 < limit < _read_total_memory():
                 yield ControlGroup(limit, folder / names[1], folder / "memory.stat", names[2])
 
@@ -225,7 +226,7 @@ def _walk_up(top: Path, path: str) -> Iterator[Path]:
 def _list_descendants(pid: int) -> Iterator[int]:
     with suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-            for child in map(int, _read_text(f"/proc/{pid}/task/{task}/children").split()):
+            for child in map(int, read_text(f"/proc/{pid}/task/{task}/children").split()):
                 yield child
                 yield from _list_descendants(child)
 
@@ -242,12 +243,3 @@ def _read_field(text: str, name: str) -> int:
 
 def _parse_number(text: str) -> int:
     return int(text) if text.strip().isdigit() else 0
-
-
-def _read_text(path: Path | str) -> str:
-    """Empty where there is no such file. Read a few times a second, so without a buffer."""
-    try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            return file.read().decode(errors="replace")  # a process may call itself anything
-    except OSError:
-        return ""
