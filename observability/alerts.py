@@ -141,7 +141,7 @@ def _check_engines(_: Telemetry, history: DayHistory) -> Finding:
 
 def _check_audits(telemetry: Telemetry, _: DayHistory) -> Finding:
     """A workload is held, or one of the last audits found a violation in 15 minutes."""
-    found = telemetry.describe_audits()
+    found = telemetry.scope.audits()
     if found is None:
         return False, None, ""
     violated = {
@@ -160,11 +160,11 @@ def _check_draft_holds(telemetry: Telemetry, _: DayHistory) -> Finding:
 
 
 def _check_memory(telemetry: Telemetry, _: DayHistory) -> Finding:
-    return bool(telemetry.read_process().get("memory_shedding")), None, ""
+    return bool(telemetry.scope.process().get("memory_shedding")), None, ""
 
 
 def _check_workers(telemetry: Telemetry, _: DayHistory) -> Finding:
-    away = [worker.name for worker in telemetry.list_workers() if worker.state.value in AWAY]
+    away = [worker.name for worker in telemetry.scope.workers() if worker.state.value in AWAY]
     return bool(away), float(len(away)), ", ".join(away)
 
 

@@ -23,7 +23,6 @@ from eaglegate.engine.types import EngineInfo
 from eaglegate.observability.labels import Labels
 from eaglegate.observability.metrics.base import MetricGroup, MetricScope
 from eaglegate.observability.observation import DecodeProgress, RequestRecord
-from eaglegate.observability.sequence import PhaseShare
 from eaglegate.observability.windows import (
     ALL,
     FAILED,
@@ -142,9 +141,9 @@ class DayHistory(MetricGroup):
     def record_progress(self, progress: DecodeProgress) -> None:
         slot = self._open_slot()
         for key in name_slices(progress.slices).items():
-            slot.add(key, _to_sums(progress.whole))
+            slot.add(key, WindowSums.of(progress.whole))
         for phase, share in progress.shares.items():
-            slot.add((PHASE, phase.value), _to_sums(share))
+            slot.add((PHASE, phase.value), WindowSums.of(share))
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:  # noqa: ARG002
         slot = self._open_slot()
@@ -316,7 +315,3 @@ def count_depths(totals: Totals) -> list[int]:
     """Decode steps by the tokens they drafted: 0, 1, ..."""
     reached = [totals.decode_steps, *totals.proposed_at, 0]
     return [here - deeper for here, deeper in pairwise(reached)]
-
-
-def _to_sums(share: PhaseShare) -> WindowSums:
-    return WindowSums(0, share.timed_tokens, share.seconds, share.totals)

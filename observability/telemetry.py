@@ -16,7 +16,6 @@ from eaglegate.engine.base import (
     SupportsUnclaimed,
 )
 from eaglegate.engine.events import Observation, RequestFacts
-from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.machine import GpuMonitor
 from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.engine.speculation.totals import Totals
@@ -34,7 +33,6 @@ from eaglegate.observability.labels import (
     name_context,
 )
 from eaglegate.observability.metrics.base import (
-    AdmissionQueue,
     MetricDeclaration,
     MetricGroup,
     MetricScope,
@@ -57,36 +55,12 @@ if TYPE_CHECKING:
     from eaglegate.capture.redaction import Decode
 
 
-class CanarySource(Protocol):
-    """Source of canaries' verdicts."""
-
-    @property
-    def verdicts(self) -> Mapping[str, int]:
-        """Number of canaries by verdict."""
-        ...
-
-    def describe(self) -> Mapping[str, Any] | None:
-        """The running canary, or the last one."""
-        ...
-
-
 class Explanations(Protocol):
     """Keeps what explains a request (``explain.ExplanationRing``)."""
 
     def add(self, observation: RequestObservation, record: RequestRecord) -> None: ...
 
     def add_audit(self, record: AuditRecord) -> None: ...
-
-
-class AuditSource(Protocol):
-    """Source of audits (``eaglegate.engine.speculation.audit.auditor.Auditor``)."""
-
-    @property
-    def holds(self) -> Iterable[str]:
-        """Workloads that have lost speculation."""
-        ...
-
-    def describe(self) -> Mapping[str, Any]: ...
 
 
 PlannerReader = Callable[[int], Awaitable[Mapping[str, Any]]]
@@ -123,9 +97,7 @@ class Telemetry:
         self._drafts = RecentNames(settings.drafts)
         self._by_draft: dict[str, Totals] = {}
         self._listener: Callable[[RequestRecord], None] | None = None
-        self._canaries: CanarySource | None = None
         self._explanations: Explanations | None = None
-        self._audits: AuditSource | None = None
         self.draft_holds: list[DraftHold] = []
         """Depths that are held off because they killed engines."""
         self.draft = NO_DRAFT
@@ -133,9 +105,6 @@ class Telemetry:
         self._live: set[RequestObservation | DirectRequest] = set()
         self._sequences: dict[str, SequenceTimeline] = {}
         self._losing: dict[str, SupportsUnclaimed] = {}
-        self._admission: Callable[[], AdmissionQueue | None] = _do_nothing
-        self._workers: Callable[[], Iterable[WorkerStatus]] = tuple
-        self._process: Callable[[], Mapping[str, float]] = dict
         self._capture: RequestCapture | None = None
         self._planner: PlannerReader | None = None
         self.planner: Mapping[str, Any] = {}
@@ -143,30 +112,22 @@ class Telemetry:
         self._batch = PendingMetrics()
         self._count_at = 0.0
         self.gpus = gpus
-        scope = self._make_scope(gpus)
-        self.history = DayHistory(scope)
-        """The last day, for the page."""
-        self.groups = [*(make(scope) for make in groups), self.history]
-        self.catalogue: list[MetricDeclaration] = scope.catalogue
-
-    def _make_scope(self, gpus: tuple[GpuMonitor, ...]) -> MetricScope:
-        return MetricScope(
+        self.scope = MetricScope(
             self.registry,
-            self.settings,
+            settings,
             self.book,
-            self.clock,
+            clock,
             gpus,
             self._read_unclaimed,
             self._read_running,
-            lambda: self._admission(),
-            self.list_workers,
-            lambda: self._process(),
-            self.describe_canary,
-            self._read_verdicts,
             lambda: None if self._capture is None else self._capture.counts(),
             lambda: self.planner,
-            lambda: () if self._audits is None else self._audits.holds,
         )
+        """What metrics and pages read of the rest of the gateway."""
+        self.history = DayHistory(self.scope)
+        """The last day, for the page."""
+        self.groups = [*(make(self.scope) for make in groups), self.history]
+        self.catalogue: list[MetricDeclaration] = self.scope.catalogue
 
     def begin(self, facts: RequestFacts) -> Observation:
         observation = RequestObservation(
@@ -272,22 +233,6 @@ class Telemetry:
         if isinstance(what, SupportsUnclaimed):
             self._losing[engine] = what
 
-    def watch_admission(self, find: Callable[[], AdmissionQueue | None]) -> None:
-        """Read the queue in front of the engine from what ``find`` finds, if anything."""
-        self._admission = find
-
-    def watch_process(self, read: Callable[[], Mapping[str, float]]) -> None:
-        """Read what the gateway's process uses of its limits: see the group Process."""
-        self._process = read
-
-    def read_process(self) -> Mapping[str, float]:
-        """Return the use that the gateway's process makes of its limits."""
-        return self._process()
-
-    def read_admission(self) -> AdmissionQueue | None:
-        """The queue in front of the engine, once there is one."""
-        return self._admission()
-
     def watch_planner(self, read: PlannerReader) -> None:
         """Read the depth planner with ``read``, which takes the number of recent steps."""
         self._planner = read
@@ -296,10 +241,6 @@ class Telemetry:
         """Read the planner before a scrape. A planner that cannot be read has no series."""
         if self._planner is not None:
             self.planner = await self._planner(recent)
-
-    def watch_workers(self, find: Callable[[], Iterable[WorkerStatus]]) -> None:
-        """Read the workers of a fleet from what ``find`` finds."""
-        self._workers = find
 
     def describe_parser(self, purpose: str, parser: str, source: str) -> None:
         """Record the parser of reasoning or tool calls, and its source."""
@@ -321,17 +262,6 @@ class Telemetry:
     def keep_explanations(self, explanations: Explanations) -> None:
         """Give every request that ends to ``explanations``."""
         self._explanations = explanations
-
-    def watch_canary(self, canaries: CanarySource | None) -> None:
-        """Show the canary of a draft on the page and in the metrics."""
-        self._canaries = canaries
-
-    def describe_canary(self) -> Mapping[str, Any] | None:
-        """The running canary, or the last one."""
-        return None if self._canaries is None else self._canaries.describe()
-
-    def _read_verdicts(self) -> Mapping[str, int]:
-        return {} if self._canaries is None else self._canaries.verdicts
 
     def total_of(self, draft: str) -> Totals:
         """All steps so far that the draft with this fingerprint served."""
@@ -355,14 +285,6 @@ class Telemetry:
             for group in self.groups:
                 group.drop_draft(forgotten)
 
-    def watch_audits(self, audits: AuditSource) -> None:
-        """Show the audits on the page and in the metrics."""
-        self._audits = audits
-
-    def describe_audits(self) -> Mapping[str, Any] | None:
-        """The holds and the last audits; None where nothing is audited."""
-        return None if self._audits is None else self._audits.describe()
-
     def record_audit(self, record: AuditRecord) -> None:
         for group in self.groups:
             group.record_audit(record, self._workloads(record.workload))
@@ -383,10 +305,6 @@ class Telemetry:
         """Write what is still to be captured; for some seconds at most."""
         if self._capture is not None:
             self._capture.close()
-
-    def list_workers(self) -> Iterable[WorkerStatus]:
-        """List the present status of a fleet's workers; none where there is no fleet."""
-        return self._workers()
 
     def _read_unclaimed(self) -> Iterator[tuple[str, Totals]]:
         return ((name, losing.unclaimed) for name, losing in self._losing.items())

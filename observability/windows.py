@@ -38,6 +38,10 @@ class WindowSums:
     waited_s: float = 0.0
     """... and the seconds from their arrival to it."""
 
+    @classmethod
+    def of(cls, share: PhaseShare) -> WindowSums:
+        return cls(0, share.timed_tokens, share.seconds, share.totals)
+
     def __add__(self, other: WindowSums) -> WindowSums:
         return WindowSums(
             self.requests + other.requests,
@@ -145,11 +149,11 @@ class SliceWindows:
         self._labels: dict[Labels, SlidingWindow] = {}
 
     def add_progress(self, progress: DecodeProgress, now: float) -> None:
-        sums = _to_sums(progress.whole)
+        sums = WindowSums.of(progress.whole)
         for window in self._select_windows(progress.slices):
             window.add(sums, now)
         for phase, share in progress.shares.items():
-            self._get_slice((PHASE, phase.value)).add(_to_sums(share), now)
+            self._get_slice((PHASE, phase.value)).add(WindowSums.of(share), now)
 
     def add_records(self, slices: SliceNames, records: list[RequestRecord], now: float) -> None:
         waits = [record.ttft for record in records if record.ttft is not None]
@@ -188,10 +192,6 @@ class SliceWindows:
 
     def _make_window(self) -> SlidingWindow:
         return SlidingWindow(self._settings.window_s, self._settings.baseline_half_life_s)
-
-
-def _to_sums(share: PhaseShare) -> WindowSums:
-    return WindowSums(0, share.timed_tokens, share.seconds, share.totals)
 
 
 def _collect_phases(record: RequestRecord) -> frozenset[Phase]:

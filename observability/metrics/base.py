@@ -75,9 +75,13 @@ class MetricDeclaration:
     group: str
 
 
-@dataclass(frozen=True, slots=True)
+def _find_nothing() -> None:
+    """Source of what this gateway does not have."""
+
+
+@dataclass(slots=True)
 class MetricScope:
-    """Sources that a group may read."""
+    """Sources that a group may read. The composition root sets those that have a default."""
 
     registry: CollectorRegistry
     settings: TelemetrySettings
@@ -88,20 +92,22 @@ class MetricScope:
     """Steps that each engine made for requests whose client had left."""
     running: Callable[[], Iterable[Labels]]
     """The labels of every request in the engine."""
-    admission: Callable[[], AdmissionQueue | None]
-    """The queue in front of the engine, once there is one."""
-    workers: Callable[[], Iterable[WorkerStatus]]
-    """Workers of a fleet, if the engine is one."""
-    process: Callable[[], Mapping[str, float]]
-    """The gateway process's use of its limits, by the names of the metrics."""
-    canary: Callable[[], Mapping[str, Any] | None]
-    """The running canary of a draft, or the last one."""
-    verdicts: Callable[[], Mapping[str, int]]
-    """Number of canaries by verdict."""
     capture: Callable[[], CaptureCounts | None]
     """Counts of the request capture, if there is one."""
     planner: Callable[[], Mapping[str, Any]]
     """The depth planner's last description; empty where there is none."""
+    admission: Callable[[], AdmissionQueue | None] = _find_nothing
+    """The queue in front of the engine, once there is one."""
+    workers: Callable[[], Iterable[WorkerStatus]] = tuple
+    """Workers of a fleet, if the engine is one."""
+    process: Callable[[], Mapping[str, float]] = dict
+    """The gateway process's use of its limits, by the names of the metrics."""
+    canary: Callable[[], Mapping[str, Any] | None] = _find_nothing
+    """The running canary of a draft, or the last one."""
+    verdicts: Callable[[], Mapping[str, int]] = dict
+    """Number of canaries by verdict."""
+    audits: Callable[[], Mapping[str, Any] | None] = _find_nothing
+    """The holds and the last audits; None where nothing is audited."""
     holds: Callable[[], Iterable[str]] = tuple
     """Workloads that an audit has taken speculation from."""
     catalogue: list[MetricDeclaration] = field(default_factory=list)

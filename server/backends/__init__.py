@@ -8,11 +8,10 @@ of ``server/cli/command_line.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from eaglegate.engine.base import Renderer, ResilientEngine
-from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from eaglegate.engine.types import EngineInfo
@@ -75,10 +74,6 @@ class Backend(Protocol):
         self, timeouts: SupervisionTimeouts, observer: RecoveryObserver
     ) -> ResilientEngine:
         """Create the engine to serve with, not started yet. Call once."""
-        ...
-
-    def list_workers(self) -> Iterable[WorkerStatus]:
-        """The workers of a fleet; empty without a fleet."""
         ...
 
     def describe(self, info: EngineInfo) -> EngineInfo:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from eaglegate.engine.errors import EngineStartError
-from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.logs import LineFormat, adopt_vllm, pass_line, wrap_line
 from eaglegate.engine.machine import inspect_machine
 from eaglegate.engine.preflight import make_plan, preflight
@@ -109,9 +108,6 @@ class InProcessBackend:
         if self.drafts is not None:
             self.drafts.attach(engine)
         return engine
-
-    def list_workers(self) -> Iterable[WorkerStatus]:
-        return ()
 
     def make_engine(self) -> VllmEngine:
         """A new engine, with the draft that is promoted."""

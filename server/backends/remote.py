@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from eaglegate.engine.fleet.discovery import (
     WorkerSource,
 )
 from eaglegate.engine.fleet.fleet import Fleet
-from eaglegate.engine.fleet.types import FleetSettings, RoutingSettings, WorkerStatus
+from eaglegate.engine.fleet.types import FleetSettings, RoutingSettings
 from eaglegate.engine.fleet.worker import WorkerReport
 from eaglegate.engine.remote.engine import remote_engine
 from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
@@ -72,9 +72,6 @@ class RenderingBackend:
             default_sampling=files.default_sampling,
         )
 
-    def list_workers(self) -> Iterable[WorkerStatus]:
-        return ()
-
     def describe(self, info: EngineInfo) -> EngineInfo:
         return replace(info, model=self.names[0])
 
@@ -122,14 +119,12 @@ class RemoteBackend(RenderingBackend):
         )
         return self.fleet
 
-    def list_workers(self) -> Iterable[WorkerStatus]:
-        return () if self.fleet is None else self.fleet.list_status()
-
     def _create_engine(self, address: str) -> Engine:
         return remote_engine(self._addresses[address], self.model, self._access)
 
     def describe(self, info: EngineInfo) -> EngineInfo:
-        details = {**info.details, "workers": ", ".join(w.name for w in self.list_workers())}
+        workers = () if self.fleet is None else self.fleet.list_status()
+        details = {**info.details, "workers": ", ".join(worker.name for worker in workers)}
         return replace(super().describe(info), details=details)
 
     async def ask_workers(self) -> dict[str, WorkerReport | EngineStartError]:

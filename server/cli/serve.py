@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,7 @@ from eaglegate.server.store.sql import SqlResponseStore
 if TYPE_CHECKING:
     from eaglegate.capture.capture import RequestCapture
     from eaglegate.engine.base import Engine
+    from eaglegate.engine.fleet.types import WorkerStatus
     from eaglegate.engine.speculation.audit.records import EvidenceWriter
     from eaglegate.server.store.base import ResponseStore
 
@@ -170,7 +172,8 @@ class ServeCommand:
         observed = InstrumentedEngine(self._resilient, self._telemetry)
         if self._auditor is None:
             return observed
-        self._telemetry.watch_audits(self._auditor)
+        scope, auditor = self._telemetry.scope, self._auditor
+        scope.audits, scope.holds = auditor.describe, lambda: auditor.holds
         return AuditedEngine(observed, self._auditor, may_capture)
 
     def _make_changes(self, promoted: PromotedRules) -> CanaryChanges:
@@ -192,11 +195,15 @@ class ServeCommand:
         telemetry, backend = self._telemetry, self._backend
         for parser in self._parsers.describe():
             telemetry.describe_parser(*parser)
-        telemetry.watch_workers(backend.list_workers)
         telemetry.watch_drafts(backend.drafts)
         telemetry.watch_capture(capture, backend.renderer.decode)
-        telemetry.watch_process(self._read_usage)
-        telemetry.watch_admission(lambda: self._admission)
+        telemetry.scope.workers = self._list_workers
+        telemetry.scope.process = self._read_usage
+        telemetry.scope.admission = lambda: self._admission
+
+    def _list_workers(self) -> Iterable[WorkerStatus]:
+        fleet = self._backend.fleet
+        return () if fleet is None else fleet.list_status()
 
     def run(self) -> int:
         """Serve until a signal to stop; 1 when requests were lost on the way out."""
@@ -216,7 +223,7 @@ class ServeCommand:
             admin_port=find_admin_port(self._listeners),
             cross_origin=make_part(CrossOriginPolicy, settings).for_machine(settings.host),
             memory=MemoryMonitor(find_sources(settings.memory_limit)),
-            workers=self._backend.list_workers,
+            workers=self._list_workers,
             losses=lambda: self._resilient.losses,
             observer=self._telemetry,
             store=_open_store(settings, self._progress),
@@ -233,7 +240,8 @@ class ServeCommand:
             engine.release_drafts,
             self._auditor,
         )
-        self._telemetry.watch_canary(canaries)
+        scope = self._telemetry.scope
+        scope.canary, scope.verdicts = canaries.describe, lambda: canaries.verdicts
         return gateway
 
     def _refuse_connection(self) -> None:

@@ -216,7 +216,7 @@ async def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(tmp_path):
     ring = ExplanationRing()
     telemetry.keep_explanations(ring)
     traffic(telemetry, clock)
-    telemetry.watch_workers(lambda: WORKERS)
+    telemetry.scope.workers = lambda: WORKERS
     async with (
         asyncio.timeout(120),
         serving(telemetry, ring) as url,
@@ -306,7 +306,7 @@ async def test_the_page_turns_red_where_a_draft_is_wrong_from_the_start(tmp_path
         one(telemetry, clock, random.Random(at), at, "chat", odds=0.05)
     bad = Totals(verify_steps=5335, proposed=16005, accepted=210)
     finding = WorkerFinding(FindingKind.REASONING, "it holds the reasoning to the grammar")
-    telemetry.watch_workers(lambda: [replace(WORKERS[0], counted=bad, findings=(finding,))])
+    telemetry.scope.workers = lambda: [replace(WORKERS[0], counted=bad, findings=(finding,))]
     async with asyncio.timeout(60), serving(telemetry) as url, browser(tmp_path / "p") as page:
         await show(page, url, "phone", "light")
         said = await page.value("document.getElementById('problem').innerText")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -100,20 +100,12 @@ def test_only_the_last_drafts_keep_their_series() -> None:
     assert found["c"] == 3
 
 
-class CanaryStub:
-    """Describes a canary, as ``CanaryRunner`` does."""
-
-    verdicts: ClassVar[dict[str, int]] = {"promote": 2}
-
-    def describe(self) -> dict[str, Any]:
-        row = {"metric": "tpot", "mean": 0.1, "low": None, "high": 0.3, "blocks": 4}
-        return {"running": True, "blocks": 4, "evidence": [row]}
-
-
 def test_a_canary_is_in_the_metrics_and_on_the_page() -> None:
     telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
     assert summarize_speculation(telemetry)["canary"] is None
-    telemetry.watch_canary(CanaryStub())
+    row = {"metric": "tpot", "mean": 0.1, "low": None, "high": 0.3, "blocks": 4}
+    telemetry.scope.canary = lambda: {"running": True, "blocks": 4, "evidence": [row]}
+    telemetry.scope.verdicts = lambda: {"promote": 2}
     sample = telemetry.registry.get_sample_value
     assert sample("eaglegate_canaries_total", {"verdict": "promote"}) == 2
     assert sample("eaglegate_canary_running") == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -213,7 +212,7 @@ def test_a_collapse_of_acceptance_fires_once_a_baseline_stands(day):
 def test_a_workload_that_an_audit_holds_fires(day):
     recent = {"workload": "chat", "outcome": "violated", "at": time.time()}
     found = {"holds": {}, "recent": [recent]}
-    day.telemetry.watch_audits(SimpleNamespace(holds=(), describe=lambda: found))
+    day.telemetry.scope.audits = lambda: found
     assert day.firing() == {"EaglegateAnswerViolated"}
     recent["at"] -= 1000.0
     assert day.firing() == set()

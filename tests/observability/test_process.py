@@ -14,7 +14,7 @@ from eaglegate.observability.telemetry import Telemetry
 def test_every_value_that_is_known_is_shown():
     telemetry = Telemetry(GROUPS, TelemetrySettings(models=()), CollectorRegistry())
     assert b"eaglegate_memory" not in lines(telemetry)
-    telemetry.watch_process(lambda: dict.fromkeys(HELP, 3.0) | {"memory_shedding": True})
+    telemetry.scope.process = lambda: dict.fromkeys(HELP, 3.0) | {"memory_shedding": True}
     shown = lines(telemetry)
     assert b"eaglegate_memory_shedding 1.0" in shown
     for name in set(HELP) - {"memory_shedding"}:

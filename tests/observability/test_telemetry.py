@@ -203,7 +203,7 @@ async def test_the_queue_is_read_from_admission_itself(telemetry):
     assert read("eaglegate_queue_requests") is None
     admission = Admission(AdmissionLimits(running=4, queued=9, queued_tokens=100))
     admission.queued, admission.running = 3, 2
-    telemetry.watch_admission(lambda: admission)
+    telemetry.scope.admission = lambda: admission
     assert read("eaglegate_queue_requests") == 3
     assert read("eaglegate_engine_sequences") == 2
     assert read("eaglegate_admission_limit", {"bound": "queued"}) == 9

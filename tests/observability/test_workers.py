@@ -32,7 +32,7 @@ def status(
 
 def watching(*workers: WorkerStatus) -> Telemetry:
     telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
-    telemetry.watch_workers(lambda: workers)
+    telemetry.scope.workers = lambda: workers
     return telemetry
 
 

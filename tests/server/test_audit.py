@@ -53,7 +53,7 @@ def telemetry() -> Telemetry:
 def audited(lab: Any, telemetry: Telemetry) -> Any:
     lab.holds = AuditHolds()
     lab.auditor = Auditor(1.0, lab.holds, telemetry, str, lambda: True, write_nothing)
-    telemetry.watch_audits(lab.auditor)
+    telemetry.scope.audits, telemetry.scope.holds = lab.auditor.describe, lambda: lab.auditor.holds
 
     async def nothing(*_: Any) -> Any:
         raise AssertionError
