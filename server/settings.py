@@ -235,6 +235,13 @@ class Settings:
     keep_alive_s: float = setting_of(
         StreamTiming, "keep_alive_s", "seconds of silence in a stream before a comment is sent"
     )
+    stream_cadence: float = setting_of(
+        StreamTiming,
+        "cadence_ms",
+        "milliseconds between the blocks of a stream, all of one size, so that neither sizes nor "
+        "gaps show which drafts were accepted; 0, the default, sends frames as they come",
+        metavar="MS",
+    )
     unknown_fields: str = setting(
         "ignore",
         "unknown request fields: ignored and named in a response header, or refused with 400",
@@ -392,6 +399,11 @@ class Settings:
         if self.stream_interval_ms is not None and not 0 <= self.stream_interval_ms <= 1000:
             raise ConfigError(
                 f"--stream-interval-ms must be 0 to 1000; given {self.stream_interval_ms:g}"
+            )
+        if self.stream_cadence and not 1 <= self.stream_cadence <= 1000:
+            raise ConfigError(
+                "--stream-cadence must be 1 to 1000 milliseconds, or 0 for none; given "
+                f"{self.stream_cadence:g}"
             )
         if self.depth not in (None, "auto") and not str(self.depth).isdecimal():
             raise ConfigError(f"--depth must be a number or auto; given {self.depth}")

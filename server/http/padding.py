@@ -9,6 +9,8 @@ random letters that fills it up to the next multiple of ``BLOCK`` bytes.
 from __future__ import annotations
 
 import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from eaglegate.engine.events import Event
@@ -32,6 +34,13 @@ def _pad(frame: bytes) -> bytes:
     least = len(frame) - 1 + len(MEMBER) - 2 + len(END)
     missing = -least % BLOCK
     return frame[:-1] + MEMBER % secrets.token_urlsafe(missing)[:missing].encode()
+
+
+async def pad_each(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Pad frames that were encoded before; ``frames`` is closed at the end."""
+    async with aclosing(frames) as given:
+        async for frame in given:
+            yield pad_frames(frame)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from eaglegate.server.errors import (
     Unavailable,
     openai_body,
 )
+from eaglegate.server.http.cadence import PacedSink, PacedStream
 from eaglegate.server.http.middleware import CLOSED_WRITER, BodyWriter, WhileConnected, find_writer
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,9 @@ class StreamTiming:
     first_event_grace_s: float = 10.0
     keep_alive_s: float = 15.0
     reader_s: float = 60.0
+    cadence_ms: float = 0.0
+    """Milliseconds between the blocks of a paced stream (``cadence.py``); 0 sends frames as they
+    come."""
 
 
 def to_gateway_error(error: GatewayError | EngineError) -> GatewayError:
@@ -174,24 +178,35 @@ class StreamedResponse(DisconnectAwareResponse):
         self._timing = timing
 
     async def _answer(self, send: Send) -> None:
-        stream = _EventStream(send, self._writer, self._timing)
+        stream = EventStream(send, self._writer, self._timing)
         stream.open_later()
+        output: _EncodingSink | PacedSink
+        if interval_ms := self._timing.cadence_ms:
+            output = PacedSink(stream, self._encoder.encode, interval_ms / 1000)
+        else:
+            output = _EncodingSink(stream, self._encoder)
         try:
-            await self._stream(stream, send)
+            await self._stream(stream, output, send)
         finally:
+            output.stop()
             stream.stop()
 
-    async def _stream(self, stream: _EventStream, send: Send) -> None:
+    async def _stream(
+        self, stream: EventStream, output: _EncodingSink | PacedSink, send: Send
+    ) -> None:
         try:
-            await self._run(_EncodingSink(stream, self._encoder))
+            await self._run(output)
+            output.flush()
             end = self._encoder.close()
         except ReaderTooSlow:
             return
         except (GatewayError, EngineError) as error:
             if not stream.begun:
+                output.stop()
                 stream.stop()
                 await self._send_error(to_gateway_error(error), send)
                 return
+            output.flush()
             end = self._encoder.fail(to_gateway_error(error))
         except Exception:
             if not stream.begun:
@@ -199,7 +214,7 @@ class StreamedResponse(DisconnectAwareResponse):
             logger.exception("a stream failed")
             end = self._encoder.fail(GatewayError("The gateway failed; the answer is incomplete."))
         with suppress(ReaderTooSlow):
-            await stream.close(end)
+            await output.close(end)
 
 
 class ReplayedResponse(DisconnectAwareResponse):
@@ -211,30 +226,39 @@ class ReplayedResponse(DisconnectAwareResponse):
         self._timing = timing
 
     async def _answer(self, send: Send) -> None:
-        stream = _EventStream(send, self._writer, self._timing)
+        stream = EventStream(send, self._writer, self._timing)
+        paced = None
+        if interval_ms := self._timing.cadence_ms:
+            paced = PacedStream(stream, interval_ms / 1000)
         try:
             with suppress(ReaderTooSlow):
                 await stream.open()
                 async with aclosing(self._frames) as frames:
                     async for frame in frames:
-                        await stream.write(frame)
-                await stream.close(b"")
+                        await (stream.write(frame) if paced is None else paced.put(frame))
+                await (stream if paced is None else paced).close(b"")
         finally:
+            if paced is not None:
+                paced.stop()
             stream.stop()
 
 
 class _EncodingSink:
     """See ``EventSink``: encodes events as they come and writes them."""
 
-    def __init__(self, stream: _EventStream, encoder: StreamEncoder) -> None:
+    def __init__(self, stream: EventStream, encoder: StreamEncoder) -> None:
         self.is_open, self.drain = stream.is_open, stream.drain
+        self.close, self.stop = stream.close, stream.stop
         self._push, self._encode = stream.push, encoder.encode
 
     def push(self, choice: int, events: list[Event]) -> None:
         self._push(self._encode(choice, events))
 
+    def flush(self) -> None:
+        """Nothing waits to be encoded."""
 
-class _EventStream:
+
+class EventStream:
     """Server-sent events; knows when it last said something, and that it was taken in.
 
     A timer opens it after the grace and breaks its silence, until ``stop``.

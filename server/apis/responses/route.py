@@ -45,9 +45,10 @@ def router(gateway: Gateway, runs: BackgroundRuns) -> APIRouter:
         response_id: str,
         stream: bool = False,
         starting_after: Annotated[int, Query(ge=-1)] = -1,
+        include_obfuscation: bool = False,
     ) -> Response:
         if stream:
-            return await service.stream(response_id, starting_after)
+            return await service.stream(response_id, starting_after, include_obfuscation)
         return _respond_stored(await service.get(response_id))
 
     @routes.delete("/v1/responses/{response_id}")

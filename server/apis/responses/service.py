@@ -49,7 +49,7 @@ from eaglegate.server.generation.generate import generate
 from eaglegate.server.generation.job import Conversation, Job, ServedModel
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.generation.prompt import render
-from eaglegate.server.http.padding import PaddedStream
+from eaglegate.server.http.padding import PaddedStream, pad_each
 from eaglegate.server.http.response import (
     FoldedResponse,
     ReplayedResponse,
@@ -212,14 +212,14 @@ class ResponsesService:
         run.start(work)
         assert run.task is not None
         run.task.add_done_callback(lambda _: held.close())
-        return self._follow(run) if job.stream else json_response(queued)
+        return self._follow(run, job.obfuscates) if job.stream else json_response(queued)
 
     async def get(self, id: str) -> dict[str, Any]:
         run = self._run(id)
         response = None if run is None else run.response
         return response or _current_response(await self._load(id))
 
-    async def stream(self, id: str, after: int) -> Response:
+    async def stream(self, id: str, after: int, obfuscates: bool = False) -> Response:
         run = self._run(id)
         if run is None:
             await self._load(id)
@@ -231,7 +231,7 @@ class ResponsesService:
         run.check(after)
         response = run.response or (await self._load(id)).response
         charge.get().hold_stored(len(orjson.dumps(response)))  # the largest frame has all of it
-        return self._follow(run, after)
+        return self._follow(run, obfuscates, after)
 
     async def cancel(self, id: str) -> dict[str, Any]:
         run = self._run(id)
@@ -260,14 +260,16 @@ class ResponsesService:
     def _run(self, id: str) -> BackgroundRun | None:
         return self._runs.get(id, self._gateway.owner())
 
-    def _follow(self, run: BackgroundRun, after: int = -1) -> Response:
+    def _follow(self, run: BackgroundRun, obfuscates: bool, after: int = -1) -> Response:
         owner, store = self._gateway.owner(), self._gateway.store
 
         async def stored() -> dict[str, Any] | None:
             found = None if store is None else await store.get(run.id, owner)
             return None if found is None else found.response
 
-        return ReplayedResponse(run.follow(after, stored), self._gateway.timing)
+        frames = run.follow(after, stored)
+        frames = pad_each(frames) if obfuscates else frames
+        return ReplayedResponse(frames, self._gateway.timing)
 
     async def delete(self, id: str) -> dict[str, Any]:
         store, owner = self._gateway.store, self._gateway.owner()
