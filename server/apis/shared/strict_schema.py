@@ -201,7 +201,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-PAIRS = 32
+PAIRS = 512
 """Branches that are compared with each other."""
 MAX_WORK = 500_000
 """Values looked at for all of one schema."""
@@ -213,11 +213,12 @@ Discriminators = dict[str, frozenset[str]]
 
 
 class Exclusion:
-    """Whether the branches of a ``oneOf`` exclude each other, without comparing every pair.
+    """Whether the branches of a ``oneOf`` exclude each other.
 
-    Branches differ by type, or by a required property with listed values: the discriminator. Up to
-    ``PAIRS`` branches that no discriminator separates are compared in pairs. A check that exceeds
-    ``MAX_WORK`` counts as not exclusive. One object serves all ``oneOf`` of a schema.
+    Branches differ by type, or by a required property with listed values: the discriminator. Where
+    no discriminator separates all branches at once, up to ``PAIRS`` of them are compared in pairs.
+    A check that exceeds ``MAX_WORK`` counts as not exclusive. One object serves all ``oneOf`` of a
+    schema.
     """
 
     def __init__(self) -> None:
@@ -229,48 +230,37 @@ class Exclusion:
         if len({id(branch) for branch in branches}) < len(branches):
             return False
         try:
-            return self._separate([self._of(branch) for branch in branches])
+            found = [self._read(branch) for branch in branches]
+            return self._separates_all(found) or self._separates_pairs(found)
         except _WorkExceeded:
             return False
 
-    def _of(self, branch: Schema) -> Discriminators:
+    def _read(self, branch: Schema) -> Discriminators:
         if id(branch) not in self._known:
             self._known[id(branch)] = discriminators = _read_discriminators(branch)
             self._spend(sum(map(len, discriminators.values())))
         return self._known[id(branch)]
 
-    def _separate(self, discriminators: list[Discriminators]) -> bool:
-        if len(discriminators) < 2:
-            return True
-        for name in set.intersection(*map(set, discriminators)):
-            groups = self._groups(discriminators, name)
-            if len(groups) > 1:
-                return all(map(self._separate, groups))
-        self._spend(len(discriminators) ** 2)
-        return len(discriminators) <= PAIRS and all(
-            _are_disjoint(a, b) for a, b in combinations(discriminators, 2)
+    def _separates_all(self, branches: list[Discriminators]) -> bool:
+        """Whether there is one discriminator of which no two branches share a value."""
+        for name in set.intersection(*map(set, branches)) if branches else ():
+            num_values = sum(len(branch[name]) for branch in branches)
+            self._spend(num_values)
+            if len(frozenset[str]().union(*(branch[name] for branch in branches))) == num_values:
+                return True
+        return False
+
+    def _separates_pairs(self, branches: list[Discriminators]) -> bool:
+        return len(branches) <= PAIRS and all(
+            self._are_disjoint(one, other) for one, other in combinations(branches, 2)
         )
 
-    def _groups(
-        self, discriminators: list[Discriminators], name: str
-    ) -> list[list[Discriminators]]:
-        """Groups of branches that share a value of ``name``, directly or through others."""
-        root = list(range(len(discriminators)))
-
-        def find(at: int) -> int:
-            while root[at] != at:
-                root[at] = at = root[root[at]]
-            return at
-
-        first: dict[str, int] = {}
-        for at, values in enumerate(discriminators):
-            self._spend(len(values[name]))
-            for value in values[name]:
-                root[find(at)] = find(first.setdefault(value, at))
-        groups: dict[int, list[Discriminators]] = {}
-        for at, values in enumerate(discriminators):
-            groups.setdefault(find(at), []).append(values)
-        return list(groups.values())
+    def _are_disjoint(self, one: Discriminators, other: Discriminators) -> bool:
+        for name in one.keys() & other.keys():
+            self._spend(min(len(one[name]), len(other[name])))
+            if one[name].isdisjoint(other[name]):
+                return True
+        return False
 
     def _spend(self, work: int) -> None:
         self._work += work
@@ -280,10 +270,6 @@ class Exclusion:
 
 class _WorkExceeded(Exception):
     """The time for one schema is used up."""
-
-
-def _are_disjoint(a: Discriminators, b: Discriminators) -> bool:
-    return any(not (a[name] & b[name]) for name in a.keys() & b.keys())
 
 
 def _read_discriminators(schema: Schema) -> Discriminators:
