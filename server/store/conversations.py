@@ -37,8 +37,8 @@ CONVERSATIONS = Table(
     Column("created", Float, nullable=False),
     Column("used", Float, nullable=False, index=True),
     Column("metadata", Text, nullable=False),
-    Column("num_items", Integer),
-    Column("num_bytes", Integer),
+    Column("num_items", Integer, nullable=False),
+    Column("num_bytes", Integer, nullable=False),
 )
 ITEMS = Table(
     "eaglegate_conversation_items",
@@ -73,18 +73,6 @@ def find_items(connection: Connection, ids: Sequence[str], owner: str) -> dict[s
         wanted = select(ITEMS.c.id, ITEMS.c.item).select_from(joined).where(mine, some)
         found |= {id: orjson.loads(item) for id, item in connection.execute(wanted)}
     return found
-
-
-def count_items(connection: Connection) -> None:
-    """Conversations of earlier versions do not know how much they hold."""
-    of_it = ITEMS.c.conversation == CONVERSATIONS.c.id
-    items = select(func.count()).select_from(ITEMS).where(of_it).scalar_subquery()
-    size = select(func.coalesce(func.sum(func.length(ITEMS.c.item)), 0)).where(of_it)
-    connection.execute(
-        update(CONVERSATIONS)
-        .where(CONVERSATIONS.c.num_items.is_(None))
-        .values(num_items=items, num_bytes=size.scalar_subquery())
-    )
 
 
 class SqlConversationStore:

@@ -1,32 +1,26 @@
-"""The database of the store: opened, brought up to date, and shrunk."""
+"""The database of the store: opened, checked and shrunk."""
 
 from __future__ import annotations
 
 import logging
-import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
-from sqlalchemy import Table, create_engine, event, inspect, select, update
-from sqlalchemy.engine import URL, Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy import Table, create_engine, event, inspect
+from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 log = logging.getLogger(__name__)
 
-INCREMENTAL = 2
-LARGEST_REWRITE = 1 << 30
-"""Bytes up to which a file made without incremental vacuum is rewritten when it is opened."""
 FREE_PAGES = 64
 """Pages that may stay free: the next responses need them."""
 PAGES_AT_A_TIME = 8192
 MIN_SECRET = 4
 """Characters of a value in a URL's query that is kept out of messages."""
-POSITIONAL = re.compile(r"key-[0-9]+|admin")
-"""Owners that stood for the n-th key of a command line, whichever key that was at the time."""
 
 
 class StoreError(ValueError):
@@ -111,37 +105,16 @@ def _list_query_values(url: URL) -> Iterator[str]:
         yield from (value for value in values if len(value) >= MIN_SECRET)
 
 
-def rename_owners(connection: Connection, table: Table) -> None:
-    """Turn names of keys into owners. A positional name is left: no key owns it any more.
-
-    No key's name has a colon and every owner has one, so doing it again changes nothing.
-    """
-    owner = table.c.owner
-    for old in connection.execute(select(owner).distinct()).scalars().all():
-        if old and ":" not in old and not POSITIONAL.fullmatch(old):
-            connection.execute(update(table).where(owner == old).values(owner=f"key:{old}"))
-
-
-def add_columns(engine: Engine, table: Table) -> None:
-    """Add what later versions have more; empty in the rows there are."""
-    for column in table.columns:
-        if column.name in _columns(engine, table):
-            continue
-        kind = column.type.compile(engine.dialect)
-        try:
-            with engine.begin() as connection:
-                connection.exec_driver_sql(
-                    f"ALTER TABLE {table.name} ADD COLUMN {column.name} {kind}"
-                )
-        except (OperationalError, ProgrammingError):  # another gateway was faster
-            if column.name not in _columns(engine, table):
-                raise
-    for index in table.indexes:
-        index.create(engine, checkfirst=True)
-
-
-def _columns(engine: Engine, table: Table) -> set[str]:
-    return {column["name"] for column in inspect(engine).get_columns(table.name)}
+def check_columns(engine: Engine, tables: Iterable[Table]) -> None:
+    """Raises StoreError for tables that an earlier version of the gateway made."""
+    for table in tables:
+        known = {column["name"] for column in inspect(engine).get_columns(table.name)}
+        missing = [column.name for column in table.columns if column.name not in known]
+        if missing:
+            raise StoreError(
+                f"{table.name} is of an earlier version and has no {' and no '.join(missing)}; "
+                "choose another database, or remove its tables named eaglegate_*"
+            )
 
 
 def enable_shrinking(engine: Engine) -> None:
@@ -150,24 +123,6 @@ def enable_shrinking(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def set_auto_vacuum(connection: Any, _record: Any) -> None:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-
-
-def convert_to_shrinking(engine: Engine) -> None:
-    """The same for a file that an earlier version made: it is rewritten once."""
-    try:
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            driver = connection.connection.driver_connection
-            assert driver is not None
-            if _pragma(driver, "auto_vacuum") == INCREMENTAL:
-                return
-            size = _pragma(driver, "page_count") * _pragma(driver, "page_size")
-            if size > LARGEST_REWRITE:
-                log.warning("the response store has %d bytes and does not shrink: VACUUM it", size)
-                return
-            driver.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            driver.execute("VACUUM")
-    except (SQLAlchemyError, sqlite3.Error) as error:
-        log.warning("the response store could not be rewritten: %s", error)
 
 
 def shrink(engine: Engine) -> None:

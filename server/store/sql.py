@@ -21,7 +21,6 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    case,
     delete,
     func,
     insert,
@@ -37,13 +36,11 @@ from eaglegate.server.store import conversations, items
 from eaglegate.server.store.base import Retention, StoredResponse, StoreLimits
 from eaglegate.server.store.database import (
     StoreError,
-    add_columns,
+    check_columns,
     connect,
-    convert_to_shrinking,
     enable_shrinking,
     hide_password,
     hide_secrets,
-    rename_owners,
     shrink,
 )
 
@@ -72,14 +69,13 @@ RESPONSES = Table(
     Column("response", Text, nullable=False),
     Column("input", Text, nullable=False),
     Column("held_until", Float),
-    Column("size", Integer),
+    Column("size", Integer, nullable=False),
     Column("output", Text),
-    Column("num_bytes", Integer),
+    Column("num_bytes", Integer, nullable=False),
     Index("eaglegate_responses_usage", "owner", "created", "num_bytes"),
 )
 """``output`` is kept apart from the response, whose tools a reader of the history does not need;
-``size`` is that of input and output, which rows of earlier versions do not have, and ``num_bytes``
-that of all three."""
+``size`` is that of input and output, and ``num_bytes`` that of all three."""
 
 
 class SqlResponseStore:
@@ -204,19 +200,18 @@ class SqlResponseStore:
 
     def _history_bytes(self, id: str, owner: str) -> int | None:
         table = RESPONSES.c
-        size = func.coalesce(table.size, func.length(table.input) + func.length(table.response))
         with self._engine.connect() as connection:
-            found = connection.execute(self._chain(id, owner, table.previous, size)).all()
+            found = connection.execute(self._chain(id, owner, table.previous, table.size)).all()
         if not found or found[0].previous is not None:
             return None
         return sum(int(size) for _, size in found)
 
     def _history(self, id: str, owner: str) -> list[dict[str, Any]]:
         table = RESPONSES.c
-        old = case((table.output.is_(None), table.response)).label("response")
         with self._engine.connect() as connection:
-            rows = connection.execute(self._chain(id, owner, table.input, table.output, old)).all()
-        return [item for row in rows for item in (*orjson.loads(row.input), *_read_output(row))]
+            rows = connection.execute(self._chain(id, owner, table.input, table.output)).all()
+        texts = (text for row in rows for text in (row.input, row.output) if text is not None)
+        return [item for text in texts for item in orjson.loads(text)]
 
     def _chain(self, id: str, owner: str, *columns: Any) -> Select[Any]:
         """Select columns of the response and its predecessors, the oldest first, in one
@@ -280,32 +275,12 @@ class SqlResponseStore:
 
 
 def _prepare(engine: Engine) -> None:
-    """Make the tables, or those of an earlier version what they are now."""
-    sqlite = engine.dialect.name == "sqlite"
-    if sqlite:
+    """Make the tables that are not there yet. Raises StoreError for those of another version."""
+    if engine.dialect.name == "sqlite":
         enable_shrinking(engine)
-    METADATA.create_all(engine)
-    conversations.METADATA.create_all(engine)
-    items.METADATA.create_all(engine)
-    for index in conversations.ITEMS.indexes:
-        index.create(engine, checkfirst=True)
-    for table in (RESPONSES, conversations.CONVERSATIONS):
-        add_columns(engine, table)
-        with engine.begin() as connection:
-            rename_owners(connection, table)
-    with engine.begin() as connection:
-        conversations.count_items(connection)
-        _count_bytes(connection)
-    if sqlite:
-        convert_to_shrinking(engine)
-
-
-def _count_bytes(connection: Connection) -> None:
-    """Rows of earlier versions do not know how many they have."""
-    table = RESPONSES.c
-    size = func.length(table.response) + func.length(table.input)
-    size += func.coalesce(func.length(table.output), 0)
-    connection.execute(update(RESPONSES).where(table.num_bytes.is_(None)).values(num_bytes=size))
+    for metadata in (METADATA, conversations.METADATA, items.METADATA):
+        metadata.create_all(engine)
+        check_columns(engine, metadata.tables.values())
 
 
 def _find_surplus(connection: Connection, retention: Retention) -> dict[str, tuple[int, int]]:
@@ -385,9 +360,3 @@ def _from_row(row: Any) -> StoredResponse:
 
 def _list_items(stored: StoredResponse) -> list[dict[str, Any]]:
     return [*stored.input, *(stored.response.get("output") or ())]
-
-
-def _read_output(row: Any) -> list[dict[str, Any]]:
-    if row.output is not None:
-        return list(orjson.loads(row.output))
-    return list(orjson.loads(row.response)["output"])

@@ -10,17 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, String, Table, inspect
-from sqlalchemy.exc import OperationalError, StatementError
+from sqlalchemy import inspect
+from sqlalchemy.exc import StatementError
 
 from eaglegate.server.errors import StoreFailed
 from eaglegate.server.store import database
 from eaglegate.server.store.base import StoredResponse
 from eaglegate.server.store.database import (
     StoreError,
-    add_columns,
     connect,
-    convert_to_shrinking,
     default_url,
     enable_shrinking,
     hide_password,
@@ -150,60 +148,7 @@ def test_a_file_in_a_folder_that_is_there(tmp_path):
     assert (tmp_path / "new" / "deep" / "r.sqlite").stat().st_mode & 0o777 == 0o600
 
 
-# -- columns of a later version
-
-
-def table_of(*names: str) -> Table:
-    columns = [Column(name, String(9), index=name == "owner") for name in names]
-    return Table("t", MetaData(), Column("id", Integer, primary_key=True), *columns)
-
-
-def test_what_a_later_version_has_more_is_added_with_its_index(tmp_path):
-    engine = connect(f"sqlite:///{tmp_path}/r.sqlite")
-    table_of("a").create(engine)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO t VALUES (1, 'kept')")
-    later = table_of("a", "owner")
-    for _ in range(2):
-        add_columns(engine, later)
-    with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT a, owner FROM t").fetchall() == [("kept", None)]
-    assert [index["column_names"] for index in inspect(engine).get_indexes("t")] == [["owner"]]
-
-
-def test_two_gateways_may_add_the_same_column_at_once(monkeypatch, tmp_path):
-    engine = connect(f"sqlite:///{tmp_path}/r.sqlite")
-    table_of("a").create(engine)
-    before, real = [{"id", "a"}], database._columns
-    monkeypatch.setattr(
-        database, "_columns", lambda *given: before.pop() if before else real(*given)
-    )
-    add_columns(engine, table_of("a", "b"))
-    before = [{"id", "a"}, {"id", "a"}]
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE t RENAME TO gone")
-    monkeypatch.setattr(database, "_columns", lambda *_: {"id"})
-    with pytest.raises(OperationalError, match="no such table"):
-        add_columns(engine, table_of("a", "b"))
-
-
-def test_a_column_that_another_gateway_has_just_added_is_no_error(monkeypatch, tmp_path):
-    engine = connect(f"sqlite:///{tmp_path}/r.sqlite")
-    table_of("a", "b").create(engine)
-    real, stale = database._columns, iter([{"id", "a", "b"}, {"id", "a", "b"}, {"id", "a"}])
-    monkeypatch.setattr(database, "_columns", lambda *given: next(stale, None) or real(*given))
-    add_columns(engine, table_of("a", "b"))
-
-
 # -- a file that shrinks
-
-
-def old_file(path: Path, num_bytes: int = 0) -> Path:
-    """A file as an earlier version made it: without incremental vacuum."""
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE t (x)")
-        connection.execute("INSERT INTO t VALUES (?)", ("x" * num_bytes,))
-    return path
 
 
 def test_a_new_file_can_shrink_from_its_first_page(tmp_path):
@@ -211,38 +156,14 @@ def test_a_new_file_can_shrink_from_its_first_page(tmp_path):
     enable_shrinking(engine)
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE t (x)")
-    assert pragma(tmp_path / "r.sqlite", "auto_vacuum") == database.INCREMENTAL
+    assert pragma(tmp_path / "r.sqlite", "auto_vacuum") == 2
 
 
-def test_an_old_file_is_rewritten_once(tmp_path, monkeypatch, caplog):
-    path = old_file(tmp_path / "r.sqlite", 10_000)
-    engine = connect(f"sqlite:///{path}")
-    convert_to_shrinking(engine)
-    assert pragma(path, "auto_vacuum") == database.INCREMENTAL
-    monkeypatch.setattr(database, "LARGEST_REWRITE", 0)
-    convert_to_shrinking(engine)
-    assert not caplog.text, "a second time it would be too large"
-
-
-@pytest.mark.parametrize(("more", "rewritten"), [(0, True), (-1, False)])
-def test_a_large_old_file_is_left_as_it_is_and_the_log_says_so(
-    tmp_path, monkeypatch, caplog, more, rewritten
-):
-    path = old_file(tmp_path / "r.sqlite", 100_000)
-    monkeypatch.setattr(database, "LARGEST_REWRITE", path.stat().st_size + more)
-    convert_to_shrinking(connect(f"sqlite:///{path}"))
-    assert (pragma(path, "auto_vacuum") == database.INCREMENTAL) is rewritten
-    assert ("does not shrink: VACUUM it" in caplog.text) is not rewritten
-
-
-def test_a_file_in_use_is_not_rewritten_and_the_log_says_so(tmp_path, caplog):
-    path = old_file(tmp_path / "r.sqlite")
+def test_a_file_in_use_is_not_shrunk_and_the_log_says_so(tmp_path, caplog):
+    path = tmp_path / "r.sqlite"
     with sqlite3.connect(path, timeout=0) as other:
         other.execute("BEGIN EXCLUSIVE")
-        engine = connect(f"sqlite:///{path}?timeout=0")
-        convert_to_shrinking(engine)
-        shrink(engine)
-    assert "could not be rewritten: database is locked" in caplog.text
+        shrink(connect(f"sqlite:///{path}?timeout=0"))
     assert "could not be shrunk: database is locked" in caplog.text
 
 

@@ -11,7 +11,6 @@ import orjson
 import pytest
 from sqlalchemy import event
 
-from eaglegate.server.access.keys import load_keys
 from eaglegate.server.errors import InvalidRequest, StoreFailed
 from eaglegate.server.store import items
 from eaglegate.server.store.base import Retention, StoredConversation, StoredResponse, StoreLimits
@@ -147,59 +146,18 @@ async def test_what_was_stored_survives_a_full_disk(tmp_path):
         assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
 
 
-async def test_rows_of_keys_known_by_their_position_belong_to_nobody(tmp_path):
-    """An earlier version called the n-th key of the command line ``key-n``."""
-    url = f"sqlite:///{tmp_path}/responses.sqlite"
-    store = SqlResponseStore(url)
-    for owner in ("agents", "key-1", "admin", ""):
-        await store.put(stored(f"r-{owner}", owner))
-        await store.conversations.put(StoredConversation(f"c-{owner}", owner, 1.0, {}))
-    await store.aclose()
-    for _ in range(2):
-        store = SqlResponseStore(url)
-        assert await store.get("r-agents", "key:agents") is not None
-        assert await store.conversations.get("c-agents", "key:agents") is not None
-        assert await store.get("r-", "") is not None
-        for name in ("key-1", "admin"):
-            for owner in (f"key:{name}", *(key.owner for key in load_keys(None, ["x" * 20]).keys)):
-                assert await store.get(f"r-{name}", owner) is None
-                assert await store.conversations.get(f"c-{name}", owner) is None
-        await store.aclose()
-
-
-# -- what is stored of an earlier version, and how much
-
-
-EARLIER = """
-CREATE TABLE eaglegate_responses (id VARCHAR(64) PRIMARY KEY, owner VARCHAR(256) NOT NULL,
-    created FLOAT NOT NULL, previous VARCHAR(64), response TEXT NOT NULL, input TEXT NOT NULL);
-CREATE TABLE eaglegate_conversations (id VARCHAR(64) PRIMARY KEY, owner VARCHAR(256) NOT NULL,
-    created FLOAT NOT NULL, used FLOAT NOT NULL, metadata TEXT NOT NULL);
-CREATE TABLE eaglegate_conversation_items (position INTEGER PRIMARY KEY AUTOINCREMENT,
-    conversation VARCHAR(64) NOT NULL, id VARCHAR(64) NOT NULL, item TEXT NOT NULL);
-INSERT INTO eaglegate_responses VALUES
-    ('r1', 'agents', {now}, NULL, '{{"output": [{{"said": 1}}]}}', '[{{"asked": 1}}]'),
-    ('r2', 'agents', {now}, 'r1', '{{"output": [{{"said": 2}}]}}', '[{{"asked": 2}}]');
-INSERT INTO eaglegate_conversations VALUES ('c1', 'agents', 1.0, {now}, '{{}}'),
-    ('c2', 'agents', 1.0, {now}, '{{}}');
-INSERT INTO eaglegate_conversation_items VALUES (1, 'c1', 'i1', '{{"id": "i1"}}');
-"""
-
-
-async def test_a_database_of_an_earlier_version_is_read_and_shrinks(tmp_path):
+def test_a_database_of_an_earlier_version_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "responses.sqlite"
     with sqlite3.connect(path) as connection:
-        connection.executescript(EARLIER.format(now=time.time()))
-    for _ in range(2):
-        store = SqlResponseStore(f"sqlite:///{path}")
-        history = await store.history("r2", "key:agents")
-        assert history == [{"asked": 1}, {"said": 1}, {"asked": 2}, {"said": 2}]
-        assert await store.history_bytes("r2", "key:agents") > 20
-        assert (await store.get("r1", "key:agents")).response == {"output": [{"said": 1}]}
-        assert await store.conversations.num_bytes("c1") == len('{"id": "i1"}')
-        assert await store.conversations.num_bytes("c2") == 0
-        await store.aclose()
-    assert pragma(path, "auto_vacuum") == 2
+        connection.execute("CREATE TABLE eaglegate_responses (id VARCHAR(64) PRIMARY KEY)")
+        connection.execute("INSERT INTO eaglegate_responses VALUES ('kept')")
+    with pytest.raises(StoreError, match=r"eaglegate_responses .* has no owner .*choose another"):
+        SqlResponseStore(f"sqlite:///{path}")
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT * FROM eaglegate_responses").fetchall() == [("kept",)]
+
+
+# -- how much is stored
 
 
 def pragma(path, name):
@@ -318,18 +276,6 @@ async def test_bytes_are_swept_as_they_come_however_few_responses_they_are():
     for at in range(8):
         await store.put(large(f"r{at}", "ann", 900_000, at))
         assert rows(store, "responses") == 1
-
-
-async def test_responses_of_an_earlier_version_count_too(tmp_path):
-    url = f"sqlite:///{tmp_path}/responses.sqlite"
-    store = SqlResponseStore(url)
-    await keep(store, "ann", 10_000)
-    with store._engine.begin() as connection:
-        connection.exec_driver_sql("DROP INDEX eaglegate_responses_usage")
-        connection.exec_driver_sql("ALTER TABLE eaglegate_responses DROP COLUMN num_bytes")
-    await store.aclose()
-    store = SqlResponseStore(url, Retention(owner_bytes=55_000))
-    assert rows(store, "responses") == 5
 
 
 async def test_a_history_is_two_statements_however_long():
