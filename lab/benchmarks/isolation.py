@@ -1,0 +1,238 @@
+"""Attacks of one tenant on another, on the demo engine, and the price of what prevents them.
+
+    python -m eaglegate.lab.benchmarks.isolation sizes [--cadence 25]
+    python -m eaglegate.lab.benchmarks.isolation timing
+    python -m eaglegate.lab.benchmarks.isolation hits
+
+``sizes``: somebody on the wire has seen streams of ``--prompts`` known prompts and guesses, by
+sizes and gaps alone, which of them a new stream answers. Plain streams, obfuscated ones and paced
+ones take turns. Answers are sampled at ``--temperature`` without a seed; with ``--natural`` they
+end where the model ends them, so that their length tells, too.
+
+``timing``: a key guesses, by the time to its first token, whether another key sent the same prompt
+before; with one prefix cache for all keys, and with one for each.
+
+``hits``: keys that share a system prompt ask in turn; prompt tokens found in the cache, with one
+cache and with one for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from eaglegate.lab.benchmarks.client import write_post
+from eaglegate.lab.benchmarks.traces import (
+    BARE_VIEWS,
+    Trace,
+    TraceClient,
+    area_under_curve,
+    attack,
+)
+from eaglegate.lab.measure.servers import Setting, serve
+from eaglegate.server.access.keys import hash_key
+
+CHAT = "/v1/chat/completions"
+PROMPTS = Path(__file__).parents[1] / "measure" / "data" / "chat.jsonl"
+SECRETS = {f"key{at}": f"eg-key{at}-secret-of-32-bytes-or-more" for at in range(8)}
+WORDS = (
+    "river",
+    "stone",
+    "lamp",
+    "window",
+    "garden",
+    "engine",
+    "paper",
+    "silver",
+    "cloud",
+    "north",
+)
+
+
+def report(text: str) -> None:
+    print(text, flush=True)
+
+
+def make_flags(folder: Path, *more: str) -> tuple[str, ...]:
+    """The demo with eight named keys."""
+    rows = [f"- name: {name}\n  sha256: {hash_key(key).hex()}\n" for name, key in SECRETS.items()]
+    keys = folder / "keys.yaml"
+    keys.write_text("keys:\n" + "".join(rows))
+    return (f"--api-key-file={keys}", *more)
+
+
+@asynccontextmanager
+async def gateways(**flags: Sequence[str]) -> AsyncGenerator[dict[str, str]]:
+    """Servers by name, started one after the other; their URLs."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        urls = {}
+        for name, more in flags.items():
+            setting = Setting(name, flags=make_flags(folder, *more))
+            log = folder / f"{name}.log"
+            urls[name] = await stack.enter_async_context(serve(setting, log, report))
+        yield urls
+
+
+# Sizes and gaps.
+
+
+def make_body(prompt: str, args: argparse.Namespace, *, obfuscated: bool) -> bytes:
+    options = {"stream_options": {"include_obfuscation": True}} if obfuscated else {}
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": prompt}],
+        "stream": True,
+        "temperature": args.temperature,
+        "max_tokens": args.tokens,
+        "ignore_eos": not args.natural,
+    }
+    return json.dumps(body | options).encode()
+
+
+async def record(
+    args: argparse.Namespace, urls: dict[str, str], prompts: list[str]
+) -> dict[str, list[tuple[int, Trace]]]:
+    """Traces by setting, in rounds: within each, every prompt in every setting, shuffled."""
+    settings = {"plain": ("plain", False), "obfuscated": ("plain", True), "paced": ("paced", False)}
+    ports = {name: urlsplit(url).port for name, url in urls.items()}
+    clients = {name: await TraceClient.connect(port or 0) for name, port in ports.items()}
+    traces: dict[str, list[tuple[int, Trace]]] = {name: [] for name in settings}
+    rng, until = random.Random(args.seed), time.monotonic() + args.limit
+    for number in range(args.rounds):
+        if time.monotonic() > until:
+            report(f"stopped after {number} rounds: --limit")
+            break
+        turns = [(name, at) for name in settings for at in range(len(prompts))]
+        rng.shuffle(turns)
+        for name, at in turns:
+            server, obfuscated = settings[name]
+            body = make_body(prompts[at], args, obfuscated=obfuscated)
+            request = write_post(CHAT, body, SECRETS["key0"])
+            traces[name].append((at, await clients[server].record(request)))
+    for client in clients.values():
+        client.close()
+    return traces
+
+
+def describe(name: str, traces: list[tuple[int, Trace]], prompts: int, views: Any = None) -> str:
+    half = len(traces) // (2 * prompts) * prompts
+    guess = attack(traces[:half], traces[half:], *([] if views is None else [views]))
+    error = (guess.accuracy * (1 - guess.accuracy) / guess.tested) ** 0.5
+    one = [trace for _, trace in traces]
+    return (
+        f"| {name} | {100 * guess.accuracy:.1f} % ± {196 * error:.1f} | {guess.view}, k = "
+        f"{guess.neighbours} | {guess.tested} | {median(sum(t.sizes) for t in one) / 1024:.1f} KiB "
+        f"| {1000 * median(t.times[0] for t in one):.0f} ms | "
+        f"{1000 * median(t.content_s for t in one):.0f} ms | "
+        f"{1000 * median(t.times[-1] for t in one):.0f} ms |"
+    )
+
+
+async def measure_sizes(args: argparse.Namespace) -> None:
+    rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
+    prompts = [row["steps"][0][0]["content"] for row in rows][: args.prompts]
+    paced = (f"--stream-cadence={args.cadence:g}",)
+    async with gateways(plain=(), paced=paced) as urls:
+        traces = await record(args, urls, prompts)
+    count = len(prompts)
+    report(f"{count} prompts, chance {100 / count:.1f} %; cadence {args.cadence:g} ms")
+    report("| streams | accuracy | by | tests | bytes | first | finish | end |")
+    report("|---|---|---|---|---|---|---|---|")
+    for name, found in traces.items():
+        report(describe(name, found, count))
+    report(describe("paced, without filling", traces["paced"], count, BARE_VIEWS))
+
+
+# Time to the first token.
+
+
+async def ask(client: httpx.AsyncClient, key: str, text: str, system: str = "") -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    body = {"model": "demo", "messages": messages, "max_tokens": 1}
+    head = {"authorization": f"Bearer {SECRETS[key]}"}
+    answer = await client.post(CHAT, json=body, headers=head)
+    found: dict[str, Any] = answer.raise_for_status().json()["usage"]
+    return found
+
+
+def write_text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+async def probe(url: str, args: argparse.Namespace, rng: random.Random) -> dict[bool, list[float]]:
+    """Seconds to the attacker's first token, by whether the victim had sent the prompt."""
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        for was_sent in rng.sample([True, False] * args.rounds, 2 * args.rounds):
+            text = write_text(rng, args.words)
+            await ask(client, "key0", text if was_sent else write_text(rng, args.words))
+            began = time.perf_counter()
+            await ask(client, "key1", text)
+            seconds[was_sent].append(time.perf_counter() - began)
+    return seconds
+
+
+async def measure_timing(args: argparse.Namespace) -> None:
+    rng = random.Random(args.seed)
+    report("| prefix cache | AUC | sent before | not sent | trials |\n|---|---|---|---|---|")
+    async with gateways(shared=("--shared-prefix-cache", "all"), separate=()) as urls:
+        for name, url in urls.items():
+            found = await probe(url, args, rng)
+            area = area_under_curve(found[True], found[False])
+            sent, fresh = (1000 * median(found[was]) for was in (True, False))
+            report(f"| {name} | {area:.3f} | {sent:.0f} ms | {fresh:.0f} ms | {2 * args.rounds} |")
+
+
+async def measure_hits(args: argparse.Namespace) -> None:
+    report("| prefix cache | prompt tokens | cached | share |\n|---|---|---|---|")
+    async with gateways(shared=("--shared-prefix-cache", "all"), separate=()) as urls:
+        for name, url in urls.items():
+            rng = random.Random(args.seed)
+            system, total, cached = write_text(rng, args.words), 0, 0
+            async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+                for _ in range(args.rounds):
+                    for key in SECRETS:
+                        usage = await ask(client, key, write_text(rng, 30), system)
+                        total += usage["prompt_tokens"]
+                        cached += usage["prompt_tokens_details"]["cached_tokens"]
+            report(f"| {name} | {total} | {cached} | {100 * cached / total:.1f} % |")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("sizes", "timing", "hits"))
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--temperature", type=float, default=0.3)
+    parser.add_argument("--natural", action="store_true", help="answers end where they end")
+    parser.add_argument("--cadence", type=float, default=25.0, metavar="MS")
+    parser.add_argument("--words", type=int, default=600, help="words of a prompt (timing, hits)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=900.0, metavar="S")
+    args = parser.parse_args()
+    measures = {"sizes": measure_sizes, "timing": measure_timing, "hits": measure_hits}
+    asyncio.run(measures[args.what](args))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Traces of a stream as somebody on the wire sees it, and a classifier that reads them.
+
+The classifier is k-NN (Cover and Hart, IEEE Trans. Information Theory 13, 1967) on sizes, gaps or
+sums of a trace. Which of these, and k, is chosen by leave-one-out on the training traces, as an
+attacker would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+LONGEST = 256
+"""Writes of a trace that are looked at."""
+NEIGHBOURS = (1, 3, 7)
+
+
+@dataclass
+class Trace:
+    """The writes of one stream: HTTP chunks as they arrived."""
+
+    sizes: list[int] = field(default_factory=list)
+    """Bytes of each."""
+    times: list[float] = field(default_factory=list)
+    """Seconds from the request to each."""
+    bare: list[int] = field(default_factory=list)
+    """Bytes of each without comments: what a wrong filling would show."""
+    content_s: float = 0.0
+    """Seconds to the frame with the finish reason."""
+
+    @property
+    def gaps(self) -> list[float]:
+        return np.diff(self.times).tolist() if len(self.times) > 1 else []
+
+
+class TraceClient(asyncio.Protocol):
+    """One connection that records every chunk of an answer."""
+
+    _ended: asyncio.Future[None]
+
+    @classmethod
+    async def connect(cls, port: int) -> TraceClient:
+        loop = asyncio.get_running_loop()
+        _, made = await loop.create_connection(cls, "127.0.0.1", port)
+        return made
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+
+    async def record(self, request: bytes) -> Trace:
+        """Raises RuntimeError for anything but status 200."""
+        self._buffer, self._trace, self._in_body = b"", Trace(), False
+        self._ended = asyncio.get_running_loop().create_future()
+        self._sent = time.perf_counter()
+        self._transport.write(request)
+        await self._ended
+        return self._trace
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter() - self._sent
+        self._buffer += data
+        if not self._in_body:
+            head, found, rest = self._buffer.partition(b"\r\n\r\n")
+            if not found:
+                return
+            if not head.startswith(b"HTTP/1.1 200"):
+                self._ended.set_exception(RuntimeError(f"the server answered {head[:200]!r}"))
+                return
+            self._buffer, self._in_body = rest, True
+        while self._read_chunk(now):
+            pass
+
+    def _read_chunk(self, now: float) -> bool:
+        length, found, rest = self._buffer.partition(b"\r\n")
+        if not found or len(rest) < (size := int(length, 16)) + 2:
+            return False
+        chunk, self._buffer = rest[:size], rest[size + 2 :]
+        if not size:
+            self._ended.set_result(None)
+            return False
+        trace = self._trace
+        trace.sizes.append(size)
+        trace.times.append(now)
+        trace.bare.append(sum(len(line) for line in chunk.split(b"\n") if line[:1] != b":"))
+        if b'"finish_reason":"' in chunk:
+            trace.content_s = now
+        return True
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(RuntimeError("the server closed the connection"))
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+def pad(values: Sequence[float]) -> list[float]:
+    return [*values[:LONGEST], *[0.0] * (LONGEST - len(values))]
+
+
+VIEWS: dict[str, Callable[[Trace], list[float]]] = {
+    "sizes": lambda trace: pad(trace.sizes),
+    "gaps": lambda trace: pad(trace.gaps),
+    "sums": lambda trace: [len(trace.sizes), sum(trace.sizes), sum(trace.gaps)],
+    "sizes and gaps": lambda trace: pad(trace.sizes) + pad(trace.gaps),
+    "bytes by time": lambda trace: _bytes_by_time(trace.sizes, trace.times),
+}
+BARE_VIEWS: dict[str, Callable[[Trace], list[float]]] = {
+    "bare sizes": lambda trace: pad(trace.bare),
+    "bare sums": lambda trace: [len(trace.bare), sum(trace.bare)],
+}
+"""What the same stream would show without its filling."""
+
+
+def _bytes_by_time(sizes: Sequence[int], times: Sequence[float]) -> list[float]:
+    """Bytes in each of 64 slots of 10 ms after the first write."""
+    slots = [0.0] * 64
+    for size, at in zip(sizes, times, strict=True):
+        slots[min(63, int((at - times[0]) * 100))] += size
+    return slots
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Result of an attack: the share of test traces that were named rightly."""
+
+    accuracy: float
+    tested: int
+    view: str
+    neighbours: int
+
+
+def attack(
+    training: Sequence[tuple[int, Trace]],
+    testing: Sequence[tuple[int, Trace]],
+    views: dict[str, Callable[[Trace], list[float]]] = VIEWS,
+) -> Guess:
+    """Learn from ``training`` which label has which trace, and name those of ``testing``."""
+    labels = np.array([label for label, _ in training])
+    found: list[tuple[float, str, int]] = []
+    for name, view in views.items():
+        rows = np.array([view(trace) for _, trace in training], dtype=np.float64)
+        near = _distances(rows, rows)
+        np.fill_diagonal(near, np.inf)
+        found += [(float(np.mean(_vote(near, labels, k) == labels)), name, k) for k in NEIGHBOURS]
+    _, name, k = max(found, key=lambda one: one[0])
+    known, asked = (
+        np.array([views[name](trace) for _, trace in rows], dtype=np.float64)
+        for rows in (training, testing)
+    )
+    truth = np.array([label for label, _ in testing])
+    said = _vote(_distances(asked, known), labels, k)
+    return Guess(float(np.mean(said == truth)), len(truth), name, k)
+
+
+def _distances(rows: Floats, known: Floats) -> Floats:
+    """Distances in units of each column's standard deviation among the known."""
+    spread = known.std(axis=0)
+    scaled = [
+        (these - known.mean(axis=0)) / np.where(spread > 0, spread, 1) for these in (rows, known)
+    ]
+    squares = [np.sum(these**2, axis=1) for these in scaled]
+    between = squares[0][:, None] + squares[1][None, :] - 2 * scaled[0] @ scaled[1].T
+    return np.asarray(np.maximum(between, 0), dtype=np.float64)
+
+
+def _vote(distances: Floats, labels: NDArray[np.int_], k: int) -> NDArray[np.int_]:
+    """The most frequent label of the k nearest; of a tie, the nearest's."""
+    order = np.argsort(distances, axis=1, kind="stable")[:, :k]
+    said = []
+    for row in labels[order]:
+        counts = np.bincount(row)
+        said.append(next(label for label in row if counts[label] == counts.max()))
+    return np.array(said)
+
+
+def area_under_curve(positive: Sequence[float], negative: Sequence[float]) -> float:
+    """Probability that a positive is below a negative, ties half (Mann and Whitney, 1947)."""
+    low, high = np.array(positive)[:, None], np.array(negative)[None, :]
+    return float(np.mean((low < high) + 0.5 * (low == high)))
