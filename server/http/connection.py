@@ -256,9 +256,7 @@ class TlsSettings:
             ) from error
 
 
-def make_server_config(
-    app: ASGIApp, tls: TlsSettings, proxies: Sequence[str] = ()
-) -> uvicorn.Config:
+def make_server_config(app: ASGIApp, tls: TlsSettings, proxies: str = "") -> uvicorn.Config:
     return uvicorn.Config(
         FastWriteMiddleware(app),
         log_config=None,
@@ -268,7 +266,7 @@ def make_server_config(
         ws="none",
         server_header=False,
         proxy_headers=bool(proxies),
-        forwarded_allow_ips=list(proxies),
+        forwarded_allow_ips=proxies,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_S,
         ssl_certfile=tls.certfile,

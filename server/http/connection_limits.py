@@ -23,6 +23,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import orjson
+from uvicorn.middleware.proxy_headers import _TrustedHosts
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from eaglegate.server.errors import GatewayError, Unavailable, openai_body
@@ -48,8 +49,9 @@ class ConnectionLimits:
     headers: int = 256
     head_s: float = 20.0
     """Seconds for a TLS handshake, and for a whole request head."""
-    proxies: tuple[str, ...] = ()
-    """Addresses and networks whose forwarded headers are believed; ``per_client`` is not theirs."""
+    proxies: str = ""
+    """Addresses and networks whose forwarded headers are believed, as uvicorn takes them;
+    ``per_client`` is not theirs."""
 
     @classmethod
     def of(
@@ -69,7 +71,7 @@ class ConnectionLimits:
             total,
             min(per_client or max(1, total // 2), total),
             room,
-            proxies=_split_addresses(proxies),
+            proxies=",".join(proxies),
         )
 
 
@@ -98,11 +100,6 @@ def raise_file_limit() -> int:
     return most
 
 
-def _split_addresses(proxies: Sequence[str]) -> tuple[str, ...]:
-    """One by one, or as uvicorn takes them in one argument: ``10.0.0.0/8,127.0.0.1``."""
-    return tuple(item.strip() for given in proxies for item in given.split(","))
-
-
 log = logging.getLogger(__name__)
 
 BATCH = 16
@@ -111,30 +108,6 @@ PAUSE_S = 1.0
 """Seconds until the next try where the kernel has no room for another file."""
 Close = Callable[[], None]
 MakeProtocol = Callable[["ConnectionSlot"], asyncio.Protocol]
-
-
-class TrustedProxies:
-    """Addresses and networks of proxies; ``*`` is every address."""
-
-    def __init__(self, given: Sequence[str]) -> None:
-        self._every = "*" in given
-        self._networks = [network for one in given if (network := _parse_network(one))]
-
-    def __contains__(self, address: str) -> bool:
-        if self._every:
-            return True
-        try:
-            parsed = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        return any(parsed in network for network in self._networks)
-
-
-def _parse_network(given: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    try:
-        return ipaddress.ip_network(given)
-    except ValueError:  # a name: no connection comes from one
-        return None
 
 
 class ConnectionSlot:
@@ -174,7 +147,7 @@ class ConnectionLimiter:
         """Connections without a request, the longest idle first."""
         self._on_refused = on_refused
         self._clients: Counter[str] = Counter()
-        self._proxies = TrustedProxies(limits.proxies)
+        self._proxies = _TrustedHosts(limits.proxies)
         self._listeners: list[socket.socket] = []
         self._joining: set[asyncio.Task[None]] = set()
 
