@@ -27,7 +27,6 @@ from eaglegate.text.rendering.encoding import (
     TextEncoder,
     truncate_ids,
 )
-from eaglegate.text.rendering.renderer import read_template
 from eaglegate.text.rendering.sandbox import SMALL_BYTES, TemplateInput, TemplateRunner
 from eaglegate.text.rendering.special_text import (
     MarkedInput,
@@ -40,6 +39,7 @@ from eaglegate.text.rendering.template import (
     ChatTemplate,
     filter_variables,
     merge_developer,
+    read_template,
 )
 from eaglegate.text.rendering.watchdog import RenderTooSlow
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from eaglegate.text.rendering.encoding import NO_LIMITS, RenderLimits, TextEncoder
 from eaglegate.text.rendering.sandbox import TemplateInput, TemplateRunner
 from eaglegate.text.rendering.special_text import MarkedInput, SpecialText
-from eaglegate.text.rendering.template import ChatTemplate
+from eaglegate.text.rendering.template import ChatTemplate, read_template
 
 WANTED = (
     "config.json",
@@ -266,10 +266,3 @@ class TemplateRenderer:
 
 def _compile(source: str | None) -> ChatTemplate | None:
     return None if source is None else ChatTemplate(source)
-
-
-def read_template(template: str) -> str:
-    """The content of a file, or the template itself, which has line breaks or braces."""
-    if any(mark in template for mark in "{}\n"):
-        return template
-    return Path(template).read_text(encoding="utf-8")

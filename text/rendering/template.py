@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -391,3 +392,10 @@ def _mark_end(message: Mapping[str, Any]) -> dict[str, Any]:
     parts = [dict(part) for part in content or ()]
     parts[texts[-1]]["text"] += TAG
     return {**message, "content": parts}
+
+
+def read_template(template: str) -> str:
+    """The content of a file, or the template itself, which has line breaks or braces."""
+    if any(mark in template for mark in "{}\n"):
+        return template
+    return Path(template).read_text(encoding="utf-8")
