@@ -51,6 +51,8 @@ KEPT_STEPS = 16
 """Steps that a plan is kept for at most while nothing contradicts it..."""
 KEPT_WITH_NEWS = 2
 """... and where drafts of the same requests were verified since."""
+FIRST_STEPS = 2
+"""Verify steps of a request whose outcome is planned with at once: they tell most of it."""
 BACKLOG = 4 * KEPT_STEPS
 """Observed steps, and ended requests, that wait for a plan at most: more are learnt from without
 one, so that a plan after a long time without any is as quick as others."""
@@ -194,6 +196,8 @@ class DepthPlanner:
         """The last plan is not to be kept: it is a probe, or a request has moved since."""
         self._news = False
         """Drafts were verified since the last plan whose outcome may change it."""
+        self._first_steps: dict[str, int] = {}
+        """Verify steps left of new requests until they have had ``FIRST_STEPS``."""
         self._counted = 0
         self._best = 0
         self._rate = 0.0
@@ -204,6 +208,7 @@ class DepthPlanner:
         if request in self._ended:
             self._learn()
         self.survival.add(request, traffic, tenant)
+        self._first_steps[request] = FIRST_STEPS
 
     def move(self, request: str, traffic: str, tenant: str) -> None:
         """A request goes on as other traffic: its reasoning has ended."""
@@ -212,6 +217,7 @@ class DepthPlanner:
 
     def end(self, request: str) -> None:
         """End a request. It is forgotten once its last observations are learnt."""
+        self._first_steps.pop(request, None)
         self._ended.append(request)
         self._limit_backlog()
 
@@ -314,7 +320,9 @@ class DepthPlanner:
         if self._last is None:
             return
         last = self._last
-        self._news = self._news or not self._confirms(last, drafted, accepted)
+        if not self._confirms(last, drafted, accepted):
+            self._news = True
+            self._fresh = self._count_first_steps(requests, drafted) or self._fresh
         if last.is_whole and last.requests == requests:
             self.totals.expected_tokens += last.plan.tokens
             self.totals.committed_tokens += self._committed
@@ -323,6 +331,17 @@ class DepthPlanner:
             if (expected := last.expected.get(request)) is not None:
                 self.totals.expected_tokens += 1 + expected
                 self.totals.committed_tokens += 1 + count
+
+    def _count_first_steps(self, requests: Sequence[str], drafted: Sequence[int]) -> bool:
+        """Count the first verify steps of requests. Whether this step was one of any of them."""
+        left = self._first_steps
+        tried = [name for name, count in zip(requests, drafted, strict=True) if count]
+        first = [name for name in tried if name in left] if left else []
+        for name in first:
+            left[name] -= 1
+            if not left[name]:
+                del left[name]
+        return bool(first)
 
     def _confirms(self, last: _Planned, drafted: Sequence[int], accepted: Sequence[int]) -> bool:
         """Whether a step confirms the last plan: nothing was drafted, or all drafts were

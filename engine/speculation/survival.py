@@ -55,8 +55,8 @@ REQUEST_MEMORY = 0.95
 """Share of a request's older counts that one verify step leaves..."""
 CURVE_LOSS = 0.002
 """... and the share of a level's counts that a trial takes."""
-SLICE_MEMORY = 0.9
-TENANT_MEMORY = 0.95
+SLICE_MEMORY = 0.7
+TENANT_MEMORY = 0.9
 """Share of the weight of older requests that one request leaves."""
 CURVE_EVERY = 24
 """Observations of a slice between estimates of its curves."""

@@ -311,7 +311,9 @@ class StepPlanning:
         self._begun.add(name)
         self._slices[name] = place
         extra = _extra(request)
-        traffic = name_slice(str(extra.get(TRAFFIC, "")), *place, request.num_prompt_tokens)
+        traffic = name_slice(
+            str(extra.get(TRAFFIC, "")), *place, request.num_prompt_tokens, _temperature(request)
+        )
         begin(name, traffic, str(extra.get(TENANT, "")))
 
 
@@ -360,17 +362,26 @@ class PhaseTracker:
         self._spans.pop(request.request_id, None)
 
 
-def name_slice(workload: str, reasoning: bool, holes: bool, prompt_tokens: int) -> str:
-    """Workload, phase, context bucket and holes: ``agent/answer/4k`` has fewer than 4,096 tokens,
-    ``agent/answer/4k/holes`` has some in its answer that the draft model has not seen.
+def name_slice(
+    workload: str, reasoning: bool, holes: bool, prompt_tokens: int, temperature: float = 1.0
+) -> str:
+    """Workload, phase, context bucket, temperature and holes: ``agent/answer/4k`` has a prompt of
+    fewer than 4,096 tokens and samples at a temperature of at most 1, ``agent/answer/4k/greedy``
+    does not sample, ``agent/answer/4k/hot`` samples at a higher temperature, and
+    ``agent/answer/4k/holes`` has tokens in its answer that the draft model has not seen.
     """
     bucket = 1 << (prompt_tokens // 1024).bit_length()
     phase = "reasoning" if reasoning else "answer"
-    return f"{workload}/{phase}/{bucket}k{'/holes' if holes else ''}"
+    sampling = "/greedy" if temperature <= 0 else "/hot" if temperature > 1 else ""
+    return f"{workload}/{phase}/{bucket}k{sampling}{'/holes' if holes else ''}"
 
 
 def _extra(request: Request) -> dict[str, Any]:
     return (request.sampling_params.extra_args if request.sampling_params else None) or {}
+
+
+def _temperature(request: Request) -> float:
+    return request.sampling_params.temperature if request.sampling_params else 0.0
 
 
 def _asked(request: Request) -> int | None:

@@ -396,6 +396,18 @@ def test_a_plan_is_kept_while_all_drafts_are_accepted() -> None:
     assert planner.plan(["a"], [DEPTH]) is not kept
 
 
+def test_the_first_outcomes_of_a_new_request_are_planned_with_at_once() -> None:
+    planner = profiled(DepthPlanner(DEPTH))
+    planner.begin("easy", "chat", "")
+    for _ in range(40):
+        plan_for(planner, ["easy"])
+    planner.end("easy")
+    planner.begin("hard", "chat", "")
+    plans = [plan_for(planner, ["hard"], 0) for _ in range(3)]
+    assert plans[0].depth == DEPTH
+    assert len({id(plan) for plan in plans}) == len(plans)
+
+
 def test_a_new_request_joins_a_plan_in_which_all_verify_all_drafts() -> None:
     planner = profiled(DepthPlanner(DEPTH))
     for name in ("a", "b", "new", "own"):

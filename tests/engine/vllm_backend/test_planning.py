@@ -112,10 +112,12 @@ def name_slices(pretence: Pretence) -> set[str]:
     return {one["traffic"] for one in found}
 
 
-def test_a_slice_is_named_by_workload_phase_context_and_holes() -> None:
+def test_a_slice_is_named_by_workload_phase_context_temperature_and_holes() -> None:
     assert name_slice("agent", False, False, 1023) == "agent/answer/1k"
     assert name_slice("agent", True, False, 1024) == "agent/reasoning/2k"
     assert name_slice("chat", False, True, 5000) == "chat/answer/8k/holes"
+    assert name_slice("chat", False, False, 1, 0.0) == "chat/answer/1k/greedy"
+    assert name_slice("chat", False, True, 1, 1.2) == "chat/answer/1k/hot/holes"
 
 
 def test_step_costs_go_to_another_engine_and_acceptance_does_not() -> None:
