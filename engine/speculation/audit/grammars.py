@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import import_module
 from typing import Any
 
+from eaglegate.engine.speculation.audit.tags import Unreadable, find_broken_keyword, matches_tag
 from eaglegate.engine.types import Constraint
 
 
 def find_breach(constraint: Constraint, text: str) -> str | None:
     """The rule that a finished answer breaks; empty where it keeps all, None where that is unknown.
 
-    Unknown are grammars that nothing here reads, and answers that begin with a reasoning.
+    Unknown are grammars that nothing here reads, and those whose beginning only the engine knows.
     """
     if constraint.after_reasoning:
         return None
@@ -31,7 +31,16 @@ def find_breach(constraint: Constraint, text: str) -> str | None:
             return "" if isinstance(value, dict) else "the answer is no JSON object"
         case "json_schema":
             return _check_schema(constraint.value, text)
+        case "structural_tag":
+            return _check_tag(constraint.value, text)
     return None
+
+
+def _check_tag(tag: str, text: str) -> str | None:
+    try:
+        return "" if matches_tag(tag, text) else "the answer does not match its structural tag"
+    except Unreadable:
+        return None
 
 
 def _check_regex(pattern: str, text: str) -> str | None:
@@ -58,12 +67,7 @@ def _check_schema(schema: str, text: str) -> str | None:
     if isinstance(value, _NoJson):
         return "the answer is no JSON"
     try:
-        validators: Any = import_module("jsonschema")
-    except ImportError:
+        broken = find_broken_keyword(schema, value)
+    except Unreadable:
         return None
-    try:
-        found = validators.Draft202012Validator(json.loads(schema))
-        error = next(iter(found.iter_errors(value)), None)
-    except Exception:  # a schema that this library does not read, such as one with remote parts
-        return None
-    return "" if error is None else f"the answer breaks '{error.validator}' of its JSON schema"
+    return f"the answer breaks '{broken}' of its JSON schema" if broken else ""

@@ -381,6 +381,66 @@ def test_what_nothing_here_reads_is_unknown(constraint: Constraint) -> None:
     assert find_breach(constraint, "{}") is None
 
 
+def tagged(*elements: Any) -> Constraint:
+    """A structural tag as the gateway writes it for a model that reasons first."""
+    end = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
+    space = {"type": "regex", "pattern": "[ \\n]{0,4}"}
+    tag = {"format": {"type": "sequence", "elements": [end, space, *elements]}}
+    return Constraint("structural_tag", json.dumps({"type": "structural_tag"} | tag))
+
+
+JSON_PART = {"type": "json_schema", "json_schema": json.loads(SCHEMA)}
+CALL = {"type": "tag", "begin": "<call>", "content": JSON_PART, "end": "</call>"}
+CALLS = {
+    "type": "tags_with_separator", "tags": [CALL], "separator": "\n", "at_least_one": True,
+    "stop_after_first": False,
+}  # fmt: skip
+EITHER = {"type": "or", "elements": [{"type": "const_string", "value": "no"}, CALLS]}
+FREE = {"type": "triggered_tags", "triggers": ["<call"], "tags": [CALL], "stop_after_first": False}
+
+
+@pytest.mark.parametrize(
+    ("element", "good", "bad"),
+    [
+        (JSON_PART, '{"n": 1}\n', '{"n": "1"}'),
+        (JSON_PART, '\n\n {"n": 1}', 'x{"n": 1}'),
+        (CALLS, '<call>{"n": 1}</call>\n<call>{"n": 2}</call>', '<call>{"n": 1}</call>\n'),
+        (EITHER, "no", "nono"),
+        (FREE, 'so <call>{"n": 1}</call> and', "so <call>{}</call>"),
+        ({"type": "optional", "content": CALL}, "", "<call>"),
+        ({"type": "regex", "pattern": "a+b"}, "aab", "aabb"),
+    ],
+)
+def test_grammars_behind_a_reasoning_are_checked(element: Any, good: str, bad: str) -> None:
+    constraint = tagged(element)
+    assert find_breach(constraint, f"hm {{}}</think>{good}") == ""
+    assert find_breach(constraint, f"hm {{}}</think>{bad}")
+    assert find_breach(constraint, good), "the reasoning must end"
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        {"type": "grammar", "grammar": "root ::= 'a'"},
+        {"type": "regex", "pattern": "("},
+        {"type": "json_schema", "json_schema": {"type": 3}},
+        {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"},
+        {"type": "json_schema", "json_schema": {"uniqueItems": True}},
+        {"type": "json_schema"},
+    ],
+)
+def test_tags_that_nothing_here_reads_are_unknown(element: Any) -> None:
+    assert find_breach(tagged(element), "hm</think>[1, 1]") is None
+
+
+def test_a_long_answer_to_a_tag_of_many_ways_is_given_up() -> None:
+    ways = [{"type": "any_text"}] * 6
+    assert (
+        find_breach(tagged(*ways, {"type": "const_string", "value": "z"}), "</think>" + "a" * 80)
+        is None
+    )
+
+
 async def test_a_constrained_answer_is_read_without_its_stop_token() -> None:
     lab = Lab()
     text = tuple(map(ord, "yes"))
