@@ -278,12 +278,15 @@ class EnginePool:
         return self.draft_blame.holds
 
     def blame_draft(self, submission: Submission, depth: int | None) -> None:
-        """Count an engine's death of its drafts, once; a second one holds the depth off."""
+        """Count an engine's death of its drafts, once; a second one holds the depth off.
+
+        An engine that drafts whatever a request asks for proves nothing.
+        """
         assert isinstance(submission, SessionSubmission)
         session, speculation = submission.session, submission.session.info.speculation
         most = self.draft_blame.limit(self._depth)
         asked = (one for one in (depth, most, speculation.depth) if one is not None)
-        if session.blamed or not (depth := min(asked)):
+        if session.blamed or not speculation.per_request or not (depth := min(asked)):
             return
         session.blamed = True
         method = speculation.method

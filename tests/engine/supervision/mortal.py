@@ -60,6 +60,7 @@ class Cradle:
     freeze_at: Callable[[int], bool] = lambda life: False
     """Whether life ``life`` stands still when the next request comes."""
     depth: int = 0
+    per_request: bool = True
 
     def make(self) -> Mortal:
         self.lives.append(Mortal(self, len(self.lives)))
@@ -109,7 +110,10 @@ class Mortal(ScriptedEngine):
             raise EngineStartError("no memory left")
         if self.number in self.cradle.start_hangs:
             await self.hangs.wait()
-        return replace(DEFAULT_INFO, speculation=SpeculationInfo("eagle3", self.cradle.depth))
+        speculation = SpeculationInfo(
+            "eagle3", self.cradle.depth, per_request=self.cradle.per_request
+        )
+        return replace(DEFAULT_INFO, speculation=speculation)
 
     async def set_depth(self, depth: int) -> int:
         if self.frozen.is_set():

@@ -122,3 +122,19 @@ async def test_an_engine_that_an_operator_kills_blames_no_draft():
     assert len(notes.lost) == 3
     assert notes.draft_deaths == []
     await engine.aclose()
+
+
+async def test_an_engine_that_drafts_for_every_request_proves_nothing():
+    """A request that asked it for no drafts ran with them."""
+    cradle = Cradle(
+        doom=lambda life, request, step: life < 2 and request.depth != 0,
+        depth=DEPTH,
+        per_request=False,
+    )
+    engine, notes = supervised(cradle)
+    await engine.start()
+    for name in ("a", "b", "c"):
+        await collect(engine, ask(name))
+    assert len(notes.lost) == 2
+    assert notes.draft_deaths == []
+    await engine.aclose()
