@@ -30,7 +30,6 @@ from eaglegate.engine.speculation.audit.scores import AnswerScores
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.policy import (
     LossCause,
-    NullRecoveryObserver,
     PostMortem,
     RecoveryObserver,
     RestartPolicy,
@@ -107,7 +106,7 @@ class SupervisedEngine(EnginePool):
 
     make: Callable[[], Engine]
     timeouts: SupervisionTimeouts = field(default_factory=SupervisionTimeouts)
-    observer: RecoveryObserver = field(default_factory=NullRecoveryObserver)
+    observer: RecoveryObserver = field(default_factory=RecoveryObserver)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.supervision.draft_blame import DraftHold
-from eaglegate.engine.supervision.policy import LossCause, RecoveryOutcome
+from eaglegate.engine.supervision.policy import LossCause, RecoveryObserver, RecoveryOutcome
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, StepSink
 from eaglegate.observability.middleware import current
 from eaglegate.observability.telemetry import Telemetry
@@ -56,8 +56,8 @@ def _find_trace_headers() -> Mapping[str, str]:
     return {} if exchange is None else exchange.trace_headers
 
 
-class SupervisionObserver:
-    """``eaglegate.engine.supervision.policy.RecoveryObserver`` for the engine called ``name``."""
+class SupervisionObserver(RecoveryObserver):
+    """Tells telemetry of the losses of the engine called ``name``."""
 
     def __init__(self, telemetry: Telemetry, name: str = "default") -> None:
         self._telemetry = telemetry

@@ -39,7 +39,6 @@ from eaglegate.engine.fleet.types import (
 from eaglegate.engine.fleet.worker import IncompatibleWorker, InspectWorker, Worker
 from eaglegate.engine.supervision.policy import (
     LossCause,
-    NullRecoveryObserver,
     RecoveryObserver,
     SupervisionTimeouts,
     create_loss,
@@ -125,7 +124,7 @@ class Fleet(EnginePool):
     sources: Sequence[WorkerSource]
     timeouts: SupervisionTimeouts = field(default_factory=SupervisionTimeouts)
     settings: FleetSettings = field(default_factory=FleetSettings)
-    observer: RecoveryObserver = field(default_factory=NullRecoveryObserver)
+    observer: RecoveryObserver = field(default_factory=RecoveryObserver)
     inspect: InspectWorker | None = None
 
     def __post_init__(self) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from time import monotonic
-from typing import Protocol
 
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo
@@ -151,45 +150,25 @@ class RecoveryOutcome(StrEnum):
     """The request crashes engines and is rejected."""
 
 
-class RecoveryObserver(Protocol):
-    """Receives engine losses and interrupted requests. Must neither raise nor block."""
+class RecoveryObserver:
+    """Receives engine losses and interrupted requests, and ignores them where it is not told
+    otherwise. Must neither raise nor block.
+    """
 
-    def record_loss(self, cause: LossCause) -> None: ...
+    def record_loss(self, cause: LossCause) -> None:
+        """An engine was lost."""
 
     def record_recovery(self, info: EngineInfo, seconds: float) -> None:
         """A new engine is ready, ``seconds`` after the loss."""
-        ...
 
     def record_interruption(self, outcome: RecoveryOutcome, request: str) -> None:
         """The request with the id ``request`` was interrupted by the loss of its engine."""
-        ...
 
     def record_draft_death(self, method: str, depth: int) -> None:
         """An engine died of its drafts: its request ran well without them."""
-        ...
 
     def record_draft_hold(self, hold: DraftHold, *, held: bool) -> None:
         """A depth is held off because it killed engines, or is released."""
-        ...
-
-
-class NullRecoveryObserver:
-    """No-op observer."""
-
-    def record_loss(self, cause: LossCause) -> None:
-        pass
-
-    def record_recovery(self, info: EngineInfo, seconds: float) -> None:
-        pass
-
-    def record_interruption(self, outcome: RecoveryOutcome, request: str) -> None:
-        pass
-
-    def record_draft_death(self, method: str, depth: int) -> None:
-        pass
-
-    def record_draft_hold(self, hold: DraftHold, *, held: bool) -> None:
-        pass
 
 
 KEPT = 16

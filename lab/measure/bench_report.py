@@ -41,7 +41,7 @@ from eaglegate.lab.measure.report import (
     format_table,
     write_json,
 )
-from eaglegate.lab.measure.statistics import Estimate, Summary, Verdict
+from eaglegate.lab.measure.statistics import Estimate, Summary
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -330,7 +330,3 @@ def find_notes(figures: Sequence[Figures]) -> list[str]:
                 f"{where}: acceptance is that of the server's counters, other traffic included"
             )
     return list(dict.fromkeys(notes))
-
-
-def is_worse(comparisons: Sequence[Comparison]) -> bool:
-    return any(found.finding.verdict is Verdict.WORSE for found in comparisons)

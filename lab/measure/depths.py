@@ -16,7 +16,7 @@ from eaglegate.lab.measure.bench_compare import (
     judge_speed,
     select_blocks,
 )
-from eaglegate.lab.measure.figures import Block, Figures, compare_pooled, sum_decoding
+from eaglegate.lab.measure.figures import Block, compare_pooled, sum_decoding
 from eaglegate.lab.measure.report import Conclusion, capitalise, format_ends
 from eaglegate.lab.measure.servers import DEPTH_FIELD, Setting
 from eaglegate.lab.measure.statistics import Verdict, share_level
@@ -160,8 +160,3 @@ def _measure_step_ms(blocks: Sequence[Block]) -> float | None:
     steps = sum(r.output_tokens - 1 - sum(r.accepted) for r in answers)
     seconds = sum(r.decode_s for r in answers)
     return round(seconds / steps * 1e3, 4) if steps > 0 and seconds > 0 else None
-
-
-def find_figures(figures: Sequence[Figures], load: str, depth: int) -> Figures | None:
-    named = (f for f in figures if (f.load, f.setting) == (load, name_depth(depth)))
-    return next(named, None)

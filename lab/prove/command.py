@@ -23,7 +23,7 @@ import uvloop
 from eaglegate.engine.errors import EngineDead, EngineError, EngineStartError
 from eaglegate.engine.machine import inspect_machine
 from eaglegate.engine.speculation.totals import Totals
-from eaglegate.engine.supervision.policy import NullRecoveryObserver, SupervisionTimeouts
+from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, StepSink
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.position_noise import draw_noise
@@ -84,7 +84,7 @@ class EngineLane:
     def __init__(self, line: CommandLine, say: Say) -> None:
         self.backend = ProofBackend(line, say)
         timeouts = make_part(SupervisionTimeouts, line.settings)
-        self._engine = self.backend.create_engine(timeouts, NullRecoveryObserver())
+        self._engine = self.backend.create_engine(timeouts, RecoveryObserver())
 
     async def start(self) -> None:
         """Raises EngineStartError."""
