@@ -52,7 +52,8 @@ KEPT_STEPS = 16
 KEPT_WITH_NEWS = 2
 """... and where drafts of the same requests were verified since."""
 FIRST_STEPS = 2
-"""Verify steps of a request whose outcome is planned with at once: they tell most of it."""
+"""Verify steps of a request whose outcome, if it is a surprise, is planned with at once: they
+tell most of it."""
 BACKLOG = 4 * KEPT_STEPS
 """Observed steps, and ended requests, that wait for a plan at most: more are learnt from without
 one, so that a plan after a long time without any is as quick as others."""
@@ -320,9 +321,9 @@ class DepthPlanner:
         if self._last is None:
             return
         last = self._last
-        if not self._confirms(last, drafted, accepted):
-            self._news = True
-            self._fresh = self._count_first_steps(requests, drafted) or self._fresh
+        self._news = self._news or not self._confirms(last, drafted, accepted)
+        if self._first_steps and self._is_surprised(requests, drafted, accepted):
+            self._fresh = True
         if last.is_whole and last.requests == requests:
             self.totals.expected_tokens += last.plan.tokens
             self.totals.committed_tokens += self._committed
@@ -332,16 +333,21 @@ class DepthPlanner:
                 self.totals.expected_tokens += 1 + expected
                 self.totals.committed_tokens += 1 + count
 
-    def _count_first_steps(self, requests: Sequence[str], drafted: Sequence[int]) -> bool:
-        """Count the first verify steps of requests. Whether this step was one of any of them."""
-        left = self._first_steps
-        tried = [name for name, count in zip(requests, drafted, strict=True) if count]
-        first = [name for name in tried if name in left] if left else []
-        for name in first:
-            left[name] -= 1
-            if not left[name]:
-                del left[name]
-        return bool(first)
+    def _is_surprised(
+        self, requests: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]
+    ) -> bool:
+        """Count the first verify steps of requests. Whether any of them rejected most of its
+        drafts, or accepted all of them where more might have been made.
+        """
+        left, found = self._first_steps, False
+        for request, tried, taken in zip(requests, drafted, accepted, strict=True):
+            if not tried or request not in left:
+                continue
+            left[request] -= 1
+            if not left[request]:
+                del left[request]
+            found = found or 2 * taken < tried or taken == tried < self.depth
+        return found
 
     def _confirms(self, last: _Planned, drafted: Sequence[int], accepted: Sequence[int]) -> bool:
         """Whether a step confirms the last plan: nothing was drafted, or all drafts were
