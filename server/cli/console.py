@@ -14,7 +14,7 @@ from typing import TextIO, cast
 from eaglegate.engine.logs import WrappedLines, make_head, open_root_log, write_line
 from eaglegate.engine.types import EngineInfo
 from eaglegate.server.access.keys import KeyRing
-from eaglegate.server.generation.pipeline import AnswerFormat
+from eaglegate.server.generation.grammar import ParserFactory
 from eaglegate.server.http.cross_origin import parse_names
 from eaglegate.server.settings import Settings
 
@@ -99,7 +99,7 @@ def format_banner(
     operator: str,
     model: str,
     info: EngineInfo,
-    parsers: AnswerFormat,
+    parsers: ParserFactory,
     seconds: float,
     clients: str = "",
 ) -> str:

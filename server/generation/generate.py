@@ -49,7 +49,7 @@ from eaglegate.server.access.budget import charge
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
 from eaglegate.server.generation.job import Conversation, Deadline, Job, Prompt, PromptSource
-from eaglegate.server.generation.pipeline import AnswerParser, Pipeline
+from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.generation.prompt import (
     encode,
     render,
@@ -61,6 +61,7 @@ from eaglegate.server.generation.prompt import prompt_limits as limits_of
 from eaglegate.server.generation.refusals import explain
 from eaglegate.server.generation.steps import StepTracer
 from eaglegate.text.events import FinishReason, ParserEvent
+from eaglegate.text.parsing.parser import Parser
 from eaglegate.text.rendering.encoding import PromptTooLong
 
 ENDINGS: dict[type[Exception], Ending] = {
@@ -327,7 +328,7 @@ class _ChoiceReader:
     """The state of one choice: turns its steps into events."""
 
     job: Job
-    parser: AnswerParser
+    parser: Parser
     account: Account
     prompt: tuple[int, ...]
     tracer: StepTracer | None = None

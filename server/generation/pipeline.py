@@ -7,7 +7,7 @@ that the request holds no engine slot meanwhile. Requests without one never wait
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -20,9 +20,9 @@ from eaglegate.server.access.admission import Admission, AdmissionLimits
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.isolation import CacheIsolation
 from eaglegate.server.errors import InvalidRequest, TooManyRequests
-from eaglegate.server.generation.job import Job, Prompt, ServedModel
+from eaglegate.server.generation.grammar import ParserFactory
+from eaglegate.server.generation.job import ServedModel
 from eaglegate.server.http.response import from_engine
-from eaglegate.text.events import FinishReason, ParserEvent, Phase
 
 BOUNDS = AdmissionLimits(running=1, queued=64, queued_tokens=4 << 20)
 """One compilation at a time; the limits of waiting requests and their characters."""
@@ -95,51 +95,6 @@ def _too_many(error: TooManyRequests) -> TooManyRequests:
     )
 
 
-class AnswerParser(Protocol):
-    """Turns the tokens of one answer into events (``eaglegate.text.parsing.parser``)."""
-
-    @property
-    def stopped(self) -> str | None:
-        """The stop string that ended the text."""
-        ...
-
-    @property
-    def reasoning_tokens(self) -> int: ...
-
-    def feed(self, token_ids: Sequence[int]) -> list[ParserEvent]: ...
-
-    def flush(self, finish: FinishReason) -> list[ParserEvent]: ...
-
-    def finish_reason(self, finish: FinishReason) -> str: ...
-
-
-class AnswerFormat(Protocol):
-    """Format of the model's answers (``eaglegate.server.generation.grammar.ParserFactory``)."""
-
-    @property
-    def tool_parser(self) -> str | None: ...
-
-    @property
-    def reasoning_parser(self) -> str | None: ...
-
-    @property
-    def pieces(self) -> Mapping[int, bytes]:
-        """The bytes of every token."""
-        ...
-
-    def read(self, token_ids: Sequence[int]) -> Prompt:
-        """A prompt, and the phase in which its answer starts."""
-        ...
-
-    def constrain(self, job: Job, prompt: Prompt) -> Constraint | None:
-        """None leaves the answer free. Raises InvalidRequest for what cannot be constrained."""
-        ...
-
-    def make(self, job: Job, phase: Phase, prompt: Sequence[int] = ()) -> AnswerParser:
-        """A fresh parser for one choice."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """The parts a request passes through: made when the engine is ready."""
@@ -147,7 +102,7 @@ class Pipeline:
     engine: Engine
     info: EngineInfo
     renderer: Renderer
-    parsers: AnswerFormat
+    parsers: ParserFactory
     served: ServedModel
     policy: SpeculationPolicy
     admission: Admission = field(default_factory=Admission)
