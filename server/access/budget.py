@@ -20,9 +20,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from eaglegate.server.errors import TooManyRequests
+
+if TYPE_CHECKING:
+    from eaglegate.server.access.caller import KeyQuota
 
 Result = TypeVar("Result")
 
@@ -43,16 +46,6 @@ SMALL_BYTES = 64 << 10
 RETRY_S = 2.0
 
 
-class TokenQuota(Protocol):
-    """The part of a key's quota that a charge is paid from (``eaglegate.server.access.caller``)."""
-
-    def pay(self, tokens: float) -> float: ...
-
-    def reserve(self, prompt: int, answer: int | None) -> float: ...
-
-    def note_answer(self, tokens: int) -> None: ...
-
-
 @dataclass(eq=False, slots=True)
 class RequestCharge:
     """Charges of one request. ``close`` it when its response is over."""
@@ -60,7 +53,7 @@ class RequestCharge:
     budget: RequestBudget
     name: str | None = None
     """The key's public name."""
-    quota: TokenQuota | None = None
+    quota: KeyQuota | None = None
     num_bytes: int = 0
     num_stored: int = 0
     prepaid: float = 0.0
@@ -185,7 +178,7 @@ class RequestBudget:
         """Bytes of bodies."""
         return self.bodies.total
 
-    def open(self, name: str | None = None, quota: TokenQuota | None = None) -> RequestCharge:
+    def open(self, name: str | None = None, quota: KeyQuota | None = None) -> RequestCharge:
         return RequestCharge(self, name, quota)
 
     @asynccontextmanager

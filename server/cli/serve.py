@@ -96,7 +96,6 @@ if TYPE_CHECKING:
     from eaglegate.engine.base import Engine
     from eaglegate.engine.fleet.types import WorkerStatus
     from eaglegate.engine.speculation.audit.records import EvidenceWriter
-    from eaglegate.server.store.base import ResponseStore
 
 
 class ServeCommand:
@@ -367,7 +366,7 @@ def store_limits(settings: Settings) -> StoreLimits:
     return make_part(StoreLimits, settings, bytes=own)
 
 
-def _open_store(settings: Settings, progress: StartupProgress) -> ResponseStore | None:
+def _open_store(settings: Settings, progress: StartupProgress) -> SqlResponseStore | None:
     """Raises ConfigError for a store that was asked for and cannot be opened."""
     if settings.responses_store == "none":
         return None

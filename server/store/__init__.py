@@ -1,10 +1,9 @@
 """Storage of responses and conversations.
 
-The Responses API (``server/apis/responses``) is the only caller. ``base.py`` has the interface and
-what is stored, ``sql.py`` the responses and ``conversations.py`` the conversations in any database
-that SQLAlchemy reaches, ``items.py`` the index that finds an item by its id, ``database.py`` opens
-the database and upgrades it.
+The Responses API (``server/apis/responses``) is the only caller. ``base.py`` has what is stored,
+``sql.py`` the responses and ``conversations.py`` the conversations in any database that SQLAlchemy
+reaches, ``items.py`` the index that finds an item by its id, ``database.py`` opens the database and
+checks it.
 
-Everything stored has an owner, and an owner sees nothing of another's. A new store implements
-``ResponseStore`` and ``ConversationStore`` and passes tests/server/test_store.py.
+Everything stored has an owner, and an owner sees nothing of another's.
 """

@@ -76,7 +76,7 @@ def find_items(connection: Connection, ids: Sequence[str], owner: str) -> dict[s
 
 
 class SqlConversationStore:
-    """See ``eaglegate.server.store.base.ConversationStore``."""
+    """Keeps conversations per owner, and their items in order. All methods raise StoreFailed."""
 
     def __init__(
         self, engine: Engine, run: RunQuery, limits: StoreLimits, retention_s: float
@@ -87,6 +87,10 @@ class SqlConversationStore:
         self._retention_s = retention_s
 
     async def put(self, conversation: StoredConversation) -> None:
+        """Add, or replace the metadata of the one with the same id.
+
+        Raises InvalidRequest when the owner may have no more.
+        """
         await self._run("stored", self._put, conversation)
 
     async def get(self, id: str, owner: str) -> StoredConversation | None:
@@ -94,25 +98,32 @@ class SqlConversationStore:
         return found
 
     async def delete(self, id: str, owner: str) -> bool:
+        """Delete a conversation with its items, and return whether there was one."""
         return bool(await self._run("deleted", self._delete, id, owner))
 
     async def check(self, id: str, items: list[dict[str, Any]], param: str) -> None:
+        """Raises InvalidRequest, naming ``param``, when ``items`` are too much to be added."""
         await self._run("read", self._check, id, items, param)
 
     async def append(self, id: str, items: list[dict[str, Any]], param: str = "items") -> None:
+        """The same, when they are; of a conversation that is gone nothing is kept."""
         await self._run("stored", self._append, id, items, param, 1)
 
     async def append_answer(self, id: str, items: list[dict[str, Any]]) -> None:
+        """Append a turn's input and output. It may pass the limit once, up to twice its size."""
         await self._run("stored", self._append, id, items, "conversation", 2)
 
     async def num_bytes(self, id: str) -> int:
+        """Return the approximate size of all items as JSON, in bytes."""
         return int(await self._run("read", self._num_bytes, id))
 
     async def items(self, id: str) -> list[dict[str, Any]]:
+        """The oldest first."""
         found: list[dict[str, Any]] = await self._run("read", self._items, id)
         return found
 
     async def remove(self, id: str, item: str) -> bool:
+        """Whether the conversation had that item."""
         return bool(await self._run("deleted", self._remove, id, item))
 
     def _put(self, conversation: StoredConversation) -> None:

@@ -79,7 +79,11 @@ RESPONSES = Table(
 
 
 class SqlResponseStore:
-    """Calls run in threads of their own: one for SQLite, whose connection takes one at a time."""
+    """Keeps responses per owner: one never sees those of another. All methods raise StoreFailed.
+
+    Calls run in threads of their own: one for SQLite, whose connection takes one at a time.
+    ``conversations`` are kept in the same database.
+    """
 
     def __init__(
         self, url: str, retention: Retention | None = None, limits: StoreLimits | None = None
@@ -104,30 +108,41 @@ class SqlResponseStore:
         )
 
     async def put(self, stored: StoredResponse) -> None:
+        """Add, or replace the one with the same id."""
         await self._run("stored", self._put, stored)
 
     async def get(self, id: str, owner: str) -> StoredResponse | None:
         return await self._run("read", self._get, id, owner)
 
     async def items(self, ids: list[str], owner: str, most: int) -> dict[str, dict[str, Any]]:
+        """Items by id, of the owner's responses and conversations; unknown ones are not there.
+
+        Reading stops when they have more than ``most`` bytes.
+        """
         return await self._run("read", self._items, ids, owner, most)
 
     async def history_bytes(self, id: str, owner: str) -> int | None:
+        """Return the bytes of the response and its predecessors; None when one is missing."""
         return await self._run("read", self._history_bytes, id, owner)
 
     async def history(self, id: str, owner: str) -> list[dict[str, Any]]:
+        """Their input and output, the oldest first."""
         return await self._run("read", self._history, id, owner)
 
     async def settle(self, stored: StoredResponse) -> bool:
+        """Replace one that is held, which ends that; False when it was settled or deleted."""
         return await self._run("stored", self._settle, stored)
 
     async def hold(self, ids: list[str], until: float) -> set[str]:
+        """Hold responses longer; returns those that still are, neither settled nor deleted."""
         return await self._run("stored", self._hold, ids, until)
 
     async def delete(self, id: str, owner: str) -> bool:
+        """Whether there was one."""
         return await self._run("deleted", self._delete, id, owner)
 
     async def sweep(self) -> None:
+        """Remove what is too old or too much, and give its room back. Never raises."""
         await asyncio.get_running_loop().run_in_executor(self._threads, self._sweep)
 
     async def aclose(self) -> None:

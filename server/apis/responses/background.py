@@ -21,7 +21,7 @@ from eaglegate.server.apis.shared.response import EncodingContext
 from eaglegate.server.errors import GatewayError, InvalidRequest, StoreFailed
 from eaglegate.server.generation.job import Job
 from eaglegate.server.http.response import Run, named_frame, to_gateway_error
-from eaglegate.server.store.base import ResponseStore
+from eaglegate.server.store.sql import SqlResponseStore
 
 logger = logging.getLogger(__name__)
 
@@ -326,7 +326,7 @@ class BackgroundRuns:
     def forget(self, id: str) -> None:
         self._runs.pop(id, None)
 
-    async def hold(self, store: ResponseStore) -> None:
+    async def hold(self, store: SqlResponseStore) -> None:
         """Renew the running responses; cancel those that another gateway settled or deleted."""
         running = {run.id: run for run in self._runs.values() if not run.ended}
         if not running:

@@ -16,7 +16,8 @@ from eaglegate.server.apis.responses.request import InputItem
 from eaglegate.server.apis.shared.fields import Many, Metadata, RequestModel
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.errors import InvalidRequest, NotFound
-from eaglegate.server.store.base import ConversationStore, StoredConversation
+from eaglegate.server.store.base import StoredConversation
+from eaglegate.server.store.conversations import SqlConversationStore
 
 MAX_ITEMS = 20
 """Per request, OpenAI's limit."""
@@ -47,7 +48,7 @@ class ConversationsService:
         self._gateway = gateway
 
     @property
-    def store(self) -> ConversationStore:
+    def store(self) -> SqlConversationStore:
         """Raises InvalidRequest if the gateway has no store."""
         if self._gateway.store is None:
             raise InvalidRequest(

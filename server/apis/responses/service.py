@@ -57,7 +57,9 @@ from eaglegate.server.http.response import (
     StreamedResponse,
     json_response,
 )
-from eaglegate.server.store.base import ConversationStore, ResponseStore, StoredResponse
+from eaglegate.server.store.base import StoredResponse
+from eaglegate.server.store.conversations import SqlConversationStore
+from eaglegate.server.store.sql import SqlResponseStore
 
 SWEEP_S = 600.0
 
@@ -70,7 +72,7 @@ class ResponseRecord:
         job: Job,
         owner: str,
         given: ItemList,
-        store: ResponseStore | None,
+        store: SqlResponseStore | None,
         observer: Observer,
     ) -> None:
         self.job = job
@@ -79,7 +81,7 @@ class ResponseRecord:
         self._store = store
         self._observer = observer
         self.thinking = ReasoningStyle()
-        self.conversations: tuple[str, ConversationStore] | None = None
+        self.conversations: tuple[str, SqlConversationStore] | None = None
         """Conversation of the response, and the store of conversations."""
 
     def store_after(self, run: Run, builder: ResponseBuilder) -> Run:
@@ -350,7 +352,7 @@ def _not_found(id: str) -> NotFound:
 
 
 async def maintain_store(
-    store: ResponseStore | None, runs: BackgroundRuns, every_s: float = HOLD_S / 4
+    store: SqlResponseStore | None, runs: BackgroundRuns, every_s: float = HOLD_S / 4
 ) -> None:
     """Renew running responses and delete expired ones, until cancelled."""
     swept = time.monotonic()

@@ -23,7 +23,7 @@ from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.http.cross_origin import CrossOriginPolicy
 from eaglegate.server.http.response import StreamTiming
 from eaglegate.server.settings import Settings
-from eaglegate.server.store.base import ResponseStore
+from eaglegate.server.store.sql import SqlResponseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Gateway:
     budget: RequestBudget = field(default_factory=RequestBudget)
     observer: Observer = field(default_factory=NullObserver)
     memory: MemoryMonitor = field(default_factory=lambda: MemoryMonitor([]))
-    store: ResponseStore | None = None
+    store: SqlResponseStore | None = None
     """None stores no responses."""
     cipher: ReasoningCipher = field(default_factory=ReasoningCipher.ephemeral)
     """Encrypts the reasoning that clients store."""

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -28,6 +28,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from eaglegate.server.access.budget import charge
 from eaglegate.server.apis.shared.fields import RequestModel
 from eaglegate.server.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
+
+if TYPE_CHECKING:
+    from eaglegate.server.apis.shared.gateway import Gateway
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
@@ -348,26 +351,10 @@ def ignore(name: str, rule: str = "Unrecognized request argument supplied") -> N
         notices.ignore(name, rule)
 
 
-class NoticeObserver(Protocol):
-    """The part of ``eaglegate.engine.events.Observer`` that counts ignored fields."""
-
-    def record_ignored_fields(self, api: str, names: Sequence[str]) -> None: ...
-
-
-class NoticePolicy(Protocol):
-    """The part of the gateway that decides about unknown fields."""
-
-    @property
-    def unknown_fields(self) -> str: ...
-
-    @property
-    def observer(self) -> NoticeObserver: ...
-
-
 class NoticeHeader:
     """ASGI middleware: adds the header to responses and reports to the observer."""
 
-    def __init__(self, app: ASGIApp, gateway: NoticePolicy) -> None:
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
         self._gateway = gateway
 
