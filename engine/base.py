@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from eaglegate.engine.speculation.audit.scores import AnswerScores
+from eaglegate.engine.speculation.audit.scores import AnswerScores, never_pause
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss, PostMortem
@@ -189,11 +189,16 @@ class ScoresAnswers(Protocol):
     """An engine that can score an answer with the target alone."""
 
     async def score(
-        self, request: EngineRequest, answer: Sequence[int], dtype: str
+        self,
+        request: EngineRequest,
+        answer: Sequence[int],
+        dtype: str,
+        pause: Callable[[], Awaitable[None]] = never_pause,
     ) -> AnswerScores:
-        """Score the tokens of an answer to ``request``, without a draft and without cached blocks.
+        """Score the tokens of an answer to ``request``, without a draft and without the blocks that
+        others cached. ``pause`` is awaited before each piece of the work.
 
-        Raises EngineError.
+        Raises EngineError, and what ``pause`` raises.
         """
         ...
 

@@ -26,7 +26,7 @@ from eaglegate.engine.base import (
     SwapsDrafts,
 )
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
-from eaglegate.engine.speculation.audit.scores import AnswerScores
+from eaglegate.engine.speculation.audit.scores import AnswerScores, never_pause
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.policy import (
     LossCause,
@@ -222,7 +222,11 @@ class SupervisedEngine(EnginePool):
         return held
 
     async def score(
-        self, request: EngineRequest, answer: Sequence[int], dtype: str
+        self,
+        request: EngineRequest,
+        answer: Sequence[int],
+        dtype: str,
+        pause: Callable[[], Awaitable[None]] = never_pause,
     ) -> AnswerScores:
         """See ``eaglegate.engine.base.ScoresAnswers``. An engine that is away is not waited for."""
         session = self._live_session
@@ -230,7 +234,7 @@ class SupervisedEngine(EnginePool):
             raise EngineFailed(self._reason)
         if not isinstance(session.engine, ScoresAnswers):
             raise EngineFailed("This engine cannot score answers.")
-        return await session.engine.score(request, answer, dtype)
+        return await session.engine.score(request, answer, dtype, pause)
 
     async def health(self) -> Health:
         """Answer at once from known state, whatever the engine does."""

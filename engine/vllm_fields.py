@@ -70,6 +70,8 @@ def build_sampling_fields(request: EngineRequest) -> dict[str, Any]:
         "structured_outputs": build_structured_outputs(request.constraint),
         "extra_args": _build_extra_args(request),
     }
+    if request.scoring is not None:  # the workers score it where log probabilities are computed
+        fields |= {"prompt_logprobs": 0, "skip_reading_prefix_cache": False}
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -63,7 +63,7 @@ class Audit:
         for at in range(begin, end, BLOCK):
             logits = compute_logits(hidden[at - first : min(at + BLOCK, end) - first])
             if logits is not None and not self._error:
-                self._score(at - needed.start, logits)
+                self._score(at - needed.start + self._tokens.rules.first, logits)
 
     def _score(self, place: int, logits: torch.Tensor) -> None:
         try:

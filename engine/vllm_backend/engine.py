@@ -10,7 +10,7 @@ import logging
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -25,7 +25,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from eaglegate.engine.logs import LineFormat, pass_line
 from eaglegate.engine.machine import count_oom_kills, is_stopped
-from eaglegate.engine.speculation.audit.scores import AnswerScores, make_audit_request
+from eaglegate.engine.speculation.audit.scores import (
+    PIECE,
+    AnswerScores,
+    never_pause,
+    split_audit,
+)
 from eaglegate.engine.speculation.methods import find_method
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.steps import NullSink
@@ -227,14 +232,28 @@ class VllmEngine:
         return read_execution(llm.vllm_config, eager, workers, loggers)
 
     async def score(
-        self, request: EngineRequest, answer: Sequence[int], dtype: str
+        self,
+        request: EngineRequest,
+        answer: Sequence[int],
+        dtype: str,
+        pause: Callable[[], Awaitable[None]] = never_pause,
     ) -> AnswerScores:
         """See ``eaglegate.engine.base.ScoresAnswers``."""
         llm, _ = self._require_running()
         if Area.WORKER in find_broken():
             raise EngineFailed(f"Answers cannot be scored: {LOST[Area.WORKER]}")
-        audit, key = make_audit_request(request, answer, dtype)
-        await self.generate(audit, NullSink())
+        caches = llm.vllm_config.cache_config.enable_prefix_caching
+        parts = []
+        for piece in split_audit(request, answer, dtype, PIECE if caches else None):
+            await pause()
+            await self.generate(piece.request, NullSink())
+            if piece.key:
+                parts.append(await self._take_scores(piece.key))
+        return AnswerScores.join(parts)
+
+    async def _take_scores(self, key: str) -> AnswerScores:
+        """Raises EngineError."""
+        llm, _ = self._require_running()
         found = await llm.collective_rpc("take_scores", args=(key,))
         fields = next((one for one in found if one is not None), {"error": "no worker has them"})
         if "error" in fields:

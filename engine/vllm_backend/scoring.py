@@ -57,9 +57,9 @@ class AuditedTokens:
 
     @property
     def needed(self) -> range:
-        """Positions whose logits choose a token of the answer: that of the token before it."""
-        first = len(self.prompt) - 1
-        return range(first, first + len(self.output))
+        """Positions whose logits choose a token to score: that of the token before it."""
+        before = len(self.prompt) - 1
+        return range(before + self.rules.first, before + len(self.output))
 
 
 class AnswerScorer:
@@ -100,7 +100,7 @@ class AnswerScorer:
         rules = self._tokens.rules
         scaled = logits / rules.temperature
         sure, possible = find_kept(scaled, rules)
-        first = self._tokens.needed[place]
+        first = len(self._tokens.prompt) - 1 + place
         positions = torch.arange(first, first + len(logits), device=logits.device)
         seeds = torch.full_like(positions, rules.seed or 0)
         noisy = add_noise(scaled, seeds, positions)
@@ -131,13 +131,13 @@ class AnswerScorer:
 
     @property
     def is_complete(self) -> bool:
-        return len(self._rows) == len(self._tokens.output)
+        return len(self._rows) == len(self._tokens.needed)
 
     def finish(self) -> AnswerScores:
         """The scores of the whole answer. Raises ValueError where logits are missing."""
         if not self.is_complete:
-            raise ValueError(f"{len(self._rows)} of {len(self._tokens.output)} tokens were scored")
-        rows = [self._rows[at] for at in range(len(self._rows))]
+            raise ValueError(f"{len(self._rows)} of {len(self._tokens.needed)} tokens were scored")
+        rows = [self._rows[at] for at in sorted(self._rows)]
         margins = tuple(row[0] for row in rows)
         if self._tokens.rules.choosing is not Choosing.SAMPLED:
             return AnswerScores(margins, tuple(row[1] for row in rows))

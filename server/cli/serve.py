@@ -159,7 +159,15 @@ class ServeCommand:
 
     def _make_auditor(self, share: float, write: EvidenceWriter) -> Auditor:
         decode = self._backend.renderer.decode
-        return Auditor(share, self._holds, self._telemetry, decode, self._has_room, write)
+        return Auditor(
+            share,
+            self._holds,
+            self._telemetry,
+            decode,
+            self._has_room,
+            write,
+            is_idle=lambda: not self._admission.running,
+        )
 
     def _has_room(self) -> bool:
         """Nobody waits, and a quarter of the places at most is taken."""

@@ -1,8 +1,8 @@
 """Score a share of the finished answers again, without the draft, and act on violations.
 
 ``AuditedEngine`` keeps the tokens of the selected answers until their audit; ``Auditor.run`` scores
-them one at a time, when the engine has room, for at most ``BUDGET`` of its time. An answer that
-finds no room is dropped and counted. Nothing of a prompt or an answer is logged.
+them one at a time, when the engine is idle or has room, for at most ``BUDGET`` of its time. An
+answer that finds no room is dropped and counted. Nothing of a prompt or an answer is logged.
 
 A violation takes speculation from the answer's workload (``holds.py``). A change of the draft gives
 it back and forgets the evidence, and so does an operator.
@@ -16,7 +16,7 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -38,7 +38,7 @@ from eaglegate.engine.speculation.audit.records import (
     EvidenceWriter,
     FinishedAnswer,
 )
-from eaglegate.engine.speculation.audit.scores import ScoringRules
+from eaglegate.engine.speculation.audit.scores import ScoringRules, never_pause
 from eaglegate.engine.speculation.policy import draw_position
 from eaglegate.engine.speculation.rounding import find_tie
 from eaglegate.engine.steps import Generate, read_steps
@@ -52,7 +52,9 @@ BUDGET = 0.01
 SAVED_S = 10.0
 """Most seconds of the budget that idle times save up."""
 PATIENCE_S = 30.0
-"""Seconds after which an answer that found no room is dropped."""
+"""Seconds after which an answer that found no room, or a piece of its audit, is dropped."""
+IDLE_S = 5.0
+"""Seconds that a piece of an audit waits for an idle engine, before it runs beside requests."""
 POLL_S = 0.05
 QUEUE = 32
 """Answers that wait for their audit."""
@@ -63,6 +65,10 @@ RECENT = 50
 DEATHS = 2
 """Losses of the engine during audits after which there are no more audits."""
 SALT = "audit"
+
+
+class NoRoom(Exception):
+    """A piece of an audit found no room in the engine in time."""
 
 
 class Auditor:
@@ -77,12 +83,15 @@ class Auditor:
         has_room: Callable[[], bool],
         write: EvidenceWriter,
         clock: Callable[[], float] = time.monotonic,
+        is_idle: Callable[[], bool] | None = None,
     ) -> None:
+        """``is_idle``: whether no request runs; None where that is not to be waited for."""
         self.share = share
         self.holds = holds
         self.draft = ""
         self._observer, self._decode = observer, decode
         self._has_room, self._write, self.clock = has_room, write, clock
+        self._is_idle = is_idle or has_room
         self._engine: ScoresAnswers | None = None
         self._generate: Generate | None = None
         self._dtype = ""
@@ -92,6 +101,9 @@ class Auditor:
         self._recent: deque[AuditRecord] = deque(maxlen=RECENT)
         self._began = clock()
         self._spent_s = 0.0
+        self._took_s = 0.0
+        """Seconds that the current audit has taken of the engine."""
+        self._working_since: float | None = None
         self._saved_s = SAVED_S / 10
         self._seen_at = self._began
         self._deaths = 0
@@ -199,7 +211,7 @@ class Auditor:
             self._arrived.clear()
             while self._waiting and self._deaths < DEATHS:
                 answer = self._waiting.popleft()
-                if await self._wait_for_room(answer):
+                if await self._wait_for_room(answer.ended):
                     await self._audit(answer)
                 else:
                     self._drop("idle")
@@ -207,12 +219,32 @@ class Auditor:
         self._engine = None
         self._waiting.clear()
 
-    async def _wait_for_room(self, answer: FinishedAnswer) -> bool:
-        while self.clock() - answer.ended < PATIENCE_S:
-            if self._earn() > 0 and self._has_room():
+    async def _wait_for_room(self, since: float) -> bool:
+        began = self.clock()
+        while (now := self.clock()) - since < PATIENCE_S:
+            may_begin = self._is_idle() or (now - began >= IDLE_S and self._has_room())
+            if self._earn() > 0 and may_begin:
                 return True
             await asyncio.sleep(POLL_S)
         return False
+
+    async def _pause(self) -> None:
+        """Between two pieces of an audit: wait for room. Raises NoRoom."""
+        self._charge()
+        self._working_since = None
+        if not await self._wait_for_room(self.clock()):
+            raise NoRoom
+        self._working_since = self.clock()
+
+    def _charge(self) -> None:
+        """Charge the audit for the time since its last piece began."""
+        if self._working_since is not None:
+            now = self.clock()
+            took_s = now - self._working_since
+            self._working_since = now
+            self._took_s += took_s
+            self._spent_s += took_s
+            self._saved_s -= took_s
 
     def _earn(self) -> float:
         """Seconds of the engine's time that may be spent now."""
@@ -222,9 +254,12 @@ class Auditor:
         return self._saved_s
 
     async def _audit(self, answer: FinishedAnswer) -> None:
-        began = self.clock()
+        self._took_s, self._working_since = 0.0, self.clock()
         try:
-            found = await self.judge(answer)
+            found = await self.judge(answer, self._pause)
+        except NoRoom:
+            self._drop("idle")
+            return
         except EngineDead:
             self._deaths += 1
             self._drop("error")
@@ -235,17 +270,17 @@ class Auditor:
             self._drop("error")
             return
         finally:
-            took_s = self.clock() - began
-            self._spent_s += took_s
-            self._saved_s -= took_s
+            self._charge()
         self._deaths = 0
         if found is None:
             self._drop("rules")
             return
         choosing, outcome, detail = found
-        self._conclude(answer, choosing, outcome, detail, took_s)
+        self._conclude(answer, choosing, outcome, detail, self._took_s)
 
-    async def judge(self, answer: FinishedAnswer) -> tuple[str, AuditOutcome, str] | None:
+    async def judge(
+        self, answer: FinishedAnswer, pause: Callable[[], Awaitable[None]] = never_pause
+    ) -> tuple[str, AuditOutcome, str] | None:
         """How the answer was chosen, the verdict and its reason; None where nothing can be told.
 
         Raises EngineError.
@@ -253,7 +288,7 @@ class Auditor:
         if answer.request.constraint is not None:
             return self._judge_grammar(answer)
         assert self._engine is not None
-        scores = await self._engine.score(answer.request, answer.token_ids, self._dtype)
+        scores = await self._engine.score(answer.request, answer.token_ids, self._dtype, pause)
         choosing = ScoringRules.of(answer.request, 0, self._dtype).choosing
         outcome = judge_margins(scores, find_tie(self._dtype))
         place, worst = scores.worst

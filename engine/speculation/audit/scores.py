@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
+
+from msgspec.structs import replace
 
 from eaglegate.engine.speculation.rounding import find_tie
 from eaglegate.engine.types import EngineRequest, Sampling
@@ -15,6 +17,8 @@ LEAST_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this one, 0 excepted."""
 LAST = 1 << 20
 """Priority of audits: after every request of a user."""
+PIECE = 512
+"""Tokens that a step reads for an audit at most, so that users' steps beside it stay short."""
 GREEDY_BELOW = 1e-5
 """vLLM chooses greedily below this temperature."""
 
@@ -50,9 +54,11 @@ class ScoringRules:
     bias_tokens: tuple[int, ...] = ()
     bias_values: tuple[float, ...] = ()
     allowed: tuple[int, ...] = ()
+    first: int = 0
+    """The place in the answer that scoring begins at."""
 
     @classmethod
-    def of(cls, request: EngineRequest, last: int, dtype: str) -> ScoringRules:
+    def of(cls, request: EngineRequest, last: int, dtype: str, first: int = 0) -> ScoringRules:
         """The rules of a request, in the form in which vLLM applies them."""
         s = request.sampling
         greedy = s.temperature < GREEDY_BELOW
@@ -72,6 +78,7 @@ class ScoringRules:
             bias_tokens=tuple(s.logit_bias),
             bias_values=tuple(s.logit_bias.values()),
             allowed=s.allowed_token_ids,
+            first=first,
         )
 
     @property
@@ -117,6 +124,18 @@ class AnswerScores:
             judged=int(fields["judged"]),
         )
 
+    @classmethod
+    def join(cls, parts: Sequence[AnswerScores]) -> AnswerScores:
+        """The scores of an answer from those of its parts, in order."""
+        sampled = [part.evidence for part in parts if part.evidence is not None]
+        kinds = sampled[0] if sampled else ()
+        return cls(
+            tuple(margin for part in parts for margin in part.margins),
+            tuple(token for part in parts for token in part.best),
+            {kind: sum(one[kind] for one in sampled) for kind in kinds} or None,
+            sum(part.judged for part in parts),
+        )
+
     @property
     def worst(self) -> tuple[int, float]:
         """The place and the margin of the token that the target likes least."""
@@ -125,17 +144,49 @@ class AnswerScores:
         return place, margins[place]
 
 
-def make_audit_request(
-    request: EngineRequest, answer: Sequence[int], dtype: str
-) -> tuple[EngineRequest, str]:
-    """The request that has an engine score ``answer``, and the key of its scores.
+async def never_pause() -> None:
+    """The pause of audits that nothing interrupts."""
 
-    The engine reads the prompt and the answer as a prompt, all but the last token. It generates one
-    token more, which nobody reads. To ask for log probabilities of the prompt keeps vLLM from
-    reading its prefix cache: a fault in cached blocks must not reach the audit.
+
+@dataclass(frozen=True, slots=True)
+class AuditPiece:
+    """A part of an audit: a request that reads some tokens more than the piece before it."""
+
+    request: EngineRequest
+    key: str
+    """Key of its scores; empty where it reads a part of the prompt alone."""
+
+
+def split_audit(
+    request: EngineRequest, answer: Sequence[int], dtype: str, most: int | None = PIECE
+) -> Iterator[AuditPiece]:
+    """The requests that have an engine score ``answer``, each after the one before it has ended.
+
+    The engine reads the prompt and the answer as a prompt, all but the last token, ``most`` tokens
+    at a time; None reads all at once, for engines without a prefix cache. Each piece generates one
+    token, which nobody reads. The pieces share a cache salt of their own, so that they find the
+    blocks of each other and nobody else's: a fault in cached blocks must not reach the audit.
     """
-    key = uuid.uuid4().hex
-    rules = ScoringRules.of(request, answer[-1], dtype)
+    name = uuid.uuid4().hex
+    tokens = (*request.prompt, *answer[:-1])
+    before = len(request.prompt) - 1
+    count = 1 if most is None else -(-len(tokens) // most)
+    begin = 0
+    for number in range(1, count + 1):
+        end = len(tokens) * number // count
+        first, stop = max(0, begin - before), max(0, end - before)
+        key = f"{name}-{number}" if stop else ""
+        audit = _make_request(request, tokens[:end], name, number)
+        if key:
+            rules = ScoringRules.of(request, answer[stop - 1], dtype, first)
+            audit = replace(audit, scoring={"key": key, **rules.to_fields()})
+        yield AuditPiece(audit, key)
+        begin = end
+
+
+def _make_request(
+    request: EngineRequest, prompt: tuple[int, ...], name: str, number: int
+) -> EngineRequest:
     s = request.sampling
     sampling = Sampling(
         max_tokens=1,
@@ -143,18 +194,15 @@ def make_audit_request(
         stop_token_ids=s.stop_token_ids,
         ignore_eos=s.ignore_eos,
         bad_words=s.bad_words,
-        prompt_logprobs=0,
     )
-    audit = EngineRequest(
-        id=f"audit-{key}",
-        prompt=(*request.prompt, *answer[:-1]),
+    return EngineRequest(
+        id=f"audit-{name}-{number}",
+        prompt=prompt,
         sampling=sampling,
         depth=0,
         priority=LAST,
         workload=request.workload,
         tenant=request.tenant,
-        cache_salt=request.cache_salt,
+        cache_salt=f"audit-{name}",
         adapter=request.adapter,
-        scoring={"key": key, **rules.to_fields()},
     )
-    return audit, key

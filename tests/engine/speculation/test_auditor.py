@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import stat
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from eaglegate.engine.speculation.audit.records import (
     FinishedAnswer,
     write_nothing,
 )
-from eaglegate.engine.speculation.audit.scores import AnswerScores
+from eaglegate.engine.speculation.audit.scores import AnswerScores, never_pause, split_audit
 from eaglegate.engine.speculation.policy import DepthSource, SpeculationPolicy
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling
@@ -50,8 +50,13 @@ class ScoringEngine(ScriptedEngine):
     scored: list[tuple[EngineRequest, tuple[int, ...], str]] = field(default_factory=list)
 
     async def score(
-        self, request: EngineRequest, answer: Sequence[int], dtype: str
+        self,
+        request: EngineRequest,
+        answer: Sequence[int],
+        dtype: str,
+        pause: Callable[[], Awaitable[None]] = never_pause,
     ) -> AnswerScores:
+        await pause()
         self.scored.append((request, tuple(answer), dtype))
         found = self.scores.pop(0) if self.scores else CLEAN
         if isinstance(found, Exception):
@@ -452,3 +457,57 @@ async def test_a_constrained_answer_is_read_without_its_stop_token() -> None:
         await lab.settle(2)
     assert [record.outcome for record in lab.notes.records] == ["lossless", "violated"]
     assert not lab.engine.scored
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "most"), [(3, 9, 4), (20, 5, 4), (1, 1, 4), (7, 9, 99)]
+)
+def test_the_pieces_of_an_audit_score_every_token_once(prompt: int, answer: int, most: int) -> None:
+    request = EngineRequest("a", tuple(range(prompt)), Sampling(answer), cache_salt="tenant")
+    tokens = tuple(range(100, 100 + answer))
+    pieces = [*split_audit(request, tokens, "float32", most)]
+    read = scored = 0
+    for piece in pieces:
+        own = piece.request
+        assert 0 < len(own.prompt) - read <= most
+        read = len(own.prompt)
+        assert own.prompt == (request.prompt + tokens)[:read]
+        assert own.depth == 0
+        if own.scoring is None:
+            assert not piece.key
+            continue
+        assert own.scoring["first"] == scored
+        scored = len(own.prompt) - prompt + 1
+        assert own.scoring["last"] == tokens[scored - 1]
+    assert (read, scored) == (prompt + answer - 1, answer)
+    assert len({piece.request.cache_salt for piece in pieces} - {"tenant"}) == 1
+    (whole,) = split_audit(request, tokens, "float32", None)
+    assert len(whole.request.prompt) == read
+
+
+def test_scores_of_parts_are_joined() -> None:
+    parts = [
+        AnswerScores((0.0, 0.1), (), {"colder": 1.0, "hotter": -1.0}, 2),
+        AnswerScores((0.2,), (), {"colder": 0.5, "hotter": 0.0}, 1),
+    ]
+    joined = AnswerScores.join(parts)
+    assert joined == AnswerScores((0.0, 0.1, 0.2), (), {"colder": 1.5, "hotter": -1.0}, 3)
+    assert AnswerScores.join([CLEAN, BAD]).evidence is None
+
+
+async def test_an_audit_waits_for_room_between_its_pieces() -> None:
+    """The time that it waits is not charged."""
+    lab = Lab()
+    lab.engine.scores = [CLEAN]
+    lab.room = False
+    pausing = asyncio.create_task(lab.auditor._pause())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    lab.now += 3.0
+    assert not pausing.done()
+    lab.room = True
+    await pausing
+    assert lab.auditor._took_s == 0.0
+    lab.now += 0.5
+    lab.auditor._charge()
+    assert lab.auditor._took_s == 0.5
