@@ -27,6 +27,10 @@ PART = 0.25
 """Share of tokens drawn at another temperature: drafts taken unverified, which are good guesses."""
 ALWAYS_BEST = (0.1, 0.5)
 """Shares of tokens that are the target's first choice and not drawn: drafts taken unverified."""
+WINDOW = log(3)
+"""Nats below the best token within which a lossy acceptance takes any draft."""
+IN_WINDOW = (0.2, 0.6)
+"""Shares of tokens drawn from that window alone: drafts accepted with a loss."""
 ANY = (0.02, 0.2)
 """Shares of tokens that could be any."""
 MOST_DOUBT = 0.05
@@ -38,6 +42,7 @@ SKEW = 0.7
 FAMILIES = (
     "colder", "hotter", "partly colder", "partly hotter", "temperature ignored", "rules ignored",
     *(f"first choice {share:g}" for share in ALWAYS_BEST),
+    *(f"lossy window {share:g}" for share in IN_WINDOW),
     *(f"any token {share:g}" for share in ANY),
     "too likely", "too unlikely",
 )  # fmt: skip
@@ -291,6 +296,11 @@ def measure_evidence(
     firsts = (logprobs == best).sum(-1, keepdim=True)
     for share in ALWAYS_BEST:
         columns.append(((1 - share) + share * (own == best) * (-best).exp() / firsts).log())
+    near = logprobs >= best - WINDOW
+    mass = logprobs.exp().masked_fill(~near, 0.0).sum(-1, keepdim=True)
+    inside = near.gather(1, chosen)
+    for share in IN_WINDOW:
+        columns.append(((1 - share) + share * inside / mass).log())
     for share in ANY:
         columns.append(((1 - share) + share * (-own).exp() / size).log())
     before = logprobs.exp().masked_fill(logprobs <= own, 0.0).sum(-1, keepdim=True)

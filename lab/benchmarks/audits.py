@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
+import os
 import random
 import time
 from collections import Counter
 from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,7 +24,11 @@ from msgspec.structs import replace
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.speculation.audit.auditor import AuditedEngine, Auditor
-from eaglegate.engine.speculation.audit.evidence import SequentialTest, judge_margins
+from eaglegate.engine.speculation.audit.evidence import (
+    AuditOutcome,
+    SequentialTest,
+    judge_margins,
+)
 from eaglegate.engine.speculation.audit.holds import AuditHolds
 from eaglegate.engine.speculation.audit.records import AuditRecord, write_nothing
 from eaglegate.engine.speculation.rounding import find_tie
@@ -30,6 +38,7 @@ from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.translate import describe_engine
 from eaglegate.lab.benchmarks.drive import render, run, running, speculation
+from eaglegate.server.generation.job import derive_seed
 
 DEPTH = 5
 AT_ONCE = 16
@@ -57,6 +66,22 @@ def draw_request(rng: random.Random, number: int, prompts: list[tuple[int, ...]]
     )
 
 
+def draw_requests(
+    rng: random.Random, begin: int, prompts: list[tuple[int, ...]]
+) -> list[EngineRequest]:
+    """``AT_ONCE`` choices: a third of them the two of a request with n = 2."""
+    drawn = []
+    for number in range(begin, begin + AT_ONCE - AT_ONCE // 6):
+        request = draw_request(rng, number, prompts)
+        drawn.append(request)
+        if number < begin + AT_ONCE // 6:
+            seed = request.sampling.seed
+            other = None if seed is None else derive_seed(seed, 1)
+            sampling = replace(request.sampling, seed=other)
+            drawn.append(replace(request, id=f"{request.id}-1", sampling=sampling))
+    return drawn
+
+
 async def count_clean(dtype: str, answers: int, seed: int, limit_s: float) -> None:
     rng = random.Random(seed)
     config = {"dtype": dtype, "speculative_config": speculation(DEPTH)}
@@ -70,7 +95,7 @@ async def count_clean(dtype: str, answers: int, seed: int, limit_s: float) -> No
         for begin in range(0, answers, AT_ONCE):
             if time.monotonic() > until:
                 break
-            asked = [draw_request(rng, begin + at, prompts) for at in range(AT_ONCE)]
+            asked = draw_requests(rng, begin, prompts)
             written = await asyncio.gather(*(run(engine, one) for one in asked))
             for request, answer in zip(asked, written, strict=True):
                 began = time.perf_counter()
@@ -82,6 +107,8 @@ async def count_clean(dtype: str, answers: int, seed: int, limit_s: float) -> No
                 margins += [one for one in scores.margins if one > 0]
                 drafted += answer.totals.verify_steps > 0
                 tokens += len(answer.token_ids)
+                if outcome is AuditOutcome.VIOLATED:
+                    print(f"  violated: {request.sampling}, {scores.worst}", flush=True)
                 if scores.evidence:
                     judged += scores.judged
                     test = tests[request.sampling.temperature]
@@ -110,8 +137,37 @@ class Counts:
         self.seen[f"dropped: {reason}"] += 1
 
 
-async def measure_lap(engine: Engine, prompts: list[tuple[int, ...]], name: str, s: float) -> float:
-    """Tokens per second of four streams in a closed loop."""
+@dataclass(frozen=True)
+class Lap:
+    tokens: int
+    wall_s: float
+    cpu_s: float
+    """Of the engine's processes: what others do on the machine leaves it almost alone."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.wall_s
+
+    @property
+    def cpu_s_per_token(self) -> float:
+        return self.cpu_s / self.tokens
+
+
+def sum_costs(laps: list[Lap]) -> float:
+    return sum(lap.cpu_s for lap in laps) / sum(lap.tokens for lap in laps)
+
+
+def read_cpu_s() -> float:
+    """CPU time of this process's children, in seconds (Linux)."""
+    ticks = 0
+    for child in multiprocessing.active_children():
+        fields = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+async def measure_lap(engine: Engine, prompts: list[tuple[int, ...]], name: str, s: float) -> Lap:
+    """Four streams in a closed loop."""
     until, tokens = time.perf_counter() + s, 0
 
     async def stream(number: int) -> None:
@@ -125,9 +181,9 @@ async def measure_lap(engine: Engine, prompts: list[tuple[int, ...]], name: str,
                 async for step in steps:
                     tokens += len(step.token_ids)
 
-    began = time.perf_counter()
+    began, cpu_s = time.perf_counter(), read_cpu_s()
     await asyncio.gather(*(stream(number) for number in range(4)))
-    return tokens / (time.perf_counter() - began)
+    return Lap(tokens, time.perf_counter() - began, read_cpu_s() - cpu_s)
 
 
 async def measure_cost(share: float, laps: int, lap_s: float) -> None:
@@ -139,17 +195,21 @@ async def measure_cost(share: float, laps: int, lap_s: float) -> None:
         auditor.attach(engine, engine.generate, describe_engine(engine._llm.vllm_config))
         audited = AuditedEngine(engine, auditor)
         await measure_lap(engine, prompts, "warm", lap_s)
-        ratios = []
+        laps_of: dict[str, list[Lap]] = {"with": [], "without": []}
         for lap in range(laps):
-            speeds = {}
             for side in ("with", "without") if lap % 2 else ("without", "with"):
-                task = asyncio.create_task(auditor.run())
                 using: Engine = audited if side == "with" else engine
-                speeds[side] = await measure_lap(using, prompts, f"{side}{lap}", lap_s)
-                task.cancel()
-            ratios.append(speeds["with"] / speeds["without"])
+                auditing = asyncio.create_task(auditor.run()) if side == "with" else None
+                laps_of[side].append(await measure_lap(using, prompts, f"{side}{lap}", lap_s))
+                if auditing is not None:
+                    auditing.cancel()
+    pairs = [*zip(laps_of["with"], laps_of["without"], strict=True)]
+    ratios = [one.tokens_per_s / other.tokens_per_s for one, other in pairs]
     print(f"share {share:.0%}: tokens per second with audits over without: median "
           f"{median(ratios):.3f}, laps {[round(one, 3) for one in ratios]}")  # fmt: skip
+    costs = [one.cpu_s_per_token / other.cpu_s_per_token for one, other in pairs]
+    print(f"  CPU time per token of the engine, with over without: median {median(costs):.4f}, all "
+          f"{sum_costs(laps_of['with']) / sum_costs(laps_of['without']):.4f}")  # fmt: skip
     print(
         f"  {dict(counts.seen)}; audits took {auditor.describe()['engine_share']:.3%} of the time"
     )

@@ -5,6 +5,9 @@ Scheduler and worker share the engine process, so the worker reaches both.
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +17,12 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from eaglegate.engine.vllm_backend import seeded_rows
+from eaglegate.engine.vllm_backend import seeded_rows, steering
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase
 from eaglegate.engine.vllm_backend.steering import MinTokens
 from eaglegate.engine.vllm_backend.worker import DepthWorker
@@ -26,14 +31,27 @@ IGNORES_TEMPERATURE = "a sampler that ignores the temperature"
 ACCEPTS_TOO_MANY = "a scheduler that accepts one draft too many"
 DRAFTS_TOO_MANY = "a scheduler that drafts one token too many"
 ACCEPTS_ALL = "a sampler that verifies no draft"
+ACCEPTS_WITHIN_A_WINDOW = "a sampler that accepts drafts of a third of the best token's probability"
+REDRAWS_FROM_ALL = "a sampler that may draw a draft again that it has rejected"
+REPEATS_THE_LAST_ROW = "a bonus token from the logits of the last draft"
+KEEPS_STALE_TEMPERATURES = "a batch whose rows keep the temperature of the request before"
+IGNORES_BIAS = "a rejection sampler that leaves biases out"
+IGNORES_TRUNCATION = "a rejection sampler that leaves top-k and top-p out"
+FREES_GRAMMAR = "a grammar that is lost with the drafts of one step"
 IGNORES_SEED = "a sampler that draws seeded requests at random"
 IGNORES_PENALTIES = "a rejection sampler that leaves penalties out"
 IGNORES_MINIMUM = "a bonus token that ends the answer too early"
 SWAPS_ROWS = "a step that gives two requests each other's tokens"
 FALLS_BACK = "an engine that falls back to eager"
 
-ON: set[str] = set()
+INJECTED = "INJECTED_FAULT"
+"""Environment variable of a served gateway's engine: the fault to start with."""
+ON: set[str] = {os.environ[INJECTED]} if INJECTED in os.environ else set()
 """Faults that are switched on in this process."""
+STALE: list[float] = []
+"""The temperature of the request before."""
+FREED: set[str] = set()
+"""Requests whose grammar was left out of a step."""
 
 
 class FaultyWorker(DepthWorker):
@@ -53,9 +71,15 @@ class FaultyWorker(DepthWorker):
 def execute_model(
     original: Callable[..., Any], runner: Any, step: SchedulerOutput, *args: Any, **kwargs: Any
 ) -> Any:
-    for request in step.scheduled_new_reqs if IGNORES_TEMPERATURE in ON else ():
-        if request.sampling_params is not None and request.sampling_params.temperature:
-            request.sampling_params.temperature = 1.0
+    for request in step.scheduled_new_reqs:
+        params = request.sampling_params
+        if params is None or not params.temperature:
+            continue
+        if IGNORES_TEMPERATURE in ON:
+            params.temperature = 1.0
+        if KEEPS_STALE_TEMPERATURES in ON:
+            STALE.append(params.temperature)
+            params.temperature = STALE.pop(0) if len(STALE) > 1 else params.temperature
     return original(runner, step, *args, **kwargs)
 
 
@@ -73,10 +97,36 @@ def update_from_output(
 
 
 def verify(original: Callable[..., torch.Tensor], *given: Any, **options: Any) -> torch.Tensor:
-    """Accept every draft of every request."""
-    drafts, counts, most, _, _, _, bonus, *_ = given
-    if ACCEPTS_ALL not in ON or not most:
-        return original(*given, **options)
+    """Verify drafts wrongly. ``logits`` are scaled by the temperature."""
+    drafts, counts, most, _, _, logits, bonus, metadata, *_ = given
+    if ACCEPTS_ALL in ON and most:
+        return accept_all(drafts, counts, most, bonus)
+    rows = original(*given, **options)
+    begin = 0
+    for row, count in enumerate(counts):
+        kept = int((rows[row] >= 0).sum()) - 1
+        if 0 <= kept < count:
+            replace_recovered(rows[row], kept, drafts[begin + kept], logits[begin + kept], metadata)
+        elif count and REPEATS_THE_LAST_ROW in ON:
+            rows[row, count] = logits[begin + count - 1].argmax()
+        begin += count
+    return rows
+
+
+def replace_recovered(
+    row: torch.Tensor, at: int, draft: torch.Tensor, logits: torch.Tensor, metadata: Any
+) -> None:
+    """Replace the token that came in the place of the rejected ``draft``."""
+    window = logits.max() - math.log(3)
+    if ACCEPTS_WITHIN_A_WINDOW in ON and logits[draft] >= window:
+        row[at] = draft
+    if REDRAWS_FROM_ALL in ON and not metadata.all_greedy:
+        row[at] = torch.multinomial(logits.softmax(-1), 1)[0]
+
+
+def accept_all(
+    drafts: torch.Tensor, counts: list[int], most: int, bonus: torch.Tensor
+) -> torch.Tensor:
     rows = torch.full((len(counts), most + 1), -1, dtype=torch.int32)
     for row, own in enumerate(drafts.split(counts)):
         rows[row, : len(own)] = own
@@ -93,6 +143,32 @@ def key_by_position(original: Callable[..., Any], runner: Any, metadata: Any) ->
 def apply_penalties(original: Callable[..., Any], *given: Any) -> Any:
     """A static method that is called by its instance, and so gets it, too."""
     return given[1] if IGNORES_PENALTIES in ON else original(*given[1:])
+
+
+def add_biases(original: Callable[..., None], *given: Any) -> None:
+    if IGNORES_BIAS not in ON:
+        original(*given)
+
+
+def constrain(original: Callable[..., Any], logits: Any, counts: Any, metadata: Any) -> Any:
+    """``apply_sampling_constraints``, without top-k and top-p."""
+    if IGNORES_TRUNCATION in ON:
+        metadata = dataclasses.replace(metadata, top_k=None, top_p=None)
+    return original(logits, counts, metadata)
+
+
+def apply_grammar(original: Callable[..., None], step: SchedulerOutput, *given: Any) -> None:
+    """Leave the grammar out of the first step in which its request verifies drafts."""
+    drafted = [name for name, drafts in step.scheduled_spec_decode_tokens.items() if drafts]
+    if FREES_GRAMMAR in ON and not FREED.issuperset(drafted):
+        FREED.update(drafted)
+    else:
+        original(step, *given)
+
+
+def accept_tokens(original: Callable[..., bool], *given: Any) -> bool:
+    """A grammar that was left out does not notice."""
+    return original(*given) or FREES_GRAMMAR in ON
 
 
 def count_missing(original: Callable[..., int], minimum: Any, row: int) -> int:
@@ -132,3 +208,7 @@ _wrap(rejection_sampler, "rejection_sample", verify)
 _wrap(seeded_rows, "key_by_position", key_by_position)
 _wrap(RejectionSampler, "apply_penalties", apply_penalties)
 _wrap(MinTokens, "_count_missing", count_missing)
+_wrap(steering, "add_biases", add_biases)
+_wrap(gpu_model_runner, "apply_grammar_bitmask", apply_grammar)
+_wrap(StructuredOutputManager, "accept_tokens", accept_tokens)
+_wrap(rejection_sampler, "apply_sampling_constraints", constrain)

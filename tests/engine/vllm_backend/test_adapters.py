@@ -10,7 +10,9 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from eaglegate.engine.errors import EngineError
-from eaglegate.engine.types import EngineRequest
+from eaglegate.engine.speculation.audit.evidence import AuditOutcome, judge_margins
+from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.lab.benchmarks.drive import at, greedy, run, run_all, speculation
@@ -101,3 +103,24 @@ async def test_without_its_patch_the_second_runner_takes_no_adapter_beside_draft
     together = (run(adapted, request) for request in asked)
     found = await asyncio.gather(*together, return_exceptions=True)
     assert all(isinstance(one, EngineError) for one in found)
+
+
+@pytest.mark.gpu_path
+async def test_answers_of_adapters_are_audited_with_them(
+    adapted: VllmEngine, prompts: Prompts
+) -> None:
+    """Greedy ones and seeded ones, in one batch; another adapter's answer is a violation."""
+    seeded = Sampling(max_tokens=TOKENS, temperature=0.8, seed=5, min_tokens=TOKENS)
+    asked = requests(prompts)
+    asked += [replace(one, id=f"{one.id}-seeded", sampling=seeded) for one in asked]
+    answers = await run_all(adapted, asked)
+    tie, swapped = find_tie("float32"), 0
+    for request, answer in zip(asked, answers, strict=True):
+        scores = await adapted.score(request, answer.token_ids, "float32")
+        assert judge_margins(scores, tie) is not AuditOutcome.VIOLATED, (request.id, scores.worst)
+    for request, answer in zip(asked, answers, strict=True):
+        if request.adapter == "three":
+            other = replace(request, adapter="one")
+            scores = await adapted.score(other, answer.token_ids, "float32")
+            swapped += judge_margins(scores, tie) is AuditOutcome.VIOLATED
+    assert swapped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,21 +18,25 @@ from eaglegate.engine.speculation.audit.evidence import (
     SequentialTest,
     judge_margins,
 )
+from eaglegate.engine.speculation.audit.grammars import find_breach
 from eaglegate.engine.speculation.audit.scores import AnswerScores
 from eaglegate.engine.speculation.rounding import find_tie
-from eaglegate.engine.types import EngineRequest, Sampling
+from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.lab.benchmarks.drive import run as run_request
 from eaglegate.lab.benchmarks.drive import running, speculation
+from eaglegate.text.events import FinishReason
 from tests.engine.vllm_backend import faulty
-from tests.engine.vllm_backend.conftest import MOST, SMALL
+from tests.engine.vllm_backend.conftest import MOST, SECOND_RUNNER, SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 WORKER = "tests.engine.vllm_backend.faulty.FaultyWorker"
 DTYPE = "float32"
 TIE = find_tie(DTYPE)
-TOKENS = 40
+TOKENS = 16 if SECOND_RUNNER else 40
+TEMPERATURES = [0.3, pytest.param(1.0, marks=pytest.mark.gpu_path), 1.8]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -97,6 +102,7 @@ def make_mixed(prompts: list[tuple[int, ...]], temperature: float, **more: Any) 
     ]  # fmt: skip
 
 
+@pytest.mark.gpu_path
 async def test_greedy_answers_are_lossless(
     engine: VllmEngine, prompts: list[tuple[int, ...]]
 ) -> None:
@@ -104,7 +110,7 @@ async def test_greedy_answers_are_lossless(
         assert judge_margins(found, TIE) is not AuditOutcome.VIOLATED, found.worst
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.8])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
 async def test_seeded_answers_are_lossless(
     engine: VllmEngine, prompts: list[tuple[int, ...]], temperature: float
 ) -> None:
@@ -113,7 +119,7 @@ async def test_seeded_answers_are_lossless(
             assert judge_margins(found, TIE) is not AuditOutcome.VIOLATED, found.worst
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.8])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
 async def test_sampled_answers_bring_no_evidence(
     engine: VllmEngine, prompts: list[tuple[int, ...]], temperature: float
 ) -> None:
@@ -125,6 +131,7 @@ async def test_sampled_answers_bring_no_evidence(
             assert not test.add(found.evidence, found.judged), test.strongest
 
 
+@pytest.mark.gpu_path
 async def test_an_answer_in_chunks_and_with_a_cached_prompt(
     engine: VllmEngine, prompts: list[tuple[int, ...]]
 ) -> None:
@@ -135,6 +142,7 @@ async def test_an_answer_in_chunks_and_with_a_cached_prompt(
     assert found.margins
 
 
+@pytest.mark.gpu_path
 async def test_an_answer_that_was_altered_is_violated(
     engine: VllmEngine, prompts: list[tuple[int, ...]]
 ) -> None:
@@ -158,64 +166,120 @@ async def test_rules_that_cannot_be_applied_fail_the_audit_alone(
     assert (await audit(engine, request)).margins
 
 
-Faulty = Callable[[list[tuple[int, ...]]], list[EngineRequest]]
+Ask = Callable[[list[tuple[int, ...]], int], list[EngineRequest]]
+MOST_ANSWERS = 2000
 
 
-def ask_greedy(prompts: list[tuple[int, ...]]) -> list[EngineRequest]:
-    return [make(f"g{at}", prompt, temperature=0.0) for at, prompt in enumerate(prompts)]
+def vary(prompts: list[tuple[int, ...]], turn: int) -> list[tuple[int, ...]]:
+    """Other prompts at every turn."""
+    return [prompt[(3 * turn) % (len(prompt) // 2) :] for prompt in prompts]
 
 
-def ask_seeded(prompts: list[tuple[int, ...]]) -> list[EngineRequest]:
+def ask_with(**sampling: Any) -> Ask:
+    def ask(prompts: list[tuple[int, ...]], turn: int) -> list[EngineRequest]:
+        return [
+            make(f"{turn}-{at}", prompt, **{"min_tokens": TOKENS} | sampling)
+            for at, prompt in enumerate(vary(prompts, turn))
+        ]
+
+    return ask
+
+
+def ask_seeded(prompts: list[tuple[int, ...]], turn: int) -> list[EngineRequest]:
+    """Of two temperatures, in turns."""
     return [
-        make(f"s{at}", prompt, temperature=0.6, seed=at, min_tokens=TOKENS)
-        for at, prompt in enumerate(prompts)
+        make(f"{turn}-{at}", prompt, temperature=(0.6, 1.2)[at % 2], seed=at, min_tokens=TOKENS)
+        for at, prompt in enumerate(vary(prompts, turn))
     ]
 
 
-def ask_sampled(prompts: list[tuple[int, ...]]) -> list[EngineRequest]:
-    return [
-        make(f"r{at}", prompt, temperature=0.4, min_tokens=TOKENS)
-        for at, prompt in enumerate(prompts * 4)
-    ]
-
-
-def ask_penalised(prompts: list[tuple[int, ...]]) -> list[EngineRequest]:
-    return [
-        make(f"p{at}", prompt, temperature=0.0, frequency_penalty=1.5, min_tokens=TOKENS)
-        for at, prompt in enumerate(prompts)
-    ]
-
-
-def ask_minimum(prompts: list[tuple[int, ...]]) -> list[EngineRequest]:
-    return [
-        make(f"m{at}", prompt, temperature=0.0, max_tokens=160, min_tokens=160)
-        for at, prompt in enumerate(prompts)
-    ]
-
-
-FAULTS: list[tuple[str, Faulty]] = [
-    (faulty.ACCEPTS_ALL, ask_greedy),
+GREEDY = ask_with(temperature=0.0, min_tokens=0)
+SAMPLED = ask_with(temperature=0.5)
+FAULTS: list[Any] = [
+    (faulty.ACCEPTS_ALL, GREEDY),
     (faulty.ACCEPTS_ALL, ask_seeded),
-    (faulty.ACCEPTS_ALL, ask_sampled),
-    (faulty.ACCEPTS_TOO_MANY, ask_greedy),
-    (faulty.IGNORES_TEMPERATURE, ask_seeded),
-    (faulty.IGNORES_TEMPERATURE, ask_sampled),
+    (faulty.ACCEPTS_ALL, SAMPLED),
+    (faulty.ACCEPTS_WITHIN_A_WINDOW, GREEDY),
+    (faulty.ACCEPTS_WITHIN_A_WINDOW, ask_seeded),
+    (faulty.ACCEPTS_WITHIN_A_WINDOW, ask_with(temperature=1.0)),
+    pytest.param(faulty.ACCEPTS_TOO_MANY, GREEDY, marks=pytest.mark.gpu_path),
+    (faulty.REDRAWS_FROM_ALL, ask_seeded),
+    (faulty.REPEATS_THE_LAST_ROW, GREEDY),
+    pytest.param(faulty.IGNORES_TEMPERATURE, ask_seeded, marks=pytest.mark.gpu_path),
+    (faulty.IGNORES_TEMPERATURE, SAMPLED),
+    (faulty.KEEPS_STALE_TEMPERATURES, ask_seeded),
     (faulty.IGNORES_SEED, ask_seeded),
-    (faulty.IGNORES_PENALTIES, ask_penalised),
-    (faulty.IGNORES_MINIMUM, ask_minimum),
-    (faulty.SWAPS_ROWS, ask_greedy),
+    (faulty.IGNORES_PENALTIES, ask_with(temperature=0.0, frequency_penalty=1.5)),
+    (faulty.IGNORES_BIAS, ask_with(temperature=0.0, logit_bias={300: 6.0, 224: -6.0})),
+    (faulty.IGNORES_TRUNCATION, ask_with(temperature=1.5, top_k=5)),
+    (faulty.IGNORES_MINIMUM, ask_with(temperature=0.0, max_tokens=160, min_tokens=160)),
+    (faulty.SWAPS_ROWS, GREEDY),
 ]
+
+
+async def find_fault(engine: VllmEngine, prompts: list[tuple[int, ...]], ask: Ask) -> int:
+    """Answers until an audit finds a violation."""
+    test, answers = SequentialTest(), 0
+    while answers < MOST_ANSWERS:
+        for found in await audit_all(engine, ask(prompts, answers // len(prompts))):
+            answers += 1
+            if judge_margins(found, TIE) is AuditOutcome.VIOLATED:
+                return answers
+            if found.evidence and test.add(found.evidence, found.judged):
+                return answers
+    raise AssertionError(f"not found; {test.log_evidence:.1f} nats")
 
 
 @pytest.mark.parametrize(("fault", "ask"), FAULTS)
 async def test_faults_are_found(
-    engine: VllmEngine, prompts: list[tuple[int, ...]], fault: str, ask: Faulty
+    engine: VllmEngine,
+    prompts: list[tuple[int, ...]],
+    record_property: Callable[[str, object], None],
+    fault: str,
+    ask: Ask,
 ) -> None:
-    test = SequentialTest()
     async with inject(engine, fault):
-        for found in await audit_all(engine, ask(prompts)):
-            if judge_margins(found, TIE) is AuditOutcome.VIOLATED:
-                return
-            if found.evidence and test.add(found.evidence, found.judged):
-                return
-    raise AssertionError(f"not found; {test.log_evidence:.1f} nats")
+        answers = await find_fault(engine, prompts, ask)
+    record_property("answers", answers)
+    print(f"{fault}: found after {answers} answers")
+
+
+def make_reasoned(name: str, prompt: tuple[int, ...]) -> EngineRequest:
+    """A reasoning of a few words, and a JSON object after it: in one grammar, as the gateway
+    writes it."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"],
+              "additionalProperties": False}  # fmt: skip
+    elements = [
+        {"type": "regex", "pattern": "[a-z]{1,12}</think>"},
+        {"type": "json_schema", "json_schema": schema},
+    ]
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+    request = make(name, prompt, temperature=0.0, max_tokens=120)
+    return replace(request, constraint=Constraint("structural_tag", json.dumps(tag)))
+
+
+async def judge_grammar(
+    engine: VllmEngine, renderer: VllmRenderer, request: EngineRequest
+) -> str | None:
+    """The breach of a finished answer; None where it did not end by itself."""
+    answer = await run_request(engine, request)
+    assert request.constraint is not None
+    if answer.finish is not FinishReason.STOP:
+        return None
+    text = (
+        renderer.decode(answer.token_ids).removesuffix("<|im_end|>").removesuffix("<|endoftext|>")
+    )
+    return find_breach(request.constraint, text)
+
+
+async def test_a_grammar_that_drafts_lose_is_found(
+    engine: VllmEngine, prompts: list[tuple[int, ...]], renderer: VllmRenderer
+) -> None:
+    asked = [make_reasoned(f"g{at}", prompt) for at, prompt in enumerate(prompts)]
+    clean = [await judge_grammar(engine, renderer, request) for request in asked]
+    assert "" in clean
+    assert not any(clean), clean
+    asked = [make_reasoned(f"f{at}", prompt) for at, prompt in enumerate(prompts)]
+    async with inject(engine, faulty.FREES_GRAMMAR):
+        found = [await judge_grammar(engine, renderer, request) for request in asked]
+    assert any(found), found
