@@ -4,13 +4,12 @@ collapse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eaglegate.engine.events import Ending
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import Arm
 from eaglegate.text.events import Outcome
 
@@ -19,18 +18,6 @@ if TYPE_CHECKING:
 
 FAILURES = (Ending.ENGINE, Ending.ERROR, Ending.TIMEOUT)
 TOOL_FAILURES = (Outcome.SCHEMA_MISMATCH, Outcome.MALFORMED, Outcome.UNKNOWN_TOOL)
-
-
-class Traffic(Protocol):
-    """The gateway's traffic, as far as a canary looks at it."""
-
-    def watch_requests(self, listener: Callable[[RequestRecord], None] | None) -> None:
-        """Call ``listener`` with every request that has ended. None stops the calls."""
-        ...
-
-    def total_of(self, draft: str) -> Totals:
-        """Sum up all steps so far that the draft with this fingerprint served."""
-        ...
 
 
 class ChangeRefused(Exception):

@@ -24,7 +24,6 @@ from eaglegate.canary.arms import (
     CanaryChange,
     Collapsed,
     Interrupted,
-    Traffic,
     measure_ending,
     measure_request,
 )
@@ -41,6 +40,7 @@ from eaglegate.engine.types import Arm
 
 if TYPE_CHECKING:
     from eaglegate.observability.observation import RequestRecord
+    from eaglegate.observability.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Canary:
         self,
         plan: CanaryPlan,
         change: CanaryChange,
-        traffic: Traffic,
+        traffic: Telemetry,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         draws: random.Random | None = None,
     ) -> None:

@@ -14,7 +14,6 @@ from eaglegate.canary.arms import (
     Collapsed,
     CollapseLimits,
     Interrupted,
-    Traffic,
 )
 from eaglegate.canary.rules import PromotedRules, RulesChange
 from eaglegate.engine.base import DraftVersion
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from eaglegate.canary.workers import WorkerChange
     from eaglegate.engine.fleet.fleet import Fleet
     from eaglegate.observability.observation import RequestRecord
+    from eaglegate.observability.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class DraftChange:
         self,
         path: str,
         drafts: DraftManager,
-        traffic: Traffic,
+        traffic: Telemetry,
         limits: CollapseLimits | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -166,7 +166,7 @@ class DraftChange:
 class CanaryChanges:
     """Makes what a canary of this gateway can try."""
 
-    traffic: Traffic
+    traffic: Telemetry
     policy: SpeculationPolicy
     memory: PromotedRules
     losses: Callable[[], Iterable[EngineLoss]] = tuple

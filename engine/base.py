@@ -220,33 +220,6 @@ class DraftSwap:
 DraftListener = Callable[[DraftVersion, DraftSwap], None]
 
 
-class DraftSource(Protocol):
-    """Knows which draft serves (``eaglegate.engine.speculation.swap.DraftManager``)."""
-
-    @property
-    def serving(self) -> DraftVersion | None: ...
-
-    def watch(self, listener: DraftListener) -> None:
-        """Call it after every swap."""
-        ...
-
-
-class DraftControl(DraftSource, Protocol):
-    """Exchanges the draft at an operator's word. All raise DraftRefused and EngineError."""
-
-    async def swap(self, source: str, *, trial: bool = False) -> DraftSwap:
-        """Serve the draft in the folder ``source``; a trial ends with a restart."""
-        ...
-
-    async def rollback(self) -> DraftSwap:
-        """End a trial, or serve the draft before."""
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """The versions and the last swaps."""
-        ...
-
-
 class Renderer(Protocol):
     """The model's tokenizer and chat template. Thread-safe; raises ValueError on bad messages."""
 

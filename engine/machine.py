@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from eaglegate.engine.gpus import GpuDevice, list_gpus
 from eaglegate.engine.vllm_contract import find_vllm
@@ -42,15 +42,6 @@ class GpuReading:
     utilization: float | None
     """0..1: the share of time in which a kernel ran."""
     power_watts: float | None
-
-
-class GpuMonitor(Protocol):
-    """One GPU; ``index`` is NVML's, which CUDA_VISIBLE_DEVICES does not change."""
-
-    @property
-    def index(self) -> int: ...
-
-    def read(self) -> GpuReading: ...
 
 
 def inspect_machine() -> Machine:
@@ -118,7 +109,7 @@ def read_text(path: str | Path) -> str:
         return ""
 
 
-def find_gpu_monitors() -> tuple[GpuMonitor, ...]:
+def find_gpu_monitors() -> tuple[NvmlGpu, ...]:
     """The GPUs that NVML can read; none without a driver or without nvidia-ml-py."""
     try:
         nvml = import_module("pynvml")
@@ -134,7 +125,7 @@ def find_gpu_monitors() -> tuple[GpuMonitor, ...]:
 
 
 class NvmlGpu:
-    """A GPU behind an initialised ``pynvml``."""
+    """One GPU; ``index`` is NVML's, which CUDA_VISIBLE_DEVICES does not change."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         self.index = index

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.base import (
-    DraftSource,
     DraftSwap,
     DraftVersion,
     SupportsPlanning,
     SupportsUnclaimed,
 )
 from eaglegate.engine.events import Observation, RequestFacts
-from eaglegate.engine.machine import GpuMonitor
+from eaglegate.engine.machine import NvmlGpu
 from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
@@ -53,14 +52,8 @@ from eaglegate.observability.windows import SliceWindows
 if TYPE_CHECKING:
     from eaglegate.capture.capture import RequestCapture
     from eaglegate.capture.redaction import Decode
-
-
-class Explanations(Protocol):
-    """Keeps what explains a request (``explain.ExplanationRing``)."""
-
-    def add(self, observation: RequestObservation, record: RequestRecord) -> None: ...
-
-    def add_audit(self, record: AuditRecord) -> None: ...
+    from eaglegate.engine.speculation.swap import DraftManager
+    from eaglegate.observability.explain import ExplanationRing
 
 
 PlannerReader = Callable[[int], Awaitable[Mapping[str, Any]]]
@@ -81,7 +74,7 @@ class Telemetry:
         settings: TelemetrySettings,
         registry: CollectorRegistry | None = None,
         clock: MonotonicClock = time.perf_counter,
-        gpus: tuple[GpuMonitor, ...] = (),
+        gpus: tuple[NvmlGpu, ...] = (),
     ) -> None:
         self.settings = settings
         self.registry = registry or CollectorRegistry()
@@ -97,7 +90,7 @@ class Telemetry:
         self._drafts = RecentNames(settings.drafts)
         self._by_draft: dict[str, Totals] = {}
         self._listener: Callable[[RequestRecord], None] | None = None
-        self._explanations: Explanations | None = None
+        self._explanations: ExplanationRing | None = None
         self.draft_holds: list[DraftHold] = []
         """Depths that are held off because they killed engines."""
         self.draft = NO_DRAFT
@@ -247,7 +240,7 @@ class Telemetry:
         for group in self.groups:
             group.record_parser(purpose, parser, source)
 
-    def watch_drafts(self, drafts: DraftSource | None) -> None:
+    def watch_drafts(self, drafts: DraftManager | None) -> None:
         """Count by the draft that serves, from now on and after every swap."""
         if drafts is None:
             return
@@ -259,7 +252,7 @@ class Telemetry:
         """Call it with every request that has ended; None ends it."""
         self._listener = listener
 
-    def keep_explanations(self, explanations: Explanations) -> None:
+    def keep_explanations(self, explanations: ExplanationRing) -> None:
         """Give every request that ends to ``explanations``."""
         self._explanations = explanations
 

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.fleet.types import WorkerStatus
-from eaglegate.engine.machine import GpuMonitor
+from eaglegate.engine.machine import NvmlGpu
 from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
@@ -87,7 +87,7 @@ class MetricScope:
     settings: TelemetrySettings
     book: SliceWindows
     clock: MonotonicClock
-    gpus: tuple[GpuMonitor, ...]
+    gpus: tuple[NvmlGpu, ...]
     unclaimed: Callable[[], Iterable[tuple[str, Totals]]]
     """Steps that each engine made for requests whose client had left."""
     running: Callable[[], Iterable[Labels]]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from eaglegate.capture.limits import FULL, HASHES, MODES, CaptureLimits
-from eaglegate.engine.base import DraftSource, ResilientEngine, ScoresAnswers
+from eaglegate.engine.base import ResilientEngine, ScoresAnswers
 from eaglegate.engine.speculation.audit.auditor import Auditor
 from eaglegate.engine.speculation.audit.files import EvidenceFolder
 from eaglegate.engine.speculation.audit.records import EvidenceWriter, write_nothing
@@ -21,6 +21,7 @@ from eaglegate.server.settings import Settings
 if TYPE_CHECKING:
     from eaglegate.capture.capture import RequestCapture
     from eaglegate.capture.redaction import Redactor
+    from eaglegate.engine.speculation.swap import DraftManager
 
 SMALLEST_BYTES = 1 << 20
 
@@ -141,7 +142,7 @@ def open_audit(
     namespace: argparse.Namespace,
     model: str,
     engine: ResilientEngine,
-    drafts: DraftSource | None,
+    drafts: DraftManager | None,
     make: Callable[[float, EvidenceWriter], Auditor],
 ) -> Auditor | None:
     """``make`` takes the share and a writer of evidence.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import orjson
 from sqlalchemy import (
@@ -50,10 +50,8 @@ ITEMS = Table(
 )
 
 
-class RunQuery(Protocol):
-    """Does ``work`` where the database is used. Raises StoreFailed."""
-
-    def __call__(self, what: str, work: Any, *given: object) -> Awaitable[Any]: ...
+RunQuery = Callable[..., Awaitable[Any]]
+"""Does work where the database is used: ``run(what, work, *given)``. Raises StoreFailed."""
 
 
 def remove_old(connection: Connection, oldest: float) -> None:

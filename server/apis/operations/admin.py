@@ -16,9 +16,10 @@ from eaglegate.canary.arms import CanaryChange, ChangeRefused
 from eaglegate.canary.canary import CanaryBusy, CanaryPlan, CanaryRunner
 from eaglegate.canary.changes import CanaryChanges
 from eaglegate.canary.sequential import CanaryRules
-from eaglegate.engine.base import AppliedDepth, DraftControl, DraftSwap
+from eaglegate.engine.base import AppliedDepth, DraftSwap
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineFailed
 from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
+from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.server.apis.shared.fields import RequestModel
 from eaglegate.server.apis.shared.gateway import Controls, Gateway
 from eaglegate.server.apis.shared.openapi import describe_body
@@ -255,7 +256,7 @@ def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
         return {"canary": canaries.describe()}
 
 
-def _require_drafts(gateway: Gateway) -> DraftControl:
+def _require_drafts(gateway: Gateway) -> DraftManager:
     drafts = require_controls(gateway).drafts
     if drafts is None:
         workers = ", ".join(worker.name for worker in gateway.workers())
@@ -305,7 +306,7 @@ def _make_rules_change(
     return changes.try_rules(rules, given.share)
 
 
-async def _change_draft(drafts: DraftControl, change: Awaitable[DraftSwap]) -> dict[str, Any]:
+async def _change_draft(drafts: DraftManager, change: Awaitable[DraftSwap]) -> dict[str, Any]:
     with _convert_draft_errors():
         done = await change
     return {"swap": asdict(done), **drafts.describe()}

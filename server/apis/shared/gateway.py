@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eaglegate.canary.canary import CanaryRunner
-from eaglegate.engine.base import AppliedDepth, DraftControl, SupportsPlanning
+from eaglegate.engine.base import AppliedDepth, SupportsPlanning
 from eaglegate.engine.events import NullObserver, Observer
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.audit.auditor import Auditor
+from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss
 from eaglegate.server.access.budget import RequestBudget
@@ -34,7 +35,7 @@ class Controls:
     """Read keys and limits again; returns what is in force. Raises ConfigError."""
     bound_depth: Callable[[int], Awaitable[AppliedDepth]]
     """Bound the depth of every request, running ones too."""
-    drafts: DraftControl | None = None
+    drafts: DraftManager | None = None
     """Exchanges the engine's draft; None where no engine of this process has one."""
     canaries: CanaryRunner | None = None
     """Tries drafts on live traffic, likewise."""
