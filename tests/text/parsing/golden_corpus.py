@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from _pytest.mark.structures import ParameterSet
 from eaglegate.text.events import FinishReason, Outcome
 
 FOLDER = Path(__file__).parent / "golden"
+ALONE = {"openai", "reasoning_openai_gptoss", "kimi_k3", "inkling", "muse_glimmer"}
+"""Formats that frame whole messages: calls and thinking are read by the same frame."""
 _MACRO = re.compile(r"⟦(?P<how>file|json) (?P<size>\d+)⟧")
 _PIECE = re.compile(r"⟪(?P<token>.+?)⟫|(?P<cut>¦)|(?P<text>[^⟪¦]+)", re.DOTALL)
 
@@ -65,8 +67,15 @@ class Format:
 @dataclass(frozen=True)
 class Case:
     format: Format
+    """With what the case says otherwise."""
     name: str
     note: str
+    source: str
+    """Where the output is from. Empty: it is an example of the format's definition."""
+    unseen: bool
+    """Whether the output was found after the parsers were written."""
+    shown: bool
+    """Whether the reading is known not to be what the model meant."""
     pieces: tuple[Piece, ...]
     cut_after: tuple[int, ...]
     """The case's own cuts of the output, in bytes of its text."""
@@ -81,6 +90,13 @@ class Case:
     @property
     def id(self) -> str:
         return f"{self.format.name}-{self.name}"
+
+    @property
+    def output(self) -> str:
+        """The output as a case writes it, without its cuts."""
+        return "".join(
+            f"⟪{piece.token}⟫" if isinstance(piece, Marker) else piece for piece in self.pieces
+        )
 
     @property
     def size(self) -> int:
@@ -155,19 +171,87 @@ def _case(form: Format, described: Mapping[str, Any], tools: Mapping[str, Any]) 
     pieces, cuts = _pieces(described["output"])
     finish = FinishReason(described.get("finish", "stop"))
     return Case(
-        format=form,
+        format=_form(form, described),
         name=described["name"],
         note=described.get("note", ""),
+        source=described.get("source", ""),
+        unseen=described.get("unseen", False),
+        shown=described.get("shown", False),
         pieces=pieces,
         cut_after=cuts,
         starts_in=described.get("starts_in", "content"),
         finish=finish,
         eos=described.get("eos", finish is FinishReason.STOP and form.eos is not None),
-        tools={name: tools[name] for name in described.get("tools", tools)},
+        tools=_tools(described.get("tools", list(tools)), tools),
         reasoning=_expanded(described.get("reasoning", "")),
         content=_expanded(described.get("content", "")),
         calls=tuple(_calls(described.get("calls", []))),
     )
+
+
+def _form(form: Format, described: Mapping[str, Any]) -> Format:
+    """The format with the added tokens and the reasoning parser that a case names itself."""
+    if "markers" in described:
+        form = replace(form, markers=tuple(described["markers"]), special=())
+    return replace(form, reasoning_parser=described.get("reasoning_parser", form.reasoning_parser))
+
+
+def _tools(chosen: Any, usual: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Some of the usual tools by their names, or a case's own."""
+    own: Mapping[str, Any] = chosen if isinstance(chosen, dict) else {n: usual[n] for n in chosen}
+    return own
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def written_case(
+    parser: str,
+    output: str,
+    calls: Sequence[tuple[str, Any, str]] = (),
+    content: str = "",
+    reasoning: str = "",
+    *,
+    thinks: str | None = None,
+    finish: FinishReason = FinishReason.STOP,
+    tools: Mapping[str, Any] | None = None,
+) -> Case:
+    """A case that a test writes, in a vocabulary of the markers that its output has as tokens.
+
+    ``calls`` are names, arguments as objects or as text, and outcomes.
+    """
+    pieces, cuts = _pieces(output)
+    markers = tuple(dict.fromkeys(piece.token for piece in pieces if isinstance(piece, Marker)))
+    return Case(
+        format=Format(parser, (parser,), thinks, "json", None, markers, ()),
+        name="written",
+        note="",
+        source="",
+        unseen=False,
+        shown=False,
+        pieces=pieces,
+        cut_after=cuts,
+        starts_in="content",
+        finish=finish,
+        eos=False,
+        tools=usual_tools() if tools is None else tools,
+        reasoning=reasoning,
+        content=content,
+        calls=tuple(
+            Call(
+                name, given if isinstance(given, str) else json.dumps(given), Outcome(outcome), None
+            )
+            for name, given, outcome in calls
+        ),
+    )
+
+
+@cache
+def usual_tools() -> Mapping[str, Any]:
+    """The tools that a case is offered which names none."""
+    loaded: Mapping[str, Any] = _yaml(FOLDER / "tools.yaml")
+    return loaded
 
 
 def _yaml(path: Path) -> Any:
@@ -176,30 +260,29 @@ def _yaml(path: Path) -> Any:
 
 
 @cache
+def _files() -> tuple[tuple[Format, tuple[Case, ...]], ...]:
+    tools = usual_tools()
+    paths = [path for path in sorted(FOLDER.glob("*.yaml")) if path.name != "tools.yaml"]
+    return tuple(_file(path, tools) for path in paths)
+
+
+@cache
 def corpus() -> tuple[Case, ...]:
     """Every case of every file."""
-    tools = _yaml(FOLDER / "tools.yaml")
-    cases: list[Case] = []
-    for path in sorted(FOLDER.glob("*.yaml")):
-        if path.name != "tools.yaml":
-            cases += _file(path, tools)
-    return tuple(cases)
+    return tuple(case for _, cases in _files() for case in cases)
 
 
 def formats() -> dict[str, Format]:
-    """The formats that have cases, by name."""
-    return {case.format.name: case.format for case in corpus()}
+    """The formats as the heads of their files describe them, by name."""
+    return {form.name: form for form, _ in _files()}
 
 
 def by_format() -> list[ParameterSet]:
     """The cases of each format as one parameter: thousands of tests cost more than their cases."""
-    files: dict[str, list[Case]] = {}
-    for case in corpus():
-        files.setdefault(case.format.name, []).append(case)
-    return [pytest.param(cases, id=name) for name, cases in files.items()]
+    return [pytest.param(cases, id=form.name) for form, cases in _files()]
 
 
-def _file(path: Path, tools: Mapping[str, Any]) -> list[Case]:
+def _file(path: Path, tools: Mapping[str, Any]) -> tuple[Format, tuple[Case, ...]]:
     described = _yaml(path)
     form = Format(
         name=path.stem,
@@ -210,4 +293,4 @@ def _file(path: Path, tools: Mapping[str, Any]) -> list[Case]:
         markers=tuple(described["markers"]),
         special=tuple(described["special"]),
     )
-    return [_case(form, case, tools) for case in described["cases"]]
+    return form, tuple(_case(form, case, tools) for case in described["cases"])

@@ -55,6 +55,15 @@ def cuttings(ids: Sequence[int], own: Sequence[int], eos: int | None) -> Iterato
         yield Cutting(f"random, seed {seed}", randomly(whole, seed))
 
 
+def in_steps(ids: Sequence[int], eos: int | None) -> Iterator[Cutting]:
+    """1 to 8 tokens a step, all in one, and at random."""
+    whole = (*ids, *(() if eos is None else (eos,)))
+    for size in range(1, 9):
+        yield Cutting(f"{size} a step", every(whole, size))
+    yield Cutting("all in one", every(whole, len(whole) or 1))
+    yield Cutting("random, seed 1", randomly(whole, 1))
+
+
 def every_split(ids: Sequence[int], eos: int | None) -> Iterator[Cutting]:
     """Cuttings into two parts, one at every place."""
     whole = (*ids, *(() if eos is None else (eos,)))

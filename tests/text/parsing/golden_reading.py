@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 
 from tokenizers import Tokenizer
 
@@ -19,10 +20,11 @@ from eaglegate.text.events import (
 )
 from eaglegate.text.parsing.answer import make_parser
 from eaglegate.text.parsing.parser import Parser
+from eaglegate.text.parsing.registry import reasoning_format
 from eaglegate.text.parsing.vocabulary import Vocabulary
-from tests.text.parsing.golden_corpus import Call, Case, Format
-from tests.text.parsing.golden_cuts import Cutting
-from tests.text.parsing.golden_json import complete, same_json
+from tests.text.parsing.golden_corpus import ALONE, Call, Case, Format, Marker
+from tests.text.parsing.golden_cuts import Cutting, in_steps
+from tests.text.parsing.golden_json import same_json
 from tests.text.parsing.golden_tokenizer import encode, format_tokenizer
 
 
@@ -42,10 +44,10 @@ def known(form: Format) -> tuple[Tokenizer, Vocabulary]:
     return made, Vocabulary.from_tokenizers(made)
 
 
-def output(case: Case) -> tuple[list[int], int | None, list[int]]:
+def output(case: Case, *, in_letters: bool = False) -> tuple[list[int], int | None, list[int]]:
     """The token ids, the end-of-sequence id, and the cuts the case asks for, as token counts."""
     made, vocabulary = known(case.format)
-    ids = encode(made, case.pieces)
+    ids = encode(made, case.pieces, in_letters=in_letters)
     eos = made.token_to_id(case.format.eos) if case.eos and case.format.eos else None
     ends, size = [], 0
     for token_id in ids:
@@ -155,11 +157,9 @@ def differing(where: str, wanted: Call, got: Call, as_json: bool) -> Iterator[st
 
 
 def same_arguments(wanted: Call, got: Call, as_json: bool) -> bool:
-    if not as_json or wanted.arguments == got.arguments:
-        return wanted.arguments == got.arguments
-    if wanted.outcome == "truncated":
-        return same_json(complete(wanted.arguments), complete(got.arguments))
-    return same_json(wanted.arguments, got.arguments)
+    return wanted.arguments == got.arguments or (
+        as_json and same_json(wanted.arguments, got.arguments)
+    )
 
 
 def shown(text: str) -> str:
@@ -192,6 +192,42 @@ def check(case: Case, cuts: Iterator[Cutting], tool_parser: str | None) -> None:
         elif stream != first[1] and not problems:
             problems = [f"the stream differs from that of: {first[0].name}"]
         assert not problems, described(case, cutting, problems)
+
+
+def check_steps(case: Case) -> None:
+    """Read a case in tokens of words and of letters, 1 to 8 of them a step.
+
+    In letters it comes as others send it: the end-of-sequence token is not there, and a case
+    without thinking is read without a reasoning parser.
+    """
+    ids, eos, _ = output(case)
+    check(case, in_steps(ids, eos), main_parser(case))
+    bare = as_others_send(case)
+    ids, eos, _ = output(bare, in_letters=True)
+    check(bare, islice(in_steps(ids, eos), 8), main_parser(bare))
+
+
+def read_steps(case: Case) -> Iterator[list[ParserEvent]]:
+    """The streams of a case in tokens of words and of letters, 1 to 8 of them a step."""
+    for in_letters in (False, True):
+        ids, eos, _ = output(case, in_letters=in_letters)
+        for cutting in islice(in_steps(ids, eos), 8 if in_letters else None):
+            yield read(case, cutting, main_parser(case))[0]
+
+
+def readings(case: Case) -> list[Reading]:
+    """What ``read_steps`` adds up to, for outputs of which only a part of the reading matters."""
+    return [fold(events, "") for events in read_steps(case)]
+
+
+def as_others_send(case: Case) -> Case:
+    """The case without its end-of-sequence token and a reasoning parser that reads nothing."""
+    form = case.format
+    markers = {Marker(marker) for marker in reasoning_format(form.reasoning_parser).markers}
+    thinks = case.reasoning or case.starts_in == "reasoning" or markers.intersection(case.pieces)
+    if not thinks and form.name not in ALONE:
+        form = replace(form, reasoning_parser=None)
+    return replace(case, format=form, eos=False)
 
 
 def check_all(cases: Sequence[Case], check_one: Callable[[Case], None]) -> None:

@@ -11,9 +11,9 @@ from eaglegate.text.events import FinishReason
 from eaglegate.text.parsing.answer import make_parser
 from eaglegate.text.parsing.fold import fold
 from eaglegate.text.parsing.vocabulary import Vocabulary
-from tests.text.parsing.golden_corpus import Marker, pieces_of
+from tests.text.parsing.golden_corpus import Marker, pieces_of, usual_tools, written_case
+from tests.text.parsing.golden_reading import check_steps, readings
 from tests.text.parsing.golden_tokenizer import encode, tokenizer
-from tests.text.parsing.test_damaged import TOOLS, Damage, check, read
 
 SHAPES = {
     "minimax_m2": (
@@ -73,7 +73,7 @@ class Writer:
         wanted = [
             (name, *rest) if len(rest) == 2 else (name, *rest, "valid") for name, *rest in calls
         ]
-        check(Damage("", self.parser, output, tuple(wanted), content, **options))
+        check_steps(written_case(self.parser, output, tuple(wanted), content, **options))
 
 
 def plain(text: str) -> str:
@@ -167,7 +167,7 @@ def test_opening_tags_before_another_call(parser):
 def test_a_call_behind_a_value_that_is_not_closed_is_never_valid(parser):
     w = Writer(parser)
     output = w.section(w.open("city", "city"), "Oslo\n", w.call("city", city="Rome"))
-    for folded in read(Damage("", parser, output)):
+    for folded in readings(written_case(parser, output)):
         (call,) = folded.calls
         assert (call.name, str(call.outcome)) == ("city", "malformed")
 
@@ -189,7 +189,7 @@ def test_a_value_that_swallows_tags_for_want_of_another_is_never_valid(parser, l
         "opening": w.section(w.call("city", city="Oslo"), second.removeprefix(w.begin("write"))),
         "closing": w.section(w.call("city", city="Oslo").replace(w.end, "x" + w.end)),
     }[lost]
-    for folded in read(Damage("", parser, output)):
+    for folded in readings(written_case(parser, output)):
         assert str(folded.calls[0].outcome) == "malformed"
 
 
@@ -211,7 +211,7 @@ def test_any_mixture_reads_alike_at_every_cutting(parser):
     for _ in range(150):
         output = w.section(*rng.choices(pieces, k=rng.randrange(1, 8)))
         for finish in (FinishReason.STOP, FinishReason.LENGTH):
-            first, *others = read(Damage("", parser, output, finish=finish))
+            first, *others = readings(written_case(parser, output, finish=finish))
             for other in others:
                 assert (other.content, _calls(other)) == (first.content, _calls(first)), output
 
@@ -227,7 +227,7 @@ def test_text_between_calls_costs_the_same_a_token(parser):
     used = [piece.token for piece in pieces_of(w.section()) if isinstance(piece, Marker)]
     made = tokenizer(tuple(dict.fromkeys(used)))
     vocabulary = Vocabulary.from_tokenizers(made)
-    tools = [{"name": name, "parameters": schema} for name, schema in TOOLS.items()]
+    tools = [{"name": name, "parameters": schema} for name, schema in usual_tools().items()]
 
     def seconds(num: int) -> float:
         parts = [w.call("city", city="Oslo"), "And:\n"] * num

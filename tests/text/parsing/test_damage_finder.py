@@ -2,7 +2,7 @@
 
 The damaged answers read alike at every cutting. None holds a valid call that the answer does not
 hold, unless the damage is inside a value, where nobody can know of it, or adds a whole call. The
-answers are those of ``shapes.yaml``.
+answers are the golden cases whose source is ``shapes``.
 """
 
 from __future__ import annotations
@@ -17,36 +17,54 @@ import pytest
 
 from eaglegate.text.events import FinishReason
 from tests.text.parsing.damages import PIECE, STRAY, Change, canonical, find_structural
-from tests.text.parsing.golden_reading import joined
-from tests.text.parsing.test_damaged import Damage, check, read_events, read_once
-from tests.text.parsing.test_reported import SHAPES, damage_of
+from tests.text.parsing.golden_corpus import Case, corpus, usual_tools, written_case
+from tests.text.parsing.golden_reading import (
+    as_others_send,
+    check_steps,
+    fold,
+    joined,
+    main_parser,
+    read_steps,
+)
 
-TOOLS = SHAPES["tools"]
-ANSWERS = {case["name"]: damage_of(case, TOOLS) for case in SHAPES["ordinary"]}
+
+def rewritten(case: Case, output: str, finish: FinishReason = FinishReason.STOP) -> Case:
+    """The case with another output."""
+    calls = [(call.name, call.arguments, call.outcome) for call in case.calls]
+    thinks = as_others_send(case).format.reasoning_parser
+    parser = main_parser(case)
+    assert parser
+    return written_case(
+        parser, output, calls, case.content, case.reasoning, thinks=thinks, finish=finish
+    )
+
+
+ANSWERS = {case.id: case for case in corpus() if case.source == "shapes"}
 ENCODED = {
     name: case
     for name, case in ANSWERS.items()
-    if any(len(arguments) > 2 and arguments in case.output for _, arguments, _ in case.calls)
+    if any(len(call.arguments) > 2 and call.arguments in case.output for call in case.calls)
 }
 """Answers that hold their arguments exactly as the client gets them."""
 
 
-def encode_twice(case: Damage, between: str) -> Damage:
+def encode_twice(case: Case, between: str) -> Case:
     """The same call with its arguments in a string."""
     output, calls = case.output, []
-    for name, arguments, outcome in case.calls:
+    for call in case.calls:
+        arguments = call.arguments
         if arguments in output and len(arguments) > 2:
             spaced = arguments.replace(", ", between)
             output = output.replace(arguments, json.dumps(spaced, ensure_ascii=False), 1)
             arguments = spaced
-        calls.append((name, arguments, outcome))
-    return replace(case, output=output, calls=tuple(calls))
+        calls.append(replace(call, arguments=arguments))
+    return rewritten(replace(case, calls=tuple(calls)), output)
 
 
 @pytest.mark.parametrize("between", [", ", ",", ", \n  "], ids=["blank", "none", "line"])
 @pytest.mark.parametrize("name", ENCODED)
 def test_arguments_that_are_encoded_twice(name: str, between: str) -> None:
-    check(encode_twice(ANSWERS[name], between))
+    check_steps(encode_twice(ANSWERS[name], between))
 
 
 def damaged(output: str, dice: random.Random) -> Iterator[str]:
@@ -65,7 +83,7 @@ def check_damage(name: str, num: int) -> None:
     case, dice = ANSWERS[name], random.Random(name)
     for _, output in zip(range(num), damaged(case.output, dice), strict=False):
         finish = dice.choice([FinishReason.STOP, FinishReason.LENGTH])
-        answers = read_events(replace(case, output=output, finish=finish))
+        answers = read_steps(rewritten(case, output, finish))
         first, *others = (joined(events, written_ids=False) for events in answers)
         assert all(other == first for other in others), output
 
@@ -84,14 +102,14 @@ def test_much_damage_reads_alike_at_every_cutting(name: str) -> None:
 def find_wrong(name: str, num: int) -> list[Change]:
     """Structural damages of an answer after which a call is valid that is not in it."""
     case = ANSWERS[name]
-    pairs = [(called, arguments) for called, arguments, _ in case.calls]
+    pairs = [(call.name, call.arguments) for call in case.calls]
     wanted = Counter(canonical(*pair) for pair in pairs)
     changes = find_structural(case.output, pairs)
     random.Random(name).shuffle(changes)
     wrong = []
     for change in changes[:num]:
-        read = read_once(replace(case, output=change.output))
-        valid = [call for call in read.calls if call.outcome == "valid"]
+        events = next(read_steps(rewritten(case, change.output)))
+        valid = [call for call in fold(events, "").calls if call.outcome == "valid"]
         got = Counter(canonical(call.name, call.arguments) for call in valid)
         if got - wanted and not _is_call(change):
             wrong.append(change)
@@ -101,7 +119,7 @@ def find_wrong(name: str, num: int) -> list[Change]:
 def _is_call(change: Change) -> bool:
     """Whether a tag was added that opens a call of an offered tool."""
     adds = change.kind in ("insert", "double")
-    return adds and any(f"={tool}>" in change.piece for tool in TOOLS)
+    return adds and any(f"={tool}>" in change.piece for tool in usual_tools())
 
 
 @pytest.mark.parametrize("name", ANSWERS)

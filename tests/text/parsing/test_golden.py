@@ -8,7 +8,7 @@ import pytest
 
 from tests.text.parsing.golden_corpus import Case, by_format
 from tests.text.parsing.golden_cuts import Cutting, cuttings, every_split
-from tests.text.parsing.golden_reading import check, check_all, main_parser, output
+from tests.text.parsing.golden_reading import check, check_all, check_steps, main_parser, output
 
 LONG = 1500
 """Number of tokens above which a case is cut in fewer ways."""
@@ -22,6 +22,11 @@ def usual_cuttings(case: Case) -> list[Cutting]:
     ids, eos, own = output(case)
     cuts = list(cuttings(ids, own, eos))
     return cuts[3::4] if len(ids) > LONG else cuts
+
+
+@formats
+def test_outputs_with_a_source_in_words_and_letters(cases: Sequence[Case]) -> None:
+    check_all([case for case in cases if case.source], check_steps)
 
 
 @pytest.mark.thorough

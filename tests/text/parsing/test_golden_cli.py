@@ -13,12 +13,12 @@ import pytest
 
 from eaglegate.server.cli import parse as cli
 from eaglegate.text.events import Outcome
-from tests.text.parsing.golden_corpus import Call, Case, Format, corpus
+from tests.text.parsing.golden_corpus import Call, Case, Format, corpus, formats
 from tests.text.parsing.golden_cuts import randomly
 from tests.text.parsing.golden_reading import Reading, disagreements, output
 from tests.text.parsing.golden_tokenizer import format_tokenizer
 
-FORMATS = sorted({case.format for case in corpus()}, key=lambda form: form.name)
+FORMATS = list(formats().values())
 
 
 def line(case: Case, seed: int) -> str:
@@ -72,7 +72,7 @@ def test_every_case_of_a_format(
 
 
 def test_as_a_command(tmp_path: Path) -> None:
-    (form,) = (form for form in FORMATS if form.name == "hermes")
+    form = formats()["hermes"]
     cases = [case for case in corpus() if case.format == form][:20]
     done = subprocess.run(
         [sys.executable, "-m", "eaglegate.server.cli.parse", *arguments(form, tmp_path)],

@@ -7,12 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.text.parsing.golden_corpus import Case, Format, Marker, corpus
+from tests.text.parsing.golden_corpus import ALONE, Case, Format, Marker, corpus
 from tests.text.parsing.golden_cuts import cuttings
 from tests.text.parsing.golden_reading import check, output
-
-ALONE = {"openai", "reasoning_openai_gptoss", "kimi_k3", "inkling", "muse_glimmer"}
-"""These frame whole messages: they go with themselves."""
 
 
 def found(name: str) -> dict[Format, Case]:

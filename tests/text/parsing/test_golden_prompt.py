@@ -15,7 +15,7 @@ LONGEST = 32
 UNDECIDED = {"json_answer_is_content", "json_answer_with_name", "json_array_answer"}
 """JSON answers where a bare object may be a call: undecided up to the second key."""
 
-FENCED = {"fenced", "fenced_before_words", "fenced_answer_cut"}
+FENCED = {"fenced", "fenced_before_words", "fenced_answer_cut", "ollama_16398"}
 """A code fence around a call: undecided up to what follows the fence."""
 
 PLAIN = [

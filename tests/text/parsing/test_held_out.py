@@ -8,7 +8,8 @@ import pytest
 
 from eaglegate.text.events import FinishReason
 from eaglegate.text.parsing.fold import fold
-from tests.text.parsing.golden_corpus import formats
+from tests.text.parsing.golden_corpus import formats, written_case
+from tests.text.parsing.golden_reading import readings
 from tests.text.parsing.held_out import (
     Entry,
     called,
@@ -20,8 +21,6 @@ from tests.text.parsing.held_out import (
 )
 from tests.text.parsing.own_templates import PLACES, open_template
 from tests.text.parsing.round_trip_writers import WRITTEN
-from tests.text.parsing.test_damaged import STRING, Damage
-from tests.text.parsing.test_damaged import read as read_all
 
 NAMES = ("files.read", "files.read_all", "files.read_all_lines")
 """Names of which each begins the next."""
@@ -46,6 +45,7 @@ def test_names_that_begin_with_another_name(name: str, offered: tuple[str, ...])
             assert answer.content.strip() == content
 
 
+STRING = {"type": "string"}
 PLACE = {"type": "object", "properties": {"city": STRING, "date": STRING, "unit": STRING}}
 GOES_OVER = {
     "qwen3_coder": "⟪<tool_call>⟫\n<function=place>\n<parameter=city>\nOslo\n</parameter>\n"
@@ -77,7 +77,7 @@ GOES_OVER = {
 
 @pytest.mark.parametrize("parser", GOES_OVER)
 def test_a_value_that_holds_the_next_parameter_is_not_valid(parser: str) -> None:
-    for answer in read_all(Damage(parser, parser, GOES_OVER[parser], tools={"place": PLACE})):
+    for answer in readings(written_case(parser, GOES_OVER[parser], tools={"place": PLACE})):
         assert [str(call.outcome) for call in answer.calls] == ["malformed"]
 
 
@@ -98,7 +98,7 @@ QUOTING = {
 def test_quotes_in_pairs_and_a_parenthesis_end_a_value() -> None:
     """LFM2.5's template writes quotes as they are."""
     output = "⟪<|tool_call_start|>⟫[place(city='a IN ('b', 'c')')]⟪<|tool_call_end|>⟫"
-    for answer in read_all(Damage("quotes", "lfm2", output, tools={"place": PLACE})):
+    for answer in readings(written_case("lfm2", output, tools={"place": PLACE})):
         assert [str(call.outcome) for call in answer.calls] == ["valid"]
         assert json.loads(answer.calls[0].arguments) == {"city": "a IN ('b', 'c')"}
 
@@ -107,7 +107,7 @@ def test_quotes_in_pairs_and_a_parenthesis_end_a_value() -> None:
 def test_a_value_that_quotes_whole_parameters_is_valid(parser: str) -> None:
     template, value = QUOTING[parser]
     output = template.replace("VALUE", value)
-    for answer in read_all(Damage(parser, parser, output, tools={"place": PLACE})):
+    for answer in readings(written_case(parser, output, tools={"place": PLACE})):
         assert [str(call.outcome) for call in answer.calls] == ["valid"]
         said = json.loads(answer.calls[0].arguments)["city"]
         assert said == value.replace("⟪", "").replace("⟫", "")
@@ -120,7 +120,7 @@ BEHIND = '⟪[TOOL_CALLS]⟫[{"name": "read", "arguments": {"path": "a"}, "id": 
 @pytest.mark.parametrize(("id", "outcome"), [("abc123XYZ", "valid"), ("42", "malformed")])
 def test_an_id_behind_the_arguments_of_a_tool_that_has_one(id: str, outcome: str) -> None:
     """Mistral's templates write an id of nine letters and digits; others may be a lost argument."""
-    for answer in read_all(Damage("id", "mistral", BEHIND % id, tools=ID_TOOL)):
+    for answer in readings(written_case("mistral", BEHIND % id, tools=ID_TOOL)):
         assert [(call.arguments, call.outcome) for call in answer.calls] == [
             ('{"path": "a"}', outcome)
         ]
@@ -179,8 +179,8 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_damaged_call_is_never_valid(name: str) -> None:
     output = BROKEN[name].replace("⟪M⟫", "⟪]<]minimax[>[⟫")
-    case = Damage(name, name.partition("-")[0], output, tools={"place": LISTED})
-    for answer in read_all(case):
+    case = written_case(name.partition("-")[0], output, tools={"place": LISTED})
+    for answer in readings(case):
         assert answer.calls
         assert "valid" not in [call.outcome for call in answer.calls]
 
@@ -194,6 +194,6 @@ SIDE_BY_SIDE = {
 
 @pytest.mark.parametrize("parser", SIDE_BY_SIDE)
 def test_no_marker_between_two_sections_is_lost(parser: str) -> None:
-    for answer in read_all(Damage(parser, parser, SIDE_BY_SIDE[parser] * 2)):
+    for answer in readings(written_case(parser, SIDE_BY_SIDE[parser] * 2)):
         assert [(call.name, call.outcome) for call in answer.calls] == [("ping", "valid")] * 2
         assert answer.content == ""
