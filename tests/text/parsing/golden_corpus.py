@@ -72,6 +72,8 @@ class Case:
     note: str
     source: str
     """Where the output is from. Empty: it is an example of the format's definition."""
+    defined: bool
+    """Whether it is an example of the format's definition: those are cut in the most ways."""
     unseen: bool
     """Whether the output was found after the parsers were written."""
     shown: bool
@@ -175,6 +177,7 @@ def _case(form: Format, described: Mapping[str, Any], tools: Mapping[str, Any]) 
         name=described["name"],
         note=described.get("note", ""),
         source=described.get("source", ""),
+        defined=described.get("defined", "source" not in described),
         unseen=described.get("unseen", False),
         shown=described.get("shown", False),
         pieces=pieces,
@@ -228,6 +231,7 @@ def written_case(
         name="written",
         note="",
         source="",
+        defined=False,
         unseen=False,
         shown=False,
         pieces=pieces,

@@ -55,7 +55,7 @@ def test_every_split_in_two(cases: Sequence[Case]) -> None:
         ids, eos, _ = output(case)
         check(case, every_split(ids, eos), main_parser(case))
 
-    check_all([case for case in cases if case.size <= SHORT], split)
+    check_all([case for case in cases if case.defined and case.size <= SHORT], split)
 
 
 @formats

@@ -47,19 +47,6 @@ UNDECIDED = {
     *("fenced_json_in_tags", "bare_fence_in_tags"),
 }
 """Cases of other formats where a marker is text until what follows decides."""
-DAMAGED = {
-    *("deepseek_v31-thinking_not_closed_v31", "hermes-qwen3_125", "hermes-xml_inside"),
-    *("hermes-trailing_commas", "internlm-fence", "kimi_k2-fenced_args", "kimi_k2-mlxcel_783"),
-    *("kimi_k2-kimi_no_call_begin", "kimi_k2-kimi_no_call_begin_behind_text"),
-    *("kimi_k2-kimi_singular_section", "kimi_k2-invalid_escapes", "kimi_k2-thinking_not_closed"),
-    *("kimi_k2-thinking_not_closed_and_text", "minimax_m2-invoke_alone"),
-    *("qwen3_coder-ollama_16686", "qwen3_coder-ollama_12751", "qwen3_coder-sglang_38893c"),
-    *("qwen3_coder-llama_cpp_24202b", "qwen3_coder-rapid_1031b", "qwen3_coder-coder_no_opener"),
-    *("qwen3_coder-qwen_call_in_open_thinking", "qwen3_coder-coder_no_opener_behind_prose"),
-    *("qwen3_coder-function_alone", "qwen3_coder-function_and_the_closing_tag"),
-    "qwen3_coder-two_functions_then_text",
-}
-"""Damaged answers that their end mends: cut off, they are read as far as they are sound."""
 SHORT = 250
 
 
@@ -67,7 +54,7 @@ def is_checked(case: Case) -> bool:
     return (
         case.size <= SHORT
         and case.finish is FinishReason.STOP
-        and case.id not in DAMAGED
+        and case.defined
         and not case.name.startswith("end_of_thinking_forgotten")  # cut off, it is all thinking
     )
 
