@@ -96,6 +96,12 @@ class EngineRequest(Struct, frozen=True):
     workload: str = "chat"
     tenant: str = ""
     """The public name of the API key; its traffic teaches the planner about its traffic alone."""
+    latency_ms: float | None = None
+    """Milliseconds per output token that the request's latency class keeps, 0 for no objective of
+    its own; None where the request is of no latency class.
+    """
+    weight: float = 1.0
+    """Share of the request's key in steps beside a latency class."""
     cache_salt: str | None = None
     adapter: str | None = None
     """The LoRA adapter to generate with, by its name; None for the model itself."""

@@ -20,6 +20,11 @@ DEPTH_BITS = 16
 REASONS = tuple(DepthReason)
 TRACED = "traced"
 """Key in ``extra_args``: the request's steps carry their draft tokens."""
+LATENCY = "latency_objective_ms"
+"""Key in ``extra_args`` of a request of the latency class: milliseconds per output token, 0 for no
+objective in milliseconds."""
+WEIGHT = "key_weight"
+"""Key in ``extra_args``: the share of a request's key among those outside the latency class."""
 AUDIT = "audit"
 """Key in ``extra_args``: the prompt ends with an answer that is to be scored by these rules."""
 ABORT = "abort"
@@ -81,6 +86,10 @@ def _build_extra_args(request: EngineRequest) -> dict[str, Any]:
         extra[TENANT] = request.tenant
     if request.depth is not None:
         extra[DEPTH] = request.depth
+    if request.latency_ms is not None:
+        extra[LATENCY] = request.latency_ms
+    if request.weight != 1:
+        extra[WEIGHT] = request.weight
     if request.traced:
         extra[TRACED] = 1
     if request.scoring is not None:

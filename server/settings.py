@@ -135,6 +135,13 @@ class Settings:
         "other named key has one of its own, so that no key can detect another's prompts",
         metavar="KEY",
     )
+    key_class: tuple[str, ...] = setting(
+        (),
+        "classes of API keys in the engine's steps: `NAME=latency` keeps a key's time per output "
+        "token beside others (`NAME=latency:30ms`: an objective), `NAME=batch:WEIGHT` is a share "
+        "of what is left; a key without a class is `batch:1`",
+        metavar="NAME=CLASS",
+    )
     admin_api_key: str | None = setting(None, "API key that also opens operator paths")
     admin_port: int | None = setting(
         None, "serve operator paths (/, /metrics, /debug, /admin) on this port only"

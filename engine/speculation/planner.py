@@ -244,6 +244,13 @@ class DepthPlanner:
         self.totals.planning_s += perf_counter() - began
         return kept.plan
 
+    def list_useful_widths(self, requests: Sequence[str], depth: int) -> list[int]:
+        """Draft tokens worth verifying, of requests outside the last plan, of ``depth`` drafts."""
+        survival = np.cumprod(self.survival.conditional(requests)[:, :depth], axis=1)
+        least = self._rate * self.cost.per_token(len(requests))
+        widths: list[int] = (survival > least).sum(axis=1).tolist()
+        return widths
+
     def _keep(
         self, requests: Sequence[str], bounds: list[int], floors: list[int]
     ) -> _Planned | None:

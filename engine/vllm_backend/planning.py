@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from eaglegate.engine.speculation.fair_share import FairShare, ShareMember
 from eaglegate.engine.speculation.methods import StepBehaviour, StepDepth
 from eaglegate.engine.speculation.planner import DepthPlan, DepthPlanner
 from eaglegate.engine.speculation.step_cost import ObservedStep
@@ -20,7 +21,7 @@ from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.vllm_backend.graphs import read_graphs
 from eaglegate.engine.vllm_backend.steering import ReasoningSpan
 from eaglegate.engine.vllm_contract import SKIP
-from eaglegate.engine.vllm_fields import DEPTH, TENANT, TRAFFIC, pack_depth
+from eaglegate.engine.vllm_fields import DEPTH, LATENCY, TENANT, TRAFFIC, WEIGHT, pack_depth
 
 
 class Planner(Protocol):
@@ -93,6 +94,8 @@ REASON = "planned_reason"
 """Attribute of a SchedulerOutput: why the drafts that it verifies have their depth."""
 WIDTHS = "planned_widths"
 """Attribute of a SchedulerOutput: the widths planned for the drafts it verifies."""
+SHARED = "shared_step"
+"""Attribute of a SchedulerOutput: what other requests add to a step of a latency class."""
 MANY_HOLES = 16
 """Tokens without a draft model from which on a request teaches a slice of its own kind."""
 PROMPT_TAIL = 64
@@ -129,6 +132,31 @@ class StepPlanning:
         self._frozen: int | None = None
         """The depth at which an operator holds the planner."""
         self.mode = "off"
+        self.share = FairShare()
+
+    @property
+    def observes(self) -> bool:
+        """Whether steps are to be observed."""
+        return self._planner is not None or self.share.is_needed
+
+    @property
+    def may_cut(self) -> bool:
+        """Whether a request may verify fewer drafts than were made."""
+        return self._behaviour.depth is not StepDepth.FIXED
+
+    def join_share(self, request: Request) -> None:
+        """A request is new."""
+        extra = _extra(request)
+        objective = extra.get(LATENCY)
+        weight = max(float(extra.get(WEIGHT, 1.0)), 1e-3)
+        seconds = float(objective or 0.0) / 1e3
+        member = ShareMember(str(extra.get(TENANT, "")), weight, objective is not None, seconds)
+        self.share.add(request.request_id, member)
+
+    def limit_width(self, request: Request, width: int) -> None:
+        """Verify no more than ``width`` of the drafts that a request has."""
+        if self._planner is not None:
+            self._widths[request.request_id] = width
 
     @property
     def active(self) -> bool:
@@ -229,8 +257,10 @@ class StepPlanning:
         if self._planner is None or not drafting:
             return 0
         names, bounds, floors = [], [], []
-        for request, depth in drafting:
+        first = [one for one in drafting if self.share.is_latency(one[0].request_id)]
+        for request, _ in drafting:
             self._follow(self._planner, request)
+        for request, depth in first or drafting:
             asked = _asked(request) is not None
             bound = min(depth, most)
             if self.graphs is None or not asked:
@@ -241,7 +271,23 @@ class StepPlanning:
         plan = self._planner.plan(names, bounds, floors)
         self._widths.update(zip(names, plan.widths, strict=True))
         self._reason = plan.reason
+        if first:
+            self._follow_depth(drafting, set(names), plan.depth)
         return min(plan.depth, most)
+
+    def _follow_depth(
+        self, drafting: Sequence[tuple[Request, int]], planned: Container[str], depth: int
+    ) -> None:
+        """Plan the widths of other requests where a latency class has chosen the depth."""
+        others = [one for one in drafting if one[0].request_id not in planned]
+        names = [request.request_id for request, _ in others]
+        useful = [depth] * len(names)
+        if depth and names and isinstance(self._planner, DepthPlanner):
+            useful = self._planner.list_useful_widths(names, depth)
+        for (request, bound), width in zip(others, useful, strict=True):
+            most = min(bound, depth)
+            asked = _asked(request) is not None
+            self._widths[request.request_id] = most if asked else min(most, width)
 
     def observe(self, output: SchedulerOutput, verified: Mapping[str, tuple[int, int]]) -> None:
         """Observe a step: drafts and accepted tokens of each request, and the time it took."""
@@ -249,21 +295,26 @@ class StepPlanning:
         self._last_update = now if self._scheduler.has_unfinished_requests() else None
         if before is None:
             self._late = None
-        if self._planner is None:
+        if not self.observes:
             return
+        if self.share.is_needed:
+            self.share.observe(verified)
         tokens = output.num_scheduled_tokens
         names = [name for name in tokens if name in self._begun]
-        if names:
+        if names and self._planner is not None:
             found, accepted = zip(*(verified.get(name, (0, 0)) for name in names), strict=True)
             drafted = self._count_planned(output, names, found) if self._lookup else found
             self._planner.observe(names, drafted, accepted, found)
         step = StepContent.read(output)
         depth = self._get_depth_in_interval(output, step)
-        if before is not None and depth is not None and step.batch and names:
-            mode = self.graphs.find_mode(step.widths) if self.graphs else GraphMode.FULL
-            self._planner.observe_step(
-                ObservedStep(step.batch, step.width, depth, now - before, step.prompt, mode)
-            )
+        if before is None or depth is None or not step.batch:
+            return
+        if (shared := getattr(output, SHARED, None)) is not None:
+            self.share.observe_step(shared, now - before)
+        mode = self.graphs.find_mode(step.widths) if self.graphs else GraphMode.FULL
+        seen = ObservedStep(step.batch, step.width, depth, now - before, step.prompt, mode)
+        if names and self._planner is not None:
+            self._planner.observe_step(seen)
 
     def _get_depth_in_interval(self, output: SchedulerOutput, step: StepContent) -> int | None:
         """Count the drafts made between the last update and this one; None where unknown.
@@ -293,6 +344,7 @@ class StepPlanning:
 
     def forget(self, request: Request) -> None:
         """A request is over."""
+        self.share.remove(request.request_id)
         self._widths.pop(request.request_id, None)
         self._phases.forget(request)
         self._holes.pop(request.request_id, None)

@@ -50,6 +50,7 @@ from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
 from eaglegate.engine.vllm_backend.graphs import is_declaration
 from eaglegate.engine.vllm_backend.planning import StepPlanning
+from eaglegate.engine.vllm_backend.sharing import StepSharing
 from eaglegate.engine.vllm_contract import SKIP
 from eaglegate.engine.vllm_fields import DEPTH, TRACED
 
@@ -72,6 +73,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self.method = read_method(self.vllm_config)
         self.behaviour = read_behaviour(self.vllm_config)
         self.planning = StepPlanning(self, self.behaviour, self.method.lookup)
+        self._sharing = StepSharing(self, self.planning)
         self._flight = FlightRecorder()
         self._uniform = self.vllm_config.parallel_config.data_parallel_size > 1
         if self.num_spec_tokens:
@@ -93,6 +95,15 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def _get_width(self, request: Request) -> int:
         """Draft tokens of this request to verify next."""
         return self.planning.get_width(request, self.get_depth(request))
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        if not self.planning.share.is_needed:
+            output: SchedulerOutput = super().schedule(throttle_prefills)
+            return output
+        with self._sharing.limit_others():
+            output = super().schedule(throttle_prefills)
+        self._sharing.settle(output)
+        return output
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
@@ -174,6 +185,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         extra = request.sampling_params.extra_args if request.sampling_params else None
         if extra and extra.get(TRACED):
             self._traced.add(request.request_id)
+        self.planning.join_share(request)
         super().add_request(request)
 
     def update_from_output(
@@ -190,7 +202,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
-        if self.planning.active:
+        if self.planning.observes:
             self.planning.observe(scheduler_output, self._verified)
         self._attach_accounts(outputs.values(), depths)
         if drafts and self._answers is None:

@@ -187,6 +187,11 @@ class ApiKey:
     expires: float | None = None
     """Unix time."""
     admin: bool = False
+    latency_ms: float | None = None
+    """Milliseconds per output token that the key's latency class keeps, 0 for no objective in
+    milliseconds; None for keys of no latency class."""
+    step_weight: float = 1.0
+    """Share in steps beside a latency class."""
     named: bool = True
     """An operator chose the name; otherwise it is derived from the hash."""
 

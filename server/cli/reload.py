@@ -8,6 +8,7 @@ from typing import Any
 
 from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.server.access.key_classes import assign_classes
 from eaglegate.server.access.keys import KeyRing, load_keys
 from eaglegate.server.apis.responses.encryption import ReasoningCipher, read_configured_keys
 from eaglegate.server.apis.shared.gateway import Gateway
@@ -63,7 +64,8 @@ def read_reloaded(argv: list[str]) -> ReloadedSettings:
 
 def load_key_ring(settings: Settings) -> KeyRing:
     """Raises ConfigError."""
-    return load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
+    ring = load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
+    return assign_classes(ring, settings.key_class)
 
 
 def load_encryption_keys(settings: Settings) -> list[str]:

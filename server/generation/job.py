@@ -264,6 +264,7 @@ class Job(Struct, frozen=True):
         seed = None if sampling.seed is None else derive_seed(sampling.seed, choice % self.n)
         if max_tokens != asked or seed != sampling.seed:
             sampling = replace(sampling, max_tokens=max_tokens, seed=seed)
+        key = self.caller.key
         return EngineRequest(
             id=f"{self.id}-{choice}",
             prompt=prompt.token_ids,
@@ -275,6 +276,8 @@ class Job(Struct, frozen=True):
             lane=self.lane,
             workload=self.workload,
             tenant=self.key or "",
+            latency_ms=None if key is None else key.latency_ms,
+            weight=1.0 if key is None else key.step_weight,
             cache_salt=self.cache_salt,
             affinity=self.session,
             arm=self.arm,

@@ -1,0 +1,374 @@
+"""Sharing of steps between requests of a latency class and all others.
+
+A step with requests of the latency class in it takes other work only as far as a time account pays
+for it. Every such step puts its *slack* into the account: the time that the latency class's
+objective leaves beside a step of that class alone. Without an objective the slack is ``SLACK`` of
+such a step; it is never less than ``LEAST``, so that other work cannot starve. What other work adds
+to a step is taken out of the account.
+
+The time of a step alone is measured: every few steps are the latency class's alone. What a request,
+a draft token and a prompt token add is learnt from the steps between them, by recursive least
+squares. The planner's cost model is no help here: it lets the speed of the machine explain what a
+request more in every step costs.
+
+What the account does not pay is given up in this order: draft tokens to verify, then whole requests
+for a step; prompts have half of the account where requests decode, too. Keys share what is left by
+weight: draft tokens in proportion, turns by start-time fair queueing (Goyal et al., SIGCOMM 1996).
+
+Nothing here changes text: a request that waits for a step, or verifies fewer drafts, goes on with
+the same tokens later.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+SLACK = 0.07
+"""Share of a step of the latency class alone that other work may add, without an objective."""
+LEAST = 0.03
+"""Share of such a step that other work may always add, whatever the objective."""
+SAVED = 2.0
+"""Slacks that the account saves up, beyond the cheapest piece of work."""
+CHUNK = 32
+"""Prompt tokens of the smallest piece of a prompt."""
+ALONE_EVERY = 8, 24
+"""Every so many steps are the latency class's alone, where others are limited and where not."""
+STALE = 256
+"""Steps after which the measured time of a step alone does not count any more."""
+ATTEMPTS = 4
+"""Steps alone in a row that a time is waited for."""
+KNOWN = 64
+"""Kinds of steps alone whose time is remembered."""
+NEWEST = 5
+"""Steps alone whose median is the time of a step alone."""
+LEARNING = 0.05
+"""Weight of the last step in the mean of tokens that a latency request gets from a step."""
+GUESS = (0.02, 0.01, 0.1, 0.005)
+"""First guess of what a request, a draft token, any prompt and a prompt token add, as shares of a
+step alone."""
+NOISE = 0.1
+"""Typical error of a step's time, as a share of it."""
+DRIFT = 0.01
+"""Drift of what a piece of work adds in a step, relative to the larger of its value and guess."""
+WIDEST = 0.5
+"""Error of a step's time beyond which it counts as an outlier."""
+
+
+class DecodingRow(NamedTuple):
+    """A request that decodes in the next step, and the draft tokens that it may verify."""
+
+    name: str
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShareMember:
+    """A request's part in the sharing."""
+
+    key: str
+    weight: float = 1.0
+    """Share of the key among others that are not of the latency class."""
+    latency: bool = False
+    objective_s: float = 0.0
+    """Seconds per output token that the latency class keeps; 0 for none."""
+
+
+Kind = tuple[int, int]
+"""Kind of a step alone: requests of the latency class, and drafts made for each."""
+
+
+class SharedStep(NamedTuple):
+    """Work in a step beside that of the latency class."""
+
+    kind: Kind
+    rows: int
+    drafts: int
+    prompt: int
+
+    @property
+    def is_alone(self) -> bool:
+        return not (self.rows or self.prompt)
+
+
+@dataclass(slots=True)
+class Ration:
+    """What other requests get of the next step."""
+
+    widths: dict[str, int] = field(default_factory=dict)
+    """Draft tokens to verify, of requests that get fewer than they have."""
+    held: list[str] = field(default_factory=list)
+    """Requests that wait for a later step."""
+    prompt: int | None = None
+    """Prompt tokens of other requests; None for no limit."""
+
+
+@dataclass(slots=True)
+class ShareTotals:
+    """Sums since the start, over steps with a request of the latency class."""
+
+    steps: int = 0
+    alone_steps: int = 0
+    """Steps without other work."""
+    added: float = 0.0
+    """Expected time that other work added, in steps of the latency class alone."""
+    cut_drafts: int = 0
+    """Draft tokens of other requests that were not verified."""
+    held_rows: int = 0
+    """Requests that waited, once for each step."""
+
+
+class FairShare:
+    """Shares the steps of one engine. Not thread-safe; every call is made by the scheduler."""
+
+    def __init__(self) -> None:
+        self.totals = ShareTotals()
+        self.prices = WorkPrices()
+        self._members: dict[str, ShareMember] = {}
+        self._num_latency = 0
+        self._turns: dict[str, float] = {}
+        """Turns over weight that each key has had: its virtual time."""
+        self._last_turn: dict[str, int] = {}
+        """Number of the turn that a request had last."""
+        self._num_turns = 0
+        self._decoding = 0.0
+        self._reading = 0.0
+        """Balance of the account, for decoding and for prompts, in steps alone."""
+        self._tokens = 1.0
+        """Tokens that a request of the latency class gets from a step, on average."""
+        self._alone: OrderedDict[Kind, tuple[deque[float], int]] = OrderedDict()
+        """Seconds of the newest steps alone, and the number of the step of the last measurement."""
+        self._num_steps = 0
+        self._since_alone = 0
+        self._attempts = 0
+        self._limits = False
+        """Whether the last step limited others."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are requests of the latency class."""
+        return self._num_latency > 0
+
+    def add(self, request: str, member: ShareMember) -> None:
+        self._members[request] = member
+        self._num_latency += member.latency
+
+    def remove(self, request: str) -> None:
+        member = self._members.pop(request, None)
+        self._last_turn.pop(request, None)
+        if member is not None:
+            self._num_latency -= member.latency
+
+    def is_latency(self, request: str) -> bool:
+        member = self._members.get(request)
+        return member is not None and member.latency
+
+    def observe(self, accepted: Mapping[str, tuple[int, int]]) -> None:
+        """Learn the tokens of a step from its drafts: (verified, accepted) by request."""
+        for request, (_, count) in accepted.items():
+            if self.is_latency(request):
+                self._tokens += LEARNING * (1 + count - self._tokens)
+
+    def observe_step(self, step: SharedStep, seconds: float) -> None:
+        """Learn from the time of a step that reads no prompt of the latency class."""
+        known = self._find_alone(step.kind)
+        if step.is_alone:
+            times: deque[float] = (
+                deque(maxlen=NEWEST) if known is None else self._alone[step.kind][0]
+            )
+            times.append(seconds)
+            self._alone[step.kind] = times, self._num_steps
+            self._alone.move_to_end(step.kind)
+            if len(self._alone) > KNOWN:
+                self._alone.popitem(last=False)
+        elif known is not None:
+            self.prices.observe(step, seconds / known - 1)
+
+    def ration(self, rows: Sequence[DecodingRow], prompt: int, depth: int) -> Ration | None:
+        """Divide the next step; None leaves everything to the scheduler.
+
+        ``prompt``: prompt tokens of other requests that wait. ``depth``: draft tokens that the last
+        step made for each request.
+        """
+        first = [row for row in rows if self.is_latency(row.name)]
+        others = [row for row in rows if not self.is_latency(row.name)]
+        if not first or not (others or prompt):
+            return None
+        alone_s = self._find_alone((len(first), depth))
+        self._since_alone += 1
+        if alone_s is None:
+            self._attempts += 1
+            return self._leave_out(others) if self._attempts <= ATTEMPTS else None
+        self._attempts = 0
+        self._save(bool(others), prompt > 0, self._get_slack(first, alone_s))
+        if self._since_alone >= ALONE_EVERY[not self._limits]:
+            return self._leave_out(others)
+        ration, kept = self._divide_rows(others)
+        if prompt:
+            affordable = self.prices.count_prompt_tokens(self._reading)
+            enough = affordable >= min(prompt, CHUNK)
+            ration.prompt = min(prompt, affordable) if enough else 0
+        self._note_turns(kept, bool(ration.held))
+        is_cut = ration.prompt is not None and ration.prompt < prompt
+        self._limits = bool(ration.held or ration.widths or is_cut)
+        return ration
+
+    def settle(self, rows: Sequence[DecodingRow], prompt: int, depth: int) -> SharedStep | None:
+        """Charge the account for the other work that the step has taken."""
+        first = [row for row in rows if self.is_latency(row.name)]
+        if not first:
+            return None
+        others = [row for row in rows if not self.is_latency(row.name)]
+        drafts = sum(row.width for row in others)
+        step = SharedStep((len(first), depth), len(others), drafts, prompt)
+        decoding = self.prices.get_rows(len(others), drafts)
+        reading = self.prices.get_prompt(prompt)
+        self._decoding = max(self._decoding - decoding, -SAVED)
+        self._reading = max(self._reading - reading, -SAVED)
+        self._num_steps += 1
+        self.totals.steps += 1
+        self.totals.alone_steps += step.is_alone
+        self.totals.added += decoding + reading
+        if step.is_alone:
+            self._since_alone = 0
+        return step
+
+    def _find_alone(self, kind: Kind) -> float | None:
+        """Seconds of a step alone; None where it was not measured lately."""
+        found = self._alone.get(kind)
+        return None if found is None or self._num_steps - found[1] > STALE else median(found[0])
+
+    def _leave_out(self, others: Sequence[DecodingRow]) -> Ration:
+        return Ration(held=[row.name for row in others], prompt=0)
+
+    def _get_slack(self, first: Sequence[DecodingRow], alone_s: float) -> float:
+        """Time that other work may add to a step, on average, in steps alone."""
+        objectives = [self._members[row.name].objective_s for row in first]
+        slacks = [
+            objective * self._tokens / alone_s - 1 if objective else SLACK
+            for objective in objectives
+        ]
+        return max(LEAST, min(slacks))
+
+    def _save(self, decode: bool, prompt: bool, slack: float) -> None:
+        """Put a step's slack into the account, in halves where both kinds of work wait."""
+        part = slack / (decode + prompt)
+        if decode:
+            most = max(SAVED * slack, self.prices.get_rows(1, 0))
+            self._decoding = min(self._decoding + part, most)
+        if prompt:
+            most = max(SAVED * slack, self.prices.get_prompt(CHUNK))
+            self._reading = min(self._reading + part, most)
+
+    def _divide_rows(self, others: Sequence[DecodingRow]) -> tuple[Ration, Sequence[DecodingRow]]:
+        """Divide what the account pays; the ration, and the requests of the step in turn."""
+        ration, kept = Ration(), others
+        row, draft = self.prices.get_rows(1, 0), self.prices.get_rows(0, 1)
+        left = self._decoding - row * len(others)
+        if left < -1e-9:
+            count = int(max(0.0, self._decoding) / row + 1e-9)
+            turns = self._list_by_turn(others)
+            ration.held = [one.name for one in turns[count:]]
+            kept, left = turns[:count], 0.0
+        if left < draft * sum(one.width for one in kept):
+            widths = self._divide_drafts(kept, int(max(0.0, left) / draft))
+            ration.widths = widths
+            self.totals.cut_drafts += sum(one.width - widths[one.name] for one in kept)
+        self.totals.held_rows += len(ration.held)
+        return ration, kept
+
+    def _divide_drafts(self, rows: Sequence[DecodingRow], tokens: int) -> dict[str, int]:
+        """Give out draft tokens one by one, each to the request whose key has the fewest for its
+        weight.
+        """
+        widths = {row.name: 0 for row in rows}
+        open_rows = [row for row in rows if row.width]
+        given: dict[str, float] = {}
+        while tokens > 0 and open_rows:
+            row = min(open_rows, key=lambda row: self._rank(row, given, widths))
+            widths[row.name] += 1
+            member = self._find(row.name)
+            given[member.key] = given.get(member.key, 0.0) + 1 / member.weight
+            tokens -= 1
+            if widths[row.name] == row.width:
+                open_rows.remove(row)
+        return widths
+
+    def _rank(
+        self, row: DecodingRow, given: Mapping[str, float], widths: Mapping[str, int]
+    ) -> tuple[float, int]:
+        return given.get(self._find(row.name).key, 0.0), widths[row.name]
+
+    def _list_by_turn(self, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
+        """Rows in the order of their turns: keys by virtual time, a key's rows by their last."""
+        turns = self._turns
+        waiting = sorted(rows, key=lambda row: self._last_turn.get(row.name, 0))
+        level = min(turns.values(), default=0.0)
+        times = {key: turns.get(key, level) for key in {self._find(r.name).key for r in rows}}
+        ordered = []
+        while waiting:
+            row = min(waiting, key=lambda row: times[self._find(row.name).key])
+            waiting.remove(row)
+            ordered.append(row)
+            member = self._find(row.name)
+            times[member.key] += 1 / member.weight
+        return ordered
+
+    def _note_turns(self, kept: Sequence[DecodingRow], others_wait: bool) -> None:
+        """Charge keys for the turns of their requests. A key that comes back starts level."""
+        if not others_wait:
+            self._turns.clear()
+            return
+        level = min(self._turns.values(), default=0.0)
+        for row in kept:
+            member = self._find(row.name)
+            self._turns[member.key] = self._turns.get(member.key, level) + 1 / member.weight
+            self._num_turns += 1
+            self._last_turn[row.name] = self._num_turns
+
+    def _find(self, request: str) -> ShareMember:
+        return self._members.get(request) or ShareMember("")
+
+
+class WorkPrices:
+    """What other work adds to a step, in steps of the latency class alone.
+
+    The prices of a request, a draft token, any prompt and a prompt token are the state of a Kalman
+    filter, and never negative.
+    """
+
+    def __init__(self) -> None:
+        self.prices = [*GUESS]
+        self._covariance = [
+            [(2 * guess) ** 2 if i == j else 0.0 for j in range(len(GUESS))]
+            for i, guess in enumerate(GUESS)
+        ]
+
+    def get_rows(self, rows: int, drafts: int) -> float:
+        return self.prices[0] * rows + self.prices[1] * drafts
+
+    def get_prompt(self, tokens: int) -> float:
+        return self.prices[2] * (tokens > 0) + self.prices[3] * tokens
+
+    def count_prompt_tokens(self, time: float) -> int:
+        """Prompt tokens that a step can read in so much time."""
+        return int(max(0.0, time - self.prices[2]) / self.prices[3] + 1e-9)
+
+    def observe(self, step: SharedStep, added: float) -> None:
+        """Learn from the time that a step took more than one alone."""
+        work = [float(step.rows), float(step.drafts), float(step.prompt > 0), float(step.prompt)]
+        for i, guess in enumerate(GUESS):
+            self._covariance[i][i] += (DRIFT * max(self.prices[i], guess)) ** 2
+        expected = sum(price * amount for price, amount in zip(self.prices, work, strict=True))
+        error = min(max(added - expected, -WIDEST - expected), WIDEST + expected)
+        across = [sum(c * a for c, a in zip(row, work, strict=True)) for row in self._covariance]
+        noise = (NOISE * (1 + expected)) ** 2
+        variance = noise + sum(a * c for a, c in zip(work, across, strict=True))
+        gains = [one / variance for one in across]
+        for i, gain in enumerate(gains):
+            self.prices[i] = max(self.prices[i] + gain * error, GUESS[i] / 100)
+            for j, other in enumerate(across):
+                self._covariance[i][j] -= gain * other

@@ -1,0 +1,141 @@
+"""The sharing of steps in vLLM's scheduler: how a ration (speculation/fair_share.py) is kept.
+
+- A request that is to wait for a step gets a later ``next_decode_eligible_step``, by which vLLM
+  itself spaces decodes under pipeline parallelism. Asynchronous scheduling leaves its drafts in the
+  worker, which keeps those of the last step alone, so it verifies none when it goes on.
+- Drafts are cut before they are scheduled, as a request's own depth cuts them.
+- Prompts are limited by the tokens of the step. Requests of the latency class stand first, among
+  those that run and those that wait, so that the limit and preemption meet the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from eaglegate.engine.speculation.fair_share import DecodingRow, Ration
+from eaglegate.engine.vllm_backend.planning import SHARED, StepPlanning
+
+
+class StepSharing:
+    """Keeps other requests within their ration in the steps of one scheduler."""
+
+    def __init__(self, scheduler: Scheduler, planning: StepPlanning) -> None:
+        self._scheduler = scheduler
+        self._share = planning.share
+        self._planning = planning
+        config = scheduler.vllm_config
+        self._asynchronous = bool(config.scheduler_config.async_scheduling)
+        self._may_cut = planning.may_cut
+        may_leave_drafts = self._may_cut or not self._asynchronous
+        self._may_hold = config.parallel_config.pipeline_parallel_size == 1 and may_leave_drafts
+        self._may_split = bool(
+            scheduler.scheduler_config.enable_chunked_prefill
+            and not scheduler.need_mamba_block_aligned_split
+        )
+        self._depth = 0
+        """Draft tokens that the last step made for each request."""
+
+    @contextmanager
+    def limit_others(self) -> Iterator[None]:
+        """Limit other requests in the step that is scheduled inside the block."""
+        scheduler = self._scheduler
+        self._put_latency_first()
+        left = {request.request_id: _count_left(request) for request in scheduler.running}
+        decoding = [r for r in scheduler.running if _is_decoding(r, left[r.request_id])]
+        rows = [DecodingRow(r.request_id, len(r.spec_token_ids)) for r in decoding]
+        needed = sum(left[row.name] for row in rows)
+        first, others = self._count_prompts(left, {row.name for row in rows})
+        ration = self._share.ration(rows, others, self._depth) if self._may_hold else None
+        most = scheduler.max_num_scheduled_tokens
+        if ration is not None:
+            saved = self._apply(ration, decoding, left)
+            if ration.prompt is not None and self._may_split:
+                needed += first + ration.prompt - saved
+                scheduler.max_num_scheduled_tokens = max(1, min(most, needed))
+                if not ration.prompt:
+                    self._hold(r for r in scheduler.running if self._is_other_prompt(r, left))
+        try:
+            yield
+        finally:
+            scheduler.max_num_scheduled_tokens = most
+
+    def settle(self, output: SchedulerOutput) -> None:
+        """Charge what the step has taken."""
+        drafts = output.scheduled_spec_decode_tokens
+        rows, prompt, reads_first = [], 0, False
+        for name, tokens in output.num_scheduled_tokens.items():
+            width = len(drafts.get(name, ()))
+            if tokens == 1 + width:
+                rows.append(DecodingRow(name, width))
+            elif self._share.is_latency(name):
+                reads_first = True
+            else:
+                prompt += tokens
+        shared = self._share.settle(rows, prompt, self._depth)
+        setattr(output, SHARED, None if reads_first else shared)
+        self._depth = int(output.num_spec_tokens_to_schedule or 0)
+
+    def _put_latency_first(self) -> None:
+        scheduler, is_latency = self._scheduler, self._share.is_latency
+        scheduler.running.sort(key=lambda request: not is_latency(request.request_id))
+        waiting = scheduler.waiting
+        if len(waiting) > 1 and isinstance(waiting, FCFSRequestQueue):
+            ordered = sorted(waiting, key=lambda request: not is_latency(request.request_id))
+            waiting.clear()
+            waiting.extend(ordered)
+
+    def _count_prompts(self, left: dict[str, int], decoding: set[str]) -> tuple[int, int]:
+        """Count the prompt tokens that are to be read, of the latency class and of others."""
+        counts = [0, 0]
+        for name, tokens in left.items():
+            if name not in decoding:
+                counts[not self._share.is_latency(name)] += tokens
+        for request in self._scheduler.waiting:
+            tokens = max(1, int(request.num_tokens - request.num_computed_tokens))
+            counts[not self._share.is_latency(request.request_id)] += tokens
+        return counts[0], counts[1]
+
+    def _apply(self, ration: Ration, decoding: list[Request], left: dict[str, int]) -> int:
+        """Hold and cut requests; the tokens that the step is spared."""
+        held = set(ration.held) if self._may_hold else set()
+        saved = 0
+        for request in decoding:
+            name = request.request_id
+            width = 0 if name in ration.held else ration.widths.get(name)
+            if name in held:
+                self._hold([request])
+                saved += left[name]
+            elif self._may_cut and width is not None and width < len(request.spec_token_ids):
+                saved += len(request.spec_token_ids) - width
+                request.spec_token_ids = request.spec_token_ids[:width]
+                self._planning.limit_width(request, width)
+        return saved
+
+    def _hold(self, requests: Iterable[Request]) -> None:
+        """Leave requests out of the next step."""
+        for request in requests:
+            after = self._scheduler.current_step + 2
+            request.next_decode_eligible_step = max(request.next_decode_eligible_step, after)
+            if self._asynchronous and request.spec_token_ids:
+                request.spec_token_ids = []
+                self._planning.limit_width(request, 0)
+
+    def _is_other_prompt(self, request: Request, left: dict[str, int]) -> bool:
+        name = request.request_id
+        return not self._share.is_latency(name) and not _is_decoding(request, left.get(name, 0))
+
+
+def _count_left(request: Request) -> int:
+    """Tokens of a running request that a step without limits computes."""
+    known = request.num_tokens_with_spec + request.num_output_placeholders
+    return int(known - request.num_computed_tokens)
+
+
+def _is_decoding(request: Request, left: int) -> bool:
+    return left <= 1 + len(request.spec_token_ids)

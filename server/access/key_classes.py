@@ -1,0 +1,58 @@
+"""Classes of API keys in the engine's steps: ``--key-class NAME=latency[:30ms]`` and
+``NAME=batch[:WEIGHT]``. A key without a class is ``batch`` with weight 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.fair_order import Priority
+from eaglegate.server.access.keys import KeyRing
+from eaglegate.server.errors import ConfigError
+
+CLASS = re.compile(
+    r"(?P<name>[^=]+)="
+    r"(?:(?P<latency>latency)(?::(?P<ms>\d+(?:\.\d+)?)ms)?"
+    r"|batch(?::(?P<weight>\d+(?:\.\d+)?))?)"
+)
+LIGHTEST, HEAVIEST = 0.01, 1000.0
+
+
+def assign_classes(ring: KeyRing, classes: Iterable[str]) -> KeyRing:
+    """The ring with the classes that ``--key-class`` gives. Raises ConfigError."""
+    keys = {key.name: key for key in ring.keys}
+    given: set[str] = set()
+    for text in classes:
+        name, changed = _apply(text, keys)
+        if name in given:
+            raise ConfigError(f"--key-class: the API key '{name}' has two classes")
+        given.add(name)
+        keys[name] = changed
+    return replace(ring, keys=tuple(keys[key.name] for key in ring.keys))
+
+
+def _apply(text: str, keys: dict[str, ApiKey]) -> tuple[str, ApiKey]:
+    found = CLASS.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            f"--key-class {text!r}: write NAME=latency, NAME=latency:30ms (the milliseconds per "
+            "output token to keep), NAME=batch or NAME=batch:WEIGHT"
+        )
+    name = found["name"]
+    key = keys.get(name)
+    if key is None:
+        known = ", ".join(sorted(keys)) or "none"
+        raise ConfigError(f"--key-class: there is no API key '{name}'; the keys are {known}")
+    if found["latency"]:
+        # A request of the class that waits behind others in admission has no latency to keep.
+        priority = min(key.priority, Priority.HIGH)
+        return name, replace(key, latency_ms=float(found["ms"] or 0), priority=priority)
+    weight = float(found["weight"] or 1)
+    if not LIGHTEST <= weight <= HEAVIEST:
+        raise ConfigError(
+            f"--key-class {text!r}: a weight must be between {LIGHTEST:g} and {HEAVIEST:g}"
+        )
+    return name, replace(key, step_weight=weight)
