@@ -105,7 +105,6 @@ async def test_without_its_patch_the_second_runner_takes_no_adapter_beside_draft
     assert all(isinstance(one, EngineError) for one in found)
 
 
-@pytest.mark.gpu_path
 async def test_answers_of_adapters_are_audited_with_them(
     adapted: VllmEngine, prompts: Prompts
 ) -> None:
