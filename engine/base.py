@@ -203,13 +203,28 @@ class ScoresAnswers(Protocol):
         ...
 
 
+@runtime_checkable
+class CuresDraft(Protocol):
+    """An engine with cures for a draft whose acceptance fell."""
+
+    async def drop_prefix(self, request: EngineRequest | None) -> int:
+        """Drop the cached blocks of a prompt's prefix, or all; returns their number. Running
+        requests keep theirs. Raises EngineError.
+        """
+        ...
+
+    def kill(self) -> int:
+        """End the engine's processes as a crash would; returns how many ran."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DraftSwap:
     """One exchange. ``pause_s``: for so long the engine made no step."""
 
     at: float
     kind: str
-    """swap, trial, rollback or restart"""
+    """swap, trial, rollback, reload or restart"""
     before: str
     after: str
     pause_s: float = 0.0

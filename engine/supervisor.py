@@ -17,6 +17,7 @@ from typing import Any
 
 from eaglegate.engine.base import (
     AppliedDepth,
+    CuresDraft,
     Engine,
     ScoresAnswers,
     SupportsDepth,
@@ -235,6 +236,37 @@ class SupervisedEngine(EnginePool):
         if not isinstance(session.engine, ScoresAnswers):
             raise EngineFailed("This engine cannot score answers.")
         return await session.engine.score(request, answer, dtype, pause)
+
+    async def drop_prefix(self, request: EngineRequest | None) -> int:
+        """See ``eaglegate.engine.base.CuresDraft``. An engine that is away is not waited for."""
+        session = self._live_session
+        if session is None:
+            raise EngineFailed(self._reason)
+        if not isinstance(session.engine, CuresDraft):
+            raise EngineFailed("This engine cannot drop cached blocks.")
+        return await session.engine.drop_prefix(request)
+
+    async def restart(self, reason: str) -> None:
+        """End the engine as a signal from outside would, and wait for the next one, on which
+        running requests continue. Raises EngineError where none comes in time.
+        """
+        session = self._live_session
+        if session is None or not isinstance(session.engine, CuresDraft):
+            raise EngineFailed(self._reason if session is None else "This engine has no restart.")
+        log.warning("engine restart: %s", reason)
+        session.engine.kill()
+        try:
+            async with asyncio.timeout(self.timeouts.wait_s):
+                while not session.lost:
+                    await self._changed_or_polled()
+        except TimeoutError:
+            raise EngineFailed("The engine did not end.") from None
+        await self._wait_session()
+
+    async def _changed_or_polled(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.timeouts.poll_s):
+                await self._changed.wait()
 
     async def health(self) -> Health:
         """Answer at once from known state, whatever the engine does."""

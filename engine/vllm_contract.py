@@ -165,7 +165,11 @@ PARTS: dict[Area, dict[str, str]] = {
                 max_model_len kv_cache_manager use_v2_model_runner running
         """,
         "v1/engine/core.py": """
-            EngineCore: scheduler
+            EngineCore: scheduler request_block_hasher
+        """,
+        "v1/core/block_pool.py": """
+            BlockPool.evict_blocks(self block_ids)
+            BlockPool: blocks
         """,
         "v1/core/sched/async_scheduler.py": """
             AsyncScheduler._update_after_schedule(self scheduler_output)
@@ -175,13 +179,14 @@ PARTS: dict[Area, dict[str, str]] = {
                 scheduled_spec_decode_tokens
         """,
         "v1/core/kv_cache_manager.py": """
-            KVCacheManager: coordinator
+            KVCacheManager: coordinator block_pool
         """,
         "v1/core/kv_cache_coordinator.py": """
             KVCacheCoordinator.cache_blocks(self request num_computed_tokens)
+            KVCacheCoordinator.get_blocks(+ request_id)
         """,
         "v1/request.py": """
-            Request: all_token_ids is_prefill_chunk max_tokens num_computed_tokens
+            Request: all_token_ids block_hashes is_prefill_chunk max_tokens num_computed_tokens
                 num_output_tokens num_prompt_tokens num_tokens request_id sampling_params
                 spec_token_ids
         """,

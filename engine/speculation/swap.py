@@ -100,6 +100,10 @@ class DraftManager:
         """Serve and promote a draft that was on trial. Raises as ``swap``."""
         return await self._exclusively(lambda: self._load(version, "swap", time.perf_counter()))
 
+    async def reload(self) -> DraftSwap:
+        """Load the weights of the serving draft again from its files. Raises as ``swap``."""
+        return await self._exclusively(self._reload)
+
     async def rollback(self) -> DraftSwap:
         """End a trial, or go back to the draft promoted before. Raises as ``swap``."""
         return await self._exclusively(self._roll_back)
@@ -180,6 +184,15 @@ class DraftManager:
             self._promote(version)
         took_s = time.perf_counter() - began
         return self._record(kind, before, version, pause_s, took_s)
+
+    async def _reload(self) -> DraftSwap:
+        began, serving = time.perf_counter(), self._require_serving()
+        if self._engine is None:
+            raise DraftRefused("No engine has started yet.")
+        if not await asyncio.to_thread(is_whole, serving):
+            raise DraftRefused(f"The draft {serving.fingerprint} is not whole in {serving.path}.")
+        pause_s = await self._engine.swap_draft(serving.path, serving.path)
+        return self._record("reload", serving, serving, pause_s, time.perf_counter() - began)
 
     def _promote(self, version: DraftVersion) -> None:
         assert self._configured is not None

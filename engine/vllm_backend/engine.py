@@ -260,6 +260,18 @@ class VllmEngine:
             raise EngineFailed(f"The answer was not scored: {fields['error']}")
         return AnswerScores.from_fields(fields)
 
+    async def drop_prefix(self, request: EngineRequest | None) -> int:
+        """Drop the cached blocks of a prompt's prefix, or all; returns their number."""
+        prompt, salt, adapter = (
+            (None, None, None)
+            if request is None
+            else ([*request.prompt], request.cache_salt, request.adapter)
+        )
+        dropped = await self._steer("drop_prefix", prompt, salt, adapter)
+        if dropped is None:
+            raise EngineFailed("The engine has a scheduler that is not eaglegate's.")
+        return int(dropped)
+
     def count_drafts(self) -> Totals | None:
         """vLLM's own counters of this engine's drafts; None where it keeps none."""
         llm, _ = self._require_running()

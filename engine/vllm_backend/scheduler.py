@@ -50,6 +50,7 @@ from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
 from eaglegate.engine.vllm_backend.graphs import is_declaration
 from eaglegate.engine.vllm_backend.planning import StepPlanning
+from eaglegate.engine.vllm_backend.prefix_cache import PrefixBlocks, drop_prefix
 from eaglegate.engine.vllm_backend.sharing import StepSharing
 from eaglegate.engine.vllm_contract import SKIP
 from eaglegate.engine.vllm_fields import DEPTH, TRACED
@@ -75,6 +76,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self.planning = StepPlanning(self, self.behaviour, self.method.lookup)
         self._sharing = StepSharing(self, self.planning)
         self._flight = FlightRecorder()
+        self.prefixes = PrefixBlocks()
         self._uniform = self.vllm_config.parallel_config.data_parallel_size > 1
         if self.num_spec_tokens:
             self._limit_sharing()
@@ -283,6 +285,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
         def cache_shareable_blocks(request: Request, num_computed_tokens: int) -> None:
             cache_blocks(request, min(num_computed_tokens, self._count_shareable_tokens(request)))
+            self.prefixes.note(request, coordinator)
 
         coordinator.cache_blocks = cache_shareable_blocks
 
@@ -303,6 +306,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self.planning.forget(request)
         self._shareable.pop(request.request_id, None)
         self._traced.discard(request.request_id)
+        self.prefixes.forget(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
 
@@ -458,6 +462,7 @@ EngineCore.stage_draft = draft_reload.stage_draft
 EngineCore.get_staged = draft_reload.get_staged
 EngineCore.discard_draft = draft_reload.discard_draft
 EngineCore.swap_draft = draft_reload.swap_draft
+EngineCore.drop_prefix = drop_prefix
 EngineCore.describe_planning = describe_planning
 EngineCore.freeze_planning = freeze_planning
 EngineCore.export_costs = export_costs

@@ -336,7 +336,9 @@ class ByDraft(SliceCounters):
     def declare(self) -> None:
         super().declare()
         self._swaps = self.counter(
-            "draft_swaps", "Changes of the serving draft: swap, trial, rollback, restart", ("kind",)
+            "draft_swaps",
+            "Changes of the serving draft: swap, trial, rollback, reload, restart",
+            ("kind",),
         )
         self._pause = self.counter(
             "draft_swap_pause_seconds", "Time without a step while drafts were exchanged", ("kind",)

@@ -1,0 +1,538 @@
+"""Find the cause of fallen acceptance by trials, and apply the smallest cure that works.
+
+``DoctoredEngine`` shows finished answers to the ``Doctor``, whose history raises suspicions.
+``Doctor.run`` settles them one at a time, when the engine has room: it runs recent prompts again,
+from the prefix cache and then with a cache salt of their own. Where the cached run accepts less,
+the cached blocks of that prefix are at fault. Where prompts of an earlier record accept less than
+they did, the draft's weights are. Otherwise traffic has changed, and nothing is done.
+
+Prompts stay in memory, the last few of each prefix. Nothing of them is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from eaglegate.engine.base import DraftSwap, DraftVersion, Engine
+from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineError
+from eaglegate.engine.speculation.audit.scores import LAST
+from eaglegate.engine.speculation.doctor.suspicion import History, PositionCounts
+from eaglegate.engine.speculation.doctor.trials import (
+    CURED,
+    Run,
+    Trial,
+    differs_in_text,
+    has_fallen,
+    measure_fall,
+)
+from eaglegate.engine.steps import Generate, read_steps
+from eaglegate.engine.types import (
+    DecodeStep,
+    EngineInfo,
+    EngineRequest,
+    Health,
+    Sampling,
+    SinkTap,
+    Step,
+    StepSink,
+)
+
+log = logging.getLogger(__name__)
+
+PREFIX_TOKENS = 64
+"""Tokens by which prompts are sorted into prefixes."""
+PREFIXES = 256
+"""Prefixes with a history of their own."""
+RECENT = 8
+"""Prompts of a prefix that are kept for trials, and prompts in the earlier record."""
+MOST_PROMPT = 8192
+"""Tokens of the longest prompt that is kept."""
+TRIAL_TOKENS = 48
+BUDGET = 0.02
+"""Share of the time that trials may take of the engine."""
+SAVED_S = 30.0
+"""Most seconds of the budget that idle times save up."""
+POLL_S = 0.05
+PATIENCE_S = 120.0
+"""Seconds after which a suspicion that found no room is dropped."""
+MOST_CURES = 6
+"""Cures in ``CURES_S`` seconds; further ones are left to an operator."""
+CURES_S = 3600.0
+DIAGNOSES = 50
+"""Diagnoses that are described to operators."""
+ALL = ""
+"""In the place of a prefix: all of them."""
+
+
+class Mode(StrEnum):
+    OFF = "off"
+    WATCH = "watch"
+    CURE = "cure"
+
+
+class Cause(StrEnum):
+    """Cause of a fall of acceptance."""
+
+    CACHE = "cached blocks"
+    WEIGHTS = "draft weights"
+    TRAFFIC = "traffic"
+    UNKNOWN = "unknown"
+    """There is no earlier record to compare with."""
+
+
+class Cure(StrEnum):
+    """Cures, the smallest first."""
+
+    DROP_PREFIX = "drop prefix"
+    DROP_CACHE = "drop prefix cache"
+    RELOAD = "reload draft"
+    RESTART = "restart engine"
+
+
+class Remedies(Protocol):
+    """Cures that an engine knows. All raise EngineError."""
+
+    async def drop_prefix(self, request: EngineRequest | None) -> int:
+        """Drop the cached blocks of a prompt's prefix, or all; returns how many."""
+        ...
+
+    async def restart(self, reason: str) -> None:
+        """Replace the engine; running requests continue on the new one."""
+        ...
+
+
+Reload = Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """One cure and its effect: the relative falls of the acceptance length before and after."""
+
+    cure: Cure
+    before: float
+    after: float
+    took_s: float
+    cured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The answer to a suspicion, without any text. ``at``: Unix time in seconds."""
+
+    at: float
+    draft: str
+    prefix: str
+    """A hash of the prefix's first tokens; empty where all are meant."""
+    engine_age_s: float
+    cause: Cause
+    fall: float
+    """Relative fall of the acceptance length in the trials."""
+    trials: int
+    answers: int
+    """Answers from the first sign to the suspicion."""
+    treatments: tuple[Treatment, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        if self.cause in (Cause.TRAFFIC, Cause.UNKNOWN):
+            return "nothing done"
+        if not self.treatments:
+            return "not treated"
+        return "cured" if self.treatments[-1].cured else "not cured"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "outcome": self.outcome}
+
+
+class DoctorObserver(Protocol):
+    """Told of diagnoses."""
+
+    def record_diagnosis(self, diagnosis: Diagnosis) -> None: ...
+
+
+@dataclass(slots=True)
+class Prefix:
+    """One prefix: its history and its last prompts."""
+
+    history: History = field(default_factory=History)
+    recent: OrderedDict[tuple[int, ...], EngineRequest] = field(default_factory=OrderedDict)
+
+    def keep(self, request: EngineRequest) -> None:
+        self.recent.pop(request.prompt, None)
+        self.recent[request.prompt] = request
+        while len(self.recent) > RECENT:
+            self.recent.popitem(last=False)
+
+
+class Doctor:
+    """One per gateway. ``has_room`` says whether the engine could take a trial now."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        observer: DoctorObserver,
+        has_room: Callable[[], bool],
+        reload: Reload | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``reload`` loads the draft's weights again; None where that is not possible."""
+        self.mode = mode
+        self.draft = ""
+        self._observer, self._has_room, self._reload = observer, has_room, reload
+        self.clock = clock
+        self._remedies: Remedies | None = None
+        self._generate: Generate | None = None
+        self._depth = 0
+        self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
+        self._all = Prefix()
+        self._record: dict[tuple[int, ...], tuple[EngineRequest, Run]] = {}
+        """Earlier runs, without the prefix cache, of the draft that serves."""
+        self._suspected: dict[str, float] = {}
+        """Suspicions and when they arose, by prefix."""
+        self._arrived = asyncio.Event()
+        self._diagnoses: deque[Diagnosis] = deque(maxlen=DIAGNOSES)
+        self._cures: deque[float] = deque(maxlen=MOST_CURES)
+        self._began = self._engine_began = self._seen_at = clock()
+        self._spent_s, self._saved_s = 0.0, SAVED_S
+
+    def attach(self, remedies: Remedies, generate: Generate, info: EngineInfo) -> None:
+        self._remedies, self._generate = remedies, generate
+        self._depth = info.speculation.depth
+        self._engine_began = self.clock()
+
+    def change_draft(self, version: DraftVersion, _: DraftSwap | None = None) -> None:
+        """Begin anew: another draft's acceptance says nothing about this one's."""
+        if version.fingerprint != self.draft:
+            self.draft = version.fingerprint
+            self._prefixes.clear()
+            self._all = Prefix()
+            self._record.clear()
+            self._suspected.clear()
+
+    def observe(self, request: EngineRequest, steps: Sequence[DecodeStep]) -> None:
+        """Take in a finished answer and its decode steps."""
+        counts = PositionCounts.of(steps)
+        if not counts.reached:
+            return
+        name = name_prefix(request)
+        prefix = self._prefixes.setdefault(name, Prefix())
+        self._prefixes.move_to_end(name)
+        while len(self._prefixes) > PREFIXES:
+            self._prefixes.popitem(last=False)
+        if len(request.prompt) <= MOST_PROMPT:
+            prefix.keep(request)
+            self._all.keep(request)
+        self._compare(name, prefix, counts)
+        self._arrived.set()
+
+    def _compare(self, name: str, prefix: Prefix, counts: PositionCounts) -> None:
+        """All prefixes together are compared each with its own history, so that another mix of
+        known prefixes raises no suspicion. A new prefix is compared with all.
+        """
+        own, whole = prefix.history, self._all.history
+        if own.is_learnt:
+            if own.compare(counts, own):
+                self._suspect(name)
+        else:
+            own.learn(counts)
+        if not whole.is_learnt:
+            whole.learn(counts)
+        elif whole.compare(counts, own if own.is_learnt else whole):
+            self._suspect(ALL)
+
+    def _suspect(self, name: str) -> None:
+        self._suspected.setdefault(name, self.clock())
+
+    async def run(self) -> None:
+        """Settle suspicions until cancelled."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            try:
+                await self._complete_record()
+                while self._suspected:
+                    name = next(iter(self._suspected))
+                    if await self._wait_for_room(self._suspected[name]):
+                        await self.examine(name)
+                    else:
+                        self._settle(name)
+            except EngineError as error:
+                log.warning("doctor: a trial failed: %s", error)
+                self._suspected.clear()
+            except Exception as error:
+                log.error("doctor: a trial failed: %s", type(error).__name__)
+                self._suspected.clear()
+
+    async def _wait_for_room(self, since: float) -> bool:
+        while self.clock() - since < PATIENCE_S:
+            if self._has_budget() and self._has_room():
+                return True
+            await asyncio.sleep(POLL_S)
+        return False
+
+    def _has_budget(self) -> bool:
+        now = self.clock()
+        self._saved_s = min(SAVED_S, self._saved_s + BUDGET * (now - self._seen_at))
+        self._seen_at = now
+        return self._saved_s > 0
+
+    async def _complete_record(self) -> None:
+        """Add a recent prompt to the earlier record, while nothing is suspected."""
+        if self._suspected or len(self._record) >= RECENT:
+            return
+        new = [one for one in self._all.recent.values() if one.prompt not in self._record]
+        if new and self._has_budget() and self._has_room():
+            run = await self._run(new[-1], fresh=True)
+            if not self._suspected:
+                self._record[new[-1].prompt] = new[-1], run
+
+    async def examine(self, name: str) -> Diagnosis:
+        """Settle a suspicion. Raises EngineError."""
+        prefix = self._all if name == ALL else self._prefixes[name]
+        requests = [*prefix.recent.values()]
+        cached = [await self._try_cached(request) for request in requests]
+        if has_fallen(cached) or differs_in_text(cached):
+            return await self._treat_cache(name, requests, cached)
+        recorded = await self._try_record()
+        if has_fallen(recorded):
+            return await self._treat_weights(name, recorded)
+        cause = Cause.TRAFFIC if self._record else Cause.UNKNOWN
+        return self._conclude(name, cause, measure_fall(recorded), len(cached) + len(recorded))
+
+    async def _treat_cache(
+        self, name: str, requests: Sequence[EngineRequest], trials: Sequence[Trial]
+    ) -> Diagnosis:
+        bad = [
+            request
+            for request, trial in zip(requests, trials, strict=True)
+            if not trial.agrees or trial.now.steps > trial.other.steps
+        ]
+
+        async def drop() -> None:
+            assert self._remedies is not None
+            for one in {name_prefix(request): request for request in bad}.values():
+                await self._remedies.drop_prefix(one)
+
+        async def measure() -> list[Trial]:
+            return [
+                Trial(await self._run(request, fresh=False), trial.other)
+                for request, trial in zip(requests, trials, strict=True)
+            ]
+
+        cures = [(Cure.DROP_PREFIX, drop), (Cure.DROP_CACHE, self._drop_all)]
+        return await self._treat(name, Cause.CACHE, trials, cures, measure)
+
+    async def _treat_weights(self, name: str, trials: Sequence[Trial]) -> Diagnosis:
+        async def reload() -> None:
+            assert self._reload is not None
+            await self._reload()
+            await self._drop_all()
+
+        cures = [(Cure.RELOAD, reload)] if self._reload is not None else []
+        return await self._treat(name, Cause.WEIGHTS, trials, cures, self._try_record)
+
+    async def _drop_all(self) -> None:
+        assert self._remedies is not None
+        await self._remedies.drop_prefix(None)
+
+    async def _restart(self) -> None:
+        assert self._remedies is not None
+        await self._remedies.restart("doctor: acceptance stays low")
+        self._engine_began = self.clock()
+
+    async def _treat(
+        self,
+        name: str,
+        cause: Cause,
+        trials: Sequence[Trial],
+        cures: Sequence[tuple[Cure, Callable[[], Awaitable[None]]]],
+        measure: Callable[[], Awaitable[list[Trial]]],
+    ) -> Diagnosis:
+        """Apply cures, the smallest first, until one works."""
+        fall, done = measure_fall(trials), list[Treatment]()
+        age_s = self.clock() - self._engine_began
+        for cure, apply in (*cures, (Cure.RESTART, self._restart)):
+            if self.mode is not Mode.CURE or not self._may_cure():
+                break
+            began, before = self.clock(), done[-1].after if done else fall
+            self._cures.append(began)
+            try:
+                await apply()
+                again = await measure()
+            except (EngineError, DraftRefused, DraftSwapBusy) as error:
+                log.warning("doctor: cure '%s' failed: %s", cure, error)
+                done.append(Treatment(cure, before, before, self.clock() - began, False))
+                continue
+            left = measure_fall(again)
+            cured = left <= CURED and not differs_in_text(again)
+            done.append(Treatment(cure, before, left, self.clock() - began, cured))
+            if cured:
+                break
+        return self._conclude(name, cause, fall, len(trials), tuple(done), age_s)
+
+    def _may_cure(self) -> bool:
+        full = len(self._cures) == MOST_CURES
+        return not full or self.clock() - self._cures[0] > CURES_S
+
+    async def _try_cached(self, request: EngineRequest) -> Trial:
+        now = await self._run(request, fresh=False)
+        return Trial(now, await self._run(request, fresh=True))
+
+    async def _try_record(self) -> list[Trial]:
+        return [
+            Trial(await self._run(request, fresh=True), earlier)
+            for request, earlier in [*self._record.values()]
+        ]
+
+    async def _run(self, request: EngineRequest, *, fresh: bool) -> Run:
+        """Generate greedily at full depth; ``fresh`` reads nothing from the prefix cache."""
+        assert self._generate is not None
+        name = f"doctor-{uuid.uuid4().hex}"
+        tokens = list[int]()
+        steps, began = 0, self.clock()
+        again = EngineRequest(
+            name,
+            request.prompt,
+            Sampling(TRIAL_TOKENS, temperature=0.0, ignore_eos=True),
+            depth=self._depth,
+            priority=LAST,
+            workload=request.workload,
+            tenant="doctor",
+            cache_salt=name if fresh else request.cache_salt,
+            adapter=request.adapter,
+        )
+        async with aclosing(read_steps(self._generate, again)) as read:
+            async for step in read:
+                tokens += step.token_ids
+                steps += len(step.decode)
+        took_s = self.clock() - began
+        self._spent_s += took_s
+        self._saved_s -= took_s
+        return Run(tuple(tokens), steps)
+
+    def _conclude(
+        self,
+        name: str,
+        cause: Cause,
+        fall: float,
+        trials: int,
+        treatments: tuple[Treatment, ...] = (),
+        age_s: float | None = None,
+    ) -> Diagnosis:
+        prefix = self._all if name == ALL else self._prefixes[name]
+        diagnosis = Diagnosis(
+            at=time.time(),
+            draft=self.draft,
+            prefix=name,
+            engine_age_s=self.clock() - self._engine_began if age_s is None else age_s,
+            cause=cause,
+            fall=fall,
+            trials=trials,
+            answers=prefix.history.since,
+            treatments=treatments,
+        )
+        self._settle(name, relearn=diagnosis.outcome != "cured")
+        self._diagnoses.append(diagnosis)
+        self._observer.record_diagnosis(diagnosis)
+        _log(diagnosis)
+        return diagnosis
+
+    def _settle(self, name: str, *, relearn: bool = False) -> None:
+        """End a suspicion. After a cure the history holds; after a change of traffic it does not.
+
+        What was found for one prefix explains the evidence that all of them have.
+        """
+        self._suspected.pop(name, None)
+        if name == ALL and relearn:
+            self._all.history = History()
+        elif name != ALL and relearn:
+            self._prefixes[name].history = History()
+        cured_all = name == ALL and not relearn
+        for one in (self._all, *(self._prefixes.values() if cured_all else ())):
+            one.history.clear_evidence()
+        if cured_all:
+            self._suspected.clear()
+        elif name in self._prefixes:
+            self._prefixes[name].history.clear_evidence()
+
+    def describe(self) -> dict[str, Any]:
+        """The histories, the suspicions and the last diagnoses, for operators."""
+        lived_s = max(1e-9, self.clock() - self._began)
+        return {
+            "mode": self.mode,
+            "draft": self.draft,
+            "engine_age_s": round(self.clock() - self._engine_began, 1),
+            "engine_share": round(self._spent_s / lived_s, 6),
+            "record": len(self._record),
+            "all": _describe(self._all.history),
+            "prefixes": {name: _describe(one.history) for name, one in self._prefixes.items()},
+            "suspected": [*self._suspected],
+            "diagnoses": [one.to_json() for one in reversed(self._diagnoses)],
+        }
+
+
+def _describe(history: History) -> dict[str, Any]:
+    places = range(len(history.counts.reached))
+    return {
+        "answers": history.answers,
+        "learnt": history.is_learnt,
+        "conditional_acceptance": [round(history.counts.rate(place), 4) for place in places],
+        "evidence_nats": round(history.evidence, 3),
+    }
+
+
+def _log(found: Diagnosis) -> None:
+    cures = "; ".join(
+        f"{one.cure}: fall {one.before:.1%} -> {one.after:.1%} in {one.took_s:.1f} s"
+        for one in found.treatments
+    )
+    log.log(
+        logging.INFO if found.cause is Cause.TRAFFIC else logging.WARNING,
+        "acceptance of draft %s fell (prefix %s, engine age %.0f s): cause: %s "
+        "(acceptance length %.1f%% lower in %d trials); %s%s",
+        found.draft or "-", found.prefix or "all", found.engine_age_s, found.cause,
+        100 * found.fall, found.trials, found.outcome, f": {cures}" if cures else "",
+    )  # fmt: skip
+
+
+def name_prefix(request: EngineRequest) -> str:
+    """A hash of what a prompt's first cached block depends on."""
+    first = (request.cache_salt, request.adapter, request.prompt[:PREFIX_TOKENS])
+    return blake2b(repr(first).encode(), digest_size=6).hexdigest()
+
+
+class DoctoredEngine:
+    """Wraps an engine and shows finished answers to ``doctor``."""
+
+    def __init__(self, engine: Engine, doctor: Doctor) -> None:
+        self._engine, self._doctor = engine, doctor
+
+    async def start(self) -> EngineInfo:
+        return await self._engine.start()
+
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
+        steps = list[DecodeStep]()
+        draft = self._doctor.draft
+
+        def keep(step: Step) -> None:
+            steps.extend(step.decode)
+
+        await self._engine.generate(request, SinkTap(sink, keep))
+        if draft == self._doctor.draft:
+            self._doctor.observe(request, steps)
+
+    async def health(self) -> Health:
+        return await self._engine.health()
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()

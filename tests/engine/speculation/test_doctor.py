@@ -1,0 +1,288 @@
+"""The doctor on simulated traffic: faults are found and cured, clean traffic is left alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from eaglegate.engine.base import DraftVersion
+from eaglegate.engine.errors import EngineFailed
+from eaglegate.engine.speculation.doctor.doctor import (
+    MOST_CURES,
+    Cause,
+    Cure,
+    Diagnosis,
+    Doctor,
+    Mode,
+    name_prefix,
+)
+from eaglegate.engine.speculation.doctor.suspicion import LEARN, PositionCounts
+from eaglegate.engine.speculation.doctor.trials import (
+    Run,
+    Trial,
+    differs_in_text,
+    has_fallen,
+    measure_fall,
+)
+from eaglegate.engine.types import (
+    DecodeStep,
+    EngineInfo,
+    EngineRequest,
+    Sampling,
+    SpeculationInfo,
+    Step,
+    StepSink,
+)
+
+K = 5
+PREFIXES = [tuple(range(100 * at, 100 * at + 64)) for at in range(4)]
+
+
+class Clinic:
+    """An engine whose acceptance depends on the prompt, its cached blocks and the weights."""
+
+    def __init__(self) -> None:
+        self.bad_prefixes: set[str] = set()
+        self.weights = 1.0
+        self.cured_by_reload = self.cured_by_restart = True
+        self.hard_traffic = 1.0
+        self.done: list[str] = []
+        self.diagnoses: list[Diagnosis] = []
+        self.requests: list[EngineRequest] = []
+        self.random = random.Random(5)
+
+    def rate(self, request: EngineRequest) -> float:
+        known = 0.55 + random.Random(hash(request.prompt)).random() * 0.3
+        cached = 0.6 if name_prefix(request) in self.bad_prefixes else 1.0
+        new = self.hard_traffic if request.prompt[0] >= 5000 else 1.0
+        return known * self.weights * cached * new
+
+    def answer(self, request: EngineRequest, draws: random.Random) -> list[DecodeStep]:
+        tokens, steps, rate = 0, list[DecodeStep](), self.rate(request)
+        while tokens < request.sampling.max_tokens:
+            accepted = 0
+            while accepted < K and draws.random() < rate:
+                accepted += 1
+            tokens += accepted + 1
+            steps.append(DecodeStep(K, accepted, accepted + 1))
+        return steps
+
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
+        """The same text every time, with the same luck."""
+        self.requests.append(request)
+        steps = self.answer(request, random.Random(hash(request.prompt)))
+        tokens = tuple(range(request.sampling.max_tokens))
+        sink.push(Step(tokens, decode=tuple(steps)))
+
+    async def drop_prefix(self, request: EngineRequest | None) -> int:
+        self.done.append("drop all" if request is None else f"drop {name_prefix(request)}")
+        if request is None:
+            self.bad_prefixes.clear()
+        else:
+            self.bad_prefixes.discard(name_prefix(request))
+        return 1
+
+    async def restart(self, reason: str) -> None:
+        assert "doctor" in reason
+        self.done.append("restart")
+        if self.cured_by_restart:
+            self.weights = 1.0
+            self.bad_prefixes.clear()
+
+    async def reload(self) -> None:
+        self.done.append("reload")
+        if self.cured_by_reload:
+            self.weights = 1.0
+
+    def record_diagnosis(self, diagnosis: Diagnosis) -> None:
+        self.diagnoses.append(diagnosis)
+
+    def ask(self, base: int = 0) -> EngineRequest:
+        prefix = self.random.choice(PREFIXES)
+        prompt = (*(base + token for token in prefix), self.random.randrange(400))
+        return EngineRequest("r", prompt, Sampling(64))
+
+
+INFO = EngineInfo("m", 1024, 100, SpeculationInfo("eagle3", K))
+
+
+def make(mode: Mode = Mode.CURE) -> tuple[Clinic, Doctor]:
+    clinic = Clinic()
+    doctor = Doctor(mode, clinic, lambda: True, clinic.reload)
+    doctor.change_draft(DraftVersion("abc", "", ""))
+    doctor.attach(clinic, clinic.generate, INFO)
+    return clinic, doctor
+
+
+async def serve(clinic: Clinic, doctor: Doctor, answers: int, base: int = 0) -> int:
+    """Serve until something was diagnosed; returns the answers that took."""
+    known = len(clinic.diagnoses)
+    for number in range(answers):
+        request = clinic.ask(base)
+        doctor.observe(request, clinic.answer(request, clinic.random))
+        await doctor._complete_record()
+        for name in [*doctor._suspected]:
+            await doctor.examine(name)
+        if len(clinic.diagnoses) > known:
+            return number + 1
+    return answers
+
+
+async def warm(clinic: Clinic, doctor: Doctor) -> None:
+    await serve(clinic, doctor, 8 * LEARN)
+    clinic.diagnoses.clear()
+
+
+async def serve_until_acted(clinic: Clinic, doctor: Doctor, answers: int = 200) -> int:
+    used = 0
+    while used < answers:
+        used += await serve(clinic, doctor, answers - used)
+        if clinic.done or (clinic.diagnoses and clinic.diagnoses[-1].fall > 0.04):
+            return used
+    raise AssertionError("nothing was found")
+
+
+async def test_bad_blocks_of_one_prefix_are_dropped_and_no_others() -> None:
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    bad = name_prefix(EngineRequest("r", PREFIXES[1], Sampling(1)))
+    clinic.bad_prefixes.add(bad)
+    assert await serve_until_acted(clinic, doctor) <= 200
+    found = clinic.diagnoses[-1]
+    assert (found.cause, found.outcome) == (Cause.CACHE, "cured")
+    assert clinic.done == [f"drop {bad}"]
+    assert found.treatments[0].cure is Cure.DROP_PREFIX
+    assert found.treatments[0].before > 0.2 > 0.02 >= found.treatments[0].after
+
+
+async def test_weights_are_reloaded_and_then_every_block_dropped() -> None:
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    clinic.weights = 0.7
+    await serve_until_acted(clinic, doctor)
+    assert clinic.done == ["reload", "drop all"]
+    assert (clinic.diagnoses[-1].cause, clinic.diagnoses[-1].outcome) == (Cause.WEIGHTS, "cured")
+
+
+async def test_the_engine_is_restarted_where_a_reload_does_not_help() -> None:
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    clinic.weights, clinic.cured_by_reload = 0.7, False
+    await serve_until_acted(clinic, doctor)
+    assert clinic.done == ["reload", "drop all", "restart"]
+    assert [one.cured for one in clinic.diagnoses[-1].treatments] == [False, True]
+
+
+async def test_a_fault_that_nothing_cures_is_left_to_an_operator() -> None:
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    clinic.weights, clinic.cured_by_reload, clinic.cured_by_restart = 0.7, False, False
+    for _ in range(6):
+        doctor._suspect("")
+        await doctor.examine("")
+    assert clinic.diagnoses[0].outcome == "not cured"
+    assert clinic.diagnoses[-1].outcome == "not treated"
+    assert clinic.done.count("restart") + clinic.done.count("reload") == MOST_CURES
+
+
+async def test_traffic_is_named_and_nothing_is_done() -> None:
+    """Prompts begin with other prefixes: a template that changed."""
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    clinic.hard_traffic = 0.6
+    for _ in range(4):
+        await serve(clinic, doctor, 50, base=5000)
+    assert clinic.diagnoses
+    assert {one.cause for one in clinic.diagnoses} == {Cause.TRAFFIC}
+    assert clinic.done == []
+
+
+async def test_watching_does_nothing() -> None:
+    clinic, doctor = make(Mode.WATCH)
+    await warm(clinic, doctor)
+    clinic.weights = 0.7
+    await serve_until_acted(clinic, doctor)
+    found = clinic.diagnoses[-1]
+    assert (found.cause, found.outcome, clinic.done) == (Cause.WEIGHTS, "not treated", [])
+
+
+async def test_without_an_earlier_record_the_cause_is_unknown() -> None:
+    clinic, doctor = make()
+    request = clinic.ask()
+    doctor.observe(request, clinic.answer(request, clinic.random))
+    doctor._suspect("")
+    assert (await doctor.examine("")).cause is Cause.UNKNOWN
+    assert clinic.done == []
+
+
+async def test_clean_traffic_of_any_mix_meets_no_action() -> None:
+    """20,000 answers, whose mix of prefixes and hard prompts changes all the time."""
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    clinic.hard_traffic = 0.8
+    for turn in range(100):
+        for _ in range(10):
+            await serve(clinic, doctor, 20, base=5000 * (turn % 3 == 0))
+    assert clinic.done == []
+    assert {one.cause for one in clinic.diagnoses} <= {Cause.TRAFFIC}
+    print(len(clinic.diagnoses), "suspicions")
+
+
+async def test_a_trial_reads_the_cache_with_the_requests_own_salt_alone() -> None:
+    clinic, doctor = make()
+    request = EngineRequest("r", PREFIXES[0], Sampling(64), cache_salt="own", tenant="a")
+    for fresh in (False, True):
+        await doctor._run(request, fresh=fresh)
+    cached, fresh_one = clinic.requests
+    assert cached.cache_salt == "own"
+    assert fresh_one.cache_salt not in ("own", None)
+    assert cached.sampling.temperature == fresh_one.sampling.temperature == 0.0
+    assert cached.depth == K
+
+
+async def test_another_draft_begins_anew() -> None:
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    doctor.change_draft(DraftVersion("def", "", ""))
+    assert doctor.describe()["prefixes"] == {}
+    assert doctor.describe()["record"] == 0
+
+
+async def test_a_cure_that_fails_gives_way_to_the_next() -> None:
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    clinic.weights = 0.7
+
+    async def refuse() -> None:
+        raise EngineFailed("no")
+
+    doctor._reload = refuse
+    await serve_until_acted(clinic, doctor)
+    assert [one.cure for one in clinic.diagnoses[-1].treatments] == [Cure.RELOAD, Cure.RESTART]
+    assert clinic.diagnoses[-1].outcome == "cured"
+
+
+def pair(now: int, other: int, texts: Sequence[Any] = (1, 1)) -> Trial:
+    return Trial(Run((texts[0],), now), Run((texts[1],), other))
+
+
+def test_trials_are_judged_by_the_steps_of_equal_texts() -> None:
+    assert measure_fall([pair(20, 16), pair(99, 1, (1, 2))]) == pytest.approx(0.2)
+    assert has_fallen([pair(20, 15)])
+    assert not has_fallen([pair(20, 18)] * 4)
+    assert has_fallen([pair(20, 18)] * 6)
+    assert not has_fallen([pair(20, 10), *[pair(20, 22)] * 6, pair(20, 18)])
+    assert not has_fallen([])
+    assert differs_in_text([pair(1, 1, (1, 2))] * 2)
+    assert not differs_in_text([pair(1, 1, (1, 2)), pair(1, 1)])
+
+
+def test_positions_are_counted_up_to_the_first_rejected_draft() -> None:
+    counts = PositionCounts.of(
+        [DecodeStep(3, 1, 2), DecodeStep(3, 2, 3, cut=1), DecodeStep(0, 0, 1)]
+    )
+    assert counts.reached == [2, 2, 1]
+    assert counts.accepted == [2, 1, 1]
