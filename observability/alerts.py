@@ -153,6 +153,21 @@ def _check_audits(telemetry: Telemetry, _: DayHistory) -> Finding:
     return bool(names), float(len(names)), ", ".join(names)
 
 
+def _check_doctor(telemetry: Telemetry, _: DayHistory) -> Finding:
+    """The doctor could not bring acceptance back in the last hour."""
+    found = telemetry.scope.doctor()
+    if found is None:
+        return False, None, ""
+    causes = sorted(
+        {
+            str(one["cause"])
+            for one in found["diagnoses"]
+            if one["outcome"] in ("not cured", "not treated") and one["at"] > time.time() - HOUR
+        }
+    )
+    return bool(causes), float(len(causes)), ", ".join(causes)
+
+
 def _check_draft_holds(telemetry: Telemetry, _: DayHistory) -> Finding:
     """A depth is held off because it killed engines."""
     names = [f"{hold.method}, depth {hold.depth}" for hold in telemetry.draft_holds]
@@ -184,6 +199,10 @@ RULES = (
     AlertRule(
         "EaglegateDraftHeldOff", "page", "0m",
         "Drafts killed engines, and their depth is held off", _check_draft_holds,
+    ),
+    AlertRule(
+        "EaglegateAcceptanceNotCured", "ticket", "0m",
+        "Acceptance fell by a fault that the doctor has not cured", _check_doctor,
     ),
     AlertRule(
         "EaglegateAcceptanceCollapsed", "ticket", "10m",

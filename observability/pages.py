@@ -90,6 +90,7 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
         "admission": _describe_admission(telemetry.scope.admission()),
         "gpus": [{"index": gpu.index, **asdict(gpu.read())} for gpu in telemetry.gpus],
         "audit": telemetry.scope.audits(),
+        "doctor": telemetry.scope.doctor(),
         "draft_holds": [asdict(hold) for hold in telemetry.draft_holds],
         "engines": {lane: _describe_engine(info) for lane, info in telemetry.engines.items()},
         "workers": [_describe_worker(worker) for worker in telemetry.scope.workers()],

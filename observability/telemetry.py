@@ -17,6 +17,7 @@ from eaglegate.engine.base import (
 from eaglegate.engine.events import Observation, RequestFacts
 from eaglegate.engine.machine import NvmlGpu
 from eaglegate.engine.speculation.audit.records import AuditRecord
+from eaglegate.engine.speculation.doctor.doctor import Diagnosis
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo, EngineRequest
@@ -283,6 +284,10 @@ class Telemetry:
             group.record_audit(record, self._workloads(record.workload))
         if self._explanations is not None:
             self._explanations.add_audit(record)
+
+    def record_diagnosis(self, diagnosis: Diagnosis) -> None:
+        for group in self.groups:
+            group.record_diagnosis(diagnosis)
 
     def record_audit_drop(self, reason: str) -> None:
         for group in self.groups:

@@ -19,7 +19,7 @@ from typing import Any
 from eaglegate.lab.prove.settings import ProveSettings
 from eaglegate.server.__main__ import main as run_command
 from eaglegate.server.cli.command_line import ModelArguments
-from eaglegate.server.cli.observing import AuditSettings, CaptureSettings
+from eaglegate.server.cli.observing import AuditSettings, CaptureSettings, DoctorSettings
 from eaglegate.server.flags import ENV_PREFIX, flag, list_settings
 from eaglegate.server.settings import Settings
 
@@ -39,6 +39,7 @@ KINDS: Mapping[str, type] = {
     "Model of the workers, with --upstream": ModelArguments,
     "Capture and metrics": CaptureSettings,
     "Audits": AuditSettings,
+    "Doctor": DoctorSettings,
     "prove": ProveSettings,
 }
 SETTINGS_INTRO = """\

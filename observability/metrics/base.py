@@ -19,6 +19,7 @@ from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.machine import NvmlGpu
 from eaglegate.engine.speculation.audit.records import AuditRecord
+from eaglegate.engine.speculation.doctor.doctor import Diagnosis
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo
@@ -108,6 +109,8 @@ class MetricScope:
     """Number of canaries by verdict."""
     audits: Callable[[], Mapping[str, Any] | None] = _find_nothing
     """The holds and the last audits; None where nothing is audited."""
+    doctor: Callable[[], Mapping[str, Any] | None] = _find_nothing
+    """The doctor's histories and diagnoses; None without a doctor."""
     holds: Callable[[], Iterable[str]] = tuple
     """Workloads that an audit has taken speculation from."""
     catalogue: list[MetricDeclaration] = field(default_factory=list)
@@ -174,6 +177,9 @@ class MetricGroup:
 
     def record_audit(self, record: AuditRecord, workload: str) -> None:
         """An answer was audited; ``workload`` is its label."""
+
+    def record_diagnosis(self, diagnosis: Diagnosis) -> None:
+        """The doctor settled a suspicion."""
 
     def record_audit_drop(self, reason: str) -> None:
         """An answer was selected for an audit that did not take place."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import orjson
 import yaml
 
-from eaglegate.server.cli.observing import AuditSettings, CaptureSettings
+from eaglegate.server.cli.observing import AuditSettings, CaptureSettings, DoctorSettings
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import (
     ENV_PREFIX,
@@ -278,6 +278,7 @@ def read_command_line(
     add_arguments(parser, Settings)
     add_arguments(parser, CaptureSettings)
     add_arguments(parser, AuditSettings)
+    add_arguments(parser, DoctorSettings)
     add_front_end_flags(parser)
     namespace = parser.parse_args(gather_arguments(parser, argv, os.environ))
     for notice in check_front_end_flags(namespace):
@@ -305,6 +306,7 @@ def _read_without_vllm(
     add_arguments(parser, Settings)
     add_arguments(parser, CaptureSettings)
     add_arguments(parser, AuditSettings)
+    add_arguments(parser, DoctorSettings)
     add_arguments(parser, kind)
     add_front_end_flags(parser)
     shown = f"{chosen} {parser._option_string_actions[chosen].metavar}"

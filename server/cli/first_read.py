@@ -20,7 +20,7 @@ from eaglegate.engine import vllm_flags
 from eaglegate.engine.vllm_contract import find_vllm
 from eaglegate.server.access.keys import load_keys
 from eaglegate.server.cli.command_line import find_backend, gather_arguments, list_given_names
-from eaglegate.server.cli.observing import AuditSettings, CaptureSettings
+from eaglegate.server.cli.observing import AuditSettings, CaptureSettings, DoctorSettings
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import (
     add_arguments,
@@ -101,6 +101,7 @@ def read_first(command: str, argv: Sequence[str], own: type | None = None) -> Fi
     first = FirstRead(read_settings(namespace), named)
     read_into(CaptureSettings, namespace)
     read_into(AuditSettings, namespace)
+    read_into(DoctorSettings, namespace)
     _check_files(first)
     return first
 
@@ -125,6 +126,7 @@ def make_option_parser(command: str, own: type | None = None) -> OptionParser:
     add_arguments(parser, Settings)
     add_arguments(parser, CaptureSettings)
     add_arguments(parser, AuditSettings)
+    add_arguments(parser, DoctorSettings)
     add_front_end_flags(parser, shown=False)
     for name in vllm_flags.NAMES:
         _add_engine_flag(parser, parser, name, argparse.SUPPRESS)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from eaglegate.capture.limits import FULL, HASHES, MODES, CaptureLimits
-from eaglegate.engine.base import ResilientEngine, ScoresAnswers
+from eaglegate.engine.base import CuresDraft, ResilientEngine, ScoresAnswers
 from eaglegate.engine.speculation.audit.auditor import Auditor
 from eaglegate.engine.speculation.audit.files import EvidenceFolder
 from eaglegate.engine.speculation.audit.records import EvidenceWriter, write_nothing
+from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode, Reload
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import Heading, make_part, read_into, setting, setting_of
 from eaglegate.server.settings import Settings
@@ -167,6 +168,42 @@ def open_audit(
             auditor.change_draft(drafts.serving)
         drafts.watch(auditor.change_draft)
     return auditor
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorSettings:
+    """Off by default."""
+
+    DOCTOR: ClassVar = Heading("Doctor of acceptance")
+    doctor: str = setting(
+        Mode.OFF.value,
+        "find why acceptance fell (watch), and drop cached blocks, reload the draft or restart the "
+        "engine where that helps (cure)",
+        choices=tuple(mode.value for mode in Mode),
+    )
+
+
+def open_doctor(
+    namespace: argparse.Namespace,
+    engine: ResilientEngine,
+    drafts: DraftManager | None,
+    make: Callable[[Mode, Reload | None], Doctor],
+) -> Doctor | None:
+    """``make`` takes the mode and what loads the draft's weights again.
+
+    Raises ConfigError for a doctor that was asked for and cannot work.
+    """
+    mode = Mode(read_into(DoctorSettings, namespace).doctor)
+    if mode is Mode.OFF:
+        return None
+    if not isinstance(engine, CuresDraft):
+        raise ConfigError("--doctor needs the engine in this process; workers have none")
+    doctor = make(mode, None if drafts is None else drafts.reload)
+    if drafts is not None:
+        if drafts.serving is not None:
+            doctor.change_draft(drafts.serving)
+        drafts.watch(doctor.change_draft)
+    return doctor
 
 
 class BackgroundProcess(Protocol):

@@ -21,6 +21,7 @@ from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.machine import find_gpu_monitors
 from eaglegate.engine.speculation.audit.auditor import AuditedEngine, Auditor
 from eaglegate.engine.speculation.audit.holds import AuditHolds
+from eaglegate.engine.speculation.doctor.doctor import Doctor, DoctoredEngine, Mode, Reload
 from eaglegate.engine.speculation.policy import (
     PLAIN,
     SPECULATIVE,
@@ -28,6 +29,7 @@ from eaglegate.engine.speculation.policy import (
     SpeculationRules,
 )
 from eaglegate.engine.supervision.policy import SupervisionTimeouts
+from eaglegate.engine.supervisor import SupervisedEngine
 from eaglegate.engine.types import WORKLOADS, EngineInfo
 from eaglegate.observability.engine import InstrumentedEngine, SupervisionObserver
 from eaglegate.observability.explain import ExplanationRing
@@ -70,7 +72,12 @@ from eaglegate.server.cli.listener import (
     format_url,
     serve,
 )
-from eaglegate.server.cli.observing import open_audit, open_capture, open_improve
+from eaglegate.server.cli.observing import (
+    open_audit,
+    open_capture,
+    open_doctor,
+    open_improve,
+)
 from eaglegate.server.cli.reload import load_encryption_keys, load_key_ring, read_reloaded
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import make_part
@@ -138,6 +145,9 @@ class ServeCommand:
         self._auditor = open_audit(
             line.namespace, backend.names[0], self._resilient, backend.drafts, self._make_auditor
         )
+        self._doctor = open_doctor(
+            line.namespace, self._resilient, backend.drafts, self._make_doctor
+        )
         self._engine = self._wrap_engine()
         promoted = PromotedRules(settings.draft_store, SpeculationRules(depth=settings.fixed_depth))
         rules = replace(promoted.choose(), key_depths=keys.depths)
@@ -169,6 +179,9 @@ class ServeCommand:
             is_idle=lambda: not self._admission.running,
         )
 
+    def _make_doctor(self, mode: Mode, reload: Reload | None) -> Doctor:
+        return Doctor(mode, self._telemetry, self._has_room, reload)
+
     def _has_room(self) -> bool:
         """Nobody waits, and a quarter of the places at most is taken."""
         admission = self._admission
@@ -176,7 +189,10 @@ class ServeCommand:
 
     def _wrap_engine(self) -> Engine:
         """The engine that requests are sent to: observed, and audited where that is asked for."""
-        observed = InstrumentedEngine(self._resilient, self._telemetry)
+        observed: Engine = InstrumentedEngine(self._resilient, self._telemetry)
+        if self._doctor is not None:
+            self._telemetry.scope.doctor = self._doctor.describe
+            observed = DoctoredEngine(observed, self._doctor)
         if self._auditor is None:
             return observed
         scope, auditor = self._telemetry.scope, self._auditor
@@ -246,6 +262,7 @@ class ServeCommand:
             engine,
             engine.release_drafts,
             self._auditor,
+            self._doctor,
         )
         scope = self._telemetry.scope
         scope.canary, scope.verdicts = canaries.describe, lambda: canaries.verdicts
@@ -269,6 +286,7 @@ class ServeCommand:
         hooks = SignalHandlers(drain, self._reload)
         watching = asyncio.create_task(self._gateway.memory.run())
         auditing = asyncio.create_task(self._audit())
+        doctoring = asyncio.create_task(self._run_doctor())
         upkeep = asyncio.create_task(maintain_store(self._gateway.store, self._runs))
         try:
             return await serve(
@@ -282,6 +300,7 @@ class ServeCommand:
         finally:
             watching.cancel()
             auditing.cancel()
+            doctoring.cancel()
             upkeep.cancel()
             if self._improving is not None:
                 self._improving.cancel()
@@ -291,6 +310,10 @@ class ServeCommand:
     async def _audit(self) -> None:
         if self._auditor is not None:
             await self._auditor.run()
+
+    async def _run_doctor(self) -> None:
+        if self._doctor is not None:
+            await self._doctor.run()
 
     async def _supervise(self) -> None:
         await self._start()
@@ -314,6 +337,8 @@ class ServeCommand:
         )
         if self._auditor is not None:
             self._auditor.attach(self._resilient, self._resilient.generate, info)
+        if self._doctor is not None and isinstance(self._resilient, SupervisedEngine):
+            self._doctor.attach(self._resilient, self._resilient.generate, info)
         self._gateway.open(path)
         self._gateway.memory.settle()
         _freeze()

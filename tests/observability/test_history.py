@@ -220,6 +220,14 @@ def test_a_workload_that_an_audit_holds_fires(day):
     assert day.firing() == {"EaglegateAnswerViolated"}
 
 
+def test_acceptance_that_the_doctor_has_not_cured_fires(day):
+    found = {"cause": "draft weights", "outcome": "not cured", "at": time.time()}
+    day.telemetry.scope.doctor = lambda: {"diagnoses": [found]}
+    assert day.firing() == {"EaglegateAcceptanceNotCured"}
+    found["outcome"] = "cured"
+    assert day.firing() == set()
+
+
 def test_a_depth_that_is_held_off_fires(day):
     hold = DraftHold("eagle3", 5, 2, time.time())
     day.telemetry.record_draft_hold("default", hold, held=True)

@@ -160,7 +160,7 @@ def rule_queries() -> tuple[set[str], set[str]]:
         name for rule in rules if "alert" in rule for name in SELECTOR.findall(rule["expr"])
     }
     all_ = recorded | looked_at
-    parts = ("_worker_", "planner", "_capture_", "_audit", "_draft_hold")
+    parts = ("_worker_", "planner", "_capture_", "_audit", "_draft_hold", "_diagnoses_")
     elsewhere = {name for name in all_ if any(part in name for part in parts)}
     return all_ - NEEDS_HISTORY - elsewhere, elsewhere
 
@@ -185,7 +185,7 @@ async def test_every_query_is_answered(demo_gateway, tmp_path):
     (tmp_path / "silent.json").write_bytes(orjson.dumps(sorted(asker.silent), option=2))
     assert not asker.silent & must
     quiet = re.compile(
-        "_gpu_|_worker_|_capture_|_audit|_draft_hold|planner|baseline|_losses_|_interrupted_r"
+        "_gpu_|_worker_|_capture_|_audit|_draft_hold|_diagnoses_|planner|baseline|_losses_|_interrupted_r"
     )
     quiet_here = {query for query in may if quiet.search(query)}
     assert asker.silent <= quiet_here, "conditional, but the traffic was made to cause it"

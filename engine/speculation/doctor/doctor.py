@@ -29,8 +29,8 @@ from eaglegate.engine.speculation.audit.scores import LAST
 from eaglegate.engine.speculation.doctor.suspicion import History, PositionCounts
 from eaglegate.engine.speculation.doctor.trials import (
     CURED,
-    Run,
-    Trial,
+    PairedTrial,
+    TrialRun,
     differs_in_text,
     has_fallen,
     measure_fall,
@@ -195,7 +195,7 @@ class Doctor:
         self._depth = 0
         self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
         self._all = Prefix()
-        self._record: dict[tuple[int, ...], tuple[EngineRequest, Run]] = {}
+        self._record: dict[tuple[int, ...], tuple[EngineRequest, TrialRun]] = {}
         """Earlier runs, without the prefix cache, of the draft that serves."""
         self._suspected: dict[str, float] = {}
         """Suspicions and when they arose, by prefix."""
@@ -310,7 +310,7 @@ class Doctor:
         return self._conclude(name, cause, measure_fall(recorded), len(cached) + len(recorded))
 
     async def _treat_cache(
-        self, name: str, requests: Sequence[EngineRequest], trials: Sequence[Trial]
+        self, name: str, requests: Sequence[EngineRequest], trials: Sequence[PairedTrial]
     ) -> Diagnosis:
         bad = [
             request
@@ -323,16 +323,16 @@ class Doctor:
             for one in {name_prefix(request): request for request in bad}.values():
                 await self._remedies.drop_prefix(one)
 
-        async def measure() -> list[Trial]:
+        async def measure() -> list[PairedTrial]:
             return [
-                Trial(await self._run(request, fresh=False), trial.other)
+                PairedTrial(await self._run(request, fresh=False), trial.other)
                 for request, trial in zip(requests, trials, strict=True)
             ]
 
         cures = [(Cure.DROP_PREFIX, drop), (Cure.DROP_CACHE, self._drop_all)]
         return await self._treat(name, Cause.CACHE, trials, cures, measure)
 
-    async def _treat_weights(self, name: str, trials: Sequence[Trial]) -> Diagnosis:
+    async def _treat_weights(self, name: str, trials: Sequence[PairedTrial]) -> Diagnosis:
         async def reload() -> None:
             assert self._reload is not None
             await self._reload()
@@ -354,9 +354,9 @@ class Doctor:
         self,
         name: str,
         cause: Cause,
-        trials: Sequence[Trial],
+        trials: Sequence[PairedTrial],
         cures: Sequence[tuple[Cure, Callable[[], Awaitable[None]]]],
-        measure: Callable[[], Awaitable[list[Trial]]],
+        measure: Callable[[], Awaitable[list[PairedTrial]]],
     ) -> Diagnosis:
         """Apply cures, the smallest first, until one works."""
         fall, done = measure_fall(trials), list[Treatment]()
@@ -384,17 +384,17 @@ class Doctor:
         full = len(self._cures) == MOST_CURES
         return not full or self.clock() - self._cures[0] > CURES_S
 
-    async def _try_cached(self, request: EngineRequest) -> Trial:
+    async def _try_cached(self, request: EngineRequest) -> PairedTrial:
         now = await self._run(request, fresh=False)
-        return Trial(now, await self._run(request, fresh=True))
+        return PairedTrial(now, await self._run(request, fresh=True))
 
-    async def _try_record(self) -> list[Trial]:
+    async def _try_record(self) -> list[PairedTrial]:
         return [
-            Trial(await self._run(request, fresh=True), earlier)
+            PairedTrial(await self._run(request, fresh=True), earlier)
             for request, earlier in [*self._record.values()]
         ]
 
-    async def _run(self, request: EngineRequest, *, fresh: bool) -> Run:
+    async def _run(self, request: EngineRequest, *, fresh: bool) -> TrialRun:
         """Generate greedily at full depth; ``fresh`` reads nothing from the prefix cache."""
         assert self._generate is not None
         name = f"doctor-{uuid.uuid4().hex}"
@@ -418,7 +418,7 @@ class Doctor:
         took_s = self.clock() - began
         self._spent_s += took_s
         self._saved_s -= took_s
-        return Run(tuple(tokens), steps)
+        return TrialRun(tuple(tokens), steps)
 
     def _conclude(
         self,

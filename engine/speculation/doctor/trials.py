@@ -23,7 +23,7 @@ CURED = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrialRun:
     """One run of a text: its tokens, and the verify steps that they took."""
 
     tokens: tuple[int, ...]
@@ -31,25 +31,25 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class PairedTrial:
     """A text's run as it is now, and the run that it is compared with."""
 
-    now: Run
-    other: Run
+    now: TrialRun
+    other: TrialRun
 
     @property
     def agrees(self) -> bool:
         return self.now.tokens == self.other.tokens
 
 
-def measure_fall(trials: Sequence[Trial]) -> float:
+def measure_fall(trials: Sequence[PairedTrial]) -> float:
     """Relative fall of the acceptance length now, over the texts that agree; 0 without any."""
     same = [trial for trial in trials if trial.agrees]
     steps = sum(trial.now.steps for trial in same)
     return 1 - sum(trial.other.steps for trial in same) / steps if steps else 0.0
 
 
-def has_fallen(trials: Sequence[Trial]) -> bool:
+def has_fallen(trials: Sequence[PairedTrial]) -> bool:
     """Whether more steps are needed now, by more than chance and by enough to matter."""
     more = [trial.now.steps - trial.other.steps for trial in trials if trial.agrees]
     fall = measure_fall(trials)
@@ -60,7 +60,7 @@ def has_fallen(trials: Sequence[Trial]) -> bool:
     return len(more) >= ENOUGH and sum(more) >= CLEAR * sqrt(sum(d * d for d in more))
 
 
-def differs_in_text(trials: Sequence[Trial]) -> bool:
+def differs_in_text(trials: Sequence[PairedTrial]) -> bool:
     """Most texts differ: what is read from the cache is wrong for the target, too."""
     differing = sum(not trial.agrees for trial in trials)
     return differing >= 2 and 2 * differing > len(trials)

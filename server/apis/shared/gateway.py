@@ -11,6 +11,7 @@ from eaglegate.engine.base import AppliedDepth, SupportsPlanning
 from eaglegate.engine.events import NullObserver, Observer
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.audit.auditor import Auditor
+from eaglegate.engine.speculation.doctor.doctor import Doctor
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss
@@ -45,6 +46,8 @@ class Controls:
     """Use the depths again that are held off because they killed engines; returns them."""
     auditor: Auditor | None = None
     """Audits answers; None without ``--audit-share``."""
+    doctor: Doctor | None = None
+    """Treats acceptance that fell; None without ``--doctor``."""
 
 
 @dataclass(slots=True)

@@ -21,8 +21,8 @@ from eaglegate.engine.speculation.doctor.doctor import (
 )
 from eaglegate.engine.speculation.doctor.suspicion import LEARN, PositionCounts
 from eaglegate.engine.speculation.doctor.trials import (
-    Run,
-    Trial,
+    PairedTrial,
+    TrialRun,
     differs_in_text,
     has_fallen,
     measure_fall,
@@ -265,8 +265,8 @@ async def test_a_cure_that_fails_gives_way_to_the_next() -> None:
     assert clinic.diagnoses[-1].outcome == "cured"
 
 
-def pair(now: int, other: int, texts: Sequence[Any] = (1, 1)) -> Trial:
-    return Trial(Run((texts[0],), now), Run((texts[1],), other))
+def pair(now: int, other: int, texts: Sequence[Any] = (1, 1)) -> PairedTrial:
+    return PairedTrial(TrialRun((texts[0],), now), TrialRun((texts[1],), other))
 
 
 def test_trials_are_judged_by_the_steps_of_equal_texts() -> None:

@@ -1,0 +1,28 @@
+"""Operator endpoint /admin/doctor: why acceptance fell, and the effect of each cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from eaglegate.server.apis.operations.admin import require_controls
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.errors import Conflict
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(prefix="/admin/doctor")
+
+    @routes.get("")
+    async def doctor() -> dict[str, Any]:
+        """The histories of acceptance, the suspicions, and the last diagnoses with their cures."""
+        found = require_controls(gateway).doctor
+        if found is None:
+            raise Conflict(
+                "There is no doctor. Start the gateway with --doctor watch or --doctor cure.",
+                code="no_doctor",
+            )
+        return found.describe()
+
+    return routes
