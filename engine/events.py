@@ -96,6 +96,8 @@ class Usage(Struct, frozen=True):
     reasoning: int = 0
     accepted: int | None = None
     rejected: int | None = None
+    recomputed: int = 0
+    """Prompt tokens in the prefix cache that were computed again because of the draft."""
 
 
 class UsageDelta(Struct, frozen=True):

@@ -134,5 +134,6 @@ def _limit(step: Step, left: int) -> Step:
         logprobs=step.logprobs[:left],
         prompt_logprobs=step.prompt_logprobs,
         cached_tokens=step.cached_tokens,
+        recomputed_tokens=step.recomputed_tokens,
         finish=FinishReason.LENGTH,
     )

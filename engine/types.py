@@ -212,6 +212,9 @@ class Step(Struct, frozen=True):
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
     cached_tokens: int | None = None
     """Prompt tokens served from the prefix cache; on one step only."""
+    recomputed_tokens: int | None = None
+    """Prompt tokens in the prefix cache that were computed again because of the draft, with the
+    first step; None if unknown."""
     finish: FinishReason | None = None
     stop_token: int | None = None
     """The stop token id that ended the request; it is the last of ``token_ids``."""

@@ -180,10 +180,17 @@ PARTS: dict[Area, dict[str, str]] = {
         """,
         "v1/core/kv_cache_manager.py": """
             KVCacheManager: coordinator block_pool
+            KVCacheManager.get_computed_blocks(self request)
+            KVCacheManager.prefix_cache_lookup_enabled(self request)
         """,
         "v1/core/kv_cache_coordinator.py": """
             KVCacheCoordinator.cache_blocks(self request num_computed_tokens)
             KVCacheCoordinator.get_blocks(+ request_id)
+            KVCacheCoordinator.find_longest_cache_hit(self block_hashes max_cache_hit_length)
+            KVCacheCoordinator: eagle_group_ids
+            HybridKVCacheCoordinator: attention_groups
+            SpecGroup: use_eagle
+            UnitaryKVCacheCoordinator: block_size kv_cache_spec
         """,
         "v1/request.py": """
             Request: all_token_ids block_hashes is_prefill_chunk max_tokens num_computed_tokens

@@ -22,6 +22,7 @@ from eaglegate.engine.speculation.inspection.checkpoint import (
 from eaglegate.engine.speculation.inspection.configs import TEXT_PARTS, TargetConfig, read_target
 from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
 from eaglegate.engine.speculation.naming import SHORT, name_speculation
+from eaglegate.engine.speculation.prefix_cost import find_prefix_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,9 @@ class EnginePlan:
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters: name -> folder."""
     max_lora_rank: int = 16
+    block_size: int | None = None
+    """Tokens of a block of the KV cache; None leaves it to vLLM."""
+    prefix_caching: bool = True
 
     @property
     def workers(self) -> int:
@@ -109,6 +113,8 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
         speculative_config=dict(speculation) if speculation else None,
         adapters=adapters or {},
         max_lora_rank=getattr(arguments, "max_lora_rank", None) or 16,
+        block_size=getattr(arguments, "block_size", None),
+        prefix_caching=getattr(arguments, "enable_prefix_caching", None) is not False,
     )
 
 
@@ -252,9 +258,27 @@ def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
     if plan.adapters:
         yield "adapters", ", ".join(plan.adapters)
     yield "attention backend", plan.attention_backend or "chosen by vLLM"
+    if plan.speculative_config is not None and found.target is not None:
+        yield "prefix cache", describe_prefix_cache(scene)
     if found.checkpoint is not None:
         yield "weights", format_bytes(found.checkpoint.num_bytes)
     yield "this machine", describe_machine(machine)
+
+
+DEFAULT_BLOCKS = {"cpu": 128, "cuda": 16}
+"""vLLM's block sizes by platform, where neither the user nor an attention backend sets one."""
+
+
+def describe_prefix_cache(scene: PreflightContext) -> str:
+    """What the draft costs each hit, as far as it can be known before the start."""
+    plan = scene.plan
+    if not plan.prefix_caching:
+        return "off"
+    target = scene.found.target.config if scene.found.target else {}
+    size = plan.block_size or DEFAULT_BLOCKS.get(scene.machine.platform)
+    method = None if scene.draft is None else scene.draft.facts.get("method for vLLM")
+    cost = find_prefix_cost(plan.speculative_config, target, size, method)
+    return cost.explain() if cost is not None else "no draft"
 
 
 def format_resolved(asked: str, known: object) -> str:

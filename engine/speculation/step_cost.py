@@ -134,6 +134,11 @@ class StepCostModel:
         """Tokens verified and seconds of steps of ``_shape`` that are not learnt from yet."""
 
     @property
+    def prompt_token_s(self) -> float:
+        """Seconds that a step takes longer for each token of a prompt; 0 until observed."""
+        return (self._unit or 0.0) * math.exp(self._speed) * self._weights[8]
+
+    @property
     def is_known(self) -> bool:
         return self._unit is not None
 

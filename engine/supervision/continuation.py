@@ -97,11 +97,11 @@ class Continuation:
     def _resume_step(self, step: Step) -> Step:
         """The first step after a resume: its prefill token is a decode step of this request."""
         if not step.token_ids:
-            return replace(step, cached_tokens=None)
+            return replace(step, cached_tokens=None, recomputed_tokens=None)
         self._resuming = False
         prefilled = min(1, _count_prefilled(step))
         decode = (*self._make_plain(prefilled), *step.decode) if self._accounts else step.decode
-        return replace(step, decode=decode, cached_tokens=None)
+        return replace(step, decode=decode, cached_tokens=None, recomputed_tokens=None)
 
     def _make_plain(self, tokens: int) -> Iterator[DecodeStep]:
         reason = UndraftedReason.OFF if self._request.depth == 0 else UndraftedReason.REFUSED

@@ -201,6 +201,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
                 logprobs,
                 prompt_logprobs,
                 cached_tokens=state.num_cached_tokens if first else None,
+                recomputed_tokens=_read_recomputed(output) if first else None,
                 finish=finish,
                 stop_token=token_ids[-1] if stopped else None,
                 queued_s=_read_queued(state) if first else None,
@@ -235,6 +236,11 @@ def _read_queued(state: RequestState) -> float | None:
     if stats is None or not stats.scheduled_ts or not stats.queued_ts:
         return None
     return float(stats.scheduled_ts - stats.queued_ts)
+
+
+def _read_recomputed(output: EngineCoreOutput) -> int:
+    account = output.spec_decode_metrics
+    return int(account.per_step_accepted[0]) if account and account.per_step_accepted else 0
 
 
 def _end_prefill(state: RequestState, output: EngineCoreOutput) -> None:

@@ -197,7 +197,22 @@ class StepPlanning:
     def describe(self, recent: int = 0) -> dict[str, object]:
         """Describe the planner's beliefs and decisions; only the mode where there is none."""
         planner = self._planner if isinstance(self._planner, DepthPlanner) else None
-        return {"mode": self.mode} | ({} if planner is None else planner.describe(recent))
+        found = {} if planner is None else planner.describe(recent)
+        return {"mode": self.mode, **found, **self._describe_drops(planner)}
+
+    def _describe_drops(self, planner: DepthPlanner | None) -> dict[str, object]:
+        """What the draft costs the prefix cache, at any depth: prompt tokens computed again, and
+        their time by the learnt time of a prompt token.
+
+        A planner's gains are over depth 0 with the same draft. Those over an engine without a draft
+        are smaller by this time.
+        """
+        recomputed = self._scheduler.drops.total
+        if not recomputed:
+            return {}
+        known = planner is not None and planner.cost.is_known
+        seconds = recomputed * planner.cost.prompt_token_s if known and planner else None
+        return {"recomputed_tokens": recomputed, "recomputed_s": seconds}
 
     def export_costs(self) -> dict[str, object]:
         """Export the learnt times of steps; empty where the planner knows none."""

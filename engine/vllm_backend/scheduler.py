@@ -51,6 +51,7 @@ from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
 from eaglegate.engine.vllm_backend.graphs import is_declaration
 from eaglegate.engine.vllm_backend.planning import StepPlanning
 from eaglegate.engine.vllm_backend.prefix_cache import PrefixBlocks, drop_prefix
+from eaglegate.engine.vllm_backend.prefix_drops import PrefixDrops
 from eaglegate.engine.vllm_backend.sharing import StepSharing
 from eaglegate.engine.vllm_contract import SKIP
 from eaglegate.engine.vllm_fields import DEPTH, TRACED
@@ -78,6 +79,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._flight = FlightRecorder()
         self.prefixes = PrefixBlocks()
         self._uniform = self.vllm_config.parallel_config.data_parallel_size > 1
+        self.drops = PrefixDrops(self.kv_cache_manager)
         if self.num_spec_tokens:
             self._limit_sharing()
 
@@ -236,9 +238,20 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
                     if self._answers is None
                     else self._answers.add(output, drafted, accepted)
                 )
+                if output.prefill_stats is not None and self._answers is None:
+                    self._attach_drop(output)
         self._verified.clear()
         if self._answers is not None:
             self._answers.forget_others(self.requests)
+
+    def _attach_drop(self, output: EngineCoreOutput) -> None:
+        """Put the dropped tokens of its prefix-cache hit on a request's first output, in a list
+        that a step's own account does not use.
+        """
+        dropped = self.drops.count(output.request_id)
+        if dropped and output.spec_decode_metrics is not None:
+            found = replace(output.spec_decode_metrics, per_step_accepted=[dropped])
+            output.spec_decode_metrics = found
 
     def account_per_answer(self) -> None:
         """Account per answer, for vLLM's own server, which reports only what comes with a
@@ -305,6 +318,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.planning.forget(request)
         self._shareable.pop(request.request_id, None)
+        self.drops.take(request.request_id)
         self._traced.discard(request.request_id)
         self.prefixes.forget(request.request_id)
         return super()._free_request(request, *args, **kwargs)

@@ -34,6 +34,7 @@ from eaglegate.engine.errors import (
 from eaglegate.engine.speculation.accounting import intern_step
 from eaglegate.engine.speculation.lossy import add_lossy, find_lossy
 from eaglegate.engine.speculation.methods import find_method
+from eaglegate.engine.speculation.prefix_cost import find_prefix_cost
 from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
@@ -80,8 +81,20 @@ def describe_engine(config: VllmConfig) -> EngineInfo:
         details={
             "dtype": str(model.dtype).removeprefix("torch."),
             "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
+            **_describe_prefix_cost(config),
         },
     )
+
+
+def _describe_prefix_cost(config: VllmConfig) -> dict[str, str]:
+    """What the draft costs each hit of the prefix cache; empty where there is nothing to say."""
+    draft, cache = config.speculative_config, config.cache_config
+    if draft is None or not cache.enable_prefix_caching:
+        return {}
+    target = config.model_config.hf_text_config.to_dict()
+    given = {"disable_eagle_block_drop": getattr(draft, "disable_eagle_block_drop", False)}
+    cost = find_prefix_cost(given, target, cache.block_size, draft.method)
+    return {} if cost is None else {"prefix cache": cost.explain()}
 
 
 def _keeps_thinking_budgets(config: VllmConfig) -> bool:
@@ -412,6 +425,7 @@ def join_steps(steps: Sequence[Step]) -> Step:
         logprobs=tuple(chain.from_iterable(step.logprobs for step in steps)),
         prompt_logprobs=first.prompt_logprobs,
         cached_tokens=first.cached_tokens,
+        recomputed_tokens=first.recomputed_tokens,
         finish=last.finish,
         stop_token=last.stop_token,
         queued_s=first.queued_s,

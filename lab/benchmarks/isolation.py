@@ -38,9 +38,9 @@ from eaglegate.lab.benchmarks.client import write_post
 from eaglegate.lab.benchmarks.traces import (
     BARE_VIEWS,
     Trace,
-    TraceClient,
     area_under_curve,
     attack,
+    record,
 )
 from eaglegate.lab.measure.servers import Setting, serve
 from eaglegate.server.access.keys import hash_key
@@ -103,13 +103,12 @@ def make_body(prompt: str, args: argparse.Namespace, *, obfuscated: bool) -> byt
     return json.dumps(body | options).encode()
 
 
-async def record(
+async def record_all(
     args: argparse.Namespace, urls: dict[str, str], prompts: list[str]
 ) -> dict[str, list[tuple[int, Trace]]]:
     """Traces by setting, in rounds: within each, every prompt in every setting, shuffled."""
     settings = {"plain": ("plain", False), "obfuscated": ("plain", True), "paced": ("paced", False)}
-    ports = {name: urlsplit(url).port for name, url in urls.items()}
-    clients = {name: await TraceClient.connect(port or 0) for name, port in ports.items()}
+    ports = {name: urlsplit(url).port or 0 for name, url in urls.items()}
     traces: dict[str, list[tuple[int, Trace]]] = {name: [] for name in settings}
     rng, until = random.Random(args.seed), time.monotonic() + args.limit
     for number in range(args.rounds):
@@ -122,9 +121,7 @@ async def record(
             server, obfuscated = settings[name]
             body = make_body(prompts[at], args, obfuscated=obfuscated)
             request = write_post(CHAT, body, SECRETS["key0"])
-            traces[name].append((at, await clients[server].record(request)))
-    for client in clients.values():
-        client.close()
+            traces[name].append((at, await record(ports[server], request)))
     return traces
 
 
@@ -147,7 +144,7 @@ async def measure_sizes(args: argparse.Namespace) -> None:
     prompts = [row["steps"][0][0]["content"] for row in rows][: args.prompts]
     paced = (f"--stream-cadence={args.cadence:g}",)
     async with gateways(plain=(), paced=paced) as urls:
-        traces = await record(args, urls, prompts)
+        traces = await record_all(args, urls, prompts)
     count = len(prompts)
     report(f"{count} prompts, chance {100 / count:.1f} %; cadence {args.cadence:g} ms")
     report("| streams | accuracy | by | tests | bytes | first | finish | end |")

@@ -41,27 +41,20 @@ class Trace:
 
 
 class TraceClient(asyncio.Protocol):
-    """One connection that records every chunk of an answer."""
+    """A connection that records every chunk of one answer."""
 
-    _ended: asyncio.Future[None]
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.trace = Trace()
+        self._buffer, self._in_body = b"", False
+        self._sent = 0.0
 
-    @classmethod
-    async def connect(cls, port: int) -> TraceClient:
-        loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(cls, "127.0.0.1", port)
-        return made
+    def send(self, request: bytes) -> None:
+        self._sent = time.perf_counter()
+        self._transport.write(request)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
-
-    async def record(self, request: bytes) -> Trace:
-        """Raises RuntimeError for anything but status 200."""
-        self._buffer, self._trace, self._in_body = b"", Trace(), False
-        self._ended = asyncio.get_running_loop().create_future()
-        self._sent = time.perf_counter()
-        self._transport.write(request)
-        await self._ended
-        return self._trace
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter() - self._sent
@@ -71,7 +64,7 @@ class TraceClient(asyncio.Protocol):
             if not found:
                 return
             if not head.startswith(b"HTTP/1.1 200"):
-                self._ended.set_exception(RuntimeError(f"the server answered {head[:200]!r}"))
+                self._fail(f"the server answered {head[:200]!r}")
                 return
             self._buffer, self._in_body = rest, True
         while self._read_chunk(now):
@@ -83,9 +76,10 @@ class TraceClient(asyncio.Protocol):
             return False
         chunk, self._buffer = rest[:size], rest[size + 2 :]
         if not size:
-            self._ended.set_result(None)
+            if not self.ended.done():
+                self.ended.set_result(None)
             return False
-        trace = self._trace
+        trace = self.trace
         trace.sizes.append(size)
         trace.times.append(now)
         trace.bare.append(sum(len(line) for line in chunk.split(b"\n") if line[:1] != b":"))
@@ -94,11 +88,26 @@ class TraceClient(asyncio.Protocol):
         return True
 
     def connection_lost(self, _error: Exception | None) -> None:
-        if not self._ended.done():
-            self._ended.set_exception(RuntimeError("the server closed the connection"))
+        self._fail("the server closed the connection")
 
-    def close(self) -> None:
-        self._transport.close()
+    def _fail(self, text: str) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(RuntimeError(text))
+
+
+async def record(port: int, request: bytes) -> Trace:
+    """Record one stream, on a connection of its own.
+
+    Raises RuntimeError for anything but a whole answer with status 200.
+    """
+    loop = asyncio.get_running_loop()
+    transport, client = await loop.create_connection(TraceClient, "127.0.0.1", port)
+    client.send(request)
+    try:
+        await client.ended
+    finally:
+        transport.close()
+    return client.trace
 
 
 def pad(values: Sequence[float]) -> list[float]:

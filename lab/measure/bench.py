@@ -335,7 +335,15 @@ async def _run_block(
     before = await read_counters(client)
     duration = await load.send(client, sessions, plan.seed + repeat, report)
     after = await read_counters(client)
-    return Block(setting, load.name, repeat, duration, tuple(results), _subtract(before, after))
+    return Block(
+        setting,
+        load.name,
+        repeat,
+        duration,
+        tuple(results),
+        _subtract(before, after),
+        recomputed_tokens=_count_recomputed(before, after),
+    )
 
 
 async def read_counters(client: LoadClient) -> Counters | None:
@@ -345,6 +353,12 @@ async def read_counters(client: LoadClient) -> Counters | None:
     except httpx.HTTPError:
         return None
     return parse_counters(reply.text) if reply.status_code == httpx.codes.OK else None
+
+
+def _count_recomputed(before: Counters | None, after: Counters | None) -> int:
+    if before is None or after is None:
+        return 0
+    return max(0, (after - before).value("draft_recomputed_tokens_total"))
 
 
 def _subtract(before: Counters | None, after: Counters | None) -> Totals | None:

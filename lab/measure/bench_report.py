@@ -325,6 +325,13 @@ def find_notes(figures: Sequence[Figures]) -> list[str]:
             )
         if f.requests and f.output_tokens == 0:
             notes.append(f"{where}: no usage in the answers, so there is no TPOT")
+        if f.recomputed_tokens:
+            share = 100 * f.recomputed_tokens / max(1, f.prompt_tokens)
+            notes.append(
+                f"{where}: the draft had {f.recomputed_tokens} prompt tokens computed again that "
+                f"were in the prefix cache ({share:.0f} % of the prompts); TTFT and throughput "
+                "above include it"
+            )
         if f.acceptance and f.acceptance.source == "counters":
             notes.append(
                 f"{where}: acceptance is that of the server's counters, other traffic included"

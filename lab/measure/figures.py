@@ -32,6 +32,9 @@ class Block:
     results: tuple[RequestResult, ...]
     totals: Totals | None = None
     """Change of the server's counters in this time."""
+    recomputed_tokens: int = 0
+    """Prompt tokens in the prefix cache that were computed again because of the draft, by the
+    server's counters."""
     shared: frozenset[str] | None = None
     """The answers that have a speed in every setting; None where settings are not compared."""
 
@@ -162,6 +165,8 @@ class Figures:
     errors: Mapping[str, int]
     bunched: int
     """Answers whose chunks came together (``RequestResult.is_bunched``)."""
+    recomputed_tokens: int = 0
+    """Prompt tokens computed again because of the draft, other traffic included."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -212,6 +217,7 @@ def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figure
         acceptance=measure_acceptance(blocks),
         errors=_count_errors(failed),
         bunched=sum(result.is_bunched for result in done),
+        recomputed_tokens=sum(block.recomputed_tokens for block in blocks),
     )
 
 

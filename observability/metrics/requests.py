@@ -226,13 +226,20 @@ class Tokens(MetricGroup):
     Throughput: ``sum(rate(eaglegate_completion_tokens_total[1m]))``; share of prompts served from
     the prefix cache: ``rate(eaglegate_cached_tokens_total[5m])
     / rate(eaglegate_prompt_tokens_total[5m])``.
-    Completion tokens count what the engine delivered, also for requests that were cut; the other
-    three come from ``usage`` and so from choices that reached their end.
+    A draft that reads hidden states costs the last block of every hit. The share of hits that it
+    costs: ``rate(eaglegate_draft_recomputed_tokens_total[5m]) / (rate(
+    eaglegate_draft_recomputed_tokens_total[5m]) + rate(eaglegate_cached_tokens_total[5m]))``.
+    Completion tokens count what the engine delivered, also for requests that were cut; the others
+    come from ``usage`` and so from choices that reached their end.
     """
 
     def declare(self) -> None:
         self._prompt = self.counter("prompt_tokens", "Prompt tokens of ended choices")
         self._cached = self.counter("cached_tokens", "Prompt tokens served from the prefix cache")
+        self._recomputed = self.counter(
+            "draft_recomputed_tokens",
+            "Prompt tokens in the prefix cache that were computed again because of the draft",
+        )
         self._completion = self.counter("completion_tokens", "Output tokens delivered")
         self._reasoning = self.counter("reasoning_tokens", "Output tokens inside reasoning")
 
@@ -243,6 +250,7 @@ class Tokens(MetricGroup):
         usages = [c.usage for record in records for c in record.choices if c.usage is not None]
         self._prompt(*labels).inc(sum(usage.prompt for usage in usages))
         self._cached(*labels).inc(sum(usage.cached for usage in usages))
+        self._recomputed(*labels).inc(sum(usage.recomputed for usage in usages))
         self._reasoning(*labels).inc(sum(usage.reasoning for usage in usages))
 
 

@@ -336,6 +336,7 @@ class _ChoiceReader:
     first: float = 0.0
     """``perf_counter()`` at the first step."""
     cached: int = 0
+    recomputed: int = 0
     begun: bool = False
     ended: bool = False
     is_plain: bool = field(init=False)
@@ -351,6 +352,7 @@ class _ChoiceReader:
         """The events of one step; the last step brings Finish."""
         self.account.add(step)
         self.cached = step.cached_tokens or self.cached
+        self.recomputed = step.recomputed_tokens or self.recomputed
         if self.begun and self.is_plain and step.finish is None:
             return [*self.parser.feed(step.token_ids)]
         batch = self._read_more(step)
@@ -427,6 +429,7 @@ class _ChoiceReader:
             reasoning=self.parser.reasoning_tokens,
             accepted=totals.accepted if speculated else None,
             rejected=totals.proposed - totals.accepted if speculated else None,
+            recomputed=self.recomputed,
         )
 
 

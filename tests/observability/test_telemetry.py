@@ -69,7 +69,9 @@ async def answer(telemetry, engine, script, **changes) -> None:
         async for step in stream:
             tokens += len(step.token_ids)
             observation.choice("req-0")(ContentDelta("x"))
-    observation.choice("req-0")(Finish("stop", Usage(prompt=3, completion=tokens, cached=2)))
+    observation.choice("req-0")(
+        Finish("stop", Usage(prompt=3, completion=tokens, cached=2, recomputed=1))
+    )
     observation.end(Ending.COMPLETED)
 
 
@@ -91,9 +93,10 @@ async def test_counts_what_the_engine_accounted_for(telemetry):
             "completion_tokens_total",
             "prompt_tokens_total",
             "cached_tokens_total",
+            "draft_recomputed_tokens_total",
         )
     }
-    assert list(counted.values()) == [3, 9, 3, 8, 3, 2]
+    assert list(counted.values()) == [3, 9, 3, 8, 3, 2, 1]
     at = [value(telemetry, "accepted_at_total", position=str(i)) for i in (1, 2, 3)]
     assert at == [2, 1, 0]
     outcomes = ("accepted", "rejected", "undrafted", "off")

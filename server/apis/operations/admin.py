@@ -163,8 +163,13 @@ def _add_operation(routes: APIRouter, gateway: Gateway) -> None:
 def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/speculation")
     async def speculation() -> dict[str, Any]:
-        """The rules in force, and what the depth planner believes."""
-        rules = asdict(gateway.require().policy.rules)
+        """The rules in force, what the draft costs the prefix cache, and what the depth planner
+        believes.
+        """
+        path = gateway.require()
+        rules = asdict(path.policy.rules)
+        if cost := path.info.details.get("prefix cache"):
+            rules["prefix_cache"] = cost
         planner = gateway.controls.planner if gateway.controls else None
         found = await planner.describe_planning() if planner else {}
         return rules | ({"planner": dict(found)} if found else {})

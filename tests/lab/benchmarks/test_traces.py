@@ -11,7 +11,7 @@ import pytest
 
 from eaglegate.engine.scripted import Pause, steps
 from eaglegate.lab.benchmarks.client import write_post
-from eaglegate.lab.benchmarks.traces import Trace, TraceClient, area_under_curve, attack
+from eaglegate.lab.benchmarks.traces import Trace, area_under_curve, attack, record
 from eaglegate.server.http.cadence import BLOCK
 from eaglegate.server.http.response import StreamTiming
 from tests.server.conftest import Lab, on_a_port
@@ -31,37 +31,36 @@ def ask(pattern: int, **options: bool) -> bytes:
     return write_post("/v1/chat/completions", json.dumps(body).encode())
 
 
-async def record(cadence_ms: float, rounds: int, **options: bool) -> list[tuple[int, Trace]]:
+async def record_rounds(cadence_ms: float, rounds: int, **options: bool) -> list[tuple[int, Trace]]:
     lab = Lab(timing=StreamTiming(cadence_ms=cadence_ms))
     ids = lab.renderer.encode(TEXT, False)
     traces = []
     with ExitStack() as stack:
         url = stack.enter_context(on_a_port(lab.app))
-        client = await TraceClient.connect(urlsplit(url).port or 0)
+        port = urlsplit(url).port or 0
         for _ in range(rounds):
             for at, pattern in random.Random(1).sample([*enumerate(PATTERNS)], len(PATTERNS)):
                 said = steps(ids, pattern)
                 lab.engine.script = [item for step in said for item in (Pause(0.002), step)]
-                traces.append((at, await client.record(ask(at, **options))))
-        client.close()
+                traces.append((at, await record(port, ask(at, **options))))
     return traces
 
 
 async def test_the_attack_reads_plain_streams_by_their_sizes() -> None:
-    traces = await record(0, 8)
+    traces = await record_rounds(0, 8)
     guess = attack(traces[:16], traces[16:])
     assert (guess.accuracy, guess.tested) == (1.0, 16)
 
 
 async def test_obfuscation_leaves_the_number_of_frames() -> None:
-    traces = await record(0, 8, include_obfuscation=True)
+    traces = await record_rounds(0, 8, include_obfuscation=True)
     sizes = {size for _, trace in traces for size in trace.sizes}
     assert all(size % 512 == 0 for size in sizes - {14})
     assert attack(traces[:16], traces[16:]).accuracy > 0.9
 
 
 async def test_paced_streams_all_look_alike() -> None:
-    traces = await record(20, 4)
+    traces = await record_rounds(20, 4)
     assert {tuple(trace.sizes) for _, trace in traces} == {(BLOCK,) * 8}
     assert all(len(set(trace.bare)) > 2 for _, trace in traces), "the filling hides sizes"
 

@@ -97,6 +97,14 @@ def report_of(blocks):
     return make_report(plan, blocks, {"command": "eaglegate bench"})
 
 
+def test_the_report_names_what_the_draft_costs_the_prefix_cache():
+    blocks = make_blocks({"fast": [1.0], "slow": [2.0]})
+    report = report_of([replace(block, recomputed_tokens=64) for block in blocks[:1]] + blocks[1:])
+    found = [note for note in report.notes if "computed again" in note]
+    assert len(found) == 1
+    assert "fast at 2: the draft had 64 prompt tokens computed again" in found[0]
+
+
 def test_a_ratio_is_that_of_the_figures_beside_it():
     """One slow repeat weighs in the ratio as it does in the values."""
     report = report_of(make_blocks({"fast": [1, 1, 1, 1, 9], "slow": [2, 2, 2, 2, 2]}))

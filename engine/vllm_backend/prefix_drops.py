@@ -1,0 +1,75 @@
+"""Prompt tokens that were in the prefix cache and are computed again because of the draft.
+
+vLLM drops the last block of a hit for drafts that read hidden states. This counts the tokens of it,
+request by request: the hit that there would be without the drop, less the hit that there is. The
+rule is in ``engine/speculation/prefix_cost.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import Request
+
+
+class PrefixDrops:
+    """Counts dropped tokens at every lookup of ``manager``."""
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        self._coordinator = manager.coordinator
+        self._tokens: dict[str, int] = {}
+        self.total = 0
+        """Dropped tokens of all requests that were served."""
+        if self._coordinator.eagle_group_ids:
+            self._watch(manager)
+
+    def take(self, request_id: str) -> int:
+        """The tokens of a request's last lookup; they are forgotten."""
+        return self._tokens.pop(request_id, 0)
+
+    def count(self, request_id: str) -> int:
+        """``take``, for a request that was served."""
+        dropped = self.take(request_id)
+        self.total += dropped
+        return dropped
+
+    def _watch(self, manager: KVCacheManager) -> None:
+        look_up = manager.get_computed_blocks
+
+        def look_up_and_count(request: Request) -> Any:
+            found = look_up(request)
+            if not request.num_preemptions and manager.prefix_cache_lookup_enabled(request):
+                dropped = self._count(request, found[1])
+                self._tokens.pop(request.request_id, None)
+                if dropped:
+                    self._tokens[request.request_id] = dropped
+            return found
+
+        manager.get_computed_blocks = look_up_and_count
+
+    def _count(self, request: Request, hit: int) -> int:
+        coordinator = self._coordinator
+        if hit and isinstance(coordinator, UnitaryKVCacheCoordinator):
+            spec = coordinator.kv_cache_spec
+            if isinstance(spec, FullAttentionSpec):  # a hit with a drop is one block short
+                return int(coordinator.block_size)
+        return max(0, find_hit_without_drop(coordinator, request) - hit)
+
+
+def find_hit_without_drop(coordinator: Any, request: Request) -> int:
+    """Tokens of the hit that the cache has for a draft that drops nothing. Changes nothing."""
+    dropping = coordinator.eagle_group_ids
+    groups = getattr(coordinator, "attention_groups", None)
+    coordinator.eagle_group_ids = set()
+    if groups is not None:
+        coordinator.attention_groups = [group._replace(use_eagle=False) for group in groups]
+    try:
+        found = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+    finally:
+        coordinator.eagle_group_ids = dropping
+        if groups is not None:
+            coordinator.attention_groups = groups
+    return int(found[1])

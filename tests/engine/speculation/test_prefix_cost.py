@@ -1,0 +1,69 @@
+"""The rule that says what a draft costs the prefix cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from eaglegate.engine.speculation.prefix_cost import find_prefix_cost
+
+FULL = {"model_type": "llama"}
+SLIDING = {
+    "layer_types": ["full_attention", "sliding_attention"],
+    "sliding_window": 128,
+}
+RECURRENT = {"layer_types": ["linear_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "dflash", "dspark"])
+def test_drafts_that_read_hidden_states_cost_a_block(method: str) -> None:
+    cost = find_prefix_cost({"method": method}, FULL, 16)
+    assert cost is not None
+    assert cost.dropped_tokens == 16
+    assert cost.explain() == (
+        "the draft drops the last block of 16 tokens of every hit; prompts need 33 tokens or more "
+        "for a hit"
+    )
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "medusa", "draft_model", "custom_class"])
+def test_the_others_cost_nothing(method: str) -> None:
+    cost = find_prefix_cost({"method": method}, FULL, 16)
+    assert cost is not None
+    assert (cost.dropped_tokens, cost.explain()) == (0, "the draft drops no block of a hit")
+
+
+def test_without_a_draft_there_is_no_cost() -> None:
+    assert find_prefix_cost(None, FULL, 16) is None
+
+
+def test_vllm_can_be_told_to_keep_the_block() -> None:
+    given = {"method": "eagle3", "disable_eagle_block_drop": True}
+    cost = find_prefix_cost(given, FULL, 16)
+    assert cost is not None
+    assert cost.dropped_tokens == 0
+
+
+def test_windows_need_one_more_block_in_a_row() -> None:
+    cost = find_prefix_cost({"method": "eagle3"}, SLIDING, 16)
+    assert cost is not None
+    assert "window of 128 tokens need 9 cached blocks in a row instead of 8" in cost.explain()
+    unused = SLIDING | {"use_sliding_window": False}
+    cost = find_prefix_cost({"method": "eagle3"}, unused, 16)
+    assert cost is not None
+    assert cost.window is None
+
+
+def test_recurrent_layers_raise_the_block_size() -> None:
+    cost = find_prefix_cost({"method": "mtp"}, RECURRENT, None)
+    assert cost is not None
+    assert cost.recurrent
+    assert cost.explain() == (
+        "the draft drops the last block of every hit; vLLM raises the block size of models with "
+        "recurrent layers at the start, often to 500 tokens or more"
+    )
+
+
+def test_the_method_that_the_checkpoint_shows_counts() -> None:
+    cost = find_prefix_cost({"model": "draft"}, FULL, 128, "eagle3")
+    assert cost is not None
+    assert cost.dropped_tokens == 128
