@@ -51,7 +51,7 @@ class PrefixCost:
         if self.recurrent:
             text += (
                 "; vLLM raises the block size of models with recurrent layers at the start, often "
-                "to 500 tokens or more"
+                "to 1,600 tokens or more"
             )
         return text
 

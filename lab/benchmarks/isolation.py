@@ -110,6 +110,15 @@ async def record_all(
     settings = {"plain": ("plain", False), "obfuscated": ("plain", True), "paced": ("paced", False)}
     ports = {name: urlsplit(url).port or 0 for name, url in urls.items()}
     traces: dict[str, list[tuple[int, Trace]]] = {name: [] for name in settings}
+    places = asyncio.Semaphore(args.at_once)
+
+    async def take(name: str, at: int) -> None:
+        server, obfuscated = settings[name]
+        body = make_body(prompts[at], args, obfuscated=obfuscated)
+        async with places:
+            request = write_post(CHAT, body, SECRETS["key0"])
+            traces[name].append((at, await record(ports[server], request)))
+
     rng, until = random.Random(args.seed), time.monotonic() + args.limit
     for number in range(args.rounds):
         if time.monotonic() > until:
@@ -117,11 +126,7 @@ async def record_all(
             break
         turns = [(name, at) for name in settings for at in range(len(prompts))]
         rng.shuffle(turns)
-        for name, at in turns:
-            server, obfuscated = settings[name]
-            body = make_body(prompts[at], args, obfuscated=obfuscated)
-            request = write_post(CHAT, body, SECRETS["key0"])
-            traces[name].append((at, await record(ports[server], request)))
+        await asyncio.gather(*(take(name, at) for name, at in turns))
     return traces
 
 
@@ -218,6 +223,7 @@ def main() -> int:
     parser.add_argument("what", choices=("sizes", "timing", "hits"))
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--at-once", type=int, default=1, help="streams at a time (sizes)")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.3)
     parser.add_argument("--natural", action="store_true", help="answers end where they end")

@@ -59,7 +59,7 @@ def test_recurrent_layers_raise_the_block_size() -> None:
     assert cost.recurrent
     assert cost.explain() == (
         "the draft drops the last block of every hit; vLLM raises the block size of models with "
-        "recurrent layers at the start, often to 500 tokens or more"
+        "recurrent layers at the start, often to 1,600 tokens or more"
     )
 
 
