@@ -4,6 +4,8 @@
     python -m eaglegate.lab.benchmarks.isolation timing
     python -m eaglegate.lab.benchmarks.isolation hits
 
+Several may be named; they share the servers.
+
 ``sizes``: somebody on the wire has seen streams of ``--prompts`` known prompts and guesses, by
 sizes and gaps alone, which of them a new stream answers. Plain streams, obfuscated ones and paced
 ones take turns. Answers are sampled at ``--temperature`` without a seed; with ``--natural`` they
@@ -48,6 +50,8 @@ from eaglegate.server.access.keys import hash_key
 CHAT = "/v1/chat/completions"
 PROMPTS = Path(__file__).parents[1] / "measure" / "data" / "chat.jsonl"
 SECRETS = {f"key{at}": f"eg-key{at}-secret-of-32-bytes-or-more" for at in range(8)}
+SHARED, SEPARATE = tuple(SECRETS)[:4], tuple(SECRETS)[4:]
+"""Keys that share a prefix cache, and keys that have one each."""
 WORDS = (
     "river",
     "stone",
@@ -76,15 +80,13 @@ def make_flags(folder: Path, *more: str) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def gateways(**flags: Sequence[str]) -> AsyncGenerator[dict[str, str]]:
-    """Servers by name, started one after the other; their URLs."""
+    """Servers by name, started together; their URLs."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        urls = {}
-        for name, more in flags.items():
-            setting = Setting(name, flags=make_flags(folder, *more))
-            log = folder / f"{name}.log"
-            urls[name] = await stack.enter_async_context(serve(setting, log, report))
-        yield urls
+        settings = [Setting(name, flags=make_flags(folder, *more)) for name, more in flags.items()]
+        servers = [serve(setting, folder / f"{setting.name}.log", report) for setting in settings]
+        urls = await asyncio.gather(*map(stack.enter_async_context, servers))
+        yield dict(zip(flags, urls, strict=True))
 
 
 # Sizes and gaps.
@@ -144,12 +146,10 @@ def describe(name: str, traces: list[tuple[int, Trace]], prompts: int, views: An
     )
 
 
-async def measure_sizes(args: argparse.Namespace) -> None:
+async def measure_sizes(args: argparse.Namespace, urls: dict[str, str]) -> None:
     rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
     prompts = [row["steps"][0][0]["content"] for row in rows][: args.prompts]
-    paced = (f"--stream-cadence={args.cadence:g}",)
-    async with gateways(plain=(), paced=paced) as urls:
-        traces = await record_all(args, urls, prompts)
+    traces = await record_all(args, urls, prompts)
     count = len(prompts)
     report(f"{count} prompts, chance {100 / count:.1f} %; cadence {args.cadence:g} ms")
     report("| streams | accuracy | by | tests | bytes | first | finish | end |")
@@ -177,50 +177,62 @@ def write_text(rng: random.Random, words: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
-async def probe(url: str, args: argparse.Namespace, rng: random.Random) -> dict[bool, list[float]]:
+async def probe(
+    client: httpx.AsyncClient, args: argparse.Namespace, victim: str, attacker: str
+) -> dict[bool, list[float]]:
     """Seconds to the attacker's first token, by whether the victim had sent the prompt."""
+    rng = random.Random(args.seed)
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-        for was_sent in rng.sample([True, False] * args.rounds, 2 * args.rounds):
-            text = write_text(rng, args.words)
-            await ask(client, "key0", text if was_sent else write_text(rng, args.words))
-            began = time.perf_counter()
-            await ask(client, "key1", text)
-            seconds[was_sent].append(time.perf_counter() - began)
+    for was_sent in rng.sample([True, False] * args.trials, 2 * args.trials):
+        text = write_text(rng, args.words)
+        await ask(client, victim, text if was_sent else write_text(rng, args.words))
+        began = time.perf_counter()
+        await ask(client, attacker, text)
+        seconds[was_sent].append(time.perf_counter() - began)
     return seconds
 
 
-async def measure_timing(args: argparse.Namespace) -> None:
-    rng = random.Random(args.seed)
+async def measure_timing(args: argparse.Namespace, urls: dict[str, str]) -> None:
     report("| prefix cache | AUC | sent before | not sent | trials |\n|---|---|---|---|---|")
-    async with gateways(shared=("--shared-prefix-cache", "all"), separate=()) as urls:
-        for name, url in urls.items():
-            found = await probe(url, args, rng)
+    async with httpx.AsyncClient(base_url=urls["plain"], timeout=120) as client:
+        for name, keys in (("shared", SHARED), ("separate", SEPARATE)):
+            found = await probe(client, args, keys[0], keys[1])
             area = area_under_curve(found[True], found[False])
             sent, fresh = (1000 * median(found[was]) for was in (True, False))
-            report(f"| {name} | {area:.3f} | {sent:.0f} ms | {fresh:.0f} ms | {2 * args.rounds} |")
+            report(f"| {name} | {area:.3f} | {sent:.0f} ms | {fresh:.0f} ms | {2 * args.trials} |")
 
 
-async def measure_hits(args: argparse.Namespace) -> None:
+async def measure_hits(args: argparse.Namespace, urls: dict[str, str]) -> None:
     report("| prefix cache | prompt tokens | cached | share |\n|---|---|---|---|")
-    async with gateways(shared=("--shared-prefix-cache", "all"), separate=()) as urls:
-        for name, url in urls.items():
-            rng = random.Random(args.seed)
+    async with httpx.AsyncClient(base_url=urls["plain"], timeout=120) as client:
+        for name, keys in (("shared", SHARED), ("separate", SEPARATE)):
+            rng = random.Random(f"{args.seed} {name}")
             system, total, cached = write_text(rng, args.words), 0, 0
-            async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-                for _ in range(args.rounds):
-                    for key in SECRETS:
-                        usage = await ask(client, key, write_text(rng, 30), system)
-                        total += usage["prompt_tokens"]
-                        cached += usage["prompt_tokens_details"]["cached_tokens"]
+            for _ in range(args.asks):
+                for key in keys:
+                    usage = await ask(client, key, write_text(rng, 30), system)
+                    total += usage["prompt_tokens"]
+                    cached += usage["prompt_tokens_details"]["cached_tokens"]
             report(f"| {name} | {total} | {cached} | {100 * cached / total:.1f} % |")
+
+
+MEASURES = {"sizes": measure_sizes, "timing": measure_timing, "hits": measure_hits}
+
+
+async def measure(args: argparse.Namespace) -> None:
+    flags = {"plain": ("--shared-prefix-cache", *SHARED)}
+    if "sizes" in args.what:
+        flags["paced"] = (f"--stream-cadence={args.cadence:g}",)
+    async with gateways(**flags) as urls:
+        for name in args.what:
+            await MEASURES[name](args, urls)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("sizes", "timing", "hits"))
+    parser.add_argument("what", nargs="+", choices=tuple(MEASURES))
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--at-once", type=int, default=1, help="streams at a time (sizes)")
@@ -228,12 +240,13 @@ def main() -> int:
     parser.add_argument("--temperature", type=float, default=0.3)
     parser.add_argument("--natural", action="store_true", help="answers end where they end")
     parser.add_argument("--cadence", type=float, default=25.0, metavar="MS")
+    parser.add_argument("--trials", type=int, default=30, help="of each kind (timing)")
+    parser.add_argument("--asks", type=int, default=5, help="questions of each key (hits)")
     parser.add_argument("--words", type=int, default=600, help="words of a prompt (timing, hits)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=900.0, metavar="S")
     args = parser.parse_args()
-    measures = {"sizes": measure_sizes, "timing": measure_timing, "hits": measure_hits}
-    asyncio.run(measures[args.what](args))
+    asyncio.run(measure(args))
     return 0
 
 
