@@ -130,7 +130,7 @@ class PacedStream:
                 self._wake()
                 if self._num_ticks == self._last_tick:
                     return
-                late = clock() - due  # ticks that were missed are left out
+                late = max(0.0, clock() - due)  # timers may fire early; missed ticks are left out
                 due += self._interval_s * (1 + late // self._interval_s)
                 await asyncio.sleep(due - clock())
         finally:
