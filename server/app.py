@@ -1,4 +1,21 @@
-"""The ASGI application: routes, and every error in the API's own shape."""
+"""The ASGI application: routes, middleware, and every error in the API's own shape.
+
+A request passes, from the socket inwards:
+
+    HttpConnection       server/http/connection.py      limits of connections and request heads
+    FastWriteMiddleware  server/http/middleware.py      frames go straight to the transport
+    TelemetryMiddleware  observability/middleware.py    access log, metrics, traces
+    RootPathMiddleware   server/http/middleware.py      with --root-path
+    ApiCorsMiddleware    server/http/auth.py            with --allowed-origins
+    HeadMiddleware       server/http/middleware.py      HEAD is GET without a body
+    AuthMiddleware       server/http/auth.py            host, origin, key; memory; ``charge``
+    NoticeHeader         server/apis/shared/request.py  names the fields that were ignored
+    DirectRoutes         below                          APIs that generate, without FastAPI
+    FastAPI              server/apis/operations/        everything else
+
+``DirectRoutes`` calls ``server/apis/shared/route.py``: ``respond``. FastAPI has the same routes for
+the OpenAPI document alone.
+"""
 
 from __future__ import annotations
 
@@ -155,12 +172,12 @@ def _add_messages(routes: APIRouter, gateway: Gateway) -> None:
     async def count_tokens(request: Request) -> dict[str, int]:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.settings.max_body_bytes)
-        path = gateway.require()
+        pipeline = gateway.require()
         talk = await charge.get().parse(
-            lambda: make_counted_conversation(parse(body, CountTokensRequest), path.served)
+            lambda: make_counted_conversation(parse(body, CountTokensRequest), pipeline.served)
         )
         tokens = await count_prompt_tokens(
-            path, "messages", arrived, lambda limits: render(talk, path.renderer, limits)
+            pipeline, "messages", arrived, lambda limits: render(talk, pipeline.renderer, limits)
         )
         return {"input_tokens": len(tokens)}
 

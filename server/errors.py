@@ -1,4 +1,4 @@
-"""Errors that clients receive (server/http/response.py maps engine errors to them).
+"""Errors that clients receive (``from_engine`` maps engine errors to them).
 
 GatewayError              500  server_error
  +-- InvalidRequest       400  invalid_request_error
@@ -26,6 +26,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil
 from typing import Any
+
+from eaglegate.engine.errors import (
+    EngineDead,
+    EngineError,
+    EngineFailed,
+    EngineOverloaded,
+    RequestQuarantined,
+    RequestRejected,
+)
 
 
 class GatewayError(Exception):
@@ -236,3 +245,48 @@ def _anthropic_message(_: str, num_prompt: int, shown: str, wanted: int, longest
         f"input length and `max_tokens` exceed context limit: {num_prompt} + {wanted} > {longest}, "
         "decrease input length or `max_tokens` and try again"
     )
+
+
+def from_engine(error: EngineError) -> GatewayError:
+    """The HTTP error of an engine error, by its class or the nearest base class."""
+    for kind in type(error).__mro__:
+        if kind in _ENGINE_ERRORS:
+            made = _ENGINE_ERRORS[kind](error)
+            made.__cause__ = error
+            return made
+    raise TypeError(f"not an engine error: {type(error).__name__}")
+
+
+def _from_rejection(error: EngineError) -> GatewayError:
+    return InvalidRequest(str(error), param=getattr(error, "param", None))
+
+
+def _from_overload(error: EngineError) -> GatewayError:
+    advised = getattr(error, "retry_after_s", None)
+    return TooManyRequests(str(error), code="engine_overloaded", retry_after_s=advised or 1)
+
+
+def _from_failure(error: EngineError) -> GatewayError:
+    return GatewayError(str(error), code="generation_failed")
+
+
+def _from_quarantine(error: EngineError) -> GatewayError:
+    return GatewayError(str(error), code="request_quarantined")
+
+
+def _from_death(_error: EngineError) -> GatewayError:
+    return Unavailable(
+        "The engine stopped while running this request; try again.",
+        code="engine_dead",
+        retry_after_s=5,
+    )
+
+
+_ENGINE_ERRORS = {
+    RequestRejected: _from_rejection,
+    EngineOverloaded: _from_overload,
+    EngineFailed: _from_failure,
+    RequestQuarantined: _from_quarantine,
+    EngineDead: _from_death,
+    EngineError: _from_failure,
+}

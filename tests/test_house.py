@@ -114,3 +114,28 @@ def test_pages_name_files_that_exist(page: str) -> None:
         text,
     )
     assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_the_life_of_a_request_names_functions_that_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    calls = re.findall(r"^\| \d+ \|.*", page, re.MULTILINE)
+    named = [pair for call in calls for pair in re.findall(r"`([\w/]+\.py)`: `(\w+)`", call)]
+    assert len(named) >= len(calls) > 20
+    for file, name in named:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"^(class|def|async def) {name}\b", source, re.MULTILINE), (file, name)
+
+
+def test_docstrings_name_files_that_exist() -> None:
+    """A file is named by its path from the root, or relative to the folder of its reader; vLLM's
+    files begin with ``vllm/``."""
+    folders = (*PACKAGES, "lab", "tests")
+    files = {path for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    wrong = []
+    for path in sorted(files):
+        for name in set(re.findall(r"``([\w/]+\.py)``", path.read_text(encoding="utf-8"))):
+            below = (file for file in files if path.parent in file.parents)
+            known = (ROOT / name).exists() or any(str(one).endswith(f"/{name}") for one in below)
+            if not known and not name.startswith("vllm/"):
+                wrong.append(f"{path.relative_to(ROOT)}: {name}")
+    assert not wrong, "name the file by its path from the root"

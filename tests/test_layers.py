@@ -1,4 +1,4 @@
-"""The rules of docs/architecture.md on imports between rooms."""
+"""The rules of docs/architecture.md on imports between folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("server", "engine", "text", "observability", "capture", "canary", "lab")
+FOLDERS = ("server", "engine", "text", "observability", "capture", "canary", "lab")
 KNOWS_ALL = {"server/cli/serve.py", "server/cli/observing.py", "server/app.py"}
 HTTP_CLIENTS = ("engine/remote/", "engine/machine.py", "server/cli/chat/", "lab/")
 LIGHT = ("engine/remote/", "text/rendering/", "engine/fleet/", "server/backends/remote")
@@ -28,11 +28,11 @@ MAY_NOT = {
     "lab/measure": ("server", "fastapi"),
     "lab/improve": ("server", "fastapi"),
 }
-"""The rooms, and the rooms and packages that each may not import."""
+"""The folders, and the folders and packages that each may not import."""
 
 
 def sources() -> list[Path]:
-    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 @cache
@@ -49,16 +49,16 @@ def imports(path: Path) -> set[str]:
 
 
 def names(path: Path, package: str) -> list[str]:
-    """The imports of ``path`` that belong to ``package``, a room of ours or a package of others."""
-    full = f"eaglegate.{package}" if package in ROOMS else package
+    """The imports of ``path`` that belong to ``package``, ours or another's."""
+    full = f"eaglegate.{package}" if package in FOLDERS else package
     return [name for name in imports(path) if name == full or name.startswith(full + ".")]
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_layers(path: Path) -> None:
     inside = path.relative_to(ROOT).as_posix()
-    for room, others in MAY_NOT.items():
-        if inside.startswith(room + "/"):
+    for folder, others in MAY_NOT.items():
+        if inside.startswith(folder + "/"):
             assert not [found for other in others for found in names(path, other)]
     if not inside.startswith("lab/"):
         assert not names(path, "lab"), "the gateway runs without the lab"
@@ -82,7 +82,7 @@ def test_nothing_imports_a_folder_by_its_own_name() -> None:
         f"{path.relative_to(ROOT)}: {name}"
         for path in files
         for name in imports(path)
-        if name.partition(".")[0] in ROOMS
+        if name.partition(".")[0] in FOLDERS
     ]
     assert not bare
 

@@ -110,8 +110,8 @@ METHODS: Mapping[str, DraftMethod] = {
 }
 """Methods by name. On the first runner ``suffix`` and ``ngram_gpu`` add the tokens of every step
 to the text they look drafts up in. On the second only EAGLE's and MTP's speculators take a
-step's depth, and leave out a pass (``second_runner.py``); an MTP draft of several layers drafts
-K there.
+step's depth, and leave out a pass (``second_runner`` in ``engine/vllm_backend``); an MTP draft
+of several layers drafts K there.
 """
 PARALLEL = "parallel drafting"
 

@@ -3,7 +3,7 @@
 An *engine provider* has engines: one after another (``engine/supervisor.py``) or several at a time
 (``engine/fleet``). ``RequestRecovery`` asks it where to submit a request, continues on the next
 engine when one is lost (``continuation.py``), and finds the request that crashes engines
-(``isolation.py``).
+(``PoisonIsolation`` in ``pool.py``).
 """
 
 from __future__ import annotations

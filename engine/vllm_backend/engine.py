@@ -49,7 +49,8 @@ from eaglegate.engine.vllm_backend.child_process import (
 )
 from eaglegate.engine.vllm_backend.flight_record import FlightRecord
 from eaglegate.engine.vllm_backend.public_outputs import Outputs, PublicOutputs
-from eaglegate.engine.vllm_backend.translate import StepQueue, choose_reader, describe_engine
+from eaglegate.engine.vllm_backend.step_queue import StepQueue
+from eaglegate.engine.vllm_backend.translate import choose_reader, describe_engine
 from eaglegate.engine.vllm_backend.warm_up import (
     PROFILE_BATCHES,
     TIMING_S,
@@ -88,7 +89,7 @@ class VllmEngine:
     """See ``eaglegate.engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
 
     ``planning="auto"`` chooses the depth of requests that bring none at every step.
-    ``stream_interval_s``: see ``translate.SinkFlusher``. ``preload`` forks the engine process.
+    ``stream_interval_s``: see ``step_queue.SinkFlusher``. ``preload`` forks the engine process.
     ``costs``: see ``warm_up.StepCosts``; without, the planner times steps at every start, for
     ``timing_s`` seconds.
     ``echo`` writes each line of vLLM and its child processes to the log; None captures it for

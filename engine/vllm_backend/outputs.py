@@ -38,7 +38,8 @@ from eaglegate.engine.speculation.accounting import sum_steps
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import DecodeStep, EngineRequest, Step, StepTrace
 from eaglegate.engine.vllm_backend import translate
-from eaglegate.engine.vllm_backend.translate import ABORTED, AccountReader, SinkFlusher, StepQueue
+from eaglegate.engine.vllm_backend.step_queue import SinkFlusher, StepQueue
+from eaglegate.engine.vllm_backend.translate import ABORTED, AccountReader
 from eaglegate.engine.vllm_contract import Area, find_broken
 from eaglegate.engine.vllm_fields import ABORT, FINISH
 from eaglegate.text.events import FinishReason
@@ -273,7 +274,7 @@ def take_over(
 ) -> StepOutputProcessor:
     """Have ``llm`` put its outputs into inboxes, on the running loop and before its first request.
 
-    ``interval_s``: see ``translate.SinkFlusher``. vLLM looks up its settings, and the end token in
+    ``interval_s``: see ``step_queue.SinkFlusher``. vLLM looks up its settings, and the end token in
     a tokenizer it borrows, for every request: neither changes, so they are read once (the settings
     until ``fail_all``).
     """

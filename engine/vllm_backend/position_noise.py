@@ -7,8 +7,8 @@ step computes. A draft token is accepted where it is the sample itself: with a d
 greedily this happens with its probability under the target, as in rejection sampling.
 
 The hash is MurmurHash3 (x86, 32 bits) of four words: the two of the seed, the position, the token.
-vLLM's second model runner has the same (``v1/worker/gpu/sample/gumbel.py``), so both runners draw
-the same bits on every device. Tensors of int32 hold the words; they wrap around.
+vLLM's second model runner has the same (``vllm/v1/worker/gpu/sample/gumbel.py``), so both runners
+draw the same bits on every device. Tensors of int32 hold the words; they wrap around.
 """
 
 from __future__ import annotations

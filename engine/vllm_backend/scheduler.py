@@ -228,7 +228,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def _attach_accounts(
         self, outputs: Iterable[EngineCoreOutputs], depths: dict[str, int]
     ) -> None:
-        """Put this step's account on every output; ``accounts.py`` reads it."""
+        """Put this step's account on every output; ``translate.read_decode_step`` reads it."""
         for batch in outputs:
             for output in batch.outputs:
                 drafted, accepted = self._verified.get(output.request_id, (0, 0))

@@ -100,8 +100,8 @@ async def serve(engine_s: float, places: int) -> None:
     lab = Lab()
     end = Step(tuple(lab.renderer.encode("x", False)), finish=FinishReason.STOP)
     lab.engine.script = [Pause(engine_s), end]
-    assert lab.gateway.path is not None
-    admission = lab.gateway.path.admission
+    assert lab.gateway.pipeline is not None
+    admission = lab.gateway.pipeline.admission
     admission.bounds = AdmissionLimits(running=places, queued=4 * places)
     lab.gateway.keys = KeyRing(
         tuple(ApiKey(name, hash_key(secret), CLASSES[name]) for name, secret in SECRETS.items())

@@ -108,8 +108,8 @@ async def serve(engine_s: float, places: int) -> None:
     lab = Lab()
     end = Step(tuple(lab.renderer.encode("x", False)), finish=FinishReason.STOP)
     lab.engine.script = [Pause(engine_s), end]
-    assert lab.gateway.path is not None
-    lab.gateway.path.admission.bounds = AdmissionLimits(running=places, queued=4 * places)
+    assert lab.gateway.pipeline is not None
+    lab.gateway.pipeline.admission.bounds = AdmissionLimits(running=places, queued=4 * places)
     listener = bind("127.0.0.1", 0)
     print(format_url(listener), flush=True)
     config = uvicorn.Config(lab.app, log_level="error", access_log=False, lifespan="off")

@@ -109,7 +109,8 @@ class GpuTable:
     What the numbers come from: an H100 reads 3.35 TB/s and computes 989 TFLOP/s in bf16 (its data
     sheet), so that 300 tokens take as long to compute as weights to read; real kernels reach some
     70 %. The time that PIECEWISE graphs cost is vLLM's own: pull requests 21477 (8B: on par), 16072
-    (1.5B: 7 %) and 25444 (30B with 3B active: 47 %). Sizes and depths are those of ``graphs.py``.
+    (1.5B: 7 %) and 25444 (30B with 3B active: 47 %). Sizes and depths are those of
+    ``engine/vllm_backend/graphs.py``.
     """
 
     name: str

@@ -15,7 +15,7 @@ from eaglegate.engine.base import Renderer, ResilientEngine
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from eaglegate.engine.types import EngineInfo
-from eaglegate.server.generation.pipeline import ConstraintProbe
+from eaglegate.server.generation.trials import ConstraintProbe
 from eaglegate.text.parsing.parser import ParserFallback
 from eaglegate.text.parsing.vocabulary import Vocabulary
 

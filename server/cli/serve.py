@@ -1,4 +1,4 @@
-"""The composition root of ``eaglegate serve``: the only place where all rooms are put together."""
+"""The composition root of ``eaglegate serve``: the only place that knows all folders."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ from eaglegate.server.flags import make_part
 from eaglegate.server.generation.grammar import ParserFactory
 from eaglegate.server.generation.job import ServedModel
 from eaglegate.server.generation.model_defaults import check_default_sampling
-from eaglegate.server.generation.pipeline import ConstraintTrials, Pipeline
+from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.generation.trials import ConstraintTrials
 from eaglegate.server.http.connection import TlsSettings
 from eaglegate.server.http.connection_limits import (
     ConnectionLimiter,
@@ -324,7 +325,7 @@ class ServeCommand:
         check_default_sampling(info.default_sampling)
         served = _describe_model(self._gateway, info, self._parsers, self._settings, self._backend)
         probe = self._backend.probe
-        path = Pipeline(
+        pipeline = Pipeline(
             self._engine,
             info,
             self._backend.renderer,
@@ -339,7 +340,7 @@ class ServeCommand:
             self._auditor.attach(self._resilient, self._resilient.generate, info)
         if self._doctor is not None and isinstance(self._resilient, SupervisedEngine):
             self._doctor.attach(self._resilient, self._resilient.generate, info)
-        self._gateway.open(path)
+        self._gateway.open(pipeline)
         self._gateway.memory.settle()
         _freeze()
         url = format_url(self._listeners[0], self._tls)

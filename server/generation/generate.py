@@ -74,7 +74,7 @@ ENDINGS: dict[type[Exception], Ending] = {
 
 
 async def generate(
-    job: Job, path: Pipeline, observer: Observer, arrived: float, output: EventSink
+    job: Job, pipeline: Pipeline, observer: Observer, arrived: float, output: EventSink
 ) -> None:
     """Run a job and push the events of all its choices. Raises GatewayError or EngineError.
 
@@ -84,18 +84,18 @@ async def generate(
     visitor, paid = job.caller.to_requester(deadline.at), charge.get()
     refusals, times = _RefusalReport(observer, job.api), RequestTimes()
     with refusals:
-        place = path.admission.enter(visitor)
+        place = pipeline.admission.enter(visitor)
     with place:
         with refusals:
             async with deadline.limit():
-                job = _apply_policy(job, path)
+                job = _apply_policy(job, pipeline)
                 paid.begin_tokenizing()
-                prompts, requests = await _prepare(job, path, visitor, times)
+                prompts, requests = await _prepare(job, pipeline, visitor, times)
                 num_prompt = sum([len(prompt.token_ids) for prompt in prompts])
                 paid.reserve(num_prompt, job.sampling.max_tokens * len(requests) or None)
                 await place.admit(len(requests), num_prompt)
         observation = observer.begin(_describe_request(job, prompts, requests, arrived, times))
-        readers = [_make_reader(job, path, prompts[at // job.n]) for at in range(len(requests))]
+        readers = [_make_reader(job, pipeline, prompts[at // job.n]) for at in range(len(requests))]
         timed = _TimedSink(output, times)
         choices = [
             _Choice(index, reader, observation.choice(request.id), timed, times)
@@ -105,7 +105,7 @@ async def generate(
             async with deadline.limit():
                 await _run_all(
                     [
-                        choice.run(path.engine, request)
+                        choice.run(pipeline.engine, request)
                         for choice, request in zip(choices, requests, strict=True)
                     ]
                 )
@@ -120,20 +120,20 @@ async def generate(
 
 
 async def _prepare(
-    job: Job, path: Pipeline, visitor: Requester, times: RequestTimes
+    job: Job, pipeline: Pipeline, visitor: Requester, times: RequestTimes
 ) -> tuple[list[Prompt], list[EngineRequest]]:
     """Make the prompts and the engine's requests, and try their grammars out.
 
     Raises GatewayError.
     """
     began = perf_counter()
-    prompts = await make_prompts(job, path)
+    prompts = await make_prompts(job, pipeline)
     times.rendering = perf_counter() - began
-    requests = _requests(job, path, prompts)
-    if path.trials is not None:
+    requests = _requests(job, pipeline, prompts)
+    if pipeline.trials is not None:
         wanted = [request.constraint for request in requests]
         began = perf_counter()
-        await path.trials.check(wanted, visitor, job.grammar_param)
+        await pipeline.trials.check(wanted, visitor, job.grammar_param)
         times.compiling = perf_counter() - began
     return prompts, requests
 
@@ -158,19 +158,19 @@ def _find_ending(kind: type[BaseException]) -> Ending:
     return next((end for known, end in ENDINGS.items() if issubclass(kind, known)), Ending.ERROR)
 
 
-def _apply_policy(job: Job, path: Pipeline) -> Job:
+def _apply_policy(job: Job, pipeline: Pipeline) -> Job:
     """The job with its adapter, the depth and lane that the current policy gives it, and the salt
     that keeps its prompts apart from those of other keys.
     """
-    decision = path.policy.decide(job.id, job.workload, job.key, job.depth, job.session)
-    adapter = job.model if job.model in path.served.adapters else None
+    decision = pipeline.policy.decide(job.id, job.workload, job.key, job.depth, job.session)
+    adapter = job.model if job.model in pipeline.served.adapters else None
     return replace(
         job,
         depth=decision.depth,
         lane=decision.lane,
         arm=decision.arm,
         adapter=adapter,
-        cache_salt=path.isolation.salt(job.caller.key, job.cache_salt),
+        cache_salt=pipeline.isolation.salt(job.caller.key, job.cache_salt),
     )
 
 
@@ -203,39 +203,39 @@ def _describe_request(
     )
 
 
-async def make_prompts(job: Job, path: Pipeline) -> list[Prompt]:
+async def make_prompts(job: Job, pipeline: Pipeline) -> list[Prompt]:
     """Render and measure. Raises InvalidRequest."""
     try:
-        return [await _prompt(source, job, path) for source in job.prompts]
+        return [await _prompt(source, job, pipeline) for source in job.prompts]
     except PromptTooLong as error:
         raise context_overflow(
-            job.api, error.num_tokens, 0, path.info.max_model_len, error.exact
+            job.api, error.num_tokens, 0, pipeline.info.max_model_len, error.exact
         ) from None
 
 
-async def _prompt(source: PromptSource, job: Job, path: Pipeline) -> Prompt:
-    longest = path.info.max_model_len
+async def _prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Prompt:
+    longest = pipeline.info.max_model_len
     limits = limits_of(job.truncate_prompt, job.truncation_side, longest)
     match source:
         case Conversation() if job.drops_oldest:
             room = room_for_messages(job.sampling.max_tokens, longest)
-            token_ids = await render_newest(source, path.renderer, room, longest)
+            token_ids = await render_newest(source, pipeline.renderer, room, longest)
         case Conversation():
-            token_ids = await render(source, path.renderer, limits)
+            token_ids = await render(source, pipeline.renderer, limits)
         case str():
-            token_ids = await encode(source, path.renderer, job.add_special_tokens, limits)
+            token_ids = await encode(source, pipeline.renderer, job.add_special_tokens, limits)
         case _:
             token_ids = list(source)
     token_ids = shorten(token_ids, job.truncate_prompt, job.truncation_side, longest)
-    return path.parsers.read(token_ids) if job.parses else Prompt(tuple(token_ids))
+    return pipeline.parsers.read(token_ids) if job.parses else Prompt(tuple(token_ids))
 
 
-def _requests(job: Job, path: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:
+def _requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:
     """One per choice. Raises InvalidRequest."""
-    longest = path.info.max_model_len
+    longest = pipeline.info.max_model_len
     requests = []
     for at, prompt in enumerate(prompts):
-        wanted = path.parsers.constrain(job, prompt)
+        wanted = pipeline.parsers.constrain(job, prompt)
         requests += [
             job.engine_request(prompt, at * job.n + choice, longest, wanted)
             for choice in range(job.n)
@@ -243,9 +243,9 @@ def _requests(job: Job, path: Pipeline, prompts: Sequence[Prompt]) -> list[Engin
     return requests
 
 
-def _make_reader(job: Job, path: Pipeline, prompt: Prompt) -> _ChoiceReader:
-    parser = path.parsers.make(job, prompt.starts_in, prompt.token_ids)
-    tracer = StepTracer(path.info.accounts_at_end) if job.return_steps else None
+def _make_reader(job: Job, pipeline: Pipeline, prompt: Prompt) -> _ChoiceReader:
+    parser = pipeline.parsers.make(job, prompt.starts_in, prompt.token_ids)
+    tracer = StepTracer(pipeline.info.accounts_at_end) if job.return_steps else None
     return _ChoiceReader(job, parser, Account(), prompt.token_ids, tracer)
 
 

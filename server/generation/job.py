@@ -219,7 +219,7 @@ class Job(Struct, frozen=True):
     drops_oldest: bool = False
     """Leave out the oldest messages of a conversation that does not fit."""
     truncate_prompt: int | None = None
-    """Keep at most this many tokens of the prompt; ``context.AS_FITS`` for as many as fit."""
+    """Keep at most this many tokens of the prompt; ``prompt.AS_FITS`` for as many as fit."""
     truncation_side: Side = "left"
     """Side on which a prompt is cut."""
     tool_policy: ToolPolicy = ToolPolicy()

@@ -1,4 +1,4 @@
-"""The door: every request passes here first. Closed unless a path is listed as open.
+"""Authentication: who may ask for which path. A path is closed unless it is listed as open.
 
 Paths are of three kinds. *Open* ones answer anybody: whether the process lives and is ready, and
 the files of the playground, which hold nothing of the gateway's.
@@ -80,7 +80,7 @@ def is_page(path: str) -> bool:
 
 
 class AuthMiddleware:
-    """ASGI middleware; sets ``eaglegate.server.access.keys.caller`` for what is inside."""
+    """ASGI middleware; sets ``eaglegate.server.access.caller.caller`` for what is inside."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -110,7 +110,7 @@ class AuthMiddleware:
             caller.reset(token)
 
     def _show_limits(self, send: Send, who: Caller) -> Send:
-        key, path = who.key, self._gateway.path
+        key, path = who.key, self._gateway.pipeline
         if key is None or path is None or (key.quota is None and key.concurrency is None):
             return send
         requester = who.to_requester()

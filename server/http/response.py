@@ -21,21 +21,12 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from eaglegate.engine.errors import (
-    EngineDead,
-    EngineError,
-    EngineFailed,
-    EngineOverloaded,
-    RequestQuarantined,
-    RequestRejected,
-)
+from eaglegate.engine.errors import EngineError
 from eaglegate.engine.events import Event, EventSink
 from eaglegate.server.errors import (
     GatewayError,
-    InvalidRequest,
     ReaderTooSlow,
-    TooManyRequests,
-    Unavailable,
+    from_engine,
     openai_body,
 )
 from eaglegate.server.http.cadence import PacedSink, PacedStream
@@ -436,48 +427,3 @@ class JsonBytesResponse(Response):
 
 def json_response(content: Any) -> Response:
     return JsonBytesResponse(orjson.dumps(content))
-
-
-def from_engine(error: EngineError) -> GatewayError:
-    """The HTTP error of an engine error, by its class or the nearest base class."""
-    for kind in type(error).__mro__:
-        if kind in _ENGINE_ERRORS:
-            made = _ENGINE_ERRORS[kind](error)
-            made.__cause__ = error
-            return made
-    raise TypeError(f"not an engine error: {type(error).__name__}")
-
-
-def _from_rejection(error: EngineError) -> GatewayError:
-    return InvalidRequest(str(error), param=getattr(error, "param", None))
-
-
-def _from_overload(error: EngineError) -> GatewayError:
-    advised = getattr(error, "retry_after_s", None)
-    return TooManyRequests(str(error), code="engine_overloaded", retry_after_s=advised or 1)
-
-
-def _from_failure(error: EngineError) -> GatewayError:
-    return GatewayError(str(error), code="generation_failed")
-
-
-def _from_quarantine(error: EngineError) -> GatewayError:
-    return GatewayError(str(error), code="request_quarantined")
-
-
-def _from_death(_error: EngineError) -> GatewayError:
-    return Unavailable(
-        "The engine stopped while running this request; try again.",
-        code="engine_dead",
-        retry_after_s=5,
-    )
-
-
-_ENGINE_ERRORS = {
-    RequestRejected: _from_rejection,
-    EngineOverloaded: _from_overload,
-    EngineFailed: _from_failure,
-    RequestQuarantined: _from_quarantine,
-    EngineDead: _from_death,
-    EngineError: _from_failure,
-}

@@ -46,8 +46,8 @@ def _script(lab: Lab) -> Callable[[EngineRequest], list[Step]]:
 def main() -> None:
     lab = Lab(renderer=TemplateRenderer(ModelFiles.find(str(DEMO), None, None)))
     lab.engine.script = _script(lab)
-    path = lab.gateway.path
-    lab.gateway.open(replace(path, info=replace(path.info, max_model_len=CONTEXT)))
+    pipeline = lab.gateway.pipeline
+    lab.gateway.open(replace(pipeline, info=replace(pipeline.info, max_model_len=CONTEXT)))
     with tempfile.TemporaryDirectory() as folder:
         lab.gateway.store = SqlResponseStore(f"sqlite:///{folder}/responses.db", Retention(3600))
         with on_a_port(lab.app) as url:

@@ -1,7 +1,7 @@
 """The gateway's helpers are killed: the request in hand succeeds or says so, the next one works.
 
-The grammar child has its tests in ``tests/engine/vllm_backend/test_grammar_probe_lost.py``, the
-fork server in ``test_preload.py`` there.
+The tests of the grammar child and of the fork server are in ``tests/engine/vllm_backend``:
+``test_grammar_probe_lost`` and ``test_preload``.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def test_a_template_past_its_time_is_refused_at_once(runner, monkeypatch):
 async def test_a_client_hears_that_it_may_try_again(monkeypatch):
     lab = Lab(TemplateRenderer(ModelFiles.find(str(DEMO), None, None)))
     lab.says("yes")
-    served = replace(lab.gateway.path.served, trusts_templates=True)
-    lab.gateway.open(replace(lab.gateway.path, served=served))
+    served = replace(lab.gateway.pipeline.served, trusts_templates=True)
+    lab.gateway.open(replace(lab.gateway.pipeline, served=served))
     monkeypatch.setattr(sandbox.subprocess, "Popen", dying([signal.SIGKILL] * 2))
     body = {"messages": [{"role": "user", "content": "Hi"}], "chat_template": OWN}
     lost = await lab.post("/v1/chat/completions", body)

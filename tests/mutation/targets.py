@@ -29,7 +29,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_fair_order.py",
         "tests/server/test_admission.py",
     ),
-    "server/generation/pipeline.py": ("tests/server/test_trials.py",),
+    "server/generation/trials.py": ("tests/server/test_trials.py",),
     "server/access/budget.py": (
         "tests/server/test_budget.py",
         "tests/server/test_bounds.py",

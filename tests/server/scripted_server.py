@@ -25,8 +25,8 @@ async def main(seconds: float, grace_s: float, tls: TlsSettings) -> int:
     word = Step(tuple(lab.renderer.encode("word", False)))
     end = Step(word.token_ids, finish=FinishReason.STOP)
     lab.engine.script = [word, *[Pause(seconds / 20), word] * 20, end]
-    assert lab.gateway.path is not None
-    admission: Admission = lab.gateway.path.admission
+    assert lab.gateway.pipeline is not None
+    admission: Admission = lab.gateway.pipeline.admission
     reloads = 0
 
     async def reload() -> dict[str, int]:

@@ -127,7 +127,7 @@ class Scorer:
 
 
 async def test_a_file_is_replayed(audited: Any) -> None:
-    info = replace(audited.gateway.path.info, details={"dtype": "float32"})
+    info = replace(audited.gateway.pipeline.info, details={"dtype": "float32"})
     audited.says("x")
     audited.auditor.attach(Scorer(), audited.engine.generate, info)
     content = json.loads(json.dumps(pack(ANSWER, RECORD, "m")))

@@ -116,7 +116,7 @@ async def test_two_cancels_at_once_end_it_for_followers_and_store(lab, wait):
     assert events[-1]["type"] == "response.cancelled"
     assert await stored_status(lab, made["id"]) == "cancelled"
     assert not lab.engine.running
-    admission = lab.gateway.path.admission
+    admission = lab.gateway.pipeline.admission
     assert (admission.running, admission.queued, admission.num_in_flight) == (0, 0, 0)
     assert said(await lab.get(f"{at}?stream=true")) == events
 

@@ -190,7 +190,7 @@ async def test_an_unforeseen_fault_says_nothing_of_its_inside(lab):
             raise RuntimeError("secret detail")
 
     lab.engine = Broken()
-    lab.gateway.path = lab.path()
+    lab.gateway.pipeline = lab.path()
     seen = []
     body = orjson.dumps({"model": "demo", "messages": [{"role": "user", "content": "hi"}]})
     with pytest.raises(RuntimeError):  # Starlette answers, then raises for the server's log
@@ -208,7 +208,7 @@ async def test_a_deadline_ends_the_engine_request(lab, stream):
     assert answer.status == 504
     assert answer.json["error"]["code"] == "deadline_exceeded"
     assert not lab.engine.running
-    assert not lab.gateway.path.admission.num_in_flight
+    assert not lab.gateway.pipeline.admission.num_in_flight
 
 
 async def test_a_deadline_in_mid_stream_is_an_error_frame(lab):
@@ -222,7 +222,7 @@ async def test_a_deadline_in_mid_stream_is_an_error_frame(lab):
 
 
 async def test_over_the_bounds_is_429_before_any_work(lab):
-    lab.gateway.path.admission.bounds = AdmissionLimits(queued=0)
+    lab.gateway.pipeline.admission.bounds = AdmissionLimits(queued=0)
     answer = await lab.chat()
     assert answer.status == 429
     assert answer.json["error"]["code"] == "queue_full"
@@ -273,7 +273,7 @@ async def test_a_client_that_does_not_read_is_cut_off(lab, path, asked):
     await asyncio.wait_for(lab.app(scope, receive, send), 5)
     assert endings == [Ending.SLOW_READER]
     assert not lab.engine.running
-    assert not lab.gateway.path.admission.num_in_flight
+    assert not lab.gateway.pipeline.admission.num_in_flight
 
 
 async def test_messages_and_tools_are_bounded_in_number(lab):

@@ -30,7 +30,7 @@ class Broken(ScriptedEngine):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_unforeseen_fault_ends_every_choice(lab, n, stream):
     lab.engine = Broken()
-    lab.gateway.path = lab.path()
+    lab.gateway.pipeline = lab.path()
     seen = []
     body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
     raw = orjson.dumps(body | {"n": n, "stream": stream})
@@ -43,7 +43,7 @@ async def test_an_unforeseen_fault_ends_every_choice(lab, n, stream):
     assert answer.json["error"]["type"] == "server_error"
     assert b"secret" not in answer.body
     assert not lab.engine.running
-    assert not lab.gateway.path.admission.num_in_flight
+    assert not lab.gateway.pipeline.admission.num_in_flight
 
 
 async def test_an_unforeseen_fault_in_mid_stream_ends_the_stream(lab):
@@ -53,7 +53,7 @@ async def test_an_unforeseen_fault_in_mid_stream_ends_the_stream(lab):
             raise RuntimeError("secret detail")
 
     lab.engine = Late()
-    lab.gateway.path = lab.path()
+    lab.gateway.pipeline = lab.path()
     answer = await asyncio.wait_for(lab.chat(n=2, stream=True), LIMIT_S)
     assert answer.status == 200
     assert answer.chunks[-1]["error"]["type"] == "server_error"

@@ -48,7 +48,7 @@ async def test_a_stream_with_a_deadline_does_not_notice(lab, wall, jump):
     assert wall.off == jump
     assert answer.done
     assert answer.chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    assert 0 <= lab.gateway.path.admission.rate.typical_s < 5
+    assert 0 <= lab.gateway.pipeline.admission.rate.typical_s < 5
 
 
 @pytest.mark.parametrize("jump", [YEARS, -YEARS])

@@ -183,10 +183,10 @@ def _folding_s(job, rendering, num_steps: int) -> float:
 
 
 def test_a_whole_answer_is_folded_in_linear_time(lab):
-    path = lab.gateway.require()
+    pipeline = lab.gateway.require()
     request = CompletionRequest(model="demo", prompt="x", logprobs=1, return_token_ids=True)
-    job = make_completion_job(request, path.served, None)
-    rendering = make_encoding_context(path)
+    job = make_completion_job(request, pipeline.served, None)
+    rendering = make_encoding_context(pipeline)
     few, many = 1_000, 16_000
     ratio = min(
         (_folding_s(job, rendering, many) / many) / (_folding_s(job, rendering, few) / few)

@@ -35,7 +35,7 @@ def drain(lab, grace_s):
     async def cut():
         lab.cut.set()
 
-    return Drain(lab.gateway, lab.gateway.path.admission, grace_s, cut)
+    return Drain(lab.gateway, lab.gateway.pipeline.admission, grace_s, cut)
 
 
 async def test_with_nothing_inside_it_is_over_at_once(lab):
@@ -44,7 +44,7 @@ async def test_with_nothing_inside_it_is_over_at_once(lab):
     async def never():
         cut.append(1)
 
-    assert await Drain(lab.gateway, lab.gateway.path.admission, 60, never).run() == 0
+    assert await Drain(lab.gateway, lab.gateway.pipeline.admission, 60, never).run() == 0
     assert not cut
 
 
@@ -54,7 +54,9 @@ async def test_what_runs_may_finish(lab):
     running = asyncio.create_task(lab.chat(stream=True))
     while not lab.engine.running:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    leaving = asyncio.create_task(Drain(lab.gateway, lab.gateway.path.admission, 60, None).run())
+    leaving = asyncio.create_task(
+        Drain(lab.gateway, lab.gateway.pipeline.admission, 60, None).run()
+    )
     await asyncio.sleep(0)
     refused = await lab.chat()
     assert (refused.status, refused.json["error"]["code"]) == (503, "engine_stopping")
@@ -87,11 +89,11 @@ async def test_a_second_signal_ends_the_grace(slow):
 async def test_those_in_the_queue_are_told_too(slow):
     from eaglegate.server.access.admission import AdmissionLimits
 
-    slow.gateway.path.admission.bounds = AdmissionLimits(running=1)
+    slow.gateway.pipeline.admission.bounds = AdmissionLimits(running=1)
     running = asyncio.create_task(slow.chat(stream=True))
     await slow.began.wait()
     waiting = asyncio.create_task(slow.chat(stream=True))
-    while slow.gateway.path.admission.queued < 1:  # noqa: ASYNC110
+    while slow.gateway.pipeline.admission.queued < 1:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert await drain(slow, 0.2).run() == 2
     assert (await waiting).status == 503

@@ -242,7 +242,7 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
 def busy(lab):
     """One place, two that may wait; answers take as long as the test likes."""
     lab.engine.script = [Pause(60)]
-    lab.gateway.path.admission.bounds = AdmissionLimits(running=1, queued=2)
+    lab.gateway.pipeline.admission.bounds = AdmissionLimits(running=1, queued=2)
     lab.gateway.keys = KeyRing(
         (
             ApiKey("low", hash_key(LOW_KEY), Priority.LOW),
@@ -265,7 +265,7 @@ async def until(reached: Callable[[], bool]) -> None:
 
 
 async def test_a_flood_is_what_a_full_queue_refuses(busy):
-    admission = busy.gateway.path.admission
+    admission = busy.gateway.pipeline.admission
     flood = [ask(busy, LOW_KEY)]
     await until(lambda: admission.running == 1)
     flood += [ask(busy, LOW_KEY) for _ in range(2)]
@@ -284,7 +284,7 @@ async def test_a_flood_is_what_a_full_queue_refuses(busy):
 
 async def test_what_was_served_is_learned_from(lab):
     lab.says("x")
-    rate = lab.gateway.path.admission.rate
+    rate = lab.gateway.pipeline.admission.rate
     assert rate.wait_s(1, 1) is None
     assert (await lab.chat()).status == 200
     assert 0 < rate.wait_s(1, 1) < 5
@@ -296,7 +296,7 @@ async def test_what_was_served_is_learned_from(lab):
 
 async def test_without_keys_a_client_s_address_stands_for_one(lab):
     lab.engine.script = [Pause(60)]
-    admission = lab.gateway.path.admission
+    admission = lab.gateway.pipeline.admission
     admission.bounds = AdmissionLimits(running=1, queued=2)
 
     def from_address(address: str, **headers: str) -> asyncio.Task[Answer]:

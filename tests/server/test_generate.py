@@ -19,7 +19,7 @@ from eaglegate.engine.events import (
 )
 from eaglegate.engine.speculation.accounting import intern_step
 from eaglegate.engine.types import Constraint, Step
-from eaglegate.server.generation.pipeline import ConstraintTrials
+from eaglegate.server.generation.trials import ConstraintTrials
 from eaglegate.text.events import FinishReason
 from tests.server.conftest import Lab
 
@@ -101,7 +101,7 @@ async def test_a_grammar_is_tried_before_the_engine_meets_it(lab, recorder):
     assert "too complex" in answer.json["error"]["message"]
     assert answer.json["error"]["param"] == "structured_outputs"
     assert not lab.engine.requests
-    assert lab.gateway.path.admission.num_in_flight == 0
+    assert lab.gateway.pipeline.admission.num_in_flight == 0
 
 
 async def test_a_completion_s_prompt_is_no_conversation(lab):

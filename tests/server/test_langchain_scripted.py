@@ -91,9 +91,9 @@ class TestChatOpenAI(ChatModelIntegrationTests):
 
     @pytest.fixture(autouse=True)
     def _gateway(self, lab, url) -> None:
-        path = lab.gateway.path
-        info = dataclasses.replace(path.info, max_model_len=4096)
-        lab.gateway.path = dataclasses.replace(path, info=info)
+        pipeline = lab.gateway.pipeline
+        info = dataclasses.replace(pipeline.info, max_model_len=4096)
+        lab.gateway.pipeline = dataclasses.replace(pipeline, info=info)
         lab.engine.script = Obliging(lab)
         type(self).url = f"{url}/v1"
 

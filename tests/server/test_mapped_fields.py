@@ -161,7 +161,7 @@ async def test_arguments_may_come_as_an_object(lab):
 
 async def test_structural_tags_as_a_response_format(lab):
     lab.reasoning_parser = None
-    lab.gateway.path = lab.path()
+    lab.gateway.pipeline = lab.path()
     lab.says("x")
     form = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
     assert (await lab.chat(response_format=form)).status == 200

@@ -54,8 +54,8 @@ class Reloading:
 
 @pytest.fixture
 async def gateway(lab, tmp_path, monkeypatch):
-    path = lab.gateway.path
-    reloading = Reloading(lab, tmp_path, path.admission, path.policy, {})
+    pipeline = lab.gateway.pipeline
+    reloading = Reloading(lab, tmp_path, pipeline.admission, pipeline.policy, {})
     monkeypatch.setattr(
         reload,
         "read_again",

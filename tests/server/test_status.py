@@ -29,7 +29,7 @@ async def test_ready_follows_the_engine(lab):
 
 
 async def test_not_ready_before_the_engine_is(lab):
-    lab.gateway.path = None
+    lab.gateway.pipeline = None
     lab.gateway.state = "starting"
     assert (await lab.get("/ready")).status == 503
     assert (await lab.get("/health")).status == 200

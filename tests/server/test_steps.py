@@ -81,7 +81,7 @@ async def test_every_token_has_its_origin(lab, url):
         assert [step["index"] for step in steps] == [0, 1, 2, 3]
         assert [step["ms"] for step in steps[1:]] == [250.0, 100.0, 150.0]
         wrong = lab.renderer.encode(" wrong", False)[0]
-        said = lab.gateway.path.parsers.pieces[wrong].decode()
+        said = lab.gateway.pipeline.parsers.pieces[wrong].decode()
         assert steps[1]["rejected"] == [{"id": wrong, "text": said, "draft_position": 3}]
         assert steps[2]["reason"] == "undrafted"
         assert (steps[3]["drafted"], steps[3]["accepted"], steps[3]["cut"]) == (3, 2, 1)
@@ -136,8 +136,8 @@ async def test_joined_steps_are_told_apart(lab):
 
 
 async def test_an_engine_that_accounts_at_the_end_gives_all_steps_with_the_last(lab):
-    path = lab.gateway.path
-    lab.gateway.path = replace(path, info=replace(path.info, accounts_at_end=True))
+    pipeline = lab.gateway.pipeline
+    lab.gateway.pipeline = replace(pipeline, info=replace(pipeline.info, accounts_at_end=True))
     ids = lab.renderer.encode("one two three four", False)
     left = len(ids) - 4
     decode = (DecodeStep(3, 2, 3), DecodeStep(left, left - 1, left))

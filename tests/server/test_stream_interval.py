@@ -14,7 +14,7 @@ pytest.importorskip("vllm")
 
 from eaglegate.engine.speculation.accounting import Account, intern_step
 from eaglegate.engine.types import Step
-from eaglegate.engine.vllm_backend.translate import SinkFlusher, StepQueue
+from eaglegate.engine.vllm_backend.step_queue import SinkFlusher, StepQueue
 from eaglegate.lab.benchmarks.variants import PacedEngine
 from tests.server.conftest import Lab, on_a_port
 

@@ -35,8 +35,8 @@ def templated() -> Lab:
 
 
 def trusting(lab: Lab) -> Lab:
-    path = lab.gateway.path
-    lab.gateway.open(replace(path, served=replace(path.served, trusts_templates=True)))
+    pipeline = lab.gateway.pipeline
+    lab.gateway.open(replace(pipeline, served=replace(pipeline.served, trusts_templates=True)))
     return lab
 
 

@@ -13,7 +13,7 @@ from eaglegate.server.access.admission import AdmissionLimits
 from eaglegate.server.access.caller import ApiKey, Requester
 from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.errors import InvalidRequest, TooManyRequests
-from eaglegate.server.generation.pipeline import ConstraintTrials
+from eaglegate.server.generation.trials import ConstraintTrials
 from tests.server.conftest import DEMO
 
 FLOOD, VICTIM = "flood-key-0123456789", "victim-key-0123456789"
@@ -211,8 +211,8 @@ def schema(at: int, body: str = "[a-z]{0,3}") -> dict[str, object]:
 @pytest.mark.thorough
 async def test_trials_hold_no_place_in_the_engine(probed):
     probe = Probe()
-    probed.gateway.open(replace(probed.gateway.path, trials=ConstraintTrials(probe)))
-    admission = probed.gateway.path.admission
+    probed.gateway.open(replace(probed.gateway.pipeline, trials=ConstraintTrials(probe)))
+    admission = probed.gateway.pipeline.admission
     admission.bounds = AdmissionLimits(running=1, queued=1024)
     flood = [
         asyncio.ensure_future(ask(probed, FLOOD, response_format=schema(at))) for at in range(280)
@@ -257,7 +257,7 @@ BAD_TOOL = {"name": "f", "parameters": BAD_SCHEMA}
 async def test_the_field_that_was_given_is_named(lab, url, body, param):
     probe = Probe()
     probe.finish(1)
-    lab.gateway.open(replace(lab.gateway.path, trials=ConstraintTrials(probe)))
+    lab.gateway.open(replace(lab.gateway.pipeline, trials=ConstraintTrials(probe)))
     answer = await lab.post(f"/v1/{url}", body)
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
 
@@ -268,7 +268,7 @@ async def test_a_pattern_whose_client_left_is_not_the_next_one_s_fault(probed):
     from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 
     probe = GrammarProbe(str(DEMO), limit_s=1.0)
-    probed.gateway.open(replace(probed.gateway.path, trials=ConstraintTrials(probe)))
+    probed.gateway.open(replace(probed.gateway.pipeline, trials=ConstraintTrials(probe)))
     try:
         assert (await ask(probed, VICTIM, response_format=schema(0))).status == 200
         evil = asyncio.ensure_future(

@@ -1,8 +1,8 @@
 """Block drafts (DFlash, DFlash2, DSpark): what vLLM 0.32 reads of one, and the tensors it needs.
 
 A block draft predicts a whole block of mask tokens in one pass, from hidden states of the target's
-layers. Sources: ``qwen3_dflash.py``, ``qwen3_dflash2.py``, ``qwen3_dspark.py`` and
-``get_eagle3_aux_layers_from_config`` of vLLM.
+layers. Sources in vLLM, under ``vllm/model_executor/models/``: ``qwen3_dflash``, ``qwen3_dflash2``
+and ``qwen3_dspark``; and its ``get_eagle3_aux_layers_from_config``.
 """
 
 from __future__ import annotations

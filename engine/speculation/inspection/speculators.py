@@ -1,7 +1,7 @@
 """The speculators format: which types vLLM loads, and the flat config it makes of each.
 
-``convert_as_vllm`` follows vLLM 0.32's ``transformers_utils/configs/speculators/algos.py``; a test
-compares the two. The ``get_`` functions read single values of any config.json leniently.
+``convert_as_vllm`` follows vLLM 0.32 (``vllm/transformers_utils/configs/speculators/algos.py``); a
+test compares the two. The ``get_`` functions read single values of any config.json leniently.
 """
 
 from __future__ import annotations

@@ -176,11 +176,11 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.put("/speculation", openapi_extra=describe_body(SpeculationModel))
     async def set_speculation(request: Request) -> dict[str, Any]:
-        path = gateway.require()
+        pipeline = gateway.require()
         given = parse(await read_body(request, gateway.settings.max_body_bytes), SpeculationModel)
         rules = given.rules()
-        _check_rules(rules, path)
-        _check_operation(given, path, gateway)
+        _check_rules(rules, pipeline)
+        _check_operation(given, pipeline, gateway)
         out: dict[str, Any] = {}
         if given.planner is not None:  # first: an engine that can be held can be bounded, too
             await _freeze_planner(gateway, None if given.planner == "auto" else given.planner)
@@ -188,7 +188,7 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
         if given.bound is not None:
             done = await _bound_depth(gateway, given.bound)
             out |= {"bound": done.bound, "bound_pending": done.pending}
-        path.policy.rules = rules
+        pipeline.policy.rules = rules
         if (canaries := require_controls(gateway).canaries) is not None:
             canaries.changes.memory.forget()
         return asdict(rules) | out
@@ -234,13 +234,13 @@ def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
     @routes.post("/canary", openapi_extra=describe_body(CanaryModel))
     async def start_canary(request: Request) -> dict[str, Any]:
         """Try a change on a part of live traffic, then promote it or roll it back."""
-        path = gateway.require()
+        pipeline = gateway.require()
         given = parse(await read_body(request, gateway.settings.max_body_bytes), CanaryModel)
         canaries = _require_canaries(gateway)
         if given.path is not None:
             await asyncio.to_thread(_check_path, given.path)
         with _convert_draft_errors():
-            change = _make_change(given, canaries.changes, path, gateway)
+            change = _make_change(given, canaries.changes, pipeline, gateway)
             await canaries.start(change, given.plan())
         return {"canary": canaries.describe()}
 
@@ -278,14 +278,14 @@ def _require_canaries(gateway: Gateway) -> CanaryRunner:
 
 
 def _make_change(
-    given: CanaryModel, changes: CanaryChanges, path: Pipeline, gateway: Gateway
+    given: CanaryModel, changes: CanaryChanges, pipeline: Pipeline, gateway: Gateway
 ) -> CanaryChange:
     """Raises GatewayError."""
     tried = (given.path, given.speculation, given.worker)
     if len([one for one in tried if one is not None]) != 1:
         raise InvalidRequest("A canary tries one thing: give 'path', 'speculation' or 'worker'.")
     if given.speculation is not None:
-        return _make_rules_change(given, given.speculation.rules(), changes, path)
+        return _make_rules_change(given, given.speculation.rules(), changes, pipeline)
     if given.share is not None:
         raise InvalidRequest(
             "'share' goes with 'speculation': a draft serves all sessions in turns, and a worker "
@@ -299,7 +299,7 @@ def _make_change(
 
 
 def _make_rules_change(
-    given: CanaryModel, rules: SpeculationRules, changes: CanaryChanges, path: Pipeline
+    given: CanaryModel, rules: SpeculationRules, changes: CanaryChanges, pipeline: Pipeline
 ) -> CanaryChange:
     """Raises InvalidRequest."""
     if given.primary == "acceptance":
@@ -307,7 +307,7 @@ def _make_rules_change(
             "'primary' must be 'tpot' for rules: deeper drafts accept more and may be slower.",
             param="primary",
         )
-    _check_rules(rules, path, "speculation.")
+    _check_rules(rules, pipeline, "speculation.")
     return changes.try_rules(rules, given.share)
 
 
@@ -373,29 +373,30 @@ def require_controls(gateway: Gateway) -> Controls:
     return gateway.controls
 
 
-def _check_rules(rules: SpeculationRules, path: Pipeline, prefix: str = "") -> None:
+def _check_rules(rules: SpeculationRules, pipeline: Pipeline, prefix: str = "") -> None:
     """Raises InvalidRequest for unknown workloads and for depths above the engine's."""
-    known = path.served.workloads
+    known = pipeline.served.workloads
     _check_names(f"{prefix}workload_flags", rules.workload_flags, known)
     _check_names(f"{prefix}workload_depths", rules.workload_depths, known)
     depths = {f"workload_depths.{name}": at for name, at in rules.workload_depths.items()}
     depths |= {f"key_depths.{name}": at for name, at in rules.key_depths.items()}
     for name, depth in ({"depth": rules.depth} | depths).items():
-        _check_depth(prefix + name, depth, path)
+        _check_depth(prefix + name, depth, pipeline)
 
 
-def _check_operation(given: SpeculationModel, path: Pipeline, gateway: Gateway) -> None:
+def _check_operation(given: SpeculationModel, pipeline: Pipeline, gateway: Gateway) -> None:
     """Check the settings beside the rules of all requests. Raises InvalidRequest."""
     if gateway.keys:
         _check_names("key_depths", given.key_depths, [key.name for key in gateway.keys.keys])
-    _check_depth("bound", given.bound, path)
-    _check_depth("planner", None if given.planner == "auto" else given.planner, path)
+    _check_depth("bound", given.bound, pipeline)
+    _check_depth("planner", None if given.planner == "auto" else given.planner, pipeline)
 
 
-def _check_depth(param: str, depth: int | None, path: Pipeline) -> None:
-    if depth is not None and depth > path.served.depth:
+def _check_depth(param: str, depth: int | None, pipeline: Pipeline) -> None:
+    if depth is not None and depth > pipeline.served.depth:
         raise InvalidRequest(
-            f"'{param}' must be at most {path.served.depth}, the engine's depth; given {depth}.",
+            f"'{param}' must be at most the engine's depth, {pipeline.served.depth}; "
+            f"given {depth}.",
             param=param,
         )
 

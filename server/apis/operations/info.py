@@ -42,8 +42,8 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.get("/load")
     async def load() -> dict[str, int]:
         """The number of in-flight requests, under ``vllm serve``'s name."""
-        path = gateway.path
-        return {"server_load": 0 if path is None else path.admission.num_in_flight}
+        pipeline = gateway.pipeline
+        return {"server_load": 0 if pipeline is None else pipeline.admission.num_in_flight}
 
     @routes.get("/version")
     async def versions() -> dict[str, str]:
@@ -54,11 +54,11 @@ def router(gateway: Gateway) -> APIRouter:
 
 def _add_models(routes: APIRouter, gateway: Gateway) -> None:
     def card(name: str) -> dict[str, Any]:
-        known: dict[str, Any] = (
-            {} if gateway.path is None else {"max_model_len": gateway.path.info.max_model_len}
-        )
-        if gateway.path is not None and name in gateway.path.served.adapters:
-            known["parent"] = gateway.models[0]
+        known: dict[str, Any] = {}
+        if (pipeline := gateway.pipeline) is not None:
+            known["max_model_len"] = pipeline.info.max_model_len
+            if name in pipeline.served.adapters:
+                known["parent"] = gateway.models[0]
         return {
             "id": name,
             "object": "model",
@@ -96,9 +96,9 @@ def _add_health(routes: APIRouter, gateway: Gateway) -> None:
         return {"status": "ok"}
 
     async def readiness() -> JSONResponse:
-        if gateway.path is None or gateway.state != "ready":
+        if gateway.pipeline is None or gateway.state != "ready":
             return JSONResponse({"status": gateway.state}, 503, RETRY)
-        engine = await gateway.path.engine.health()
+        engine = await gateway.pipeline.engine.health()
         if not engine.live:
             return JSONResponse({"status": "engine_dead", "reason": engine.reason}, 503, RETRY)
         if gateway.memory.shedding and gateway.in_flight:
@@ -120,8 +120,8 @@ def _add_health(routes: APIRouter, gateway: Gateway) -> None:
 
 
 def _facts(gateway: Gateway) -> dict[str, Any]:
-    assert gateway.path is not None
-    info = gateway.path.info
+    assert gateway.pipeline is not None
+    info = gateway.pipeline.info
     return {
         "model": gateway.models[0],
         "max_model_len": info.max_model_len,
@@ -155,26 +155,26 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
     async def tokenize(request: Request) -> Response:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.settings.max_body_bytes)
-        path = gateway.require()
+        pipeline = gateway.require()
         asked = await charge.get().parse(lambda: parse(body, TokenizeRequest))
-        check_model(asked.model or gateway.models[0], path.served)
+        check_model(asked.model or gateway.models[0], pipeline.served)
         api = "chat" if asked.prompt is None else "completions"
         tokens = await count_prompt_tokens(
-            path, api, arrived, lambda limits: _tokens(asked, path, limits)
+            pipeline, api, arrived, lambda limits: _tokens(asked, pipeline, limits)
         )
-        return json_response(await asyncio.to_thread(_answer, asked, tokens, path))
+        return json_response(await asyncio.to_thread(_answer, asked, tokens, pipeline))
 
     @routes.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest), response_model=None)
     async def detokenize(request: Request) -> Response:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.settings.max_body_bytes)
-        path = gateway.require()
+        pipeline = gateway.require()
         asked = await charge.get().parse(lambda: parse(body, DetokenizeRequest))
-        check_model(asked.model or gateway.models[0], path.served)
-        check_token_ids(asked.tokens, path.served.vocab_size, "tokens")
-        async with admit(path, arrived):
+        check_model(asked.model or gateway.models[0], pipeline.served)
+        check_token_ids(asked.tokens, pipeline.served.vocab_size, "tokens")
+        async with admit(pipeline, arrived):
             charge.get().begin_tokenizing()
-            text = await asyncio.to_thread(path.renderer.decode, asked.tokens)
+            text = await asyncio.to_thread(pipeline.renderer.decode, asked.tokens)
         return json_response({"prompt": text})
 
     if gateway.settings.enable_tokenizer_info_endpoint:
@@ -187,40 +187,40 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
             return json_response(gateway.require().renderer.tokenizer_info())
 
 
-def _answer(asked: TokenizeRequest, tokens: list[int], path: Pipeline) -> dict[str, Any]:
+def _answer(asked: TokenizeRequest, tokens: list[int], pipeline: Pipeline) -> dict[str, Any]:
     out: dict[str, Any] = {
         "count": len(tokens),
-        "max_model_len": path.info.max_model_len,
+        "max_model_len": pipeline.info.max_model_len,
         "tokens": tokens,
     }
     if asked.return_token_strs:
-        pieces = path.parsers.pieces
+        pieces = pipeline.parsers.pieces
         out["token_strs"] = [pieces[token].decode("utf-8", "replace") for token in tokens]
     return out
 
 
-async def _tokens(asked: TokenizeRequest, path: Pipeline, limits: RenderLimits) -> list[int]:
+async def _tokens(asked: TokenizeRequest, pipeline: Pipeline, limits: RenderLimits) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
     if asked.prompt is not None:
         special = asked.add_special_tokens is not False
-        return await encode(asked.prompt, path.renderer, special, limits)
+        return await encode(asked.prompt, pipeline.renderer, special, limits)
     if asked.add_special_tokens:
         raise InvalidRequest(
             "'add_special_tokens' needs 'prompt': the chat template adds special tokens itself.",
             param="add_special_tokens",
         )
-    return await render(_conversation(asked, path), path.renderer, limits)
+    return await render(_conversation(asked, pipeline), pipeline.renderer, limits)
 
 
-def _conversation(asked: TokenizeRequest, path: Pipeline) -> Conversation:
+def _conversation(asked: TokenizeRequest, pipeline: Pipeline) -> Conversation:
     continued = bool(asked.continue_final_message)
     prompt = asked.add_generation_prompt
     return Conversation(
-        messages=tuple(template_messages(asked.messages or (), path.served.replaces_media)),
+        messages=tuple(template_messages(asked.messages or (), pipeline.served.replaces_media)),
         tools=tuple(list_offered_tools(asked.tools or ())[0]),
         add_generation_prompt=not continued if prompt is None else prompt,
         continue_final_message=continued,
-        template_kwargs=template_kwargs(path.served, asked.chat_template_kwargs),
-        template=own_template(path.served, asked.chat_template_kwargs, asked.chat_template),
+        template_kwargs=template_kwargs(pipeline.served, asked.chat_template_kwargs),
+        template=own_template(pipeline.served, asked.chat_template_kwargs, asked.chat_template),
     )

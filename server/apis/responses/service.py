@@ -173,10 +173,11 @@ class ResponsesService:
         """The request, its own items, and the job of these and of those before."""
         gateway = self._gateway
         body = await read_body(request, gateway.settings.max_body_bytes)
-        path = gateway.require()
+        pipeline = gateway.require()
         owner = gateway.owner()
         reader = gateway.cipher.reader(owner)
-        asked, given = await charge.get().parse(lambda: _read_request(body, reader, path.served))
+        served = pipeline.served
+        asked, given = await charge.get().parse(lambda: _read_request(body, reader, served))
         check_storage(asked)
         self._should_store(asked)
         talk = asked.conversation_id
@@ -188,23 +189,25 @@ class ResponsesService:
         given = await resolve_references(given, gateway, before)
         named = find_header(request, WORKLOAD_HEADER)
         job = await charge.get().parse(
-            lambda: make_responses_job(asked, [*before, *given], path.served, named)
+            lambda: make_responses_job(asked, [*before, *given], pipeline.served, named)
         )
-        return asked, given, job, path
+        return asked, given, job, pipeline
 
-    def _now(self, record: ResponseRecord, path: Pipeline, run: Run) -> Response:
+    def _now(self, record: ResponseRecord, pipeline: Pipeline, run: Run) -> Response:
         job, timing = record.job, self._gateway.timing
         if job.stream:
-            stream = ResponseStream(job, make_encoding_context(path), record.thinking)
+            stream = ResponseStream(job, make_encoding_context(pipeline), record.thinking)
             encoder = PaddedStream(stream) if job.obfuscates else stream
             run = record.store_after(run, stream.builder)
             return StreamedResponse(run, encoder, openai_body, timing)
-        fold = ResponseFold(job, make_encoding_context(path), record.thinking)
+        fold = ResponseFold(job, make_encoding_context(pipeline), record.thinking)
         return FoldedResponse(record.store_after(run, fold.builder), fold, openai_body)
 
-    async def _in_background(self, record: ResponseRecord, path: Pipeline, work: Run) -> Response:
+    async def _in_background(
+        self, record: ResponseRecord, pipeline: Pipeline, work: Run
+    ) -> Response:
         job = record.job
-        stream = LoggedStream(job, make_encoding_context(path), record.thinking)
+        stream = LoggedStream(job, make_encoding_context(pipeline), record.thinking)
         await record.begin(stream.builder)
         run = BackgroundRun(job.id, record.owner, stream, lambda: record.settle(stream.builder))
         self._runs.add(run)

@@ -77,7 +77,7 @@ class Gateway:
     """The last losses of engines or workers."""
     in_flight: int = 0
     """Number of in-flight requests that may take memory."""
-    path: Pipeline | None = None
+    pipeline: Pipeline | None = None
     state: str = "starting"
     """starting, ready or stopping."""
 
@@ -93,17 +93,17 @@ class Gateway:
 
     def require(self) -> Pipeline:
         """The pipeline. Raises Unavailable with Retry-After if the engine is not ready."""
-        if self.path is None or self.state != "ready":
+        if self.pipeline is None or self.state != "ready":
             raise Unavailable(
                 f"The engine is {self.state}; see /ready.",
                 code=f"engine_{self.state}",
                 retry_after_s=5,
             )
-        return self.path
+        return self.pipeline
 
-    def open(self, path: Pipeline) -> None:
-        self.path = path
-        self.budget.longest_prompt = path.info.max_model_len
+    def open(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.budget.longest_prompt = pipeline.info.max_model_len
         self.state = "ready"
 
     def stop(self) -> None:

@@ -53,29 +53,29 @@ async def respond(
     """Read the body once, make the Job of the API that ``select`` finds, and answer it."""
     arrived = time.perf_counter()
     body = await read_body(request, gateway.settings.max_body_bytes)
-    path = gateway.require()
+    pipeline = gateway.require()
     named = find_header(request, WORKLOAD_HEADER)
 
     def read() -> tuple[GenerationApi[Any], Job]:
         data = read_json(body)
         api = select(data)
-        return api, api.make_job(validate(data, api.model), path.served, named)
+        return api, api.make_job(validate(data, api.model), pipeline.served, named)
 
     api, job = await charge.get().parse(read)
-    return answer(job, path, gateway, api, arrived)
+    return answer(job, pipeline, gateway, api, arrived)
 
 
-def make_encoding_context(path: Pipeline, token_names: str = "text") -> EncodingContext:
-    pieces, depth = path.parsers.pieces, path.info.speculation.depth
-    return EncodingContext(pieces, depth, path.served.reasoning_fields, token_names=token_names)
+def make_encoding_context(pipeline: Pipeline, token_names: str = "text") -> EncodingContext:
+    pieces, depth = pipeline.parsers.pieces, pipeline.info.speculation.depth
+    return EncodingContext(pieces, depth, pipeline.served.reasoning_fields, token_names=token_names)
 
 
 def answer(
-    job: Job, path: Pipeline, gateway: Gateway, api: GenerationApi[Any], arrived: float
+    job: Job, pipeline: Pipeline, gateway: Gateway, api: GenerationApi[Any], arrived: float
 ) -> Response:
     """A response that runs ``job`` when it is sent."""
-    run = partial(generate, job, path, gateway.observer, arrived)
-    context = make_encoding_context(path, job.token_names)
+    run = partial(generate, job, pipeline, gateway.observer, arrived)
+    context = make_encoding_context(pipeline, job.token_names)
     if job.stream:
         stream = api.stream(job, context)
         encoder = PaddedStream(stream) if job.obfuscates else stream
@@ -88,21 +88,24 @@ CONTEXTS = 4
 
 
 @asynccontextmanager
-async def admit(path: Pipeline, arrived: float) -> AsyncIterator[None]:
+async def admit(pipeline: Pipeline, arrived: float) -> AsyncIterator[None]:
     """Admit a request that uses no engine slot, within its deadline. Raises GatewayError."""
     who = caller.get()
     deadline = Deadline(who.timeout_s, arrived)
-    with path.admission.enter(who.to_requester(deadline.at)):
+    with pipeline.admission.enter(who.to_requester(deadline.at)):
         async with deadline.limit():
             yield
 
 
 async def count_prompt_tokens(
-    path: Pipeline, api: str, arrived: float, count: Callable[[RenderLimits], Awaitable[list[int]]]
+    pipeline: Pipeline,
+    api: str,
+    arrived: float,
+    count: Callable[[RenderLimits], Awaitable[list[int]]],
 ) -> list[int]:
     """The tokens of a prompt, without generating. Raises GatewayError."""
-    longest = path.info.max_model_len
-    async with admit(path, arrived):
+    longest = pipeline.info.max_model_len
+    async with admit(pipeline, arrived):
         charge.get().begin_tokenizing()
         try:
             return await count(RenderLimits(max_tokens=CONTEXTS * longest))

@@ -25,8 +25,8 @@ from eaglegate.engine.types import (
     StepTrace,
 )
 from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor, is_replaceable
+from eaglegate.engine.vllm_backend.step_queue import StepQueue
 from eaglegate.engine.vllm_backend.translate import (
-    StepQueue,
     convert_intake_error,
     read_decode_step,
 )

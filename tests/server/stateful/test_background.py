@@ -111,7 +111,7 @@ class Background(Machine):
             for answer in self.wait(asyncio.gather(*self.followers)):
                 ends = [event["type"] for event in said(answer)] if answer.body else []
                 assert not ends or ends[0] == "response.created"
-            admission = self.lab.gateway.path.admission
+            admission = self.lab.gateway.pipeline.admission
             self.settle()
             assert (admission.running, admission.num_in_flight) == (0, 0)
             assert not self.lab.engine.running

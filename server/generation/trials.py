@@ -1,0 +1,89 @@
+"""Trials of constraints: each is compiled before its request is admitted.
+
+The queue of trials is bounded and fair by key, and a request that waits in it holds no engine slot.
+Requests without a constraint never wait here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Protocol
+
+from eaglegate.engine.errors import EngineError, RequestRejected
+from eaglegate.engine.types import Constraint
+from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.server.access.caller import Requester
+from eaglegate.server.errors import InvalidRequest, TooManyRequests, from_engine
+
+BOUNDS = AdmissionLimits(running=1, queued=64, queued_tokens=4 << 20)
+"""One compilation at a time; the limits of waiting requests and their characters."""
+
+
+class ConstraintProbe(Protocol):
+    """Compiles constraints to see whether the engine can."""
+
+    def is_known(self, constraint: Constraint) -> bool:
+        """Whether ``check`` answers at once."""
+        ...
+
+    async def check(self, constraint: Constraint) -> None:
+        """Raises RequestRejected for a constraint that would block the engine."""
+        ...
+
+
+class ConstraintTrials:
+    def __init__(self, probe: ConstraintProbe, bounds: AdmissionLimits = BOUNDS) -> None:
+        self._probe = probe
+        self.queue = Admission(bounds)
+
+    async def check(
+        self, constraints: Iterable[Constraint | None], visitor: Requester, param: str
+    ) -> None:
+        """Raises InvalidRequest, naming ``param``, TooManyRequests and other GatewayErrors."""
+        different = {constraint for constraint in constraints if constraint is not None}
+        try:
+            for constraint in different:
+                if self._probe.is_known(constraint):
+                    await self._probe.check(constraint)
+                else:
+                    await self._try(constraint, replace(visitor, quota=None, concurrency=None))
+        except RequestRejected as error:
+            raise InvalidRequest(
+                f"The requested output format cannot be compiled into a grammar: {error}",
+                param=param,
+            ) from error
+        except EngineError as error:
+            raise from_engine(error) from error
+
+    async def _try(self, constraint: Constraint, visitor: Requester) -> None:
+        with ExitStack() as inside:
+            try:
+                place = inside.enter_context(self.queue.enter(visitor))
+                await place.admit(1, len(constraint.value))
+            except TooManyRequests as error:
+                raise _too_many(error) from error
+            trial = asyncio.create_task(self._probe.check(constraint))
+            until_over = inside.pop_all()
+
+        def over(trial: asyncio.Task[None]) -> None:
+            if not trial.cancelled() and trial.exception() is None:
+                place.record_served()
+            until_over.close()
+
+        trial.add_done_callback(over)
+        # If the client leaves, the compilation keeps its slot: the next one must not pay for it.
+        await asyncio.shield(trial)
+
+
+def _too_many(error: TooManyRequests) -> TooManyRequests:
+    if error.code != "queue_full":
+        return error
+    return TooManyRequests(
+        "Too many schemas, patterns and grammars are waiting to be compiled. Retry after the time "
+        "in Retry-After; those compiled before do not wait.",
+        code="constraint_queue_full",
+        retry_after_s=error.retry_after_s,
+    )
