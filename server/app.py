@@ -32,7 +32,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from eaglegate.server.access.budget import charge
+from eaglegate.server.access.budget import current_charge
 from eaglegate.server.apis.chat.request import ChatRequest
 from eaglegate.server.apis.chat.response import ChatFold, ChatStream
 from eaglegate.server.apis.chat.to_job import make_chat_job
@@ -173,7 +173,7 @@ def _add_messages(routes: APIRouter, gateway: Gateway) -> None:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
-        talk = await charge.get().parse(
+        talk = await current_charge.get().parse(
             lambda: make_counted_conversation(parse(body, CountTokensRequest), pipeline.served)
         )
         tokens = await count_prompt_tokens(

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from eaglegate.server.access.budget import charge
+from eaglegate.server.access.budget import current_charge
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.fair_order import FairQueue, Flow, Priority, ServiceRate
 from eaglegate.server.errors import GatewayError, InvalidRequest, TooManyRequests
@@ -131,7 +131,7 @@ class Admission:
         return self._in_flight.total()
 
     def check(self, requester: Requester = ANYBODY) -> None:
-        """Raises TooManyRequests when this visitor may not enter now; changes nothing."""
+        """Raises TooManyRequests when this requester may not enter now; changes nothing."""
         self._find_displaceable(self._flow(requester))
 
     def enter(self, requester: Requester) -> AdmissionTicket:
@@ -142,7 +142,7 @@ class Admission:
         if requester.deadline is not None:
             self._check_deadline(requester, self._order.count_ahead(flow))
         if requester.quota is not None:
-            requester.quota.take(charge.get().prepaid)
+            requester.quota.take(current_charge.get().prepaid)
         if (newest := self._find_displaceable(flow)) is not None:
             self._displace(newest)
         ticket = AdmissionTicket(self, requester, flow, entered=self.clock())

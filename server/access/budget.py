@@ -217,5 +217,8 @@ class RequestBudget:
         self._taken -= 1
 
 
-charge: ContextVar[RequestCharge] = ContextVar("charge", default=RequestBudget(1 << 62).open())  # noqa: B039
+current_charge: ContextVar[RequestCharge] = ContextVar(
+    "current_charge",
+    default=RequestBudget(1 << 62).open(),  # noqa: B039
+)
 """Charge of the current request, set by the authentication middleware."""

@@ -228,5 +228,5 @@ class Caller:
         )
 
 
-caller: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039
+current_caller: ContextVar[Caller] = ContextVar("current_caller", default=Caller())  # noqa: B039
 """Caller of the current request, set by the authentication middleware and read once per job."""

@@ -92,7 +92,7 @@ class FairQueue(Generic[Ticket]):
         return iter(self._flows.values())
 
     def flow(self, priority: Priority, name: str, weight: float) -> Flow[Ticket]:
-        """Return the flow of a visitor, and make it where there is none."""
+        """Return the flow of a requester, and make it where there is none."""
         found = self._flows.get((priority, name))
         if found is None:
             self._forget_idle()

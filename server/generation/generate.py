@@ -45,7 +45,7 @@ from eaglegate.engine.events import (
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineRequest, Step
-from eaglegate.server.access.budget import charge
+from eaglegate.server.access.budget import current_charge
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
 from eaglegate.server.generation.job import Conversation, Deadline, Job, Prompt, PromptSource
@@ -81,18 +81,18 @@ async def generate(
     ``arrived`` is the ``time.perf_counter()`` at which the request came in.
     """
     deadline = Deadline(job.caller.timeout_s, arrived)
-    visitor, paid = job.caller.to_requester(deadline.at), charge.get()
+    requester, charge = job.caller.to_requester(deadline.at), current_charge.get()
     refusals, times = _RefusalReport(observer, job.api), RequestTimes()
     with refusals:
-        place = pipeline.admission.enter(visitor)
+        place = pipeline.admission.enter(requester)
     with place:
         with refusals:
             async with deadline.limit():
                 job = _apply_policy(job, pipeline)
-                paid.begin_tokenizing()
-                prompts, requests = await _prepare(job, pipeline, visitor, times)
+                charge.begin_tokenizing()
+                prompts, requests = await _prepare(job, pipeline, requester, times)
                 num_prompt = sum([len(prompt.token_ids) for prompt in prompts])
-                paid.reserve(num_prompt, job.sampling.max_tokens * len(requests) or None)
+                charge.reserve(num_prompt, job.sampling.max_tokens * len(requests) or None)
                 await place.admit(len(requests), num_prompt)
         observation = observer.begin(_describe_request(job, prompts, requests, arrived, times))
         readers = [_make_reader(job, pipeline, prompts[at // job.n]) for at in range(len(requests))]
@@ -116,11 +116,11 @@ async def generate(
         else:
             observation.end(Ending.COMPLETED)
         finally:
-            paid.settle(num_prompt, sum([reader.account.tokens for reader in readers]))
+            charge.settle(num_prompt, sum([reader.account.tokens for reader in readers]))
 
 
 async def _prepare(
-    job: Job, pipeline: Pipeline, visitor: Requester, times: RequestTimes
+    job: Job, pipeline: Pipeline, requester: Requester, times: RequestTimes
 ) -> tuple[list[Prompt], list[EngineRequest]]:
     """Make the prompts and the engine's requests, and try their grammars out.
 
@@ -133,7 +133,7 @@ async def _prepare(
     if pipeline.trials is not None:
         wanted = [request.constraint for request in requests]
         began = perf_counter()
-        await pipeline.trials.check(wanted, visitor, job.grammar_param)
+        await pipeline.trials.check(wanted, requester, job.grammar_param)
         times.compiling = perf_counter() - began
     return prompts, requests
 

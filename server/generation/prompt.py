@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from eaglegate.engine.base import Renderer
-from eaglegate.server.access.budget import SMALL_BYTES, charge
+from eaglegate.server.access.budget import SMALL_BYTES, current_charge
 from eaglegate.server.errors import InvalidRequest, TooManyRequests
 from eaglegate.server.generation.job import LEAST, Conversation, Side
 from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
@@ -76,7 +76,7 @@ async def _apart(
 
     A small one is ``quick``: there and then.
     """
-    current = charge.get()
+    current = current_charge.get()
     if quick and 0 < current.num_bytes <= AT_ONCE_BYTES:
         return work()
     if current.num_bytes <= SMALL_BYTES:

@@ -40,7 +40,7 @@ class ConstraintTrials:
         self.queue = Admission(bounds)
 
     async def check(
-        self, constraints: Iterable[Constraint | None], visitor: Requester, param: str
+        self, constraints: Iterable[Constraint | None], requester: Requester, param: str
     ) -> None:
         """Raises InvalidRequest, naming ``param``, TooManyRequests and other GatewayErrors."""
         different = {constraint for constraint in constraints if constraint is not None}
@@ -49,7 +49,7 @@ class ConstraintTrials:
                 if self._probe.is_known(constraint):
                     await self._probe.check(constraint)
                 else:
-                    await self._try(constraint, replace(visitor, quota=None, concurrency=None))
+                    await self._try(constraint, replace(requester, quota=None, concurrency=None))
         except RequestRejected as error:
             raise InvalidRequest(
                 f"The requested output format cannot be compiled into a grammar: {error}",
@@ -58,10 +58,10 @@ class ConstraintTrials:
         except EngineError as error:
             raise from_engine(error) from error
 
-    async def _try(self, constraint: Constraint, visitor: Requester) -> None:
+    async def _try(self, constraint: Constraint, requester: Requester) -> None:
         with ExitStack() as inside:
             try:
-                place = inside.enter_context(self.queue.enter(visitor))
+                place = inside.enter_context(self.queue.enter(requester))
                 await place.admit(1, len(constraint.value))
             except TooManyRequests as error:
                 raise _too_many(error) from error

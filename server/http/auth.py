@@ -26,8 +26,8 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eaglegate.server.access.budget import RequestCharge, charge
-from eaglegate.server.access.caller import ApiKey, Caller, caller
+from eaglegate.server.access.budget import RequestCharge, current_charge
+from eaglegate.server.access.caller import ApiKey, Caller, current_caller
 from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.errors import (
@@ -80,7 +80,7 @@ def is_page(path: str) -> bool:
 
 
 class AuthMiddleware:
-    """ASGI middleware; sets ``eaglegate.server.access.caller.caller`` for what is inside."""
+    """ASGI middleware; sets ``current_caller`` and ``current_charge`` for what is inside."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -91,34 +91,34 @@ class AuthMiddleware:
             return
         works = _uses_memory(scope)
         try:
-            who = self._authorize(scope, works)
+            caller = self._authorize(scope, works)
         except GatewayError as error:
             await self._refuse(error, scope["path"], send)
             return
-        token = caller.set(who)
-        cost = self._open_charge(who)
-        charged = charge.set(cost)
+        caller_token = current_caller.set(caller)
+        charge = self._open_charge(caller)
+        charge_token = current_charge.set(charge)
         self._gateway.in_flight += works
         if not find_writer(scope).has_request():
             receive = _limit_duration(receive, self._gateway.settings.body_timeout_s)
         try:
-            await self._app(scope, receive, self._show_limits(send, who))
+            await self._app(scope, receive, self._show_limits(send, caller))
         finally:
             self._gateway.in_flight -= works
-            cost.close()
-            charge.reset(charged)
-            caller.reset(token)
+            charge.close()
+            current_charge.reset(charge_token)
+            current_caller.reset(caller_token)
 
-    def _show_limits(self, send: Send, who: Caller) -> Send:
-        key, path = who.key, self._gateway.pipeline
-        if key is None or path is None or (key.quota is None and key.concurrency is None):
+    def _show_limits(self, send: Send, caller: Caller) -> Send:
+        key, pipeline = caller.key, self._gateway.pipeline
+        if key is None or pipeline is None or (key.quota is None and key.concurrency is None):
             return send
-        requester = who.to_requester()
-        return add_rate_limits(send, key, lambda: path.admission.count_places(requester))
+        requester = caller.to_requester()
+        return add_rate_limits(send, key, lambda: pipeline.admission.count_places(requester))
 
-    def _open_charge(self, who: Caller) -> RequestCharge:
-        budget = self._gateway.budget
-        return budget.open() if who.key is None else budget.open(who.key.name, who.key.quota)
+    def _open_charge(self, caller: Caller) -> RequestCharge:
+        budget, key = self._gateway.budget, caller.key
+        return budget.open() if key is None else budget.open(key.name, key.quota)
 
     def _authorize(self, scope: Scope, works: bool) -> Caller:
         path, headers = scope["path"], RequestHeaders(scope["headers"])
@@ -136,12 +136,12 @@ class AuthMiddleware:
         if works:
             self._gateway.memory.check(self._gateway.in_flight)
         session = headers.get(self._gateway.settings.session_header.lower()) or None
-        who = Caller(key, self._read_timeout(headers), session, _client_network(scope))
+        caller = Caller(key, self._read_timeout(headers), session, _client_network(scope))
         if scope["method"] == "POST" and (path.startswith("/v1/") or path == "/invocations"):
             admission = self._gateway.require().admission
             if admission.queued >= admission.bounds.queued:
-                admission.check(who.to_requester())
-        return who
+                admission.check(caller.to_requester())
+        return caller
 
     def _check_port(self, scope: Scope, path: str) -> None:
         """Each port has its own paths, where there are two."""

@@ -8,8 +8,12 @@ from contextvars import Context
 
 import pytest
 
-from eaglegate.server.access.budget import BYTES_PER_TOKEN, RequestBudget, RequestCharge
-from eaglegate.server.access.budget import charge as current_charge
+from eaglegate.server.access.budget import (
+    BYTES_PER_TOKEN,
+    RequestBudget,
+    RequestCharge,
+    current_charge,
+)
 from eaglegate.server.access.caller import KeyQuota
 from eaglegate.server.errors import TooManyRequests
 

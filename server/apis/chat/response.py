@@ -46,36 +46,36 @@ def call_object(start: ToolCallStart, text: str) -> dict[str, Any]:
     return {"id": start.id, "type": "function", "function": function}
 
 
-def finish_fields(finish: Finish, job: Job, rendering: EncodingContext) -> dict[str, Any]:
+def finish_fields(finish: Finish, job: Job, context: EncodingContext) -> dict[str, Any]:
     """A choice's end. ``stop_reason`` is vLLM's: which of the client's stops ended it."""
     asked = isinstance(finish.stop, str) or finish.stop in job.sampling.stop_token_ids
     fields: dict[str, Any] = {
         "finish_reason": finish.reason,
         "stop_reason": finish.stop if asked else None,
     }
-    if (metrics := rendering.metrics(job, finish)) is not None:
+    if (metrics := context.metrics(job, finish)) is not None:
         fields["metrics"] = metrics
     return fields
 
 
-def prompt_fields(echo: PromptEcho, job: Job, rendering: EncodingContext) -> dict[str, Any]:
+def prompt_fields(echo: PromptEcho, job: Job, context: EncodingContext) -> dict[str, Any]:
     """vLLM's ``prompt_token_ids``, ``prompt_text`` and ``prompt_logprobs``, as asked for."""
     token_ids = echo.token_ids
     fields: dict[str, Any] = {}
     if job.return_token_ids:
         fields["prompt_token_ids"] = token_ids
     if job.returns_prompt_text:
-        fields["prompt_text"] = rendering.text(token_ids)
+        fields["prompt_text"] = context.text(token_ids)
     if job.wants_prompt_logprobs:
-        fields["prompt_logprobs"] = list_prompt_logprobs(echo.logprobs, rendering)
+        fields["prompt_logprobs"] = list_prompt_logprobs(echo.logprobs, context)
     return fields
 
 
 def end_stream(
-    head: bytes, ends: Mapping[int, Finish], job: Job, rendering: EncodingContext
+    head: bytes, ends: Mapping[int, Finish], job: Job, context: EncodingContext
 ) -> bytes:
     """The last chunk, with usage and metrics where they are wanted, and the end of the stream."""
-    metrics = answer_metrics(list(ends.values()), job, rendering)
+    metrics = answer_metrics(list(ends.values()), job, context)
     if not (job.include_usage or metrics):
         return SSE_DONE
     last: dict[str, Any] = {"choices": [], **metrics}
@@ -85,9 +85,9 @@ def end_stream(
     return head + b"," + orjson.dumps(last)[1:] + b"\n\n" + SSE_DONE
 
 
-def answer_metrics(ends: list[Finish], job: Job, rendering: EncodingContext) -> dict[str, Any]:
+def answer_metrics(ends: list[Finish], job: Job, context: EncodingContext) -> dict[str, Any]:
     """vLLM's place for the metrics, the answer itself, where there is one choice only."""
-    metrics = rendering.metrics(job, ends[0]) if len(ends) == 1 else None
+    metrics = context.metrics(job, ends[0]) if len(ends) == 1 else None
     return {} if metrics is None else {"metrics": metrics}
 
 
@@ -97,9 +97,9 @@ class ChatStream:
     What is the same in all chunks is encoded once; a delta then costs one string.
     """
 
-    def __init__(self, job: Job, rendering: EncodingContext) -> None:
+    def __init__(self, job: Job, context: EncodingContext) -> None:
         self._job = job
-        self._rendering = rendering
+        self._context = context
         head = {
             "id": job.id,
             "object": "chat.completion.chunk",
@@ -114,9 +114,9 @@ class ChatStream:
             self._head + b',"choices":[{"index":%d,"delta":{' % index
             for index in range(job.num_choices)
         ]
-        names = rendering.reasoning_fields if job.include_reasoning else ()
+        names = context.reasoning_fields if job.include_reasoning else ()
         self._reasoning = [orjson.dumps(name) + b":" for name in names]
-        self._steps = [StepWriter(rendering) for _ in range(job.num_choices)]
+        self._steps = [StepWriter(context) for _ in range(job.num_choices)]
         self._ends: dict[int, Finish] = {}
         self._opened: set[int] = set()
         self._custom: set[tuple[int, int]] = set()
@@ -135,7 +135,7 @@ class ChatStream:
         for event in events:
             if isinstance(event, Finish):
                 self._ends[choice] = event
-                extra |= finish_fields(event, self._job, self._rendering)
+                extra |= finish_fields(event, self._job, self._context)
                 frames.append(self._frame(choice, b"", extra))
                 extra = {}
             elif delta := self._delta(choice, event):
@@ -149,7 +149,7 @@ class ChatStream:
 
     def close(self) -> bytes:
         """Return the bytes that end the stream once every choice has finished."""
-        return end_stream(self._head, self._ends, self._job, self._rendering)
+        return end_stream(self._head, self._ends, self._job, self._context)
 
     def fail(self, error: GatewayError) -> bytes:
         """OpenAI's error object as a frame; SDKs raise it as an APIError."""
@@ -162,10 +162,10 @@ class ChatStream:
 
     def _opening(self, choice: int, first: Event) -> bytes:
         self._opened.add(choice)
-        rendering = self._rendering
+        context = self._context
         frame = self._heads[choice] + b'"role":"assistant","content":""' + PLAIN
         if isinstance(first, PromptEcho):
-            frame += b"," + orjson.dumps(prompt_fields(first, self._job, rendering))[1:-1]
+            frame += b"," + orjson.dumps(prompt_fields(first, self._job, context))[1:-1]
         return frame + self._tail
 
     def _delta(self, choice: int, event: Event) -> bytes:
@@ -190,7 +190,7 @@ class ChatStream:
         """Return the fields that stand beside the next delta of the same step."""
         match event:
             case LogprobsDelta(given):
-                content = list_logprobs(given, self._rendering)
+                content = list_logprobs(given, self._context)
                 return {"logprobs": {"content": content, "refusal": None}}
             case TokensDelta(token_ids):
                 return {"token_ids": token_ids}
@@ -209,9 +209,9 @@ class ChatStream:
 class _ChoiceFold:
     """Folds one choice."""
 
-    def __init__(self, rendering: EncodingContext) -> None:
+    def __init__(self, context: EncodingContext) -> None:
         self.steps: list[dict[str, Any]] = []
-        self._write = StepWriter(rendering).write
+        self._write = StepWriter(context).write
         self.answer = AnswerFold()
         self.logprobs: list[PositionLogprobs] = []
         self.token_ids: list[int] = []
@@ -251,10 +251,10 @@ class _ChoiceFold:
 class ChatFold:
     """Folds the same events into one ``chat.completion``."""
 
-    def __init__(self, job: Job, rendering: EncodingContext) -> None:
+    def __init__(self, job: Job, context: EncodingContext) -> None:
         self._job = job
-        self._rendering = rendering
-        self._choices = [_ChoiceFold(rendering) for _ in range(job.num_choices)]
+        self._context = context
+        self._choices = [_ChoiceFold(context) for _ in range(job.num_choices)]
 
     def add(self, choice: int, events: list[Event]) -> None:
         for event in events:
@@ -273,21 +273,21 @@ class ChatFold:
             "choices": [self._choice(index, ends[index]) for index in range(job.num_choices)],
             "usage": usage_object({i: end.usage for i, end in ends.items()}, job.n),
             **timings_object(ends),
-            **answer_metrics(list(ends.values()), job, self._rendering),
+            **answer_metrics(list(ends.values()), job, self._context),
         }
-        return answer | prompt_fields(self._choices[0].prompt, job, self._rendering)
+        return answer | prompt_fields(self._choices[0].prompt, job, self._context)
 
     def _choice(self, index: int, end: Finish) -> dict[str, Any]:
-        choice, rendering = self._choices[index], self._rendering
-        fields = rendering.reasoning_fields if self._job.include_reasoning else ()
+        choice, context = self._choices[index], self._context
+        fields = context.reasoning_fields if self._job.include_reasoning else ()
         out: dict[str, Any] = {
             "index": index,
             "message": choice.message(fields),
             "logprobs": None,
-            **finish_fields(end, self._job, rendering),
+            **finish_fields(end, self._job, context),
         }
         if self._job.sampling.logprobs is not None:
-            content = list_logprobs(choice.logprobs, rendering)
+            content = list_logprobs(choice.logprobs, context)
             out["logprobs"] = {"content": content, "refusal": None}
         if self._job.return_token_ids:
             out["token_ids"] = choice.token_ids

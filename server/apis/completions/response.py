@@ -86,14 +86,14 @@ class CompletionWriter:
     """Turns the events of one choice into deltas and tracks the text offset."""
 
     job: Job
-    rendering: EncodingContext
+    context: EncodingContext
     prompt: str | None
     """The text of the prompt, when it came as text."""
     offset: int = field(default=0)
     steps: StepWriter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.steps = StepWriter(self.rendering)
+        self.steps = StepWriter(self.context)
 
     def piece(self, events: Iterable[Event]) -> CompletionDelta:
         piece = CompletionDelta()
@@ -121,9 +121,9 @@ class CompletionWriter:
         if self.job.return_token_ids:
             piece.prompt_token_ids = token_ids
         if self.job.wants_prompt_logprobs:
-            piece.prompt_logprobs = list_prompt_logprobs(given, self.rendering)
+            piece.prompt_logprobs = list_prompt_logprobs(given, self.context)
         if self.job.echo:
-            pieces = self.rendering.pieces
+            pieces = self.context.pieces
             whole = b"".join(pieces[i] for i in token_ids).decode("utf-8", "replace")
             piece.texts.append(whole if self.prompt is None else self.prompt)
             if given is not None:
@@ -140,7 +140,7 @@ class CompletionWriter:
             "top_logprobs": [],
         }
         for token_id, position in zip(token_ids, given, strict=True):
-            text = self.rendering.token(token_id)
+            text = self.context.token(token_id)
             out["text_offset"].append(self.offset)
             out["tokens"].append(text)
             known = () if position is None else (position,)
@@ -150,20 +150,20 @@ class CompletionWriter:
         return out
 
     def _top(self, position: PositionLogprobs) -> dict[str, float]:
-        listed = {self.rendering.token(t.token_id): logprob_value(t) for t in position.top}
+        listed = {self.context.token(t.token_id): logprob_value(t) for t in position.top}
         chosen = position.chosen
-        return listed | {self.rendering.token(chosen.token_id): logprob_value(chosen)}
+        return listed | {self.context.token(chosen.token_id): logprob_value(chosen)}
 
 
-def _writers(job: Job, rendering: EncodingContext) -> list[CompletionWriter]:
+def _writers(job: Job, context: EncodingContext) -> list[CompletionWriter]:
     texts = [source if isinstance(source, str) else None for source in job.prompts]
     if job.truncate_prompt is not None:
         texts = [None] * len(texts)
-    return [CompletionWriter(job, rendering, texts[i // job.n]) for i in range(job.num_choices)]
+    return [CompletionWriter(job, context, texts[i // job.n]) for i in range(job.num_choices)]
 
 
 def _choice(
-    index: int, piece: CompletionDelta, job: Job, rendering: EncodingContext
+    index: int, piece: CompletionDelta, job: Job, context: EncodingContext
 ) -> dict[str, Any]:
     out: dict[str, Any] = {
         "index": index,
@@ -172,7 +172,7 @@ def _choice(
         "finish_reason": None,
     }
     if piece.finish is not None:
-        out |= finish_fields(piece.finish, job, rendering)
+        out |= finish_fields(piece.finish, job, context)
     if piece.token_ids is not None:
         out["token_ids"] = piece.token_ids
     if piece.steps is not None:
@@ -196,10 +196,10 @@ def _head(job: Job) -> dict[str, Any]:
 class CompletionStream:
     """Encodes events as ``text_completion`` frames."""
 
-    def __init__(self, job: Job, rendering: EncodingContext) -> None:
+    def __init__(self, job: Job, context: EncodingContext) -> None:
         self._job = job
-        self._rendering = rendering
-        self._writers = _writers(job, rendering)
+        self._context = context
+        self._writers = _writers(job, context)
         self._head = b"data: " + orjson.dumps(_head(job))[:-1]
         self._tail = b',"usage":null}\n\n' if job.include_usage else b"}\n\n"
         self._plain = PLAIN + self._tail
@@ -219,11 +219,11 @@ class CompletionStream:
         piece = self._writers[choice].piece(events)
         if piece.finish is not None:
             self._ends[choice] = piece.finish
-        body = orjson.dumps([_choice(choice, piece, self._job, self._rendering)])
+        body = orjson.dumps([_choice(choice, piece, self._job, self._context)])
         return self._head + b',"choices":' + body + self._tail
 
     def close(self) -> bytes:
-        return end_stream(self._head, self._ends, self._job, self._rendering)
+        return end_stream(self._head, self._ends, self._job, self._context)
 
     def fail(self, error: GatewayError) -> bytes:
         return frame(openai_body(error)) + SSE_DONE
@@ -232,10 +232,10 @@ class CompletionStream:
 class CompletionFold:
     """Folds the same events into one ``text_completion``."""
 
-    def __init__(self, job: Job, rendering: EncodingContext) -> None:
+    def __init__(self, job: Job, context: EncodingContext) -> None:
         self._job = job
-        self._rendering = rendering
-        self._writers = _writers(job, rendering)
+        self._context = context
+        self._writers = _writers(job, context)
         self._pieces = [CompletionDelta() for _ in self._writers]
 
     def add(self, choice: int, events: list[Event]) -> None:
@@ -243,11 +243,11 @@ class CompletionFold:
 
     def result(self) -> dict[str, Any]:
         """Needs every choice to have finished."""
-        job, rendering = self._job, self._rendering
+        job, context = self._job, self._context
         ends = {i: p.finish for i, p in enumerate(self._pieces) if p.finish is not None}
         return _head(job) | {
-            "choices": [_choice(i, p, job, rendering) for i, p in enumerate(self._pieces)],
+            "choices": [_choice(i, p, job, context) for i, p in enumerate(self._pieces)],
             "usage": usage_object({i: end.usage for i, end in ends.items()}, job.n),
             **timings_object(ends),
-            **answer_metrics(list(ends.values()), job, rendering),
+            **answer_metrics(list(ends.values()), job, context),
         }

@@ -69,14 +69,14 @@ def _tool_use(start: ToolCallStart) -> dict[str, Any]:
 class MessageStream:
     """Encodes events as Anthropic's named frames; blocks open and close as the events change."""
 
-    def __init__(self, job: Job, rendering: EncodingContext) -> None:
+    def __init__(self, job: Job, context: EncodingContext) -> None:
         self._job = job
-        self._rendering = rendering
+        self._context = context
         self._index = -1
         self._open: type[Event] | None = None
         self._delta = b""
         self._begun = False
-        self._steps = StepWriter(rendering)
+        self._steps = StepWriter(context)
 
     def encode(self, choice: int, events: list[Event]) -> bytes:  # noqa: ARG002
         return b"".join([self._encode(event) for event in events])
@@ -128,7 +128,7 @@ class MessageStream:
 
     def _finish(self, finish: Finish) -> bytes:
         delta = {"type": "message_delta", "delta": _end(finish), "usage": _usage(finish)}
-        if (metrics := self._rendering.metrics(self._job, finish)) is not None:
+        if (metrics := self._context.metrics(self._job, finish)) is not None:
             delta["metrics"] = metrics
         if self._job.return_steps:
             delta |= timings_object({0: finish})
@@ -153,12 +153,12 @@ def _delta_prefix(kind: type[Event], index: int) -> bytes:
 class MessageFold:
     """Folds the same events into one message."""
 
-    def __init__(self, job: Job, rendering: EncodingContext) -> None:
+    def __init__(self, job: Job, context: EncodingContext) -> None:
         self._job = job
-        self._rendering = rendering
+        self._context = context
         self._answer = AnswerFold()
         self._finish: Finish | None = None
-        self._writer = StepWriter(rendering)
+        self._writer = StepWriter(context)
         self._steps: list[dict[str, Any]] = []
 
     def add(self, choice: int, events: list[Event]) -> None:  # noqa: ARG002
@@ -176,7 +176,7 @@ class MessageFold:
         assert finish is not None
         content = [_block(part) for part in self._answer.parts]
         message = _message(self._job, 0) | {"content": content, "usage": _usage(finish)}
-        if (metrics := self._rendering.metrics(self._job, finish)) is not None:
+        if (metrics := self._context.metrics(self._job, finish)) is not None:
             message["metrics"] = metrics
         if self._job.return_steps:
             message |= {"steps": self._steps, **timings_object({0: finish})}

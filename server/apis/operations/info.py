@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from eaglegate.server.access.budget import charge
-from eaglegate.server.access.caller import caller
+from eaglegate.server.access.budget import current_charge
+from eaglegate.server.access.caller import current_caller
 from eaglegate.server.apis.chat.request import ChatMessage, ChatTool
 from eaglegate.server.apis.chat.to_job import list_offered_tools, template_messages
 from eaglegate.server.apis.completions.to_job import check_token_ids
@@ -68,7 +68,7 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
         }
 
     def list_usable() -> list[str]:
-        key = caller.get().key
+        key = current_caller.get().key
         return [name for name in gateway.models if key is None or key.may_use(name)]
 
     @routes.get("/v1/models")
@@ -156,7 +156,7 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
-        asked = await charge.get().parse(lambda: parse(body, TokenizeRequest))
+        asked = await current_charge.get().parse(lambda: parse(body, TokenizeRequest))
         check_model(asked.model or gateway.models[0], pipeline.served)
         api = "chat" if asked.prompt is None else "completions"
         tokens = await count_prompt_tokens(
@@ -169,11 +169,11 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
-        asked = await charge.get().parse(lambda: parse(body, DetokenizeRequest))
+        asked = await current_charge.get().parse(lambda: parse(body, DetokenizeRequest))
         check_model(asked.model or gateway.models[0], pipeline.served)
         check_token_ids(asked.tokens, pipeline.served.vocab_size, "tokens")
         async with admit(pipeline, arrived):
-            charge.get().begin_tokenizing()
+            current_charge.get().begin_tokenizing()
             text = await asyncio.to_thread(pipeline.renderer.decode, asked.tokens)
         return json_response({"prompt": text})
 

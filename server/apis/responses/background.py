@@ -127,8 +127,8 @@ def _split_frames(content: bytes) -> list[bytes]:
 class LoggedStream(ResponseStream):
     """Writes frames to a log; frames with the whole response are rendered when they are read."""
 
-    def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
-        super().__init__(job, rendering, thinking)
+    def __init__(self, job: Job, context: EncodingContext, thinking: ReasoningStyle) -> None:
+        super().__init__(job, context, thinking)
         self.log = FrameLog()
 
     def _frame(self, event: ResponseEvent) -> bytes:

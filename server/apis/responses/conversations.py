@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field
 
-from eaglegate.server.access.budget import charge
+from eaglegate.server.access.budget import current_charge
 from eaglegate.server.apis.responses.items import REFERENCE, ItemDict, read_items
 from eaglegate.server.apis.responses.request import InputItem
 from eaglegate.server.apis.shared.fields import Many, Metadata, RequestModel
@@ -107,7 +107,7 @@ class ConversationsService:
         num_bytes = await self.store.num_bytes(id)
         check_history(num_bytes + more, self._gateway.settings.max_body_bytes, "conversation")
         await self.store.check(id, given, "conversation")
-        charge.get().hold(num_bytes)
+        current_charge.get().hold(num_bytes)
         return await self.store.items(id)
 
     async def item(self, id: str, item: str) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class ConversationsService:
 
     async def add(self, id: str, asked: ConversationItems) -> dict[str, Any]:
         await self.get(id)
-        num_bytes = await self.store.num_bytes(id) + charge.get().num_bytes
+        num_bytes = await self.store.num_bytes(id) + current_charge.get().num_bytes
         check_history(num_bytes, self._gateway.settings.max_body_bytes, "items")
         items = await self._read_items(asked.items)
         await self.store.append(id, items)
@@ -165,8 +165,9 @@ async def _find_items(ids: list[str], gateway: Gateway, param: str) -> dict[str,
         return {}
     found = await gateway.store.items(ids, gateway.owner(), gateway.settings.max_body_bytes)
     num_bytes = sum(len(orjson.dumps(item)) for item in found.values())
-    check_history(num_bytes + charge.get().num_bytes, gateway.settings.max_body_bytes, param)
-    charge.get().hold(num_bytes)
+    charge = current_charge.get()
+    check_history(num_bytes + charge.num_bytes, gateway.settings.max_body_bytes, param)
+    charge.hold(num_bytes)
     return found
 
 

@@ -40,15 +40,15 @@ ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 class ResponseBuilder:
     """The response so far. ``feed`` yields the API events that each event causes."""
 
-    def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
+    def __init__(self, job: Job, context: EncodingContext, thinking: ReasoningStyle) -> None:
         self._job = job
-        self._rendering = rendering
+        self._context = context
         self._thinking = thinking
         self._done: list[dict[str, Any]] = []
         self._item: ItemWriter | None = None
         self._pending: list[PositionLogprobs] = []
         self._finish: Finish | None = None
-        self._writer = StepWriter(rendering)
+        self._writer = StepWriter(context)
         self._steps: list[dict[str, Any]] = []
         self._error: GatewayError | None = None
         self._completed_at: int | None = None
@@ -124,7 +124,7 @@ class ResponseBuilder:
         }
         if self._job.return_steps and self._finish is not None:
             body |= {"steps": self._steps, **timings_object({0: self._finish})}
-        metrics = self._finish and self._rendering.metrics(self._job, self._finish)
+        metrics = self._finish and self._context.metrics(self._job, self._finish)
         return body | {"metrics": metrics} if metrics else body
 
     @property
@@ -146,10 +146,10 @@ class ResponseBuilder:
     def _content(self, text: str) -> Iterator[ResponseEvent]:
         if not isinstance(self._item, MessageWriter):
             yield from self._close("completed")
-            self._pending = _covering(text, self._pending, self._rendering)
+            self._pending = _covering(text, self._pending, self._context)
             yield from self._open(MessageWriter(self._next))
         assert isinstance(self._item, MessageWriter)
-        found = list_logprobs(self._pending, self._rendering) if self._pending else []
+        found = list_logprobs(self._pending, self._context) if self._pending else []
         self._pending.clear()
         self._item.logprobs.extend(found)
         yield self._item.grow(text) | {"logprobs": found}
@@ -172,7 +172,7 @@ class ResponseBuilder:
         if item is None:
             return
         if isinstance(item, MessageWriter) and self._pending:
-            item.logprobs.extend(list_logprobs(self._pending, self._rendering))
+            item.logprobs.extend(list_logprobs(self._pending, self._context))
             self._pending.clear()
         yield from item.finish_events()
         shown = self._settle(status)
@@ -202,12 +202,12 @@ class ResponseBuilder:
 
 
 def _covering(
-    text: str, pending: list[PositionLogprobs], rendering: EncodingContext
+    text: str, pending: list[PositionLogprobs], context: EncodingContext
 ) -> list[PositionLogprobs]:
     """The last positions, as many as ``text`` has: before them came a marker and its framing."""
     length = len(text)
     for at in range(len(pending) - 1, -1, -1):
-        length -= len(rendering.token(pending[at].chosen.token_id))
+        length -= len(context.token(pending[at].chosen.token_id))
         if length <= 0:
             return pending[at:]
     return pending
@@ -227,8 +227,8 @@ def _usage(finish: Finish) -> dict[str, Any]:
 class ResponseStream:
     """Numbers the events of ``ResponseBuilder`` and encodes them as frames named by type."""
 
-    def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
-        self.builder = ResponseBuilder(job, rendering, thinking)
+    def __init__(self, job: Job, context: EncodingContext, thinking: ReasoningStyle) -> None:
+        self.builder = ResponseBuilder(job, context, thinking)
         self._number = 0
 
     def encode(self, choice: int, events: list[Event]) -> bytes:
@@ -264,8 +264,8 @@ class ResponseStream:
 class ResponseFold:
     """Folds the same events into one response."""
 
-    def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
-        self.builder = ResponseBuilder(job, rendering, thinking)
+    def __init__(self, job: Job, context: EncodingContext, thinking: ReasoningStyle) -> None:
+        self.builder = ResponseBuilder(job, context, thinking)
         self.builder.status = "in_progress"
 
     def add(self, choice: int, events: list[Event]) -> None:  # noqa: ARG002

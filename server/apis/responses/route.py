@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from eaglegate.server.access.budget import charge
+from eaglegate.server.access.budget import current_charge
 from eaglegate.server.apis.responses.background import BackgroundRuns
 from eaglegate.server.apis.responses.conversations import (
     ConversationItems,
@@ -135,7 +135,7 @@ def _respond_stored(content: dict[str, Any]) -> Response:
     TooManyRequests.
     """
     response = json_response(content)
-    charge.get().hold_stored(len(response.body))
+    current_charge.get().hold_stored(len(response.body))
     return response
 
 
@@ -145,4 +145,4 @@ def _admit(gateway: Gateway) -> AbstractAsyncContextManager[None]:
 
 async def _read(request: Request, gateway: Gateway, model: type[Model]) -> Model:
     body = await read_body(request, gateway.settings.max_body_bytes)
-    return await charge.get().parse(lambda: parse(body or b"{}", model))
+    return await current_charge.get().parse(lambda: parse(body or b"{}", model))

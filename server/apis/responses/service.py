@@ -14,7 +14,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from eaglegate.engine.events import EventSink, Observer
-from eaglegate.server.access.budget import charge
+from eaglegate.server.access.budget import current_charge
 from eaglegate.server.apis.responses.background import (
     HOLD_S,
     BackgroundRun,
@@ -177,7 +177,7 @@ class ResponsesService:
         owner = gateway.owner()
         reader = gateway.cipher.reader(owner)
         served = pipeline.served
-        asked, given = await charge.get().parse(lambda: _read_request(body, reader, served))
+        asked, given = await current_charge.get().parse(lambda: _read_request(body, reader, served))
         check_storage(asked)
         self._should_store(asked)
         talk = asked.conversation_id
@@ -188,7 +188,7 @@ class ResponsesService:
         )
         given = await resolve_references(given, gateway, before)
         named = find_header(request, WORKLOAD_HEADER)
-        job = await charge.get().parse(
+        job = await current_charge.get().parse(
             lambda: make_responses_job(asked, [*before, *given], pipeline.served, named)
         )
         return asked, given, job, pipeline
@@ -211,7 +211,7 @@ class ResponsesService:
         await record.begin(stream.builder)
         run = BackgroundRun(job.id, record.owner, stream, lambda: record.settle(stream.builder))
         self._runs.add(run)
-        held = charge.get()
+        held = current_charge.get()
         held.extend()
         queued = stream.builder.response()
         run.start(work)
@@ -235,7 +235,8 @@ class ResponsesService:
             )
         run.check(after)
         response = run.response or (await self._load(id)).response
-        charge.get().hold_stored(len(orjson.dumps(response)))  # the largest frame has all of it
+        # The largest frame has all of it.
+        current_charge.get().hold_stored(len(orjson.dumps(response)))
         return self._follow(run, obfuscates, after)
 
     async def cancel(self, id: str) -> dict[str, Any]:
@@ -325,7 +326,7 @@ class ResponsesService:
         check_history(
             num_bytes + more, self._gateway.settings.max_body_bytes, "previous_response_id"
         )
-        charge.get().hold(num_bytes)
+        current_charge.get().hold(num_bytes)
         return [*await store.history(id, owner)]
 
 

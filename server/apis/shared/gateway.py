@@ -16,7 +16,7 @@ from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss
 from eaglegate.server.access.budget import RequestBudget
-from eaglegate.server.access.caller import caller
+from eaglegate.server.access.caller import current_caller
 from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.access.memory import MemoryMonitor
 from eaglegate.server.apis.responses.encryption import ReasoningCipher
@@ -88,7 +88,7 @@ class Gateway:
 
     def owner(self) -> str:
         """The owner whose responses the current request may see: its key."""
-        key = caller.get().key
+        key = current_caller.get().key
         return "" if key is None else key.owner
 
     def require(self) -> Pipeline:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eaglegate.server.access.budget import charge
+from eaglegate.server.access.budget import current_charge
 from eaglegate.server.apis.shared.fields import RequestModel
 from eaglegate.server.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
 
@@ -178,7 +178,7 @@ def find_header(request: Request, name: bytes) -> str | None:
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body, charged. Raises BodyTooLarge as soon as it passes ``limit`` bytes."""
     _check_encoding(find_header(request, b"content-encoding"))
-    current = charge.get()
+    current = current_charge.get()
     declared = find_header(request, b"content-length") or "0"
     if declared.isdecimal() and int(declared) > limit:
         raise _body_too_large(limit, int(declared))

@@ -72,34 +72,34 @@ FLOOR = -9999.0
 
 
 def list_logprobs(
-    given: Iterable[PositionLogprobs], rendering: EncodingContext
+    given: Iterable[PositionLogprobs], context: EncodingContext
 ) -> list[dict[str, Any]]:
     """One object per token, with its alternatives."""
     return [
-        _token_object(position.chosen, rendering)
-        | {"top_logprobs": [_token_object(token, rendering) for token in position.top]}
+        _token_object(position.chosen, context)
+        | {"top_logprobs": [_token_object(token, context) for token in position.top]}
         for position in given
     ]
 
 
 def list_prompt_logprobs(
-    given: Iterable[PositionLogprobs | None] | None, rendering: EncodingContext
+    given: Iterable[PositionLogprobs | None] | None, context: EncodingContext
 ) -> list[dict[str, Any] | None]:
     """List prompt log probabilities in vLLM's format: by token id, null where nothing comes
     before.
     """
     return [
-        None if position is None else _key_by_token_id(position, rendering)
+        None if position is None else _key_by_token_id(position, context)
         for position in given or ()
     ]
 
 
-def _key_by_token_id(position: PositionLogprobs, rendering: EncodingContext) -> dict[str, Any]:
+def _key_by_token_id(position: PositionLogprobs, context: EncodingContext) -> dict[str, Any]:
     return {
         str(token.token_id): {
             "logprob": logprob_value(token),
             "rank": token.rank,
-            "decoded_token": rendering.token(token.token_id),
+            "decoded_token": context.token(token.token_id),
         }
         for token in (position.chosen, *position.top)
     }
@@ -109,11 +109,11 @@ def logprob_value(token: TokenLogprob) -> float:
     return max(token.logprob, FLOOR)
 
 
-def _token_object(token: TokenLogprob, rendering: EncodingContext) -> dict[str, Any]:
+def _token_object(token: TokenLogprob, context: EncodingContext) -> dict[str, Any]:
     return {
-        "token": rendering.token(token.token_id),
+        "token": context.token(token.token_id),
         "logprob": logprob_value(token),
-        "bytes": list(rendering.pieces[token.token_id]),
+        "bytes": list(context.pieces[token.token_id]),
     }
 
 

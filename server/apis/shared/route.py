@@ -12,8 +12,8 @@ from typing import Any, Generic
 from fastapi import Request
 from starlette.responses import Response
 
-from eaglegate.server.access.budget import charge
-from eaglegate.server.access.caller import caller
+from eaglegate.server.access.budget import current_charge
+from eaglegate.server.access.caller import current_caller
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.request import Model, find_header, read_body, read_json, validate
 from eaglegate.server.apis.shared.response import EncodingContext
@@ -61,7 +61,7 @@ async def respond(
         api = select(data)
         return api, api.make_job(validate(data, api.model), pipeline.served, named)
 
-    api, job = await charge.get().parse(read)
+    api, job = await current_charge.get().parse(read)
     return answer(job, pipeline, gateway, api, arrived)
 
 
@@ -90,9 +90,9 @@ CONTEXTS = 4
 @asynccontextmanager
 async def admit(pipeline: Pipeline, arrived: float) -> AsyncIterator[None]:
     """Admit a request that uses no engine slot, within its deadline. Raises GatewayError."""
-    who = caller.get()
-    deadline = Deadline(who.timeout_s, arrived)
-    with pipeline.admission.enter(who.to_requester(deadline.at)):
+    caller = current_caller.get()
+    deadline = Deadline(caller.timeout_s, arrived)
+    with pipeline.admission.enter(caller.to_requester(deadline.at)):
         async with deadline.limit():
             yield
 
@@ -106,7 +106,7 @@ async def count_prompt_tokens(
     """The tokens of a prompt, without generating. Raises GatewayError."""
     longest = pipeline.info.max_model_len
     async with admit(pipeline, arrived):
-        charge.get().begin_tokenizing()
+        current_charge.get().begin_tokenizing()
         try:
             return await count(RenderLimits(max_tokens=CONTEXTS * longest))
         except PromptTooLong as error:

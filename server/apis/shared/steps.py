@@ -18,15 +18,15 @@ class StepWriter:
     tokens stands in the last of them.
     """
 
-    def __init__(self, rendering: EncodingContext) -> None:
-        self._rendering = rendering
+    def __init__(self, context: EncodingContext) -> None:
+        self._context = context
         self._decode = _Decoder("replace").decode
 
     def write(self, delta: StepsDelta) -> list[dict[str, Any]]:
         return [self._write_step(step) for step in delta.steps]
 
     def _write_step(self, step: TracedStep) -> dict[str, Any]:
-        account, pieces = step.account, self._rendering.pieces
+        account, pieces = step.account, self._context.pieces
         drafted = 0 if account is None else account.drafted
         accepted = 0 if account is None else account.accepted
         cut = 0 if account is None else account.cut
@@ -56,7 +56,7 @@ class StepWriter:
         if position > len(step.drafts):
             return _token(None, None, position)
         token = step.drafts[position - 1]
-        return _token(token, self._rendering.token(token), position)
+        return _token(token, self._context.token(token), position)
 
 
 def _token(token: int | None, text: str | None, position: int | None) -> dict[str, Any]:

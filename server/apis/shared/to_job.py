@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from eaglegate.engine.types import RepetitionStop, Sampling
-from eaglegate.server.access.caller import caller
+from eaglegate.server.access.caller import current_caller
 from eaglegate.server.apis.shared.constraints import NamedConstraint
 from eaglegate.server.apis.shared.fields import EngineFields, RepetitionDetection, SamplingFields
 from eaglegate.server.apis.shared.request import ignore
@@ -84,7 +84,7 @@ def make_job(
     for reasoning; ``more`` are fields of one API.
     """
     param, wanted = constraint
-    who = caller.get()
+    caller = current_caller.get()
     return Job(
         id=id,
         api=api,
@@ -103,8 +103,8 @@ def make_job(
             reasoning=reasons,
         ),
         template=_fingerprint_prompt(prompts[0]),
-        caller=who,
-        key=None if who.key is None else who.key.name,
+        caller=caller,
+        key=None if caller.key is None else caller.key.name,
         **{**_read_request_fields(request, served), **more},
     )
 
@@ -330,7 +330,7 @@ def check_model(model: str, served: ServedModel) -> None:
             param="model",
             code="model_not_found",
         )
-    key = caller.get().key
+    key = current_caller.get().key
     if key is not None and not key.may_use(model):
         raise Forbidden(
             f"The API key '{key.name}' may not use the model '{model}'.",
