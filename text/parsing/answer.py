@@ -11,7 +11,7 @@ from typing import Any
 
 from eaglegate.text.events import Phase
 from eaglegate.text.parsing.fold import Emitter
-from eaglegate.text.parsing.markers import Lexicon, Stops
+from eaglegate.text.parsing.markers import Delimiters, Lexicon
 from eaglegate.text.parsing.message import NO_TOOLS, Context, ReasoningFormat, ToolFormat
 from eaglegate.text.parsing.output import Calls, NewId, Output, random_id
 from eaglegate.text.parsing.parser import (
@@ -67,9 +67,9 @@ def _read_reasoning(context: Context, labelled: bool = False) -> Grammar:
     out.phase = Phase.REASONING
     out.reasoning.label = reasoning.label if labelled else ""
     calls = _sure_openers(context) if reasoning.forgets_end else ()
-    stops = context.lexicon.stops(*reasoning.starts, *reasoning.ends, *calls)
+    delimiters = context.lexicon.delimiters(*reasoning.starts, *reasoning.ends, *calls)
     begun = False
-    while (marker := (yield Until(stops, thinking.write))) not in reasoning.ends:
+    while (marker := (yield Until(delimiters, thinking.write))) not in reasoning.ends:
         if marker in calls:
             marker = yield from read_unclosed(marker, _read_meant(marker, context), context)
             if marker:
@@ -104,28 +104,28 @@ def read_content(context: Context, *ends: str) -> Generator[Want, str, str]:
     """
     out, reasoning, tools = context.out, context.reasoning, context.tools
     frame = reasoning.answer or ()
-    stops = context.lexicon.stops(*tools.openers, *reasoning.starts, *ends, *frame)
+    delimiters = context.lexicon.delimiters(*tools.openers, *reasoning.starts, *ends, *frame)
     marker = ""
     if tools.leads and not out.content.written:
-        marker = yield Next(stops, out.content.write, keep=None)
-    if marker not in stops.markers and marker not in tools.leads:
-        marker = yield Until(stops, out.content.write, stray=None if ends else context.stray)
+        marker = yield Next(delimiters, out.content.write, keep=None)
+    if marker not in delimiters.markers and marker not in tools.leads:
+        marker = yield Until(delimiters, out.content.write, stray=None if ends else context.stray)
     while is_fenced(marker, context):
         meant = _read_meant_content(marker, context)
-        marker = yield from read_fenced(marker, stops, context, meant)
+        marker = yield from read_fenced(marker, delimiters, context, meant)
     if marker in frame:
-        marker = yield from _read_frame(marker, stops, context)
+        marker = yield from _read_frame(marker, delimiters, context)
     if marker in tools.openers or marker in tools.leads:
         yield from _read_calls(marker, context)
     elif marker in reasoning.starts:
-        if out.content.written and marker not in stops.tokens:
+        if out.content.written and marker not in delimiters.tokens:
             out.content.write(marker)
         else:
             yield from _read_reasoning(context, labelled=True)
     return marker
 
 
-def _read_frame(marker: str, stops: Stops, context: Context) -> Generator[Want, str, str]:
+def _read_frame(marker: str, delimiters: Delimiters, context: Context) -> Generator[Want, str, str]:
     """The frame around the answer: it begins with one, or ends with the other; else it is text."""
     content = context.out.content
     opening = context.reasoning.answer[0] if context.reasoning.answer else ""
@@ -138,8 +138,8 @@ def _read_frame(marker: str, stops: Stops, context: Context) -> Generator[Want, 
         return ""
     content.marker()
     blank: list[str] = []
-    following = yield Next(stops, blank.append, keep=None)
-    if following in stops.markers:
+    following = yield Next(delimiters, blank.append, keep=None)
+    if following in delimiters.markers:
         return following
     content.unmark(marker + "".join(blank))
     return ""
@@ -251,7 +251,7 @@ def _fit_forms(
         reasoning,
         tools.framing or (reasoning.framing if reasoning.answer else ""),
         structure,
-        lexicon.stops(*thinking).pattern is not None,
+        lexicon.delimiters(*thinking).pattern is not None,
     )
 
 

@@ -19,7 +19,7 @@ from json.encoder import encode_basestring
 from typing import Any, Self
 
 from eaglegate.text.events import Repair
-from eaglegate.text.parsing.markers import Stops
+from eaglegate.text.parsing.markers import Delimiters
 from eaglegate.text.parsing.output import Calls
 from eaglegate.text.parsing.reader import Ended, Subgrammar, Until
 from eaglegate.text.parsing.schemas import STRING
@@ -204,11 +204,11 @@ class ArgumentsWriter:
         self._verbatim = True
         self._calls.write_json(text)
 
-    def loose(self, stops: Stops, *parameters: str, before: str = "") -> Subgrammar:
+    def loose(self, delimiters: Delimiters, *parameters: str, before: str = "") -> Subgrammar:
         """Read the text before the first of ``parameters``, or in place of all of them."""
         parts = [before]
         try:
-            marker = yield Until(stops, parts.append)
+            marker = yield Until(delimiters, parts.append)
         except Ended:
             self.inline("".join(parts))
             raise

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from eaglegate.text.parsing.json_calls import JsonCalls, skip_fence
-from eaglegate.text.parsing.markers import NAME, Follow, Quotes, Stops
+from eaglegate.text.parsing.markers import NAME, Delimiters, Follow, Quotes
 from eaglegate.text.parsing.message import Ahead, Context, Skipping, ToolFormat, last_name, opens
 from eaglegate.text.parsing.output import Calls, Framed
 from eaglegate.text.parsing.reader import DONE, Ended, Grammar, JsonValue, Next, Subgrammar, Until
@@ -72,7 +72,7 @@ class JsonBlock:
         quotes = context.remember_quotes(key, lambda: self._find_ends(context))
         return JsonCalls(
             context.calls,
-            lexicon.stops(*filter(None, (*self.openers, self.closer))),
+            lexicon.delimiters(*filter(None, (*self.openers, self.closer))),
             context.out.content.write,
             closed=bool(self.closer),
             names=self.names,
@@ -85,7 +85,7 @@ class JsonBlock:
     def _read_tags(self, tags: Tags, context: Context) -> Subgrammar:
         """Calls of offered tools in tags: the marker behind them, or DONE if there are none."""
         head: Follow = {tags.call: tags.head(context.lexicon, context.calls.names or (NAME,))}
-        if (yield Ahead(head, context.lexicon.stops())) != Ahead.YES:
+        if (yield Ahead(head, context.lexicon.delimiters())) != Ahead.YES:
             return DONE
         return (yield from tags.read(context))
 
@@ -133,7 +133,9 @@ class Sections:
 
     def _section(self, opener: str, context: Context) -> Grammar:
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
-        between = context.lexicon.stops(self.call, self.separator, *self.section_ends, *self.inside)
+        between = context.lexicon.delimiters(
+            self.call, self.separator, *self.section_ends, *self.inside
+        )
         begins = _NAMED if opener == self.call else context.follow(None, self.call, *self.inside)
         if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
             return
@@ -146,11 +148,11 @@ class Sections:
             else:
                 marker = yield from self._between(between, stray, context)
 
-    def _between(self, stops: Stops, stray: Framed, context: Context) -> Subgrammar:
+    def _between(self, delimiters: Delimiters, stray: Framed, context: Context) -> Subgrammar:
         """Text between calls is content, but for a header whose opening token is missing."""
         parts: list[str] = []
         try:
-            marker = yield Until(stops, parts.append, stray=context.stray)
+            marker = yield Until(delimiters, parts.append, stray=context.stray)
         except Ended:
             stray.write("".join(parts))
             raise
@@ -174,12 +176,14 @@ class Sections:
     def read(self, context: Context) -> Subgrammar:
         """One call: returns the marker that ended it. Models write it as an object at times."""
         header: list[str] = []
-        stops = context.lexicon.stops(self.separator, *self.ends)
-        if (yield Next(stops, keep=None)) == "{":
-            ends, write = context.lexicon.stops(*self.ends), context.out.content.write
+        delimiters = context.lexicon.delimiters(self.separator, *self.ends)
+        if (yield Next(delimiters, keep=None)) == "{":
+            ends, write = context.lexicon.delimiters(*self.ends), context.out.content.write
             quotes = self._quotes(context)
             return (yield from JsonCalls(context.calls, ends, write, quotes=quotes).read())
-        marker = yield from last_name(stops, header, lambda name: self.begin(context.calls, name))
+        marker = yield from last_name(
+            delimiters, header, lambda name: self.begin(context.calls, name)
+        )
         written, inline = "".join(header), ""
         if marker != self.separator:  # models forget it
             written, brace, inline = written.partition("{")
@@ -197,18 +201,18 @@ class Sections:
 
     def _arguments_text(self, context: Context) -> Subgrammar:
         """Arguments behind the separator, in a fence or not: the marker behind them."""
-        stops, write = context.lexicon.stops(*self.ends), context.calls.write_json
-        marker = yield Next(stops, keep=None)
-        fenced = marker == "`" and (yield skip_fence(stops)) == Skipping.YES
+        delimiters, write = context.lexicon.delimiters(*self.ends), context.calls.write_json
+        marker = yield Next(delimiters, keep=None)
+        fenced = marker == "`" and (yield skip_fence(delimiters)) == Skipping.YES
         if fenced:
-            marker = yield Next(stops, keep=None)
+            marker = yield Next(delimiters, keep=None)
         if marker in self.ends:
             return marker
-        marker = yield JsonValue(stops, write, not fenced, self._quotes(context))
+        marker = yield JsonValue(delimiters, write, not fenced, self._quotes(context))
         if marker in self.ends:
             return marker
         behind: list[str] = []
-        marker = yield Until(stops, behind.append)
+        marker = yield Until(delimiters, behind.append)
         if "".join(behind).strip("` \t\r\n"):
             context.calls.spoil()
         return marker

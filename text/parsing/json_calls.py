@@ -15,7 +15,7 @@ from json.encoder import encode_basestring
 
 from eaglegate.text.events import Repair
 from eaglegate.text.parsing.arguments import WRAPPERS
-from eaglegate.text.parsing.markers import Quotes, Stops
+from eaglegate.text.parsing.markers import Delimiters, Quotes
 from eaglegate.text.parsing.message import Skipping
 from eaglegate.text.parsing.output import Calls
 from eaglegate.text.parsing.reader import (
@@ -39,14 +39,14 @@ NO_CALL = "no call"
 
 @dataclass(slots=True)
 class JsonCalls:
-    """Reads call objects up to a marker in ``stops``; ``lost`` gets what turns out to be no call.
+    """Reads call objects up to one of ``delimiters``; ``lost`` gets what turns out to be no call.
 
     ``certain``: a marker has said that calls follow, so that a name alone makes one. Else an
     object is a call only when it has a name and arguments, and no key but these and ``others``.
     """
 
     calls: Calls
-    stops: Stops
+    delimiters: Delimiters
     lost: Sink
     certain: bool = True
     closed: bool = True
@@ -66,7 +66,7 @@ class JsonCalls:
     """Whether an object has the key of a name, or is over."""
 
     def value(self, sink: Sink) -> JsonValue:
-        return JsonValue(self.stops, sink, quotes=self.quotes)
+        return JsonValue(self.delimiters, sink, quotes=self.quotes)
 
     def read(self) -> Subgrammar:
         """Objects, in a list or not: the marker that ended them, or DONE.
@@ -86,27 +86,27 @@ class JsonCalls:
         found = False
         while True:
             left = "`<" if self.tags and not found else "`"
-            char = yield Next(self.stops, skipped.append, keep=left, markup=True)
+            char = yield Next(self.delimiters, skipped.append, keep=left, markup=True)
             if char == "<" and self.tags and not found:
                 if marker := (yield from self.tags()):
                     return marker
-                char = yield Next(self.stops, skipped.append)
+                char = yield Next(self.delimiters, skipped.append)
             if char == "`":
                 inside = self.certain and (self.closed or not found)
-                if inside and (yield skip_fence(self.stops)) == Skipping.YES:
+                if inside and (yield skip_fence(self.delimiters)) == Skipping.YES:
                     continue
-                char = yield Next(self.stops, skipped.append)
+                char = yield Next(self.delimiters, skipped.append)
             if char == "{":
                 char = yield from self.object(skipped.append)
                 found = self.is_shown = True
                 skipped.clear()
-            elif char not in self.stops.markers and char not in ("[,;]}" if found else "[,;]"):
+            elif char not in self.delimiters.markers and char not in ("[,;]}" if found else "[,;]"):
                 self.is_shown = True
                 if found and char in _BROKEN:
                     self.calls.doubt()
                 self.lost("".join(skipped))
-                char = (yield Until(self.stops, self.lost)) if self.closed else NO_CALL
-            if char in self.stops.markers:
+                char = (yield Until(self.delimiters, self.lost)) if self.closed else NO_CALL
+            if char in self.delimiters.markers:
                 return char
             if char == NO_CALL or (char == "]" and not self.closed):
                 return DONE
@@ -125,9 +125,9 @@ class JsonCalls:
         return one.finish(end)
 
 
-def skip_fence(stops: Stops) -> Skipping:
+def skip_fence(delimiters: Delimiters) -> Skipping:
     """Some models write a code fence between the markers and the JSON."""
-    return Skipping(_FENCE, _FENCE_BEGINS, stops.tokens)
+    return Skipping(_FENCE, _FENCE_BEGINS, delimiters.tokens)
 
 
 class _Object:
@@ -136,7 +136,7 @@ class _Object:
     def __init__(self, form: JsonCalls) -> None:
         self._form = form
         self._calls = form.calls
-        self._stops = form.stops
+        self._delimiters = form.delimiters
         self._raw = ["{"]
         self._name = ""
         self._early: list[str] = []
@@ -153,18 +153,18 @@ class _Object:
 
     def members(self) -> Subgrammar:
         while True:
-            end = yield Next(self._stops, self._raw.append, keep='"{')
+            end = yield Next(self._delimiters, self._raw.append, keep='"{')
             if end in "{;" and end and self._begun and self._argued:
                 return DONE  # the brace that closes it is forgotten
             if end == "{":
-                end = yield Next(self._stops, self._raw.append)
+                end = yield Next(self._delimiters, self._raw.append)
             if end == '"':
                 end = yield from self._member()
-            elif end not in self._stops.markers and end not in ",}":
+            elif end not in self._delimiters.markers and end not in ",}":
                 return (yield from self._give_up(end))
             if end == "}":
                 return DONE
-            if end in self._stops.markers or end == NO_CALL:
+            if end in self._delimiters.markers or end == NO_CALL:
                 return end
 
     def finish(self, end: str) -> str:
@@ -232,16 +232,16 @@ class _Object:
         key: list[str] = []
         end = yield self._form.value(self._both(key))
         if end == DONE:
-            end = yield Next(self._stops, self._raw.append)
+            end = yield Next(self._delimiters, self._raw.append)
         if end == ":":
             return (yield from self._value(_text("".join(key))))
-        return end if end in self._stops.markers else (yield from self._give_up(end))
+        return end if end in self._delimiters.markers else (yield from self._give_up(end))
 
     def _value(self, key: str) -> Subgrammar:
-        end = yield Next(self._stops, self._raw.append, keep=None)
-        if end in self._stops.markers or end in ",}]":
+        end = yield Next(self._delimiters, self._raw.append, keep=None)
+        if end in self._delimiters.markers or end in ",}]":
             self._spoiled = True
-            return end if end in self._stops.markers else DONE
+            return end if end in self._delimiters.markers else DONE
         if self._form.is_keyed and not self._name:
             self._name = key
             return (yield from self._read_arguments())
@@ -287,7 +287,7 @@ class _Object:
     def _read_function(self, key: str, char: str) -> Subgrammar:
         """The call in an object of its own, as the API has it, or the name under another key."""
         if char == "{":
-            yield Next(self._stops, self._raw.append)
+            yield Next(self._delimiters, self._raw.append)
             return (yield from self.members())
         written: list[str] = []
         end = yield self._form.value(self._both(written))
@@ -338,13 +338,13 @@ class _Object:
         if self._may_begin:
             self._begin()
             self._calls.write_json(char)
-            return (yield Until(self._stops, self._calls.write_json))
+            return (yield Until(self._delimiters, self._calls.write_json))
         if self._begun:
             self._spoiled |= char != "]" or not self._argued
-            return (yield Until(self._stops, ignore))
+            return (yield Until(self._delimiters, ignore))
         self._given_up = self._form.is_shown = True
         self._form.lost("".join(self._raw))
-        return (yield Until(self._stops, self._form.lost)) if self._form.certain else NO_CALL
+        return (yield Until(self._delimiters, self._form.lost)) if self._form.certain else NO_CALL
 
     def _both(self, also: list[str]) -> Sink:
         def write(text: str) -> None:

@@ -24,8 +24,8 @@ FRAGMENT does.
 """
 
 
-class Stops:
-    """A set of markers, as tokens and as a pattern for those that are plain text.
+class Delimiters:
+    """Markers that end a piece of text: as tokens, and as a pattern for those that are plain text.
 
     ``spelled``: those that are tokens may be written with other ones, too.
     """
@@ -77,12 +77,12 @@ def match_beginnings(marker: str) -> str:
 
 
 class Lexicon:
-    """Makes ``Stops`` for one vocabulary, each set once. ``spelled`` as in ``Stops``."""
+    """Makes ``Delimiters`` for one vocabulary, each set once. ``spelled`` as in ``Delimiters``."""
 
     def __init__(self, ids: Container[str], spelled: bool = False) -> None:
         self._ids = ids
         self._spelled = spelled
-        self._made: dict[tuple[str, ...], Stops] = {}
+        self._made: dict[tuple[str, ...], Delimiters] = {}
         self._remembered: dict[Hashable, Any] = {}
         self._signs: dict[str, str] = {}
         self._markers: dict[str, str] = {}
@@ -129,9 +129,9 @@ class Lexicon:
         """Whether a marker is plain text altogether, for want of a token."""
         return marker not in self._ids and FRAGMENT not in marker
 
-    def stops(self, *markers: str) -> Stops:
+    def delimiters(self, *markers: str) -> Delimiters:
         if markers not in self._made:
-            self._made[markers] = Stops(markers, self._ids, self._spelled)
+            self._made[markers] = Delimiters(markers, self._ids, self._spelled)
         return self._made[markers]
 
 
@@ -183,17 +183,19 @@ class Quotes:
     Any other marker token in a string is quoted.
     """
 
-    __slots__ = ("_stops", "closing", "lexicon")
+    __slots__ = ("_delimiters", "closing", "lexicon")
 
     def __init__(self, lexicon: Lexicon, closing: Mapping[str, Follow | None]) -> None:
         self.lexicon = lexicon
         self.closing = closing
-        self._stops: dict[Stops, Stops] = {}
+        self._delimiters: dict[Delimiters, Delimiters] = {}
 
-    def add_to(self, stops: Stops) -> Stops:
-        """Add the signs that may end a string to ``stops``."""
+    def add_to(self, delimiters: Delimiters) -> Delimiters:
+        """Add the signs that may end a string to ``delimiters``."""
         if not self.closing:
-            return stops
-        if stops not in self._stops:
-            self._stops[stops] = self.lexicon.stops(*stops.markers, *self.closing)
-        return self._stops[stops]
+            return delimiters
+        if delimiters not in self._delimiters:
+            self._delimiters[delimiters] = self.lexicon.delimiters(
+                *delimiters.markers, *self.closing
+            )
+        return self._delimiters[delimiters]

@@ -15,7 +15,7 @@ from typing import Any
 
 from eaglegate.text.events import Phase
 from eaglegate.text.grammars.text_grammar import TextGrammar
-from eaglegate.text.parsing.markers import Follow, Lexicon, Quotes, Stops, follows
+from eaglegate.text.parsing.markers import Delimiters, Follow, Lexicon, Quotes, follows
 from eaglegate.text.parsing.output import Calls, NewId, Output, random_id
 from eaglegate.text.parsing.reader import Ended, Grammar, Subgrammar, Until, Want
 
@@ -230,10 +230,12 @@ class Ahead:
     __slots__ = ("_follow", "lexicon", "tokens")
     YES, NO = "yes", "no"
 
-    def __init__(self, follow: Follow, stops: Stops, lexicon: Lexicon | None = None) -> None:
+    def __init__(
+        self, follow: Follow, delimiters: Delimiters, lexicon: Lexicon | None = None
+    ) -> None:
         self._follow = follow
         self.lexicon = lexicon
-        self.tokens = stops.tokens
+        self.tokens = delimiters.tokens
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
         verdict = follows(text, 0, self._follow, more) if more or text.strip() else False
@@ -296,7 +298,7 @@ def opens(opener: str, follow: Follow, context: Context) -> Generator[Want, str,
     """Whether a plain-text ``opener`` opens anything: not unless the text goes on as it must."""
     try:
         lexicon = context.lexicon
-        opened = (yield Ahead(follow, lexicon.stops(), lexicon)) == Ahead.YES
+        opened = (yield Ahead(follow, lexicon.delimiters(), lexicon)) == Ahead.YES
     except Ended:
         context.out.content.unmark(opener)
         raise
@@ -305,10 +307,12 @@ def opens(opener: str, follow: Follow, context: Context) -> Generator[Want, str,
     return opened
 
 
-def last_name(stops: Stops, parts: list[str], begin: Callable[[str], object]) -> Subgrammar:
+def last_name(
+    delimiters: Delimiters, parts: list[str], begin: Callable[[str], object]
+) -> Subgrammar:
     """A name up to a marker. Where the model ends its answer with the name, it is a call."""
     try:
-        return (yield Until(stops, parts.append))
+        return (yield Until(delimiters, parts.append))
     except Ended as ended:
         name = "".join(parts).strip()
         if ended.by_model and _NAME.fullmatch(name):

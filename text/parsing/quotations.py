@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator
 
-from eaglegate.text.parsing.markers import Follow, Lexicon, Stops, follows
+from eaglegate.text.parsing.markers import Delimiters, Follow, Lexicon, follows
 from eaglegate.text.parsing.message import Context
 from eaglegate.text.parsing.output import Fence
 from eaglegate.text.parsing.reader import Ended, Grammar, Reader, Subgrammar, Until, Want
@@ -30,11 +30,11 @@ def read_unclosed(opener: str, meant: Grammar, context: Context) -> Generator[Wa
     further call directly behind a whole one. ``meant`` reads the section, from behind its opener.
     """
     kept = _Kept(opener, context.tools.closer)
-    stops = context.lexicon.stops(*context.reasoning.ends, *context.tools.markers)
+    delimiters = context.lexicon.delimiters(*context.reasoning.ends, *context.tools.markers)
     marker = opener
     try:
-        while (marker := (yield Until(stops, kept.text))) not in context.reasoning.ends:
-            if marker in stops.tokens:
+        while (marker := (yield Until(delimiters, kept.text))) not in context.reasoning.ends:
+            if marker in delimiters.tokens:
                 kept.marker(marker)
             else:
                 kept.text(marker)
@@ -54,18 +54,20 @@ def is_fenced(marker: str, context: Context) -> bool:
     return opens and context.out.content.fence.is_open
 
 
-def read_fenced(opener: str, stops: Stops, context: Context, meant: Grammar) -> Subgrammar:
+def read_fenced(
+    opener: str, delimiters: Delimiters, context: Context, meant: Grammar
+) -> Subgrammar:
     """Read a possible quotation, and return the marker behind it.
 
     It is one if the fence is closed later. If the model ends its answer without that, it has
     forgotten to close the fence, and the calls are meant. ``meant`` reads from behind the opener.
     """
     kept = _Fenced(opener, context)
-    markers = context.lexicon.stops(*stops.markers, *context.tools.markers)
+    markers = context.lexicon.delimiters(*delimiters.markers, *context.tools.markers)
     try:
         while True:
             marker = yield Until(markers, kept.text)
-            if kept.released and marker in stops.markers:
+            if kept.released and marker in delimiters.markers:
                 return marker
             kept.take_marker(markers, marker)
     except Ended as ended:
@@ -130,10 +132,10 @@ class _Fenced(_Kept):
         super().text(text)
         self._close_fence(text)
 
-    def take_marker(self, stops: Stops, marker: str) -> None:
+    def take_marker(self, delimiters: Delimiters, marker: str) -> None:
         if self.released:
             return
-        if marker in stops.tokens:
+        if marker in delimiters.tokens:
             self.marker(marker)
         else:
             super().text(marker)

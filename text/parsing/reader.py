@@ -8,10 +8,10 @@ A worked example. A format that writes ``<call>NAME: JSON</call>`` is this gramm
 
     def calls(opener: str, context: Context) -> Grammar:
         name: list[str] = []
-        yield Until(stops(":"), name.append)          # text up to the colon goes to ``name``
+        yield Until(delimiters(":"), name.append)          # text up to the colon goes to ``name``
         context.calls.begin("".join(name))
-        yield JsonValue(stops("</call>"), context.calls.write_json)
-        yield Until(stops("</call>"), ignore)
+        yield JsonValue(delimiters("</call>"), context.calls.write_json)
+        yield Until(delimiters("</call>"), ignore)
         context.calls.close()
 
 and ``Reader`` drives it. Of the pieces ``f``, ``: {"a"``, ``: 1}</ca`` and ``ll>``
@@ -38,7 +38,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from eaglegate.text.parsing.json_scan import JsonScan
-from eaglegate.text.parsing.markers import Lexicon, Quotes, Stops, follows
+from eaglegate.text.parsing.markers import Delimiters, Lexicon, Quotes, follows
 
 Sink = Callable[[str], None]
 DONE = ""
@@ -106,7 +106,7 @@ def ignore(text: str) -> None:
 
 
 class Until(_Taking):
-    """Text up to one of ``stops``, to a sink as it comes; ``stray`` gets other marker tokens.
+    """Text up to one of ``delimiters``, to a sink as it comes; ``stray`` gets other marker tokens.
 
     With ``markup`` the text is not the point: what is kept back at a cut is a piece of a marker.
     """
@@ -114,14 +114,14 @@ class Until(_Taking):
     __slots__ = ("_find", "_markup", "_sink", "_wordless", "plain", "tokens")
 
     def __init__(
-        self, stops: Stops, sink: Sink, stray: Sink | None = None, markup: bool = False
+        self, delimiters: Delimiters, sink: Sink, stray: Sink | None = None, markup: bool = False
     ) -> None:
         self._markup = markup
-        self._find = stops.find
+        self._find = delimiters.find
         self._sink = sink
-        self._wordless = stops.pattern is None
+        self._wordless = delimiters.pattern is None
         self.plain = stray or sink
-        self.tokens = stops.tokens
+        self.tokens = delimiters.tokens
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
         if self._wordless:
@@ -143,16 +143,20 @@ class Next(_Taking):
     ``markup`` as in ``Until``.
     """
 
-    __slots__ = ("_keep", "_markup", "_sink", "_stops", "tokens")
+    __slots__ = ("_delimiters", "_keep", "_markup", "_sink", "tokens")
 
     def __init__(
-        self, stops: Stops, sink: Sink = ignore, keep: str | None = "", markup: bool = False
+        self,
+        delimiters: Delimiters,
+        sink: Sink = ignore,
+        keep: str | None = "",
+        markup: bool = False,
     ) -> None:
         self._markup = markup
-        self._stops = stops
+        self._delimiters = delimiters
         self._sink = sink
         self._keep = keep
-        self.tokens = stops.tokens
+        self.tokens = delimiters.tokens
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
         rest = text.lstrip()
@@ -161,7 +165,7 @@ class Next(_Taking):
             self._sink(text[:blank])
         if not rest:
             return None, ""
-        start, after, marker = self._stops.find(rest, 0, more)
+        start, after, marker = self._delimiters.find(rest, 0, more)
         if not start:
             return marker, rest[after:]
         if self._keep is None or rest[0] in self._keep:
@@ -188,7 +192,11 @@ class JsonValue(_Taking):
     __slots__ = ("_blank", "_find", "_plainly", "_quotes", "_scan", "_sink", "_to_marker", "tokens")
 
     def __init__(
-        self, stops: Stops, sink: Sink, to_marker: bool = False, quotes: Quotes | None = None
+        self,
+        delimiters: Delimiters,
+        sink: Sink,
+        to_marker: bool = False,
+        quotes: Quotes | None = None,
     ) -> None:
         self._sink = sink
         self._blank = ""
@@ -196,9 +204,9 @@ class JsonValue(_Taking):
         self._scan = JsonScan()
         self._to_marker = to_marker
         self._quotes = quotes
-        self._plainly = to_marker and stops.pattern is None and quotes is None
-        self._find = (quotes.add_to(stops) if quotes else stops).find
-        self.tokens = stops.tokens
+        self._plainly = to_marker and delimiters.pattern is None and quotes is None
+        self._find = (quotes.add_to(delimiters) if quotes else delimiters).find
+        self.tokens = delimiters.tokens
 
     @property
     def lexicon(self) -> Lexicon | None:  # type: ignore[override]  # it changes with the string

@@ -61,7 +61,7 @@ class Tagged:
     ) -> None:
         self._words = words = words or closing.words
         """Words of ``closing``, unless this value has some of its own."""
-        self._stops = lexicon.stops(*words)
+        self._delimiters = lexicon.delimiters(*words)
         self._closing = closing
         self._sink = sink
         self._depth = 0
@@ -73,7 +73,7 @@ class Tagged:
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
         closing, look = self._closing, 0
         while True:
-            start, after, tag = self._stops.find(text, look, more)
+            start, after, tag = self._delimiters.find(text, look, more)
             if tag is None:
                 return self._write(text, start)
             verdict = follows(text, after, self._words[tag], more)
@@ -93,7 +93,7 @@ class Tagged:
 
     def truncate(self, text: str) -> tuple[str | None, str]:
         """Take text kept back at a cut: a closing tag, all but confirmed, or a piece of one."""
-        start, after, tag = self._stops.find(text, 0, more=False)
+        start, after, tag = self._delimiters.find(text, 0, more=False)
         if tag is None or tag in self._closing.nests or self._depth:
             return None, ""
         return self._ended(tag), self._rest(text, start, after, tag)
@@ -186,7 +186,7 @@ class CallValue(Tagged):
         self._text, self._look = text, 0
         while True:
             text = self._text
-            start, after, tag = self._stops.find(text, self._look, more)
+            start, after, tag = self._delimiters.find(text, self._look, more)
             verdict = follows(text, after, self._words[tag], more) if tag else None
             if tag is None or verdict is None:
                 return self._leave(start, more)
@@ -199,7 +199,7 @@ class CallValue(Tagged):
         self._text = text
         if self._first and self._num_later:
             return self._close_first()
-        start, _, tag = self._stops.find(text, 0, more=True)
+        start, _, tag = self._delimiters.find(text, 0, more=True)
         if tag == self._closing.call and not self._num_open:
             start = len(text)
         self._write_kept(start)

@@ -14,7 +14,14 @@ from typing import Any
 
 from eaglegate.text.parsing.arguments import ArgumentsWriter
 from eaglegate.text.parsing.json_calls import JsonCalls
-from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow, Lexicon, Stops, match_beginnings
+from eaglegate.text.parsing.markers import (
+    FRAGMENT,
+    NAME,
+    Delimiters,
+    Follow,
+    Lexicon,
+    match_beginnings,
+)
 from eaglegate.text.parsing.message import Ahead, Context, Skipping, ToolFormat, last_name, opens
 from eaglegate.text.parsing.output import Framed
 from eaglegate.text.parsing.reader import (
@@ -168,11 +175,11 @@ class Tags:
     def _section(self, opener: str, context: Context) -> Grammar:
         """Calls up to the end of the section. Other text in it is content."""
         lexicon = context.lexicon
-        stops = lexicon.stops(self.call, *self.outer)
+        delimiters = lexicon.delimiters(self.call, *self.outer)
         if opener == self.parameter:
             yield from self._lost(context)
         elif opener == self.call:
-            opener = yield from self._unwrapped(stops, context)
+            opener = yield from self._unwrapped(delimiters, context)
         elif lexicon.is_text(opener) and not (yield from opens(opener, {self.call: None}, context)):
             return
         if opener in self.sections:
@@ -180,21 +187,21 @@ class Tags:
         if FRAGMENT in self.section:
             yield Skipping(*self._tails)
         if self.section:
-            lost = yield Ahead({self.parameter: None}, lexicon.stops(), lexicon)
+            lost = yield Ahead({self.parameter: None}, lexicon.delimiters(), lexicon)
             if lost == Ahead.YES:
                 context.calls.doubt()
 
     def read(self, context: Context, marker: str = "") -> Subgrammar:
         """A section from behind its opening tag, or ``marker`` in it: the marker that ended it."""
         calls, parameters = self.spellings
-        stops = context.lexicon.stops(
+        delimiters = context.lexicon.delimiters(
             *calls, self.call_end, *self.strays, *self.outer, *parameters, self.parameter_end
         )
         is_broken = False
         write = ignore if self.inside else context.out.content.write
         stray = Framed(write, lead=SPACE, trail=SPACE)
         known = KnownEnds()
-        marker = marker or (yield Next(stops, keep=None, markup=True))
+        marker = marker or (yield Next(delimiters, keep=None, markup=True))
         if marker == "{":
             marker = yield from self._json(context)
         while marker not in self.section_ends:
@@ -207,7 +214,7 @@ class Tags:
                     context.calls.doubt()
                     is_broken = True
                     stray.write(marker)
-                marker = yield Until(stops, stray.write, stray=context.stray, markup=True)
+                marker = yield Until(delimiters, stray.write, stray=context.stray, markup=True)
         return marker
 
     def _lost(self, context: Context) -> Grammar:
@@ -223,15 +230,17 @@ class Tags:
         content = context.out.content
         context.calls.doubt()
         content.unmark(self.parameter)
-        marker = yield Until(context.lexicon.stops(self.call_end), content.write)
+        marker = yield Until(context.lexicon.delimiters(self.call_end), content.write)
         content.write(marker)
 
     def _json(self, context: Context) -> Subgrammar:
         """Models that write JSON in other places do it here at times."""
-        stops, write = context.lexicon.stops(*self.outer), context.out.content.write
-        return (yield from JsonCalls(context.calls, stops, write, quotes=context.quotes()).read())
+        delimiters, write = context.lexicon.delimiters(*self.outer), context.out.content.write
+        return (
+            yield from JsonCalls(context.calls, delimiters, write, quotes=context.quotes()).read()
+        )
 
-    def _unwrapped(self, stops: Stops, context: Context) -> Subgrammar:
+    def _unwrapped(self, delimiters: Delimiters, context: Context) -> Subgrammar:
         """Calls without their section's opening tag: what ended them."""
         content = context.out.content
         spelled = bool(self.section) and content.tail.rstrip().endswith(self.section)
@@ -245,8 +254,8 @@ class Tags:
             marker = yield from _Call(self, context, known, self.spellings[1]).read()
             if marker == DONE:
                 blank: list[str] = []
-                marker = yield Next(stops, blank.append, keep=None)
-                if marker not in stops.markers:
+                marker = yield Next(delimiters, blank.append, keep=None)
+                if marker not in delimiters.markers:
                     content.write("".join(blank))
         return marker
 
@@ -310,8 +319,8 @@ class _Call:
     ) -> Generator[Want, str, tuple[str, str | None, str]]:
         """The rest of an opening tag: the name, a ``string`` attribute, and what ended it."""
         parts: list[str] = []
-        stops = self._context.lexicon.stops(">", "\n", *self._outer)
-        marker = yield from last_name(stops, parts, begin)
+        delimiters = self._context.lexicon.delimiters(">", "\n", *self._outer)
+        marker = yield from last_name(delimiters, parts, begin)
         text = "".join(parts).strip()
         if marker == ">" and text.endswith(('"/', '" /')):
             text, marker = text.removesuffix("/").rstrip(), _EMPTY
@@ -324,8 +333,8 @@ class _Call:
     def _parameters(self, arguments: ArgumentsWriter) -> Subgrammar:
         tags, spellings = self._tags, self._spellings
         ends = tags.call, tags.call_end, *tags.strays, *self._outer
-        stops = self._context.lexicon.stops(*spellings, *ends)
-        marker = yield from arguments.loose(stops, *spellings)
+        delimiters = self._context.lexicon.delimiters(*spellings, *ends)
+        marker = yield from arguments.loose(delimiters, *spellings)
         while marker in spellings:
             self._tags = tags = spellings[marker]
             name, text, marker = yield from self._header()
@@ -341,7 +350,7 @@ class _Call:
                 return FORCED
             if marker == DONE or marker.endswith(tags.parameter_end):
                 self._behind.clear()
-                marker = yield Until(stops, partial(self._distrust, arguments))
+                marker = yield Until(delimiters, partial(self._distrust, arguments))
                 self.is_broken |= tags.parameter_end in "".join(self._behind)
         if marker == tags.call or (marker != tags.call_end and arguments.is_empty):
             self._context.calls.spoil()

@@ -8,7 +8,7 @@ from eaglegate.text.parsing.markers import LONGEST_BLANK, NAME, Lexicon, Quotes,
 
 
 def find(text: str, *, more: bool) -> tuple[int, int, str | None]:
-    return Lexicon(()).stops("</think>", "<think>").find(text, 0, more)
+    return Lexicon(()).delimiters("</think>", "<think>").find(text, 0, more)
 
 
 @pytest.mark.parametrize("size", range(1, len("</think>")))
@@ -27,7 +27,7 @@ def test_a_marker_is_found_from_its_first_to_its_last_character(more):
 
 
 def test_a_beginning_before_a_whole_marker_goes_first():
-    stops = Lexicon(()).stops("<a<b<c", "<b")
+    stops = Lexicon(()).delimiters("<a<b<c", "<b")
     assert stops.find("<a<b", 0, True) == (0, 0, None)
     assert stops.find("<a<b", 0, False) == (2, 4, "<b")
 
@@ -44,7 +44,7 @@ def test_so_many_blanks_belong_between_two_tags_and_not_one_more(more):
 
 
 def test_a_whole_marker_counts_where_a_longer_one_may_begin():
-    stops = Lexicon(()).stops("<a", "<a>b")
+    stops = Lexicon(()).delimiters("<a", "<a>b")
     assert stops.find("x<a", 0, True) == (1, 3, "<a")
     assert stops.find("x<", 0, True) == (1, 1, None)
 
@@ -57,7 +57,7 @@ def test_a_name_that_reaches_the_end_is_not_known_yet(then):
 
 
 def test_a_marker_of_one_character_never_waits():
-    stops = Lexicon(()).stops("|")
+    stops = Lexicon(()).delimiters("|")
     assert stops.find("ab", 0, True) == (2, 2, None)
     assert stops.find("a|b", 0, True) == (1, 2, "|")
 
@@ -67,8 +67,8 @@ def test_what_depends_on_the_vocabulary_alone_is_made_once():
     for _ in range(2):
         lexicon.remember("key", lambda: made.append(1))
     assert made == [1]
-    stops = lexicon.stops("<a>")
-    assert lexicon.stops("<a>") is stops
+    stops = lexicon.delimiters("<a>")
+    assert lexicon.delimiters("<a>") is stops
     quotes = Quotes(lexicon, {"<b>": None})
     assert quotes.add_to(stops) is quotes.add_to(stops)
     assert quotes.add_to(stops).markers == {"<a>", "<b>"}

@@ -20,7 +20,7 @@ from json.encoder import encode_basestring
 
 from eaglegate.text.events import Repair
 from eaglegate.text.parsing.arguments import as_json
-from eaglegate.text.parsing.markers import NAME, Follow, Lexicon, Stops
+from eaglegate.text.parsing.markers import NAME, Delimiters, Follow, Lexicon
 from eaglegate.text.parsing.message import Ahead, Context, ToolFormat, last_name, opens
 from eaglegate.text.parsing.output import Calls
 from eaglegate.text.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until
@@ -60,19 +60,19 @@ class BareKeys:
             if (yield from opens(opener, dict.fromkeys(names, _BRACE), context)):
                 yield from self._call(context)
             return
-        stops = context.lexicon.stops(self.call, self.call_end)
+        delimiters = context.lexicon.delimiters(self.call, self.call_end)
         marker = self.call
         while marker == self.call:
             marker = yield from self._call(context)
             if marker == DONE:
                 behind: list[str] = []
-                marker = yield Until(stops, behind.append, markup=True)
+                marker = yield Until(delimiters, behind.append, markup=True)
                 if "".join(behind).strip(" \n})"):
                     context.calls.doubt()
 
     def _call(self, context: Context) -> Subgrammar:
         """Returns the marker that ended it, DONE if its last bracket did."""
-        stops, calls = context.lexicon.stops, context.calls
+        delimiters, calls = context.lexicon.delimiters, context.calls
         header: list[str] = []
 
         def begin(written: str) -> None:
@@ -81,7 +81,7 @@ class BareKeys:
                 last = name.rpartition(":")[2] if ":" in name else ""
                 calls.begin(last if calls.find(last) and not calls.find(name) else name)
 
-        marker = yield from last_name(stops("{", "(", self.call, self.call_end), header, begin)
+        marker = yield from last_name(delimiters("{", "(", self.call, self.call_end), header, begin)
         begin("".join(header))
         if not calls.open:
             if "".join(header).strip():
@@ -102,11 +102,11 @@ class BareKeys:
 
     def _members(self, members: Members, context: Context) -> Subgrammar:
         members.take("{")
-        ends = context.lexicon.stops(self.quote, self.call, self.call_end)
+        ends = context.lexicon.delimiters(self.quote, self.call, self.call_end)
         while (marker := (yield _Outside(ends, members))) == self.quote:
             if members.is_in_word and context.calls.repairing:
                 behind = dict.fromkeys(",}]") | context.follow(None, self.call_end)
-                closes = yield Ahead(behind, context.lexicon.stops(), context.lexicon)
+                closes = yield Ahead(behind, context.lexicon.delimiters(), context.lexicon)
                 if closes == Ahead.YES:
                     members.close_word()
                     continue
@@ -146,16 +146,16 @@ class BareKeys:
 class _Outside:
     """Text outside of strings: DONE behind the last bracket, or a marker before it."""
 
-    __slots__ = ("_members", "_stops", "tokens")
+    __slots__ = ("_delimiters", "_members", "tokens")
     lexicon: Lexicon | None = None
 
-    def __init__(self, stops: Stops, members: Members) -> None:
-        self._stops = stops
+    def __init__(self, delimiters: Delimiters, members: Members) -> None:
+        self._delimiters = delimiters
         self._members = members
-        self.tokens = stops.tokens
+        self.tokens = delimiters.tokens
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        start, after, marker = self._stops.find(text, 0, more)
+        start, after, marker = self._delimiters.find(text, 0, more)
         taken = self._members.take(text[:start])
         if self._members.ended:
             return DONE, text[taken:]

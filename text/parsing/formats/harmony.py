@@ -77,8 +77,8 @@ def read_channels(context: Context) -> Grammar:
 
 def _read_opening(context: Context) -> Subgrammar:
     """The first marker. Text that completes no header is content without one."""
-    stops = context.lexicon.stops(START, CHANNEL, MESSAGE)
-    marker = yield Looking(_ROLE, _ROLE_BEGINS, stops.tokens)
+    delimiters = context.lexicon.delimiters(START, CHANNEL, MESSAGE)
+    marker = yield Looking(_ROLE, _ROLE_BEGINS, delimiters.tokens)
     if marker == Looking.NO:
         return (yield from _read_content(context))
     return START if marker == Looking.YES else marker
@@ -86,7 +86,7 @@ def _read_opening(context: Context) -> Subgrammar:
 
 def _read_message(marker: str, context: Context) -> Subgrammar:
     """One message: the marker that ended its body."""
-    begins = context.lexicon.stops(START, CHANNEL, MESSAGE)
+    begins = context.lexicon.delimiters(START, CHANNEL, MESSAGE)
     if marker in ENDS:
         marker = yield from _skip_stray(context)
     while marker not in begins.markers:
@@ -110,7 +110,7 @@ def _skip_stray(context: Context) -> Subgrammar:
 
     gpt-oss writes a number there at times; other text is an answer without a header.
     """
-    begins = context.lexicon.stops(START, CHANNEL, MESSAGE)
+    begins = context.lexicon.delimiters(START, CHANNEL, MESSAGE)
     marker = yield Looking(_HEADER, _HEADER_BEGINS, begins.tokens)
     if marker != Looking.NO:
         return CHANNEL if marker == Looking.YES else marker
@@ -145,11 +145,11 @@ def _read_header(
     marker: str, context: Context
 ) -> Generator[Want, str, tuple[str, str | None, str, str]]:
     """The channel, the recipient if there is one, the marker behind the header, JSON before it."""
-    stops = context.lexicon.stops(*MARKERS)
+    delimiters = context.lexicon.delimiters(*MARKERS)
     parts: dict[str, list[str]] = {START: [], CHANNEL: [], CONSTRAIN: []}
     while marker in parts:
         parts[marker].append(" ")
-        marker = yield Until(stops, parts[marker].append)
+        marker = yield Until(delimiters, parts[marker].append)
     channel = "".join(parts[CHANNEL]).split()
     found = _RECIPIENT.search("".join([*parts[START], " ", *parts[CHANNEL]]))
     recipient = found["name"] if found and found["name"] not in _ROLES else None
@@ -161,10 +161,10 @@ def _read_header(
 def _read_call(name: str, context: Context) -> Subgrammar:
     context.out.phase = Phase.TOOL_CALL
     context.calls.begin(name)
-    stops = context.lexicon.stops(*ENDS)
+    delimiters = context.lexicon.delimiters(*ENDS)
     goes_on = context.follow(None, START)
     quotes = context.quotes(dict.fromkeys(ENDS, goes_on))
-    marker = yield JsonValue(stops, context.calls.write_json, True, quotes)
+    marker = yield JsonValue(delimiters, context.calls.write_json, True, quotes)
     context.calls.close(is_fragile=not context.calls.written)
     context.out.phase = Phase.CONTENT
     return marker
@@ -172,7 +172,7 @@ def _read_call(name: str, context: Context) -> Subgrammar:
 
 def _read_thinking(context: Context) -> Subgrammar:
     context.out.phase = Phase.REASONING
-    marker = yield Until(context.lexicon.stops(*ENDS), context.out.reasoning.write)
+    marker = yield Until(context.lexicon.delimiters(*ENDS), context.out.reasoning.write)
     context.out.phase = Phase.CONTENT
     return marker
 

@@ -49,7 +49,7 @@ def _read_header(context: Context) -> Subgrammar:
     """The marker behind a header. What is no name, or has no kind behind it, is content."""
     header = _Header(context.out.content.write)
     try:
-        marker = yield Until(context.lexicon.stops(*MARKERS), header.write)
+        marker = yield Until(context.lexicon.delimiters(*MARKERS), header.write)
     except Ended:
         header.flush()
         raise
@@ -79,22 +79,22 @@ class _Header:
 
 def _read_block(kind: str, context: Context) -> Subgrammar:
     out = context.out
-    stops = context.lexicon.stops(*MARKERS)
+    delimiters = context.lexicon.delimiters(*MARKERS)
     if kind == CALL and context.tools.channels:
         out.phase = Phase.TOOL_CALL
         marker = yield from JsonCalls(
             context.calls,
-            stops,
+            delimiters,
             out.content.write,
             arguments=("args", "arguments", "parameters"),
             quotes=context.quotes({END: context.follow({CALL: None}, MESSAGE), CALL: {"{": None}}),
         ).read()
     elif kind == THINKING:
         out.phase = Phase.REASONING
-        marker = yield Until(stops, out.reasoning.write)
+        marker = yield Until(delimiters, out.reasoning.write)
     else:
         out.content.separate("\n\n")
-        marker = yield Until(stops, out.content.write)
+        marker = yield Until(delimiters, out.content.write)
     out.phase = Phase.CONTENT
     return marker
 

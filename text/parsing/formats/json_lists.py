@@ -131,17 +131,17 @@ def _read_xlam(opener: str, context: Context) -> Grammar:
     head: Follow = {"[": first} if opener == _FENCE else spelled
     if not (yield from opens(opener, head, context)):
         return
-    stops = context.lexicon.stops("```", *_MARKED)
+    delimiters = context.lexicon.delimiters("```", *_MARKED)
     quotes = context.quotes(dict.fromkeys(_MARKED, OBJECT))
     content, before = context.out.content, [opener]
-    calls = JsonCalls(context.calls, stops, content.write, closed=False, quotes=quotes)
-    yield Until(context.lexicon.stops("{"), before.append)
+    calls = JsonCalls(context.calls, delimiters, content.write, closed=False, quotes=quotes)
+    yield Until(context.lexicon.delimiters("{"), before.append)
     if (
         yield from calls.object(lambda text: content.unmark("".join([*before, "{", text])))
     ) == DONE:
         yield from calls.read()
     if opener == _FENCE:
-        yield Next(stops, keep=None)
+        yield Next(delimiters, keep=None)
 
 
 XLAM = ToolFormat((*_MARKED, _FENCE, _LIST), _read_xlam, ("</tool_call>",))
@@ -151,11 +151,11 @@ PYTHON = "<|python_tag|>"
 
 
 def _read_llama(opener: str, context: Context) -> Grammar:
-    stops = context.lexicon.stops(PYTHON)
+    delimiters = context.lexicon.delimiters(PYTHON)
     content = context.out.content.write
     quotes = context.quotes({PYTHON: {'{"': None}})
     certain = opener == PYTHON
-    yield from JsonCalls(context.calls, stops, content, certain, False, quotes=quotes).read()
+    yield from JsonCalls(context.calls, delimiters, content, certain, False, quotes=quotes).read()
 
 
 def _read_llama_anywhere(opener: str, context: Context) -> Grammar:
@@ -172,12 +172,12 @@ def _read_llama_anywhere(opener: str, context: Context) -> Grammar:
     elif not (yield from opens(opener, _llama_head(context), context)):
         return
     quotes = context.quotes({PYTHON: {'{"': None}})
-    stops, num = context.lexicon.stops(PYTHON), context.calls.num
+    delimiters, num = context.lexicon.delimiters(PYTHON), context.calls.num
 
     def lose(text: str) -> None:
         (content.write if context.calls.num > num else content.unmark)(text)
 
-    form = JsonCalls(context.calls, stops, lose, False, False, quotes=quotes)
+    form = JsonCalls(context.calls, delimiters, lose, False, False, quotes=quotes)
     if (yield from form.object()) == DONE:
         yield from form.read()
 
@@ -209,16 +209,19 @@ def _read_mistral(opener: str, context: Context) -> Grammar:
     quotes = context.remember_quotes(_CALL, lambda: _find_ends(context))
     marker = opener
     while marker == _CALL:
-        marker = yield Next(context.lexicon.stops(_CALL, _ARGUMENTS, _CALL_ID), keep=None)
+        marker = yield Next(context.lexicon.delimiters(_CALL, _ARGUMENTS, _CALL_ID), keep=None)
         if marker in ("[", "{"):
-            stops = context.lexicon.stops(_CALL)
+            delimiters = context.lexicon.delimiters(_CALL)
             marker = yield from JsonCalls(
-                context.calls, stops, content, closed=False, quotes=quotes
+                context.calls, delimiters, content, closed=False, quotes=quotes
             ).read()
         elif marker != _CALL:
             marker = yield from _read_named(marker, quotes, context)
             lexicon = context.lexicon
-            if marker == DONE and (yield Ahead(_MEMBER, lexicon.stops(), lexicon)) == Ahead.YES:
+            if (
+                marker == DONE
+                and (yield Ahead(_MEMBER, lexicon.delimiters(), lexicon)) == Ahead.YES
+            ):
                 context.calls.doubt()
 
 
@@ -232,7 +235,7 @@ def _read_named(first: str, quotes: Quotes, context: Context) -> Subgrammar:
     """A name, perhaps an id, and arguments: DONE where those end."""
     name: list[str] = []
     own: list[str] = []
-    ends = context.lexicon.stops(_ARGUMENTS, _CALL_ID, _CALL, "{")
+    ends = context.lexicon.delimiters(_ARGUMENTS, _CALL_ID, _CALL, "{")
     marker = first
     if first not in (_ARGUMENTS, _CALL_ID):
         marker = yield from last_name(ends, name, context.calls.begin)
@@ -247,16 +250,16 @@ def _read_named(first: str, quotes: Quotes, context: Context) -> Subgrammar:
 
 
 def _read_arguments(marker: str, quotes: Quotes, context: Context) -> Subgrammar:
-    stops = context.lexicon.stops(_CALL)
-    value = JsonValue(stops, context.calls.write_json, quotes=quotes)
+    delimiters = context.lexicon.delimiters(_CALL)
+    value = JsonValue(delimiters, context.calls.write_json, quotes=quotes)
     if marker == "{":
         value.plain(marker)
         return (yield value)
     if marker == _ARGUMENTS:
-        marker = yield Next(stops, keep=None)
+        marker = yield Next(delimiters, keep=None)
     if marker == "{":
         return (yield value)
-    return marker if marker == _CALL else (yield Until(stops, context.calls.write_json))
+    return marker if marker == _CALL else (yield Until(delimiters, context.calls.write_json))
 
 
 def _make_mistral_id() -> str:

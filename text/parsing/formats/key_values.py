@@ -75,7 +75,7 @@ class KeyValues:
     def _read(self, opener: str, context: Context) -> Grammar:
         """Calls, and with a section around them up to its end. Other text in it is content."""
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
-        between = context.lexicon.stops(*self.outer)
+        between = context.lexicon.delimiters(*self.outer)
         begins: Follow = {NAME: None, "{": None} if opener == self.call else {self.call: None}
         if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
             return
@@ -91,13 +91,13 @@ class KeyValues:
     def _call(self, context: Context) -> Subgrammar:
         parts: list[str] = []
         words = filter(None, ("\n", self.key, self.key_end, self.value_end, self.separator))
-        stops = context.lexicon.stops(*words, *self.outer)
-        first = yield Next(stops, keep=None, markup=True)
+        delimiters = context.lexicon.delimiters(*words, *self.outer)
+        first = yield Next(delimiters, keep=None, markup=True)
         if first == "{":
             return (yield from self._json(context))
-        if first in stops.markers:
+        if first in delimiters.markers:
             return (yield from self._pass("", first, context))
-        marker = yield from last_name(stops, parts, context.calls.begin)
+        marker = yield from last_name(delimiters, parts, context.calls.begin)
         written = "".join(parts).strip()
         key = ""
         if marker == self.key_end and marker:
@@ -112,14 +112,14 @@ class KeyValues:
             marker = yield from self._arguments(marker, brace + inline, arguments, context, key)
         context.calls.close(spoiled=marker == FORCED)
         if marker == FORCED:
-            marker = yield Until(context.lexicon.stops(*self.outer), ignore)
+            marker = yield Until(context.lexicon.delimiters(*self.outer), ignore)
         return marker
 
     def _is_key_next(self, context: Context) -> Generator[Want, str, bool]:
         """Whether the opening token has been written in place of that of the first key."""
         lexicon = context.lexicon
         head: Follow = {NAME: context.follow(None, self.key_end)}
-        return (yield Ahead(head, lexicon.stops(), lexicon)) == Ahead.YES
+        return (yield Ahead(head, lexicon.delimiters(), lexicon)) == Ahead.YES
 
     def _pass(self, written: str, marker: str, context: Context) -> Subgrammar:
         """Pass text without a name on as content: it is no call."""
@@ -128,14 +128,14 @@ class KeyValues:
             context.calls.doubt()
         if marker in self.outer:
             return marker
-        return (yield Until(context.lexicon.stops(*self.outer), ignore))
+        return (yield Until(context.lexicon.delimiters(*self.outer), ignore))
 
     def _json(self, context: Context) -> Subgrammar:
         """JSON in place of keys and values: K2 Horizon on demand, GLM at times."""
         ends = self._follow(context)
-        stops = context.lexicon.stops(*self.outer)
+        delimiters = context.lexicon.delimiters(*self.outer)
         calls = JsonCalls(
-            context.calls, stops, context.out.content.write, quotes=context.quotes(ends)
+            context.calls, delimiters, context.out.content.write, quotes=context.quotes(ends)
         )
         return (yield from calls.read())
 
@@ -154,14 +154,14 @@ class KeyValues:
         first: str = "",
     ) -> Subgrammar:
         """Keys and values; ``inline`` is what stands before the first, or ``first`` is its key."""
-        stops = context.lexicon.stops(self.key, *self.outer)
+        delimiters = context.lexicon.delimiters(self.key, *self.outer)
         if not first and marker not in (self.key, *self.outer):
-            marker = yield from arguments.loose(stops, self.key, before=inline)
+            marker = yield from arguments.loose(delimiters, self.key, before=inline)
         elif not first and marker != self.key:
             arguments.inline(inline)
         while marker not in self.outer:
             if marker != self.key and not first:  # behind a value
-                marker = yield Until(stops, arguments.distrust)
+                marker = yield Until(delimiters, arguments.distrust)
                 continue
             key, kind, loose, marker = yield from self._head(context, first)
             first = ""
@@ -194,14 +194,19 @@ class KeyValues:
         Models forget tokens, and write them twice: of two keys the second counts, and text between
         a key and the end of its value is the value.
         """
-        stops, keys, kind, loose = context.lexicon.stops, [first], list[str](), list[str]()
+        delimiters, keys, kind, loose = (
+            context.lexicon.delimiters,
+            [first],
+            list[str](),
+            list[str](),
+        )
         tags = tuple(filter(None, (self.key_end, self.value)))
         marker = self.key_end if first else self.key
         while marker == self.key and marker:
             keys.clear()
-            marker = yield Until(stops(self.key, *tags, *self.outer), keys.append)
+            marker = yield Until(delimiters(self.key, *tags, *self.outer), keys.append)
         kinds = tuple(filter(None, (self.kind, self.kind_end)))
-        ends = stops(*tags, self.value_end, self.key, *kinds, *self.outer)
+        ends = delimiters(*tags, self.value_end, self.key, *kinds, *self.outer)
         while marker in (self.key_end, *kinds) and marker:
             marker = yield Until(ends, kind.append if marker == self.kind else loose.append)
         return "".join(keys).strip(), "".join(kind), "".join(loose), marker

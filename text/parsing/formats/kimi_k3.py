@@ -22,7 +22,7 @@ from collections.abc import Generator
 
 from eaglegate.text.events import Phase
 from eaglegate.text.parsing.arguments import ArgumentsWriter
-from eaglegate.text.parsing.markers import Follow, Lexicon, Stops
+from eaglegate.text.parsing.markers import Delimiters, Follow, Lexicon
 from eaglegate.text.parsing.message import Ahead, Context, ReasoningFormat, ToolFormat, no_calls
 from eaglegate.text.parsing.reader import DONE, Grammar, Sink, Until, Want, ignore
 from eaglegate.text.parsing.schemas import STRING, TYPES
@@ -40,16 +40,16 @@ _HEADER_BEGINS = re.compile(
 class _Header:
     """The inside of a tag, up to a marker; TEXT where it goes on as no tag does."""
 
-    __slots__ = ("_parts", "_stops", "tokens")
+    __slots__ = ("_delimiters", "_parts", "tokens")
     lexicon: Lexicon | None = None
 
-    def __init__(self, stops: Stops, parts: list[str]) -> None:
-        self._stops = stops
+    def __init__(self, delimiters: Delimiters, parts: list[str]) -> None:
+        self._delimiters = delimiters
         self._parts = parts
-        self.tokens = stops.tokens
+        self.tokens = delimiters.tokens
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        start, after, marker = self._stops.find(text, 0, more)
+        start, after, marker = self._delimiters.find(text, 0, more)
         self._parts.append(text[:start])
         if not _HEADER_BEGINS.fullmatch("".join(self._parts)):
             return TEXT, text[start:]
@@ -64,13 +64,13 @@ class _Header:
 
 def read_channels(context: Context) -> Grammar:
     """Element after element."""
-    stops, write = context.lexicon.stops(*MARKERS), context.out.content.write
+    delimiters, write = context.lexicon.delimiters(*MARKERS), context.out.content.write
     if context.starts_in is Phase.REASONING:
         yield from _read_thinking(context)
     marker = ""
     while True:
         if marker not in (OPEN, CLOSE):
-            marker = yield Until(stops, write, stray=ignore)
+            marker = yield Until(delimiters, write, stray=ignore)
         if marker == SEP:
             marker = ""
             continue
@@ -85,7 +85,7 @@ def read_channels(context: Context) -> Grammar:
 def _read_header(context: Context) -> Generator[Want, str, tuple[str, str]]:
     """Read a tag: its end, SEP if it is one, and its inside."""
     parts: list[str] = []
-    ended = yield _Header(context.lexicon.stops(*MARKERS), parts)
+    ended = yield _Header(context.lexicon.delimiters(*MARKERS), parts)
     return ended, "".join(parts)
 
 
@@ -122,7 +122,7 @@ def _is_skipped(context: Context) -> Generator[Want, str, bool]:
     lexicon = context.lexicon
     elements: Follow = dict.fromkeys(("response", "tools"), context.follow(None, SEP))
     head = context.follow(elements, OPEN)
-    return (yield Ahead(head, lexicon.stops(), lexicon)) == Ahead.YES
+    return (yield Ahead(head, lexicon.delimiters(), lexicon)) == Ahead.YES
 
 
 def _read_call(tool: str, context: Context) -> Grammar:
@@ -131,9 +131,9 @@ def _read_call(tool: str, context: Context) -> Grammar:
     forced = False
     with ArgumentsWriter(context.calls) as arguments:
         while True:
-            marker = yield Until(context.lexicon.stops(OPEN, CLOSE), ignore)
+            marker = yield Until(context.lexicon.delimiters(OPEN, CLOSE), ignore)
             inside: list[str] = []
-            yield Until(context.lexicon.stops(SEP), inside.append)
+            yield Until(context.lexicon.delimiters(SEP), inside.append)
             written = "".join(inside)
             name, attributes = _parse_header(written)
             if _is_broken(written, name, attributes):
@@ -189,7 +189,7 @@ def _read_body(name: str, sink: Sink, context: Context) -> Generator[Want, str, 
         words |= dict.fromkeys(implied, {"tools": context.follow(None, SEP)})  # noqa: RUF024
     ended = yield Tagged(lexicon, Closing(words, implied, tuple(forced)), sink)
     if ended not in (DONE, FORCED):
-        yield Until(lexicon.stops(SEP), ignore)
+        yield Until(lexicon.delimiters(SEP), ignore)
     return ended == FORCED
 
 

@@ -95,12 +95,12 @@ class Elements:
 
     def _tag(self, context: Context, sink: Sink = ignore) -> Subgrammar:
         """The next tag, without its closing angle."""
-        yield Until(context.lexicon.stops(self.token), sink, markup=True)
+        yield Until(context.lexicon.delimiters(self.token), sink, markup=True)
         return (yield from self._rest(context))
 
     def _rest(self, context: Context) -> Subgrammar:
         parts: list[str] = []
-        yield Until(context.lexicon.stops(">"), parts.append)
+        yield Until(context.lexicon.delimiters(">"), parts.append)
         return "".join(parts)
 
     def _call(self, name: str, context: Context) -> Subgrammar:

@@ -67,15 +67,15 @@ class Recipients:
 
     def read(self, context: Context) -> Grammar:
         """Message after message, from inside the first one's header."""
-        stops = context.lexicon.stops(START, MESSAGE, *_BEGINS)
+        delimiters = context.lexicon.delimiters(START, MESSAGE, *_BEGINS)
         if context.starts_in is Phase.REASONING:
             yield from self._read_body("self", context)
-        elif (yield Looking(_HEADER, _HEADER_BEGINS, stops.tokens)) == Looking.NO:
+        elif (yield Looking(_HEADER, _HEADER_BEGINS, delimiters.tokens)) == Looking.NO:
             yield from self._read_body("user", context)
         while True:
             header: list[str] = []
             try:
-                while (marker := (yield Until(stops, header.append))) == START:
+                while (marker := (yield Until(delimiters, header.append))) == START:
                     header.clear()
             except Ended:
                 if not _HEADER.match(text := "".join(header)):
@@ -88,17 +88,17 @@ class Recipients:
 
     def _read_body(self, recipient: str, context: Context, marker: str = "") -> Grammar:
         """``marker`` is what stands before it: calls come without ``<|message|>`` at times."""
-        out, stops = context.out, context.lexicon.stops(*ENDS)
+        out, delimiters = context.out, context.lexicon.delimiters(*ENDS)
         if recipient in self.thinking:
             out.phase = Phase.REASONING
             out.reasoning.write(marker)
-            yield Until(stops, out.reasoning.write)
+            yield Until(delimiters, out.reasoning.write)
         elif recipient in self.dropped:
-            yield Until(stops, ignore)
+            yield Until(delimiters, ignore)
         elif recipient in self.content or not context.tools.channels:
             out.content.separate("\n\n")
             out.content.write(marker)
-            yield Until(stops, out.content.write)
+            yield Until(delimiters, out.content.write)
         else:
             out.phase = Phase.TOOL_CALL
             yield from _read_calls(context, marker)
@@ -107,10 +107,10 @@ class Recipients:
 
 def _read_calls(context: Context, marker: str = "") -> Subgrammar:
     """Sections up to the end of the message, whose other text is none of the answer."""
-    stops = context.lexicon.stops(*_BEGINS, *ENDS)
+    delimiters = context.lexicon.delimiters(*_BEGINS, *ENDS)
     while marker not in ENDS:
         if marker not in _BEGINS:
-            marker = yield Until(stops, ignore)
+            marker = yield Until(delimiters, ignore)
         if marker in _BEGINS:
             marker = yield from _TAGS.read(context, marker if marker == _TAGS.call else "")
     return marker

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from eaglegate.text.events import Repair
 from eaglegate.text.parsing.arguments import ArgumentsWriter, as_json
 from eaglegate.text.parsing.json_calls import JsonCalls
-from eaglegate.text.parsing.markers import NAME, Follow, Stops
+from eaglegate.text.parsing.markers import NAME, Delimiters, Follow
 from eaglegate.text.parsing.message import Context, Looking, ToolFormat, opens
 from eaglegate.text.parsing.python_literal import Literal
 from eaglegate.text.parsing.reader import Ended, Grammar, Next, Until, Want, ignore
@@ -61,12 +61,12 @@ class Pythonic:
         return ToolFormat(openers, self._calls, (self.end,), leads=leads, head=head)
 
     def _calls(self, opener: str, context: Context) -> Grammar:
-        stops = context.lexicon.stops(self.start, self.end)
+        delimiters = context.lexicon.delimiters(self.start, self.end)
         if not self.bracketed:
             call: Follow = {NAME: {"(": None}}
             follow = {**call, "[": call}
             if not context.lexicon.is_text(opener) or (yield from opens(opener, follow, context)):
-                yield from self._list(stops, context)
+                yield from self._list(delimiters, context)
             return
         fence = context.out.content.fence
         if opener == "[" and (fence.is_open or fence.is_inline):
@@ -76,36 +76,36 @@ class Pythonic:
             names = context.calls.names if context.out.content.written else ()
             head: Follow = {name: {"(": None} for name in names or (NAME,)}
             if (yield from opens(opener, head, context)):
-                yield from self._list(stops, context, opener)
+                yield from self._list(delimiters, context, opener)
             return
         if (yield Looking(_LIST, _LIST_BEGINS)) != Looking.YES:
-            yield from self._read_others(stops, context)
+            yield from self._read_others(delimiters, context)
             return
-        yield Next(stops)
-        yield from self._list(stops, context)
+        yield Next(delimiters)
+        yield from self._list(delimiters, context)
         if opener == self.start:
-            yield Next(context.lexicon.stops(self.end), keep=None)
+            yield Next(context.lexicon.delimiters(self.end), keep=None)
 
-    def _read_others(self, stops: Stops, context: Context) -> Grammar:
+    def _read_others(self, delimiters: Delimiters, context: Context) -> Grammar:
         """Read text that is no list of calls. It is content, unless the markers say that it must
         be calls.
         """
         write = context.out.content.write
         if not self.marked:
-            yield Next(stops, write)
+            yield Next(delimiters, write)
         elif (yield Looking(_BARE, _BARE_BEGINS)) == Looking.YES:
-            yield from self._list(stops, context)
+            yield from self._list(delimiters, context)
         elif (yield Looking(_JSON, _JSON_BEGINS)) == Looking.YES:
-            yield from JsonCalls(context.calls, stops, write).read()
+            yield from JsonCalls(context.calls, delimiters, write).read()
         else:
             empty = (yield Looking(_EMPTY, _JSON_BEGINS)) == Looking.YES
-            yield Until(stops, ignore if empty else write)
+            yield Until(delimiters, ignore if empty else write)
 
-    def _list(self, stops: Stops, context: Context, opener: str = "") -> Grammar:
+    def _list(self, delimiters: Delimiters, context: Context, opener: str = "") -> Grammar:
         """Behind the opening bracket, ``opener`` where it is text until a call follows."""
-        names = context.lexicon.stops("(", "]", self.start, self.end)
+        names = context.lexicon.delimiters("(", "]", self.start, self.end)
         marker = ""
-        while not (marker == "]" and self.bracketed) and marker not in stops.markers:
+        while not (marker == "]" and self.bracketed) and marker not in delimiters.markers:
             parts: list[str] = []
             try:
                 marker = yield Until(names, parts.append)
@@ -119,25 +119,25 @@ class Pythonic:
                 name = name.removeprefix("[").lstrip()
             if marker == "(" and _NAME.fullmatch(name):
                 while name:
-                    marker, name = yield from self._call(name, context, stops)
+                    marker, name = yield from self._call(name, context, delimiters)
             elif name:
                 context.calls.doubt()
-                context.out.content.write(name + ("" if marker in stops.markers else marker))
+                context.out.content.write(name + ("" if marker in delimiters.markers else marker))
 
     def _call(
-        self, name: str, context: Context, stops: Stops
+        self, name: str, context: Context, delimiters: Delimiters
     ) -> Generator[Want, str, tuple[str, str]]:
         """The marker behind a call, and the name of the next one where that is in its place."""
         context.calls.begin(name)
         with ArgumentsWriter(context.calls) as arguments:
-            marker, following = yield from self._arguments(arguments, context, stops)
+            marker, following = yield from self._arguments(arguments, context, delimiters)
         context.calls.close()
         return marker, following
 
     def _arguments(
-        self, arguments: ArgumentsWriter, context: Context, stops: Stops
+        self, arguments: ArgumentsWriter, context: Context, delimiters: Delimiters
     ) -> Generator[Want, str, tuple[str, str]]:
-        keys = context.lexicon.stops("=", "(", ")", self.start, self.end)
+        keys = context.lexicon.delimiters("=", "(", ")", self.start, self.end)
         while True:
             parts: list[str] = []
             marker = yield Until(keys, parts.append)
@@ -147,50 +147,50 @@ class Pythonic:
             if marker not in ("=", "("):
                 if key:
                     arguments.verbatim(key)
-                if marker in stops.markers and (arguments.is_empty or "," in "".join(parts)):
+                if marker in delimiters.markers and (arguments.is_empty or "," in "".join(parts)):
                     context.calls.spoil()
                 return marker, ""
             if marker == "=" and _NAME.fullmatch(key.rstrip()):
-                yield from self._value(key.rstrip(), arguments, context, stops)
+                yield from self._value(key.rstrip(), arguments, context, delimiters)
             else:
                 arguments.verbatim(key + marker)
-                yield Literal(context.calls.write, stops.tokens)
+                yield Literal(context.calls.write, delimiters.tokens)
 
     def _value(
-        self, key: str, arguments: ArgumentsWriter, context: Context, stops: Stops
+        self, key: str, arguments: ArgumentsWriter, context: Context, delimiters: Delimiters
     ) -> Grammar:
         if key in arguments.given:
             context.calls.spoil()
             context.calls.repair(Repair.REPEATED_PARAMETER)
-            yield Literal(context.calls.keep_raw, stops.tokens, context.calls.names)
+            yield Literal(context.calls.keep_raw, delimiters.tokens, context.calls.names)
             return
         if arguments.wraps(key):
-            yield from self._wrapped(key, arguments, context, stops)
+            yield from self._wrapped(key, arguments, context, delimiters)
             return
         arguments.key(key)
         allowed = arguments.allowed(key)
         if "string" in allowed or not self.quoted:
             names, keys = context.calls.names, arguments.properties
-            literal = Literal(context.calls.write, stops.tokens, names, keys)
+            literal = Literal(context.calls.write, delimiters.tokens, names, keys)
             yield literal
             if literal.is_doubtful:
                 context.calls.spoil()
             return
         parts: list[str] = []
         try:
-            yield Literal(parts.append, stops.tokens, context.calls.names)
+            yield Literal(parts.append, delimiters.tokens, context.calls.names)
         except Ended:
             context.calls.write("".join(parts))
             raise
         context.calls.write(_unquote("".join(parts), allowed))
 
     def _wrapped(
-        self, key: str, arguments: ArgumentsWriter, context: Context, stops: Stops
+        self, key: str, arguments: ArgumentsWriter, context: Context, delimiters: Delimiters
     ) -> Grammar:
         """All arguments in a dictionary under a key that the tool does not have."""
         parts: list[str] = []
         try:
-            yield Literal(parts.append, stops.tokens, context.calls.names)
+            yield Literal(parts.append, delimiters.tokens, context.calls.names)
         except Ended:
             arguments.key(key)
             context.calls.write("".join(parts))

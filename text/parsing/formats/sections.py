@@ -102,17 +102,17 @@ class _Versions(Sections):
     """Both ways to write a call: models of one version write the other's at times."""
 
     def read(self, context: Context) -> Subgrammar:
-        stops, calls = context.lexicon.stops, context.calls
+        delimiters, calls = context.lexicon.delimiters, context.calls
         written: list[str] = []
         marker = yield from last_name(
-            stops(self.separator, *self.ends),
+            delimiters(self.separator, *self.ends),
             written,
             lambda name: name != KIND and self.begin(calls, name),
         )
         name, fenced = "".join(written).strip(), False
         begun = name != KIND and self.begin(calls, name)
         if marker == self.separator:
-            marker = yield Next(stops(*self.ends), keep=None)
+            marker = yield Next(delimiters(*self.ends), keep=None)
             fenced = marker == "`" or (not begun and marker != "{")
             if not begun and fenced:
                 name, marker = yield from self._name(context)
@@ -122,12 +122,12 @@ class _Versions(Sections):
                 calls.doubt()
             return marker
         if fenced and marker in ("`", "```"):
-            marker = yield Until(stops("\n", "{", *self.ends), ignore)
+            marker = yield Until(delimiters("\n", "{", *self.ends), ignore)
         if marker not in self.ends:
             marker = yield self._arguments(marker, context) if fenced else self._json(context)
         if marker not in self.ends:
             behind: list[str] = []
-            marker = yield Until(stops(*self.ends), behind.append)
+            marker = yield Until(delimiters(*self.ends), behind.append)
             if "".join(behind).strip(_FENCE):
                 calls.spoil()
         calls.close(is_fragile=not calls.written)
@@ -136,13 +136,13 @@ class _Versions(Sections):
     def _name(self, context: Context) -> Generator[Want, str, tuple[str, str]]:
         """V3's name, behind the separator, and the marker behind it."""
         written: list[str] = []
-        ends = context.lexicon.stops("```", "{", *self.ends)
+        ends = context.lexicon.delimiters("```", "{", *self.ends)
         marker = yield from last_name(ends, written, lambda name: self.begin(context.calls, name))
         return "".join(written).strip(), marker
 
     def _json(self, context: Context) -> JsonValue:
-        stops = context.lexicon.stops(*self.ends)
-        return JsonValue(stops, context.calls.write_json, True, self._quotes(context))
+        delimiters = context.lexicon.delimiters(*self.ends)
+        return JsonValue(delimiters, context.calls.write_json, True, self._quotes(context))
 
     def _arguments(self, opening: str, context: Context) -> Tagged:
         """Arguments in a fence, or without V3.1's protection of strings."""
