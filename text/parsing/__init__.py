@@ -5,4 +5,14 @@ for each choice. ``reader.py`` drives a format's grammar over text and marker to
 example; ``answer.py`` is the grammar of a whole answer, ``output.py`` where a grammar writes.
 Formats are in ``formats/``, one row each in ``registry.py``, most of them tables for the grammars
 in ``tagged.py`` and ``json_blocks.py``. Rules: docs/parsers.md.
+
+For a new format, begin with the one that looks most like it:
+
+    {"name": "get_weather", "arguments": {}} between markers    formats/json_lists.py
+    a name, then JSON, between tokens                           formats/sections.py
+    <parameter name="city">Paris</parameter>                    formats/xml_calls.py
+    <arg_key>city</arg_key><arg_value>Paris</arg_value>         formats/key_values.py
+    [get_weather(city="Paris")]                                 formats/pythonic.py
+    messages on channels, or to recipients                      formats/harmony.py, muse.py
+    anything else                                               the worked example in reader.py
 """

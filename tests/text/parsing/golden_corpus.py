@@ -17,7 +17,7 @@ from _pytest.mark.structures import ParameterSet
 from eaglegate.text.events import FinishReason, Outcome
 
 FOLDER = Path(__file__).parent / "golden"
-ALONE = {"openai", "reasoning_openai_gptoss", "kimi_k3", "inkling", "muse_glimmer"}
+ALONE = {"openai", "reasoning_openai_gptoss", "kimi_k3", "inkling", "muse", "muse_glimmer"}
 """Formats that frame whole messages: calls and thinking are read by the same frame."""
 _MACRO = re.compile(r"⟦(?P<how>file|json) (?P<size>\d+)⟧")
 _PIECE = re.compile(r"⟪(?P<token>.+?)⟫|(?P<cut>¦)|(?P<text>[^⟪¦]+)", re.DOTALL)

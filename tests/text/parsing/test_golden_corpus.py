@@ -17,7 +17,7 @@ VARIATIONS = {
     *("hunyuan_a13b", "internlm", "jamba", "kimi_k3", "lfm2", "longcat", "mimo", "olmo3"),
     *("phi4_mini_json", "seed_oss", "xlam", "functiongemma", "gigachat3", "hy_v3", "hy_v4"),
     *("inkling", "k2_horizon", "k2_horizon_json", "k2_horizon_typed", "minicpm5", "minimax_m3"),
-    *("muse_glimmer", "plamo3", "poolside_v1", "solar_open2", "step3"),
+    *("muse", "muse_glimmer", "plamo3", "poolside_v1", "solar_open2", "step3"),
 }
 
 

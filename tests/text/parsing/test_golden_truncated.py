@@ -29,6 +29,7 @@ TEXTUAL = {
     "llama4_pythonic",
     "minicpm5",
     "minimax_m3",
+    "muse",
     "muse_glimmer",
     "olmo3",
     "openai",

@@ -70,8 +70,12 @@ class Recipients:
         delimiters = context.lexicon.delimiters(START, MESSAGE, *_BEGINS)
         if context.starts_in is Phase.REASONING:
             yield from self._read_body("self", context)
-        elif (yield Looking(_HEADER, _HEADER_BEGINS, delimiters.tokens)) == Looking.NO:
-            yield from self._read_body("user", context)
+        else:
+            begins = yield Looking(_HEADER, _HEADER_BEGINS, delimiters.tokens)
+            if begins == Looking.NO:
+                yield from self._read_body("user", context)
+            elif begins in (MESSAGE, *_BEGINS):  # the header is empty
+                yield from self._read_body("", context, begins if begins in _BEGINS else "")
         while True:
             header: list[str] = []
             try:
