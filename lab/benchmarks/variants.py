@@ -27,7 +27,7 @@ from eaglegate.engine.scripted import Script, ScriptedEngine
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.types import EngineInfo, EngineRequest, Step, StepSink
-from eaglegate.engine.vllm_backend.translate import SinkFlusher, StepQueue
+from eaglegate.engine.vllm_backend.step_queue import SinkFlusher, StepQueue
 from eaglegate.lab.benchmarks.observing import INFO, Renderer, open_capture, scripted
 from eaglegate.lab.benchmarks.wire import clock_of
 from eaglegate.observability.engine import InstrumentedEngine
