@@ -286,8 +286,13 @@ def by_format() -> list[ParameterSet]:
     return [pytest.param(cases, id=form.name) for form, cases in _files()]
 
 
+HEAD = {"tool_parsers", "reasoning_parser", "arguments", "eos", "markers", "special", "cases"}
+
+
 def _file(path: Path, tools: Mapping[str, Any]) -> tuple[Format, tuple[Case, ...]]:
     described = _yaml(path)
+    if missing := HEAD - described.keys():
+        raise ValueError(f"{path.name}: the head lacks {sorted(missing)}; README.md describes it")
     form = Format(
         name=path.stem,
         tool_parsers=tuple(described["tool_parsers"]),
