@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from eaglegate.engine.events import LogprobsDelta, TokensDelta
 from eaglegate.engine.scripted import Pause
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import make_part
+from eaglegate.server.http import cadence
 from eaglegate.server.http.cadence import BLOCK, MOST_STEPS, PacedSink, fill, join, round_ticks
 from eaglegate.server.http.response import ReplayedResponse, StreamTiming
 from eaglegate.server.settings import Settings
@@ -419,3 +421,25 @@ def test_the_setting_is_checked() -> None:
     for wrong in (-1, 0.5, 1001, float("nan")):
         with pytest.raises(ConfigError, match="--stream-cadence must be 1 to 1000"):
             replace(Settings(), stream_cadence=wrong)
+
+
+async def test_a_timer_that_fires_early_sends_no_more_blocks(monkeypatch):
+    """uvloop's timers have whole milliseconds and may fire before their time."""
+    sleep = asyncio.sleep
+    monkeypatch.setattr(cadence.asyncio, "sleep", lambda seconds: sleep(seconds - 0.002))
+    sent: list[bytes] = []
+
+    class Stream:
+        async def open(self) -> None: ...
+
+        async def write(self, data: bytes) -> None:
+            sent.append(data)
+
+        async def close(self, data: bytes) -> None: ...
+
+    began = time.monotonic()
+    paced = cadence.PacedStream(Stream(), 0.01)
+    paced.push(b"data: 1\n\n")
+    await sleep(0.15)
+    paced.stop()
+    assert 2 <= len(sent) <= (time.monotonic() - began) / 0.01 + 2
