@@ -87,7 +87,7 @@ class Cause(StrEnum):
     WEIGHTS = "draft weights"
     TRAFFIC = "traffic"
     UNKNOWN = "unknown"
-    """There is no earlier record to compare with."""
+    """No earlier run can be compared: there is none, or its text was another."""
 
 
 class Cure(StrEnum):
@@ -298,7 +298,7 @@ class Doctor:
 
     async def examine(self, name: str) -> Diagnosis:
         """Settle a suspicion. Raises EngineError."""
-        prefix = self._all if name == ALL else self._prefixes[name]
+        prefix = self._prefixes.get(name, self._all)
         requests = [*prefix.recent.values()]
         cached = [await self._try_cached(request) for request in requests]
         if has_fallen(cached) or differs_in_text(cached):
@@ -306,7 +306,8 @@ class Doctor:
         recorded = await self._try_record()
         if has_fallen(recorded):
             return await self._treat_weights(name, recorded)
-        cause = Cause.TRAFFIC if self._record else Cause.UNKNOWN
+        compared = any(trial.agrees for trial in recorded)
+        cause = Cause.TRAFFIC if compared else Cause.UNKNOWN
         return self._conclude(name, cause, measure_fall(recorded), len(cached) + len(recorded))
 
     async def _treat_cache(
@@ -429,7 +430,7 @@ class Doctor:
         treatments: tuple[Treatment, ...] = (),
         age_s: float | None = None,
     ) -> Diagnosis:
-        prefix = self._all if name == ALL else self._prefixes[name]
+        prefix = self._prefixes.get(name, self._all)
         diagnosis = Diagnosis(
             at=time.time(),
             draft=self.draft,
@@ -455,7 +456,7 @@ class Doctor:
         self._suspected.pop(name, None)
         if name == ALL and relearn:
             self._all.history = History()
-        elif name != ALL and relearn:
+        elif relearn and name in self._prefixes:
             self._prefixes[name].history = History()
         cured_all = name == ALL and not relearn
         for one in (self._all, *(self._prefixes.values() if cured_all else ())):

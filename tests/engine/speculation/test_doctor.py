@@ -218,6 +218,25 @@ async def test_without_an_earlier_record_the_cause_is_unknown() -> None:
     assert clinic.done == []
 
 
+async def test_texts_that_differ_from_their_earlier_run_compare_nothing() -> None:
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    doctor._record = {
+        prompt: (request, TrialRun((0, *run.tokens), run.steps))
+        for prompt, (request, run) in doctor._record.items()
+    }
+    assert (await doctor.examine("")).cause is Cause.UNKNOWN
+    assert clinic.done == []
+
+
+async def test_a_suspected_prefix_that_was_forgotten_is_examined_among_all() -> None:
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    doctor._suspect("forgotten")
+    assert (await doctor.examine("forgotten")).outcome == "nothing done"
+    assert not doctor._suspected
+
+
 async def test_clean_traffic_of_any_mix_meets_no_action() -> None:
     """20,000 answers, whose mix of prefixes and hard prompts changes all the time."""
     clinic, doctor = make()
