@@ -73,7 +73,7 @@ async def test_an_output_becomes_a_step() -> None:
     inbox = begin(outputs)
     steps = read(inbox)
     outputs.process_outputs([output(1, prefill_stats=FIRST)])
-    assert await anext(steps) == Step((5,), cached_tokens=2)
+    assert await anext(steps) == Step((5,), cached_tokens=2, recomputed_tokens=0)
     outputs.process_outputs([output(3, 3, 2)])
     assert await anext(steps) == Step((5, 5, 5), (DecodeStep(3, 2, 3),))
     outputs.process_outputs([output(2, 3, 1, finish_reason=Reason.STOP)])
