@@ -198,7 +198,6 @@ FAULTS: list[tuple[str, Ask]] = [
     (faulty.ACCEPTS_ALL, SAMPLED),
     (faulty.ACCEPTS_WITHIN_A_WINDOW, GREEDY),
     (faulty.ACCEPTS_WITHIN_A_WINDOW, ask_seeded),
-    (faulty.ACCEPTS_WITHIN_A_WINDOW, ask_with(temperature=1.0)),
     (faulty.ACCEPTS_TOO_MANY, GREEDY),
     (faulty.REDRAWS_FROM_ALL, ask_seeded),
     (faulty.REPEATS_THE_LAST_ROW, GREEDY),
