@@ -265,14 +265,16 @@ def _concatenate(run: Sequence[Event]) -> Event:
 
 
 def fill(frames: bytes, size: int) -> bytes:
-    """``frames`` with a comment of random letters up to ``size`` bytes.
-
-    Random, so that a proxy that compresses does not take the filling out.
-    """
+    """``frames`` with a comment of random letters up to ``size`` bytes."""
     missing = size - len(frames)
     if missing < 3:  # too short for a comment; an empty line ends no event
         return frames + b"\n" * missing
-    return frames + b":%b\n\n" % secrets.token_urlsafe(missing)[: missing - 3].encode()
+    return frames + b":%b\n\n" % make_filling(missing - 3)
+
+
+def make_filling(size: int) -> bytes:
+    """Random letters, which no compression takes out."""
+    return secrets.token_urlsafe(size)[:size].encode()
 
 
 def round_ticks(num: int) -> int:

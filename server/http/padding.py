@@ -8,13 +8,13 @@ random letters that fills it up to the next multiple of ``BLOCK`` bytes.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from eaglegate.engine.events import Event
 from eaglegate.server.errors import GatewayError
+from eaglegate.server.http.cadence import make_filling
 from eaglegate.server.http.response import StreamEncoder
 
 BLOCK = 512
@@ -33,7 +33,7 @@ def _pad(frame: bytes) -> bytes:
         return frame
     least = len(frame) - 1 + len(MEMBER) - 2 + len(END)
     missing = -least % BLOCK
-    return frame[:-1] + MEMBER % secrets.token_urlsafe(missing)[:missing].encode()
+    return frame[:-1] + MEMBER % make_filling(missing)
 
 
 async def pad_each(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
