@@ -65,6 +65,12 @@ class DraftManager:
         """Call it after every change of the serving draft."""
         self._listeners.append(listener)
 
+    def follow(self, listener: Callable[[DraftVersion, DraftSwap | None], None]) -> None:
+        """Call it now with the serving draft, if there is one, and after every change."""
+        if self.serving is not None:
+            listener(self.serving, None)
+        self.watch(listener)
+
     @property
     def in_trial(self) -> bool:
         """A draft serves that is not promoted."""

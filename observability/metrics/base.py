@@ -19,7 +19,7 @@ from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.machine import NvmlGpu
 from eaglegate.engine.speculation.audit.records import AuditRecord
-from eaglegate.engine.speculation.doctor.doctor import Diagnosis
+from eaglegate.engine.speculation.doctor.diagnosis import Diagnosis
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eaglegate.engine.speculation.doctor.doctor import Diagnosis
+from eaglegate.engine.speculation.doctor.diagnosis import Diagnosis
 from eaglegate.observability.metrics.base import MetricGroup
 
 

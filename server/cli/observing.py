@@ -164,9 +164,7 @@ def open_audit(
             raise ConfigError(f"--audit-evidence {folder}: {error}") from None
     auditor = make(settings.audit_share, write)
     if drafts is not None:
-        if drafts.serving is not None:
-            auditor.change_draft(drafts.serving)
-        drafts.watch(auditor.change_draft)
+        drafts.follow(auditor.change_draft)
     return auditor
 
 
@@ -200,9 +198,7 @@ def open_doctor(
         raise ConfigError("--doctor needs the engine in this process; workers have none")
     doctor = make(mode, None if drafts is None else drafts.reload)
     if drafts is not None:
-        if drafts.serving is not None:
-            doctor.change_draft(drafts.serving)
-        drafts.watch(doctor.change_draft)
+        drafts.follow(doctor.change_draft)
     return doctor
 
 

@@ -9,7 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.base import DraftVersion
-from eaglegate.engine.speculation.doctor.doctor import Cause, Cure, Doctor, Mode, Treatment
+from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Treatment
+from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import render_metrics, summarize_speculation

@@ -41,6 +41,7 @@ from eaglegate.engine.speculation.audit.records import (
 from eaglegate.engine.speculation.audit.scores import ScoringRules, never_pause
 from eaglegate.engine.speculation.policy import draw_position
 from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.speculation.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step, StepSink
 from eaglegate.text.events import FinishReason
@@ -99,13 +100,10 @@ class Auditor:
         self._arrived = asyncio.Event()
         self._tests: dict[str, SequentialTest] = {}
         self._recent: deque[AuditRecord] = deque(maxlen=RECENT)
-        self._began = clock()
-        self._spent_s = 0.0
+        self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S / 10)
         self._took_s = 0.0
         """Seconds that the current audit has taken of the engine."""
         self._working_since: float | None = None
-        self._saved_s = SAVED_S / 10
-        self._seen_at = self._began
         self._deaths = 0
 
     def attach(
@@ -223,7 +221,7 @@ class Auditor:
         began = self.clock()
         while (now := self.clock()) - since < PATIENCE_S:
             may_begin = self._is_idle() or (now - began >= IDLE_S and self._has_room())
-            if self._earn() > 0 and may_begin:
+            if self._budget.has_time() and may_begin:
                 return True
             await asyncio.sleep(POLL_S)
         return False
@@ -243,15 +241,7 @@ class Auditor:
             took_s = now - self._working_since
             self._working_since = now
             self._took_s += took_s
-            self._spent_s += took_s
-            self._saved_s -= took_s
-
-    def _earn(self) -> float:
-        """Seconds of the engine's time that may be spent now."""
-        now = self.clock()
-        self._saved_s = min(SAVED_S, self._saved_s + BUDGET * (now - self._seen_at))
-        self._seen_at = now
-        return self._saved_s
+            self._budget.spend(took_s)
 
     async def _audit(self, answer: FinishedAnswer) -> None:
         self._took_s, self._working_since = 0.0, self.clock()
@@ -368,11 +358,10 @@ class Auditor:
 
     def describe(self) -> Mapping[str, Any]:
         """The holds, the evidence and the last audits, for operators."""
-        lived_s = max(1e-9, self.clock() - self._began)
         return {
             "share": self.share,
             "waiting": len(self._waiting),
-            "engine_share": round(self._spent_s / lived_s, 6),
+            "engine_share": round(self._budget.share_spent, 6),
             "holds": {name: asdict(hold) for name, hold in self.holds.holds.items()},
             "evidence": {
                 name: {

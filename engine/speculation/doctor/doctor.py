@@ -18,7 +18,7 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -26,6 +26,13 @@ from typing import Any, Protocol
 from eaglegate.engine.base import DraftSwap, DraftVersion, Engine
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineError
 from eaglegate.engine.speculation.audit.scores import LAST
+from eaglegate.engine.speculation.doctor.diagnosis import (
+    Cause,
+    Cure,
+    Diagnosis,
+    Treatment,
+    log_diagnosis,
+)
 from eaglegate.engine.speculation.doctor.suspicion import History, PositionCounts
 from eaglegate.engine.speculation.doctor.trials import (
     CURED,
@@ -35,6 +42,7 @@ from eaglegate.engine.speculation.doctor.trials import (
     has_fallen,
     measure_fall,
 )
+from eaglegate.engine.speculation.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
 from eaglegate.engine.types import (
     DecodeStep,
@@ -80,25 +88,6 @@ class Mode(StrEnum):
     CURE = "cure"
 
 
-class Cause(StrEnum):
-    """Cause of a fall of acceptance."""
-
-    CACHE = "cached blocks"
-    WEIGHTS = "draft weights"
-    TRAFFIC = "traffic"
-    UNKNOWN = "unknown"
-    """No earlier run can be compared: there is none, or its text was another."""
-
-
-class Cure(StrEnum):
-    """Cures, the smallest first."""
-
-    DROP_PREFIX = "drop prefix"
-    DROP_CACHE = "drop prefix cache"
-    RELOAD = "reload draft"
-    RESTART = "restart engine"
-
-
 class Remedies(Protocol):
     """Cures that an engine knows. All raise EngineError."""
 
@@ -112,46 +101,6 @@ class Remedies(Protocol):
 
 
 Reload = Callable[[], Awaitable[object]]
-
-
-@dataclass(frozen=True, slots=True)
-class Treatment:
-    """One cure and its effect: the relative falls of the acceptance length before and after."""
-
-    cure: Cure
-    before: float
-    after: float
-    took_s: float
-    cured: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """The answer to a suspicion, without any text. ``at``: Unix time in seconds."""
-
-    at: float
-    draft: str
-    prefix: str
-    """A hash of the prefix's first tokens; empty where all are meant."""
-    engine_age_s: float
-    cause: Cause
-    fall: float
-    """Relative fall of the acceptance length in the trials."""
-    trials: int
-    answers: int
-    """Answers from the first sign to the suspicion."""
-    treatments: tuple[Treatment, ...] = ()
-
-    @property
-    def outcome(self) -> str:
-        if self.cause in (Cause.TRAFFIC, Cause.UNKNOWN):
-            return "nothing done"
-        if not self.treatments:
-            return "not treated"
-        return "cured" if self.treatments[-1].cured else "not cured"
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "outcome": self.outcome}
 
 
 class DoctorObserver(Protocol):
@@ -202,8 +151,8 @@ class Doctor:
         self._arrived = asyncio.Event()
         self._diagnoses: deque[Diagnosis] = deque(maxlen=DIAGNOSES)
         self._cures: deque[float] = deque(maxlen=MOST_CURES)
-        self._began = self._engine_began = self._seen_at = clock()
-        self._spent_s, self._saved_s = 0.0, SAVED_S
+        self._engine_began = clock()
+        self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S)
 
     def attach(self, remedies: Remedies, generate: Generate, info: EngineInfo) -> None:
         self._remedies, self._generate = remedies, generate
@@ -275,23 +224,17 @@ class Doctor:
 
     async def _wait_for_room(self, since: float) -> bool:
         while self.clock() - since < PATIENCE_S:
-            if self._has_budget() and self._has_room():
+            if self._budget.has_time() and self._has_room():
                 return True
             await asyncio.sleep(POLL_S)
         return False
-
-    def _has_budget(self) -> bool:
-        now = self.clock()
-        self._saved_s = min(SAVED_S, self._saved_s + BUDGET * (now - self._seen_at))
-        self._seen_at = now
-        return self._saved_s > 0
 
     async def _complete_record(self) -> None:
         """Add a recent prompt to the earlier record, while nothing is suspected."""
         if self._suspected or len(self._record) >= RECENT:
             return
         new = [one for one in self._all.recent.values() if one.prompt not in self._record]
-        if new and self._has_budget() and self._has_room():
+        if new and self._budget.has_time() and self._has_room():
             run = await self._run(new[-1], fresh=True)
             if not self._suspected:
                 self._record[new[-1].prompt] = new[-1], run
@@ -416,9 +359,7 @@ class Doctor:
             async for step in read:
                 tokens += step.token_ids
                 steps += len(step.decode)
-        took_s = self.clock() - began
-        self._spent_s += took_s
-        self._saved_s -= took_s
+        self._budget.spend(self.clock() - began)
         return TrialRun(tuple(tokens), steps)
 
     def _conclude(
@@ -445,7 +386,7 @@ class Doctor:
         self._settle(name, relearn=diagnosis.outcome != "cured")
         self._diagnoses.append(diagnosis)
         self._observer.record_diagnosis(diagnosis)
-        _log(diagnosis)
+        log_diagnosis(diagnosis)
         return diagnosis
 
     def _settle(self, name: str, *, relearn: bool = False) -> None:
@@ -468,12 +409,11 @@ class Doctor:
 
     def describe(self) -> dict[str, Any]:
         """The histories, the suspicions and the last diagnoses, for operators."""
-        lived_s = max(1e-9, self.clock() - self._began)
         return {
             "mode": self.mode,
             "draft": self.draft,
             "engine_age_s": round(self.clock() - self._engine_began, 1),
-            "engine_share": round(self._spent_s / lived_s, 6),
+            "engine_share": round(self._budget.share_spent, 6),
             "record": len(self._record),
             "all": _describe(self._all.history),
             "prefixes": {name: _describe(one.history) for name, one in self._prefixes.items()},
@@ -490,20 +430,6 @@ def _describe(history: History) -> dict[str, Any]:
         "conditional_acceptance": [round(history.counts.rate(place), 4) for place in places],
         "evidence_nats": round(history.evidence, 3),
     }
-
-
-def _log(found: Diagnosis) -> None:
-    cures = "; ".join(
-        f"{one.cure}: fall {one.before:.1%} -> {one.after:.1%} in {one.took_s:.1f} s"
-        for one in found.treatments
-    )
-    log.log(
-        logging.INFO if found.cause is Cause.TRAFFIC else logging.WARNING,
-        "acceptance of draft %s fell (prefix %s, engine age %.0f s): cause: %s "
-        "(acceptance length %.1f%% lower in %d trials); %s%s",
-        found.draft or "-", found.prefix or "all", found.engine_age_s, found.cause,
-        100 * found.fall, found.trials, found.outcome, f": {cures}" if cures else "",
-    )  # fmt: skip
 
 
 def name_prefix(request: EngineRequest) -> str:

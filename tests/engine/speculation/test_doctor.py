@@ -10,15 +10,8 @@ import pytest
 
 from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.errors import EngineFailed
-from eaglegate.engine.speculation.doctor.doctor import (
-    MOST_CURES,
-    Cause,
-    Cure,
-    Diagnosis,
-    Doctor,
-    Mode,
-    name_prefix,
-)
+from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Diagnosis
+from eaglegate.engine.speculation.doctor.doctor import MOST_CURES, Doctor, Mode, name_prefix
 from eaglegate.engine.speculation.doctor.suspicion import LEARN, PositionCounts
 from eaglegate.engine.speculation.doctor.trials import (
     PairedTrial,

@@ -1,0 +1,84 @@
+"""A diagnosis: why acceptance fell, and the cures that were applied with their effects."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class Cause(StrEnum):
+    """Cause of a fall of acceptance."""
+
+    CACHE = "cached blocks"
+    WEIGHTS = "draft weights"
+    TRAFFIC = "traffic"
+    UNKNOWN = "unknown"
+    """No earlier run can be compared: there is none, or its text was another."""
+
+
+class Cure(StrEnum):
+    """Cures, the smallest first."""
+
+    DROP_PREFIX = "drop prefix"
+    DROP_CACHE = "drop prefix cache"
+    RELOAD = "reload draft"
+    RESTART = "restart engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """One cure and its effect: the relative falls of the acceptance length before and after."""
+
+    cure: Cure
+    before: float
+    after: float
+    took_s: float
+    cured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The answer to a suspicion, without any text. ``at``: Unix time in seconds."""
+
+    at: float
+    draft: str
+    prefix: str
+    """A hash of the prefix's first tokens; empty where all are meant."""
+    engine_age_s: float
+    cause: Cause
+    fall: float
+    """Relative fall of the acceptance length in the trials."""
+    trials: int
+    answers: int
+    """Answers from the first sign to the suspicion."""
+    treatments: tuple[Treatment, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        if self.cause in (Cause.TRAFFIC, Cause.UNKNOWN):
+            return "nothing done"
+        if not self.treatments:
+            return "not treated"
+        return "cured" if self.treatments[-1].cured else "not cured"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "outcome": self.outcome}
+
+
+def log_diagnosis(found: Diagnosis) -> None:
+    """Write one line for operators: cause, fall, cures."""
+    cures = "; ".join(
+        f"{one.cure}: fall {one.before:.1%} -> {one.after:.1%} in {one.took_s:.1f} s"
+        for one in found.treatments
+    )
+    log.log(
+        logging.INFO if found.cause is Cause.TRAFFIC else logging.WARNING,
+        "acceptance of draft %s fell (prefix %s, engine age %.0f s): cause: %s "
+        "(acceptance length %.1f%% lower in %d trials); %s%s",
+        found.draft or "-", found.prefix or "all", found.engine_age_s, found.cause,
+        100 * found.fall, found.trials, found.outcome, f": {cures}" if cures else "",
+    )  # fmt: skip
