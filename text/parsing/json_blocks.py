@@ -18,7 +18,15 @@ from functools import partial
 
 from eaglegate.text.parsing.json_calls import JsonCalls, skip_fence
 from eaglegate.text.parsing.markers import NAME, Delimiters, Follow, Quotes
-from eaglegate.text.parsing.message import Ahead, Context, Skipping, ToolFormat, last_name, opens
+from eaglegate.text.parsing.message import (
+    Ahead,
+    Context,
+    Skipping,
+    ToolFormat,
+    doubt_cut_call,
+    last_name,
+    opens,
+)
 from eaglegate.text.parsing.output import Calls, Framed
 from eaglegate.text.parsing.reader import DONE, Ended, Grammar, JsonValue, Next, Subgrammar, Until
 from eaglegate.text.parsing.tags import Tags
@@ -64,6 +72,7 @@ class JsonBlock:
         while marker in self.openers:
             if lexicon.is_text(marker) and not (yield from opens(marker, self.begins, context)):
                 return
+            yield from doubt_cut_call(context)
             marker = yield from self._block(marker, context).read()
 
     def _block(self, marker: str, context: Context) -> JsonCalls:

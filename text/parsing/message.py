@@ -294,6 +294,17 @@ class Skipping(Looking):
         return (self.YES, text[found.end() :]) if found else (self.NO, text)
 
 
+_REST = re.compile(r"\s*[\]},:\"]")
+"""Text that no call begins with."""
+_REST_BEGINS = re.compile(r"\s*\Z")
+
+
+def doubt_cut_call(context: Context) -> Grammar:
+    """Doubt the last call if the text behind an opening marker is its rest: the marker cut it."""
+    if context.calls.num and (yield Looking(_REST, _REST_BEGINS)) == Looking.YES:
+        context.calls.doubt()
+
+
 def opens(opener: str, follow: Follow, context: Context) -> Generator[Want, str, bool]:
     """Whether a plain-text ``opener`` opens anything: not unless the text goes on as it must."""
     try:

@@ -342,9 +342,10 @@ class _Call:
                 self._context.calls.spoil()
             else:
                 arguments.begin(name, _TYPES[text])
-                marker = (
-                    DONE if marker == _EMPTY else (yield from self._read_value(name, arguments))
-                )
+                if marker != _EMPTY or (yield from self._has_value(delimiters)):
+                    marker = yield from self._read_value(name, arguments)
+                else:
+                    marker = DONE
                 arguments.end()
             if marker == FORCED:
                 return FORCED
@@ -355,6 +356,15 @@ class _Call:
         if marker == tags.call or (marker != tags.call_end and arguments.is_empty):
             self._context.calls.spoil()
         return DONE if marker in (tags.call_end, *tags.strays) else marker
+
+    def _has_value(self, delimiters: Delimiters) -> Generator[Want, str, bool]:
+        """Whether text follows a tag that closes itself. Its slash may be one too many then."""
+        following = dict.fromkeys(("<", *delimiters.markers))
+        lexicon = self._context.lexicon
+        if (yield Ahead(following, lexicon.delimiters(), lexicon)) == Ahead.YES:
+            return False
+        self._context.calls.spoil()
+        return True
 
     def _distrust(self, arguments: ArgumentsWriter, text: str) -> None:
         self._behind.append(text)

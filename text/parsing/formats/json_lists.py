@@ -74,6 +74,7 @@ from eaglegate.text.parsing.message import (
     Context,
     ReasoningFormat,
     ToolFormat,
+    doubt_cut_call,
     last_name,
     opens,
 )
@@ -209,6 +210,7 @@ def _read_mistral(opener: str, context: Context) -> Grammar:
     quotes = context.remember_quotes(_CALL, lambda: _find_ends(context))
     marker = opener
     while marker == _CALL:
+        yield from doubt_cut_call(context)
         marker = yield Next(context.lexicon.delimiters(_CALL, _ARGUMENTS, _CALL_ID), keep=None)
         if marker in ("[", "{"):
             delimiters = context.lexicon.delimiters(_CALL)
