@@ -76,6 +76,8 @@ def name_api(name_or_path: str) -> str:
     return _APIS.get(name_or_path, OTHER)
 
 
+NO_KEY = ""
+"""Where no key is counted by name: without keys, and where no operator has named one."""
 NO_TEMPLATE = "none"
 NO_DRAFT = "none"
 
@@ -156,6 +158,9 @@ class TelemetrySettings:
     """Number of templates shown by name. The rest is ``other``."""
     drafts: int = 8
     """Number of the latest drafts that keep their series."""
+    keys: int = 32
+    """Number of API keys shown by name, the first of those that operators named. The rest is
+    ``other``."""
     window_s: float = 300.0
     """Seconds of the window that gauges and /debug/speculation look back on."""
     baseline_half_life_s: float = 6 * 3600.0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from eaglegate.engine.events import Ending, EventCallback, RequestFacts, Usage
 from eaglegate.engine.speculation.totals import Totals
-from eaglegate.observability.labels import NO_DRAFT, OTHER, Labels
+from eaglegate.observability.labels import NO_DRAFT, NO_KEY, OTHER, Labels
 from eaglegate.observability.sequence import MonotonicClock, PhaseShare, SequenceTimeline
 from eaglegate.text.events import Outcome, Phase, Repair
 
@@ -24,6 +24,7 @@ class SliceNames(NamedTuple):
     template: str
     draft: str = NO_DRAFT
     """The fingerprint of the draft that serves it now."""
+    key: str = NO_KEY
 
 
 PhaseShares = dict[Phase, PhaseShare]
@@ -244,6 +245,11 @@ class RequestObservation:
         """``template`` lost its name; what is still to come counts as ``other``."""
         if self.slices.template == template:
             self.slices = self.slices._replace(template=OTHER)
+
+    def forget_key(self, key: str) -> None:
+        """``key`` is no longer counted by name; what is still to come counts as ``other``."""
+        if self.slices.key == key:
+            self.slices = self.slices._replace(key=OTHER)
 
     def change_draft(self, draft: str) -> None:
         """Settled before: what is still to come counts for ``draft``."""

@@ -24,6 +24,7 @@ from eaglegate.engine.types import EngineInfo, EngineRequest
 from eaglegate.observability.history import DayHistory
 from eaglegate.observability.labels import (
     NO_DRAFT,
+    NO_KEY,
     NO_TEMPLATE,
     KnownNames,
     Labels,
@@ -48,7 +49,7 @@ from eaglegate.observability.observation import (
     SliceNames,
 )
 from eaglegate.observability.sequence import MonotonicClock, SequenceTimeline
-from eaglegate.observability.windows import SliceWindows
+from eaglegate.observability.windows import KEY, TEMPLATE, SliceWindows
 
 if TYPE_CHECKING:
     from eaglegate.capture.capture import RequestCapture
@@ -89,6 +90,7 @@ class Telemetry:
         self._lanes = KnownNames.of(settings.lanes)
         self._workloads = KnownNames.of(settings.workloads)
         self._drafts = RecentNames(settings.drafts)
+        self._keys = KnownNames.of(())
         self._by_draft: dict[str, Totals] = {}
         self._listener: Callable[[RequestRecord], None] | None = None
         self._explanations: ExplanationRing | None = None
@@ -249,6 +251,20 @@ class Telemetry:
             self._change_draft(drafts.serving.fingerprint)
         drafts.watch(self._record_swap)
 
+    def name_keys(self, names: Iterable[str]) -> None:
+        """Count by these API keys from now on, and drop the series of all others."""
+        keys = KnownNames.of(list(names)[: self.settings.keys])
+        gone, self._keys = self._keys.known - keys.known, keys
+        if not gone:
+            return
+        self.settle()
+        for key in gone:
+            for live in self._live:
+                live.forget_key(key)
+            self.book.forget(KEY, key)
+            for group in self.groups:
+                group.drop_key(key)
+
     def watch_requests(self, listener: Callable[[RequestRecord], None] | None) -> None:
         """Call it with every request that has ended; None ends it."""
         self._listener = listener
@@ -355,7 +371,11 @@ class Telemetry:
         if forgotten is not None:
             self._forget_template(forgotten)
         labels = self._make_labels(facts.model, facts.lane, facts.workload)
-        return SliceNames(labels, name_context(facts.prompt_tokens), template, self.draft)
+        context, key = name_context(facts.prompt_tokens), self._name_key(facts.key)
+        return SliceNames(labels, context, template, self.draft, key)
+
+    def _name_key(self, key: str | None) -> str:
+        return NO_KEY if key is None or not self._keys.known else self._keys(key)
 
     def _name_direct_slices(self, request: EngineRequest, model: str) -> SliceNames:
         labels = self._make_labels(model, request.lane, request.workload)
@@ -369,7 +389,7 @@ class Telemetry:
         self._count()
         for live in self._live:
             live.forget(template)
-        self.book.forget(template)
+        self.book.forget(TEMPLATE, template)
         for group in self.groups:
             group.drop_template(template)
 
@@ -386,6 +406,9 @@ class DirectRequest:
 
     def forget(self, template: str) -> None:
         """Forget a template; these slices have none."""
+
+    def forget_key(self, key: str) -> None:
+        """Forget a key; these slices have none."""
 
     def change_draft(self, draft: str) -> None:
         self.slices = self.slices._replace(draft=draft)

@@ -13,7 +13,7 @@ from operator import add
 
 from eaglegate.engine.events import Ending
 from eaglegate.engine.speculation.totals import Totals
-from eaglegate.observability.labels import Labels, TelemetrySettings
+from eaglegate.observability.labels import NO_KEY, Labels, TelemetrySettings
 from eaglegate.observability.observation import DecodeProgress, RequestRecord, SliceNames
 from eaglegate.observability.sequence import PhaseShare
 from eaglegate.text.events import Phase
@@ -117,13 +117,14 @@ class SlidingWindow:
         self._accepted = self._accepted * kept + sums.totals.accepted
 
 
-ALL, LANE, WORKLOAD, CONTEXT, PHASE, TEMPLATE = KINDS = (
+ALL, LANE, WORKLOAD, CONTEXT, PHASE, TEMPLATE, KEY = KINDS = (
     "all",
     "lane",
     "workload",
     "context",
     "phase",
     "template",
+    "key",
 )
 SliceKey = tuple[str, str]
 
@@ -131,13 +132,14 @@ SliceKey = tuple[str, str]
 def name_slices(slices: SliceNames) -> dict[str, str]:
     """The slices in which all of a request is counted, by kind. Its phases differ by step."""
     labels = slices.labels
-    return {
+    names = {
         ALL: "",
         LANE: labels.lane,
         WORKLOAD: labels.workload,
         CONTEXT: slices.context,
         TEMPLATE: slices.template,
     }
+    return names if slices.key == NO_KEY else names | {KEY: slices.key}
 
 
 class SliceWindows:
@@ -165,8 +167,8 @@ class SliceWindows:
         for phase, requests in phases.items():
             self._get_slice((PHASE, phase.value)).add(WindowSums(requests=requests), now)
 
-    def forget(self, template: str) -> None:
-        self._slices.pop((TEMPLATE, template), None)
+    def forget(self, kind: str, name: str) -> None:
+        self._slices.pop((kind, name), None)
 
     def of_kind(self, kind: str) -> Iterator[tuple[str, SlidingWindow]]:
         return ((name, window) for (k, name), window in self._slices.items() if k == kind)

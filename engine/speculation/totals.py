@@ -70,6 +70,16 @@ class Totals:
         return self.verify_steps + self.plain_steps
 
     @property
+    def wasted(self) -> int:
+        """Draft tokens that the target rejected."""
+        return self.proposed - self.accepted - self.cut
+
+    @property
+    def mean_depth(self) -> float | None:
+        """P / (D + F): draft tokens per decode step."""
+        return self.proposed / self.decode_steps if self.decode_steps else None
+
+    @property
     def imbalance(self) -> int:
         """Delivered tokens no step explains; 0 when the account is exact."""
         explained = self.accepted + self.decode_steps - self.lost_bonus + self.first_tokens

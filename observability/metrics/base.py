@@ -148,6 +148,9 @@ class MetricGroup:
     def drop_template(self, template: str) -> None:
         """A template lost its name; drop its series."""
 
+    def drop_key(self, key: str) -> None:
+        """An API key is not counted by name any more; drop its series."""
+
     def record_parser(self, purpose: str, parser: str, source: str) -> None:
         """Answers are read by this parser; ``source`` says whose it is."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.speculation.totals import Totals
-from eaglegate.observability.labels import LABELS, Labels
+from eaglegate.observability.labels import LABELS, NO_KEY, Labels
 from eaglegate.observability.metrics.base import MetricGroup, Samples
 from eaglegate.observability.observation import DecodeProgress, RequestRecord
 from eaglegate.observability.sequence import PhaseShare
@@ -243,7 +243,7 @@ def count_step_outcomes(totals: Totals) -> dict[str, int]:
 
 
 class SliceCounters(MetricGroup):
-    """Base of the four: counters named after ``kind``, labelled with it, model and lane."""
+    """Base of the five: counters named after ``kind``, labelled with it, model and lane."""
 
     kind = ""
 
@@ -355,6 +355,45 @@ class ByDraft(SliceCounters):
         self.remove(draft)
 
 
+class ByKey(SliceCounters):
+    """Acceptance, depth and wasted drafts by API key: those that an operator has named, else
+    ``other``. Without such keys there are no series.
+
+    Acceptance length: ``1 + sum by (key) (rate(eaglegate_key_accepted_tokens_total[15m]))
+    / sum by (key) (rate(eaglegate_key_verify_steps_total[15m]))``
+
+    Mean depth: ``sum by (key) (rate(eaglegate_key_drafted_tokens_total[15m]))
+    / sum by (key) (rate(eaglegate_key_decode_steps_total[15m]))``
+
+    Share of wasted drafts: ``sum by (key) (rate(eaglegate_key_wasted_tokens_total[15m]))
+    / sum by (key) (rate(eaglegate_key_drafted_tokens_total[15m]))``
+    """
+
+    kind = "key"
+
+    def declare(self) -> None:
+        super().declare()
+        labels = ("model", "lane", "key")
+        self._drafted = self.counter("key_drafted_tokens", "P, by key", labels)
+        self._wasted = self.counter(
+            "key_wasted_tokens", "Draft tokens that the target rejected, by key", labels
+        )
+
+    def record_progress(self, progress: DecodeProgress) -> None:
+        slices, totals = progress.slices, progress.whole.totals
+        if slices.key == NO_KEY:
+            return
+        self.add(slices.labels, slices.key, progress.whole)
+        at = slices.labels.model, slices.labels.lane, slices.key
+        self._drafted(*at).inc(totals.proposed)
+        self._wasted(*at).inc(totals.wasted)
+
+    def drop_key(self, key: str) -> None:
+        self.remove(key)
+        for metric in (self._drafted, self._wasted):
+            metric.remove(key=key)
+
+
 GROUPS: tuple[type[MetricGroup], ...] = (
     Acceptance,
     AcceptancePerPosition,
@@ -367,4 +406,5 @@ GROUPS: tuple[type[MetricGroup], ...] = (
     ByPhase,
     ByTemplate,
     ByDraft,
+    ByKey,
 )

@@ -81,6 +81,8 @@ const COLUMNS = [
   ["tokens", r => [count(r.tokens)]],
   ["acceptance", r => [fixed(r.acceptance_length), r.problem ? "bad" : ""]],
   ["vs baseline", r => { const [t, c] = drift(r.against_baseline); return [none(r.against_baseline) ? "–" : t.replace(" vs baseline", ""), c]; }],
+  ["depth", r => [fixed(r.mean_depth)]],
+  ["wasted", r => [percent(r.drafted_tokens ? r.wasted_tokens / r.drafted_tokens : null)]],
   ["slope", r => [none(r.conditional_slope) ? "–" : (r.conditional_slope < 0 ? "−" : "+") + Math.abs(r.conditional_slope).toFixed(3)]],
   ["fallback", r => [percent(r.fallback_ratio)]],
   ["TPOT", r => [millis(r.tpot_s)]],

@@ -120,6 +120,11 @@ class KeyRing:
         return frozenset(key.priority for key in self.keys)
 
     @property
+    def given_names(self) -> list[str]:
+        """Names that an operator chose, in the order of the file."""
+        return [key.name for key in self.keys if key.named]
+
+    @property
     def depths(self) -> dict[str, int]:
         """Default speculation depths by key name."""
         return {key.name: key.depth for key in self.keys if key.depth is not None}

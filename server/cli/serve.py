@@ -138,6 +138,7 @@ class ServeCommand:
         )
         self._explanations = ExplanationRing()
         self._telemetry.keep_explanations(self._explanations)
+        self._telemetry.name_keys(keys.given_names)
         self._tracing = _open_tracing(settings.otlp_endpoint)
         self._resilient = backend.create_engine(
             make_part(SupervisionTimeouts, settings), SupervisionObserver(self._telemetry)
@@ -355,7 +356,9 @@ class ServeCommand:
     async def _reload(self) -> dict[str, Any]:
         """Read keys and limits anew; what runs goes on. Raises ConfigError."""
         fresh = await asyncio.to_thread(read_reloaded, self._line.argv)
-        return fresh.apply(self._gateway, self._admission, self._policy)
+        done = fresh.apply(self._gateway, self._admission, self._policy)
+        self._telemetry.name_keys(self._gateway.keys.given_names)
+        return done
 
     async def _aclose(self) -> None:
         self._gateway.stop()

@@ -75,10 +75,16 @@ async def test_every_slice_with_its_own_numbers(telemetry, now):
     assert data["all"]["conditional_acceptance"] == [1, 1, 0]
     assert data["all"]["tpot_s"] == pytest.approx(0.2 / 60)
     slices = data["slices"]
-    assert set(slices) == {"lane", "workload", "context", "phase", "template"}
+    assert set(slices) == {"lane", "workload", "context", "phase", "template", "key"}
+    assert slices["key"] == {}
     assert slices["workload"]["chat"]["requests"] == 1
     assert slices["context"]["513-2k"]["tokens"] == 61
-    assert slices["phase"]["content"]["acceptance_length"] == 3
+    content = slices["phase"]["content"]
+    assert content["acceptance_length"] == 3
+    assert (content["mean_depth"], content["wasted_tokens"] / content["drafted_tokens"]) == (
+        3,
+        1 / 3,
+    )
     assert (data["all"]["failed"], data["all"]["problem"]) == (0, None)
     assert data["all"]["ttft_s"] is not None
     assert slices["phase"]["reasoning"]["acceptance_length"] is None

@@ -31,9 +31,12 @@ MODELS, LANES, WORKLOADS = (
 PER_LABEL_SET = 240
 PER_SLICE = 6
 SLICES = len(CONTEXTS) + len(Phase) + SETTINGS.templates + 2
+KEYS = ("chat", "nightly")
+PER_KEY = PER_SLICE + 2
 REFUSALS = 5 * 41
-WINDOWS = 1 + MODELS * LANES * WORKLOADS + LANES + WORKLOADS + SLICES
-BOUND = MODELS * LANES * (WORKLOADS * PER_LABEL_SET + SLICES * PER_SLICE) + REFUSALS
+WINDOWS = 1 + MODELS * LANES * WORKLOADS + LANES + WORKLOADS + SLICES + len(KEYS) + 1
+PER_LANE = WORKLOADS * PER_LABEL_SET + SLICES * PER_SLICE + (len(KEYS) + 1) * PER_KEY
+BOUND = MODELS * LANES * PER_LANE + REFUSALS
 """Every label at its configured values and ``other``: no request can add to it."""
 
 
@@ -52,6 +55,7 @@ def hostile(telemetry: Telemetry, random: Random, at: int) -> None:
         sequences=(noise,),
         arrived=telemetry.clock(),
         admitted=telemetry.clock(),
+        key=random.choice([*KEYS, noise, None]),
     )
     observation = telemetry.begin(facts)
     sequence = telemetry._sequences[noise]
@@ -73,6 +77,7 @@ def hostile(telemetry: Telemetry, random: Random, at: int) -> None:
 @pytest.mark.thorough
 def test_series_are_bounded_under_hostile_input():
     telemetry = Telemetry(GROUPS, SETTINGS, CollectorRegistry())
+    telemetry.name_keys(KEYS)
     random = Random(7)
     counts = []
     sizes = []
