@@ -34,6 +34,9 @@ from eaglegate.lab.benchmarks.wire import DEMO, ENGINE, free_port
 from tests.faults.engine_process import descendants
 
 LIMIT_S = 600.0
+MOST = "7"
+"""Draft tokens that every engine can make: ``--depth auto`` needs the number."""
+KV_BYTES = str(256 << 20)
 LOOP = (sys.executable, "-c", "while True: pass")
 HERE = Path(__file__).parents[2]
 
@@ -135,7 +138,7 @@ def list_depths(depths: Sequence[str], model: str | None, draft: str | None) -> 
     """List this gateway with each depth, on a named model: the bare demo plans no depths."""
     draft = draft or str(DEMO / "eagle3_1")
     serve = (sys.executable, "-m", "eaglegate.server", "serve", model or str(DEMO / "target"))
-    drafts = ("--spec-model", draft, "--kv-cache-memory-bytes", str(256 << 20))
+    drafts = ("--spec-model", draft, "--spec-tokens", MOST, "--kv-cache-memory-bytes", KV_BYTES)
     return [Program(f"--depth {depth}", (*serve, *drafts, "--depth", depth)) for depth in depths]
 
 
