@@ -13,7 +13,7 @@ that is no tie is a *fault*. Margins are in nats, temperature and noise included
 
     python -m eaglegate.lab.benchmarks.seeds [--prompts 200] [--tokens 16] [--batches 1 16]
         [--dtypes float32 bfloat16] [--temperatures 0.7 1.6]
-        [--ways whole chunked exchange kill]
+        [--ways whole chunked exchange kill] [--depths 0 1 3 7 auto random]
 """
 
 from __future__ import annotations
@@ -236,9 +236,13 @@ async def add_plain(
 
 
 async def add_depths(
-    table: Comparison, engine: VllmEngine, prefill: str, batches: Sequence[int]
+    table: Comparison,
+    engine: VllmEngine,
+    prefill: str,
+    batches: Sequence[int],
+    depths: Sequence[int | str],
 ) -> None:
-    for depth, batch in itertools.product(DEPTHS, batches):
+    for depth, batch in itertools.product(depths, batches):
 
         async def answer(
             requests: list[EngineRequest], depth: int | str = depth, batch: int = batch
@@ -328,12 +332,16 @@ async def measure(dtype: str, options: argparse.Namespace) -> None:
                     with tempfile.TemporaryDirectory() as folder:
                         await add_exchange(table, other, Path(folder))
                 if "whole" in options.ways:
-                    await add_depths(table, other, "whole", options.batches)
+                    await add_depths(table, other, "whole", options.batches, options.depths)
         if "chunked" in options.ways:
             async with running(**chunked, speculative_config=None) as other:
                 await add_plain(table, other, "chunked", options.batches)
             async with running(**chunked, speculative_config=speculation(MOST)) as other:
-                await add_depths(table, other, "chunked", options.batches)
+                await add_depths(table, other, "chunked", options.batches, options.depths)
+
+
+def read_depth(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
 
 
 def main() -> None:
@@ -346,6 +354,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="*", default=[0.7, 1.6])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, BATCH])
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
+    parser.add_argument("--depths", nargs="*", type=read_depth, choices=DEPTHS, default=DEPTHS)
     options = parser.parse_args()
     print("| dtype | temperature | way | answers | faults | ties | per 10,000 tokens | margin |")
     print("|---" * 8 + "|")
