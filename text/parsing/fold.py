@@ -143,8 +143,7 @@ class Emitter:
 
     def content(self, text: str) -> None:
         if self._make is not ContentDelta:
-            if self._is_fragile:
-                self.doubt()
+            self.doubt_fragile()
             self.release()
             self._make = ContentDelta
         self._parts.append(text)
@@ -169,6 +168,11 @@ class Emitter:
         """The call that ended last was not meant as it was read, if its end still waits."""
         if self._end is not None and self._end.outcome in _WHOLE:
             self._end = replace(self._end, outcome=Outcome.MALFORMED)
+
+    def doubt_fragile(self) -> None:
+        """Doubt the call that ended last if it lacks its end: what follows may belong to it."""
+        if self._is_fragile:
+            self.doubt()
 
     def release(self) -> None:
         """Something else begins, or nothing follows."""

@@ -83,7 +83,7 @@ class JsonCalls:
 
     def _read(self, skipped: list[str]) -> Subgrammar:
         """``skipped`` gets what precedes an object, and the first one while it shows no call."""
-        found = False
+        found = self.is_shown
         while True:
             left = "`<" if self.tags and not found else "`"
             char = yield Next(self.delimiters, skipped.append, keep=left, markup=True)

@@ -281,6 +281,8 @@ class Calls:
         self._text = FreeText() if name in self._custom else None
         if not self._muted:
             custom = self._text is not None
+            if self._tools.names and self._tools.find(name) is None:
+                self._out.doubt_fragile()
             self._out.event(ToolCallStart(self.num - 1, self._unique(id), name, custom))
 
     def write(self, arguments: str) -> None:

@@ -203,6 +203,8 @@ class KeyValues:
         tags = tuple(filter(None, (self.key_end, self.value)))
         marker = self.key_end if first else self.key
         while marker == self.key and marker:
+            if (written := "".join(keys).strip()) and not _NAME.fullmatch(written):
+                context.calls.spoil()
             keys.clear()
             marker = yield Until(delimiters(self.key, *tags, *self.outer), keys.append)
         kinds = tuple(filter(None, (self.kind, self.kind_end)))

@@ -131,7 +131,10 @@ def _read_call(tool: str, context: Context) -> Grammar:
     forced = False
     with ArgumentsWriter(context.calls) as arguments:
         while True:
-            marker = yield Until(context.lexicon.delimiters(OPEN, CLOSE), ignore)
+            before: list[str] = []
+            marker = yield Until(context.lexicon.delimiters(OPEN, CLOSE), before.append)
+            if "".join(before).lstrip().startswith(("argument", "json")):
+                context.calls.spoil()  # the token that opens it is missing
             inside: list[str] = []
             yield Until(context.lexicon.delimiters(SEP), inside.append)
             written = "".join(inside)
@@ -168,7 +171,8 @@ def _read_argument(
     forced = yield from _read_body("argument", arguments.write, context)
     text = arguments.text
     too_many = text.count(SEP) > text.count(OPEN) + text.count(CLOSE)
-    if too_many or holds_next(text, f"{OPEN}argument", CLOSE):
+    doubled = text.rstrip().endswith(CLOSE)
+    if too_many or doubled or holds_next(text, f"{OPEN}argument", CLOSE):
         context.calls.spoil()
     arguments.end()
     return forced

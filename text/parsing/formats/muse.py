@@ -83,6 +83,8 @@ class Recipients:
                     header.clear()
             except Ended:
                 if not _HEADER.match(text := "".join(header)):
+                    if _TAGS.parameter in text:
+                        context.calls.doubt()
                     context.out.content.write(text)
                 raise
             found = _RECIPIENT.search("".join(header))
