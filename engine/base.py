@@ -204,14 +204,19 @@ class ScoresAnswers(Protocol):
 
 
 @runtime_checkable
-class CuresDraft(Protocol):
-    """An engine with cures for a draft whose acceptance fell."""
+class DropsBlocks(Protocol):
+    """An engine whose cached blocks can be dropped."""
 
     async def drop_prefix(self, request: EngineRequest | None) -> int:
         """Drop the cached blocks of a prompt's prefix, or all; returns their number. Running
         requests keep theirs. Raises EngineError.
         """
         ...
+
+
+@runtime_checkable
+class SupportsKill(Protocol):
+    """An engine that can be ended from outside."""
 
     def kill(self) -> int:
         """End the engine's processes as a crash would; returns how many ran."""

@@ -17,10 +17,11 @@ from typing import Any
 
 from eaglegate.engine.base import (
     AppliedDepth,
-    CuresDraft,
+    DropsBlocks,
     Engine,
     ScoresAnswers,
     SupportsDepth,
+    SupportsKill,
     SupportsKilled,
     SupportsPlanning,
     SupportsPostMortem,
@@ -238,11 +239,11 @@ class SupervisedEngine(EnginePool):
         return await session.engine.score(request, answer, dtype, pause)
 
     async def drop_prefix(self, request: EngineRequest | None) -> int:
-        """See ``eaglegate.engine.base.CuresDraft``. An engine that is away is not waited for."""
+        """See ``eaglegate.engine.base.DropsBlocks``. An engine that is away is not waited for."""
         session = self._live_session
         if session is None:
             raise EngineFailed(self._reason)
-        if not isinstance(session.engine, CuresDraft):
+        if not isinstance(session.engine, DropsBlocks):
             raise EngineFailed("This engine cannot drop cached blocks.")
         return await session.engine.drop_prefix(request)
 
@@ -251,7 +252,7 @@ class SupervisedEngine(EnginePool):
         running requests continue. Raises EngineError where none comes in time.
         """
         session = self._live_session
-        if session is None or not isinstance(session.engine, CuresDraft):
+        if session is None or not isinstance(session.engine, SupportsKill):
             raise EngineFailed(self._reason if session is None else "This engine has no restart.")
         log.warning("engine restart: %s", reason)
         session.engine.kill()

@@ -110,6 +110,8 @@ class EngineRequest(Struct, frozen=True):
     arm: Arm | None = None
     """Side of the running canary that serves the request."""
     trace_headers: Mapping[str, str] = {}
+    teaches: bool = True
+    """Whether the planner learns from its steps, and chooses its depth where it brings none."""
     traced: bool = False
     """The engine adds ``traces`` to the request's steps, as far as it can."""
     scoring: Mapping[str, Any] | None = None

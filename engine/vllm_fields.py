@@ -16,6 +16,8 @@ TRAFFIC = "traffic"
 """Key in ``extra_args``: the slice in which a request's acceptance is learnt."""
 TENANT = "tenant"
 """Key in ``extra_args``: the tenant whose traffic the request may learn from."""
+UNTAUGHT = "untaught"
+"""Key in ``extra_args`` of a request from which the planner learns nothing."""
 DEPTH_BITS = 16
 REASONS = tuple(DepthReason)
 TRACED = "traced"
@@ -84,6 +86,8 @@ def _build_extra_args(request: EngineRequest) -> dict[str, Any]:
     extra: dict[str, Any] = {TRAFFIC: request.workload}
     if request.tenant:
         extra[TENANT] = request.tenant
+    if not request.teaches:
+        extra[UNTAUGHT] = 1
     if request.depth is not None:
         extra[DEPTH] = request.depth
     if request.latency_ms is not None:

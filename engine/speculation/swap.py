@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from eaglegate.engine.base import DraftListener, DraftSwap, DraftVersion, SwapsDrafts
-from eaglegate.engine.errors import DraftRefused, DraftSwapBusy
+from eaglegate.engine.base import DraftListener, DraftSwap, DraftVersion, DropsBlocks, SwapsDrafts
+from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineError
 from eaglegate.engine.speculation.drafts import (
     DraftPlan,
     DraftStore,
@@ -29,6 +29,19 @@ log = logging.getLogger(__name__)
 
 MOST_SWAPS = 50
 """The last ones, for operators."""
+
+
+async def _drop_cached_blocks(engine: SwapsDrafts) -> None:
+    """Drop the prefix cache, which holds the keys and values of the draft before.
+
+    A trial leaves it: a canary exchanges drafts in every slot.
+    """
+    if not isinstance(engine, DropsBlocks):
+        return
+    try:
+        await engine.drop_prefix(None)
+    except EngineError as error:
+        log.warning("blocks that the earlier draft wrote stay in the prefix cache: %s", error)
 
 
 class DraftManager:
@@ -186,8 +199,8 @@ class DraftManager:
         else:
             pause_s = await engine.swap_draft(version.path, before.path)
             self.serving = version
-        if kind != "trial":
-            self._promote(version)
+        if kind != "trial" and self._promote(version):
+            await _drop_cached_blocks(engine)
         took_s = time.perf_counter() - began
         return self._record(kind, before, version, pause_s, took_s)
 
@@ -200,16 +213,18 @@ class DraftManager:
         pause_s = await self._engine.swap_draft(serving.path, serving.path)
         return self._record("reload", serving, serving, pause_s, time.perf_counter() - began)
 
-    def _promote(self, version: DraftVersion) -> None:
+    def _promote(self, version: DraftVersion) -> bool:
+        """Promote ``version``; whether another draft was promoted before."""
         assert self._configured is not None
         if self.promoted is not None and self.promoted.fingerprint == version.fingerprint:
-            return  # the end of a trial, whose draft may be tried again
+            return False  # the end of a trial, whose draft may be tried again
         self.previous = self.promoted
         self.promoted = version
         try:
             self._store.remember(self._configured.fingerprint, version)
         except OSError as error:
             log.error("the promoted draft cannot be remembered: %s", error)
+        return True
 
     def _prune(self, candidate: DraftVersion) -> None:
         """Delete copies that nothing goes back to."""

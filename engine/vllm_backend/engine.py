@@ -92,6 +92,8 @@ class VllmEngine:
     ``stream_interval_s``: see ``step_queue.SinkFlusher``. ``preload`` forks the engine process.
     ``costs``: see ``warm_up.StepCosts``; without, the planner times steps at every start, for
     ``timing_s`` seconds.
+    ``tracks_prefixes``: the engine notes the prefix of each cached block, so that the blocks of one
+    prefix can be dropped.
     ``echo`` writes each line of vLLM and its child processes to the log; None captures it for
     error reports only.
     """
@@ -107,8 +109,10 @@ class VllmEngine:
         preload: EnginePreload | None = None,
         costs: StepCosts | None = None,
         timing_s: float = TIMING_S,
+        tracks_prefixes: bool = False,
     ) -> None:
         self._arguments = arguments
+        self._tracks_prefixes = tracks_prefixes
         self._adapters = {
             name: LoRARequest(name, number, path)
             for number, (name, path) in enumerate(adapters.items(), start=1)
@@ -147,6 +151,8 @@ class VllmEngine:
             self._processes = _find_processes(llm)
             info = self._open_outputs(llm, describe_engine(llm.vllm_config))
             self._steered = await _is_steered(llm)
+            if self._tracks_prefixes:
+                await self._steer("track_prefixes")
             await self._load_adapters(llm)
             step_s = await warm_up(self.generate, info, self._progress)
             info = await self._start_planning(info, step_s)
@@ -263,6 +269,8 @@ class VllmEngine:
 
     async def drop_prefix(self, request: EngineRequest | None) -> int:
         """Drop the cached blocks of a prompt's prefix, or all; returns their number."""
+        if request is not None and not self._tracks_prefixes:
+            raise EngineFailed("The engine does not track which blocks belong to a prefix.")
         prompt, salt, adapter = (
             (None, None, None)
             if request is None

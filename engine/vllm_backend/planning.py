@@ -21,7 +21,15 @@ from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.vllm_backend.graphs import read_graphs
 from eaglegate.engine.vllm_backend.steering import ReasoningSpan
 from eaglegate.engine.vllm_contract import SKIP
-from eaglegate.engine.vllm_fields import DEPTH, LATENCY, TENANT, TRAFFIC, WEIGHT, pack_depth
+from eaglegate.engine.vllm_fields import (
+    DEPTH,
+    LATENCY,
+    TENANT,
+    TRAFFIC,
+    UNTAUGHT,
+    WEIGHT,
+    pack_depth,
+)
 
 
 class Planner(Protocol):
@@ -266,11 +274,18 @@ class StepPlanning:
     def plan(self, drafting: Sequence[tuple[Request, int]], most: int) -> int:
         """Depth of the drafts made after this step; the widths are kept for the next one.
 
-        Those of requests that are not in this step are kept as well: with pipeline parallelism
+        Requests that teach nothing are unknown to the planner and keep their depth. The widths of
+        requests that are not in this step are kept as well: with pipeline parallelism
         other steps are under way, and their drafts are yet to be verified.
         """
-        if self._planner is None or not drafting:
+        if self._planner is None:
             return 0
+        apart = [depth for request, depth in drafting if UNTAUGHT in _extra(request)]
+        least = min(most, max(apart, default=0))
+        if apart:
+            drafting = [one for one in drafting if UNTAUGHT not in _extra(one[0])]
+        if not drafting:
+            return least
         names, bounds, floors = [], [], []
         first = [one for one in drafting if self.share.is_latency(one[0].request_id)]
         for request, _ in drafting:
@@ -288,7 +303,7 @@ class StepPlanning:
         self._reason = plan.reason
         if first:
             self._follow_depth(drafting, set(names), plan.depth)
-        return min(plan.depth, most)
+        return max(min(plan.depth, most), least)
 
     def _follow_depth(
         self, drafting: Sequence[tuple[Request, int]], planned: Container[str], depth: int

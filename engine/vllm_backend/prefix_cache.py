@@ -19,6 +19,8 @@ class PrefixBlocks:
     """The hash of the first block that each cached block goes back to, by the block's number."""
 
     def __init__(self) -> None:
+        self.active = False
+        """Whether blocks are to be noted: it takes time in every step, and only cures need it."""
         self._roots: dict[int, bytes] = {}
         self._seen: dict[str, list[int]] = {}
         """Blocks of each running request that are known, by cache group."""
@@ -41,8 +43,17 @@ class PrefixBlocks:
     def forget(self, request_id: str) -> None:
         self._seen.pop(request_id, None)
 
+    def list_all(self) -> set[int]:
+        return {*self._roots}
+
     def list_blocks(self, root: bytes) -> set[int]:
         return {block for block, own in self._roots.items() if own == root}
+
+
+def track_prefixes(core: EngineCore) -> bool:
+    """Note the prefix of every block that is cached from now on."""
+    core.scheduler.prefixes.active = True
+    return True
 
 
 def drop_prefix(

@@ -50,7 +50,7 @@ from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
 from eaglegate.engine.vllm_backend.graphs import is_declaration
 from eaglegate.engine.vllm_backend.planning import StepPlanning
-from eaglegate.engine.vllm_backend.prefix_cache import PrefixBlocks, drop_prefix
+from eaglegate.engine.vllm_backend.prefix_cache import PrefixBlocks, drop_prefix, track_prefixes
 from eaglegate.engine.vllm_backend.prefix_drops import PrefixDrops
 from eaglegate.engine.vllm_backend.sharing import StepSharing
 from eaglegate.engine.vllm_contract import SKIP
@@ -298,7 +298,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
         def cache_shareable_blocks(request: Request, num_computed_tokens: int) -> None:
             cache_blocks(request, min(num_computed_tokens, self._count_shareable_tokens(request)))
-            self.prefixes.note(request, coordinator)
+            if self.prefixes.active:
+                self.prefixes.note(request, coordinator)
 
         coordinator.cache_blocks = cache_shareable_blocks
 
@@ -477,6 +478,7 @@ EngineCore.get_staged = draft_reload.get_staged
 EngineCore.discard_draft = draft_reload.discard_draft
 EngineCore.swap_draft = draft_reload.swap_draft
 EngineCore.drop_prefix = drop_prefix
+EngineCore.track_prefixes = track_prefixes
 EngineCore.describe_planning = describe_planning
 EngineCore.freeze_planning = freeze_planning
 EngineCore.export_costs = export_costs

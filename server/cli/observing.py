@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from eaglegate.capture.limits import FULL, HASHES, MODES, CaptureLimits
-from eaglegate.engine.base import CuresDraft, ResilientEngine, ScoresAnswers
+from eaglegate.engine.base import ResilientEngine, ScoresAnswers
 from eaglegate.engine.speculation.audit.auditor import Auditor
 from eaglegate.engine.speculation.audit.files import EvidenceFolder
 from eaglegate.engine.speculation.audit.records import EvidenceWriter, write_nothing
-from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode, Reload
+from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode, Reload, Remedies
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import Heading, make_part, read_into, setting, setting_of
 from eaglegate.server.settings import Settings
@@ -181,6 +181,10 @@ class DoctorSettings:
     )
 
 
+def is_doctor_on(namespace: argparse.Namespace) -> bool:
+    return read_into(DoctorSettings, namespace).doctor != Mode.OFF
+
+
 def open_doctor(
     namespace: argparse.Namespace,
     engine: ResilientEngine,
@@ -194,7 +198,7 @@ def open_doctor(
     mode = Mode(read_into(DoctorSettings, namespace).doctor)
     if mode is Mode.OFF:
         return None
-    if not isinstance(engine, CuresDraft):
+    if not isinstance(engine, Remedies):
         raise ConfigError("--doctor needs the engine in this process; workers have none")
     doctor = make(mode, None if drafts is None else drafts.reload)
     if drafts is not None:

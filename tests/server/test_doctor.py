@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
+from argparse import Namespace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.base import DraftVersion
+from eaglegate.engine.scripted import ScriptedEngine
 from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Treatment
-from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode
+from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode, Reload
+from eaglegate.engine.supervisor import SupervisedEngine
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import render_metrics, summarize_speculation
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.apis.shared.gateway import Controls
+from eaglegate.server.cli.observing import open_doctor
+from eaglegate.server.errors import ConfigError
 
 
 async def nothing(*_: Any) -> Any:
@@ -33,6 +38,19 @@ def doctor(telemetry: Telemetry) -> Doctor:
     made.change_draft(DraftVersion("abc", "", ""))
     telemetry.scope.doctor = made.describe
     return made
+
+
+def test_the_engine_of_this_process_has_a_doctor(telemetry: Telemetry) -> None:
+    def make(mode: Mode, reload: Reload | None) -> Doctor:
+        return Doctor(mode, telemetry, lambda: True, reload)
+
+    engine = SupervisedEngine(ScriptedEngine)
+    found = open_doctor(Namespace(doctor="cure"), engine, None, make)
+    assert found is not None
+    assert found.mode is Mode.CURE
+    assert open_doctor(Namespace(doctor="off"), engine, None, make) is None
+    with pytest.raises(ConfigError, match="workers have none"):
+        open_doctor(Namespace(doctor="cure"), ScriptedEngine(), None, make)  # type: ignore[arg-type]
 
 
 async def test_without_a_doctor_the_path_says_how_to_begin(lab: Any) -> None:

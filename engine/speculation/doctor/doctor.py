@@ -21,7 +21,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from eaglegate.engine.base import DraftSwap, DraftVersion, Engine
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineError
@@ -40,6 +40,7 @@ from eaglegate.engine.speculation.doctor.trials import (
     TrialRun,
     differs_in_text,
     has_fallen,
+    is_settled,
     measure_fall,
 )
 from eaglegate.engine.speculation.time_budget import TimeBudget
@@ -88,6 +89,7 @@ class Mode(StrEnum):
     CURE = "cure"
 
 
+@runtime_checkable
 class Remedies(Protocol):
     """Cures that an engine knows. All raise EngineError."""
 
@@ -243,7 +245,12 @@ class Doctor:
         """Settle a suspicion. Raises EngineError."""
         prefix = self._prefixes.get(name, self._all)
         requests = [*prefix.recent.values()]
-        cached = [await self._try_cached(request) for request in requests]
+        cached = list[PairedTrial]()
+        for request in requests:
+            cached.append(await self._try_cached(request))
+            if name != ALL and is_settled(cached):
+                break
+        requests = requests[: len(cached)]
         if has_fallen(cached) or differs_in_text(cached):
             return await self._treat_cache(name, requests, cached)
         recorded = await self._try_record()
@@ -264,8 +271,8 @@ class Doctor:
 
         async def drop() -> None:
             assert self._remedies is not None
-            for one in {name_prefix(request): request for request in bad}.values():
-                await self._remedies.drop_prefix(one)
+            for request in bad:
+                await self._remedies.drop_prefix(request)
 
         async def measure() -> list[PairedTrial]:
             return [
@@ -333,10 +340,12 @@ class Doctor:
         return PairedTrial(now, await self._run(request, fresh=True))
 
     async def _try_record(self) -> list[PairedTrial]:
-        return [
-            PairedTrial(await self._run(request, fresh=True), earlier)
-            for request, earlier in [*self._record.values()]
-        ]
+        trials = list[PairedTrial]()
+        for request, earlier in [*self._record.values()]:
+            trials.append(PairedTrial(await self._run(request, fresh=True), earlier))
+            if is_settled(trials):
+                break
+        return trials
 
     async def _run(self, request: EngineRequest, *, fresh: bool) -> TrialRun:
         """Generate greedily at full depth; ``fresh`` reads nothing from the prefix cache."""
@@ -352,6 +361,7 @@ class Doctor:
             priority=LAST,
             workload=request.workload,
             tenant="doctor",
+            teaches=False,
             cache_salt=name if fresh else request.cache_salt,
             adapter=request.adapter,
         )

@@ -18,6 +18,8 @@ CLEAR = 2.2
 """Their sum over its spread, from which on it is no chance: one in a hundred for random signs."""
 PLAIN_FALL = 0.2
 """A fall that needs no more than one text."""
+FEW = 3
+"""Texts with a fall of ``PLAIN_FALL`` after which no more are tried."""
 CURED = 0.02
 """Relative fall that may be left after a cure."""
 
@@ -58,6 +60,11 @@ def has_fallen(trials: Sequence[PairedTrial]) -> bool:
     if fall >= PLAIN_FALL:
         return True
     return len(more) >= ENOUGH and sum(more) >= CLEAR * sqrt(sum(d * d for d in more))
+
+
+def is_settled(trials: Sequence[PairedTrial]) -> bool:
+    """Whether the fall is so plain that no more trials are needed."""
+    return sum(trial.agrees for trial in trials) >= FEW and measure_fall(trials) >= PLAIN_FALL
 
 
 def differs_in_text(trials: Sequence[PairedTrial]) -> bool:

@@ -15,6 +15,7 @@ from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead
 from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore, fingerprint_draft
 from eaglegate.engine.speculation.inspection.checkpoint import open_checkpoint
 from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.types import EngineRequest
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
 SPECULATION = {
@@ -51,6 +52,12 @@ class Loader:
         self.loaded: list[tuple[str, str]] = []
         self.error: Exception | None = None
         self.gate: asyncio.Event | None = None
+        self.drops = 0
+
+    async def drop_prefix(self, request: EngineRequest | None) -> int:
+        assert request is None
+        self.drops += 1
+        return 20
 
     async def swap_draft(self, path: str, running: str) -> float:
         if self.gate is not None:
@@ -92,6 +99,22 @@ async def test_a_swap_loads_a_copy_and_a_rollback_the_draft_before(tmp_path: Pat
     assert (back.before, back.after) == (done.after, done.before)
     assert (await manager.rollback()).after == done.after
     assert heard == [(done.after, "swap"), (done.before, "rollback"), (done.after, "rollback")]
+
+
+async def test_an_exchange_for_good_drops_what_the_draft_before_has_cached(tmp_path: Path) -> None:
+    manager, loader = make_manager()
+    await manager.swap(str(copy_draft(tmp_path / "one", 1)))
+    assert loader.drops == 1
+    await manager.rollback()
+    assert loader.drops == 2
+    trial = str(copy_draft(tmp_path / "two", 2))
+    await manager.swap(trial, trial=True)
+    await manager.rollback()
+    assert loader.drops == 2
+    await manager.swap(trial, trial=True)
+    assert manager.serving is not None
+    await manager.promote(manager.serving)
+    assert loader.drops == 3
 
 
 async def test_a_trial_ends_with_its_engine(tmp_path: Path) -> None:

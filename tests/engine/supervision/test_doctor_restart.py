@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from eaglegate.engine.errors import EngineFailed
+from eaglegate.engine.scripted import ScriptedEngine
+from eaglegate.engine.supervisor import SupervisedEngine
 from eaglegate.engine.types import EngineRequest
 from tests.engine.supervision.mortal import (
     Cradle,
@@ -48,7 +50,7 @@ async def test_answers_continue_on_the_next_engine() -> None:
 
 
 async def test_engines_without_cures_say_so() -> None:
-    engine, _ = supervised(Cradle())
+    engine = SupervisedEngine(ScriptedEngine)
     await engine.start()
     with pytest.raises(EngineFailed, match="cannot drop"):
         await engine.drop_prefix(None)

@@ -12,6 +12,7 @@ from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.vllm_backend.planning import MANY_HOLES, RandomPlanner, name_slice
 from eaglegate.engine.vllm_backend.scheduler import planning_scheduler
+from eaglegate.engine.vllm_fields import UNTAUGHT
 from tests.engine.vllm_backend import test_scheduler
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
 
@@ -229,3 +230,22 @@ def test_a_held_depth_stays_held_when_the_draft_is_exchanged(held: int) -> None:
     pretence.scheduler.planning.freeze(None)
     pretence.scheduler.forget_draft()
     assert pretence.scheduler.planning.describe()["frozen"] is None
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_request_that_teaches_nothing_keeps_its_depth_and_leaves_no_trace(
+    asynchronous: bool,
+) -> None:
+    pretence = Pretence(asynchronous)
+    pretence.scheduler.set_planning("auto")
+    pretence.add("trial", depth=MOST, traffic="chat", tenant="doctor", **{UNTAUGHT: 1})
+    finish(pretence, "trial")
+    assert name_slices(pretence) == set()
+    pretence.scheduler.planning.freeze(1)
+    pretence.add("other", traffic="chat", max_tokens=100)
+    pretence.add("trial 2", depth=MOST, traffic="agent", **{UNTAUGHT: 1})
+    finish(pretence, "other", "trial 2")
+    assert name_slices(pretence) == {"chat/answer/1k"}
+    for name in ("trial", "trial 2"):
+        assert max(step.drafted for step in pretence.steps[name]) == MOST
+    assert max(step.drafted for step in pretence.steps["other"]) == 1

@@ -355,3 +355,19 @@ def test_nothing_is_remembered_of_requests_that_ended() -> None:
     world.run()
     assert world.scheduler._shareable == {}
     assert world.scheduler._verified == {}
+
+
+def test_the_prefix_of_cached_blocks_is_noted_where_cures_are_asked_for() -> None:
+    pretence = Pretence()
+    pretence.add("a", prompt=[*range(70)])
+    pretence.run()
+    assert not pretence.scheduler.prefixes.list_all()
+    pretence.scheduler.prefixes.active = True
+    first = pretence.add("b", prompt=[*range(70)])
+    second = pretence.add("c", prompt=[*range(500, 570)])
+    pretence.run()
+    prefixes = pretence.scheduler.prefixes
+    roots = [prefixes.list_blocks(one.block_hashes[0]) for one in (first, second)]
+    assert all(roots)
+    assert not roots[0] & roots[1]
+    assert roots[0] | roots[1] == prefixes.list_all()
