@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class TimeBudget:
@@ -16,6 +17,7 @@ class TimeBudget:
         self._saved_s = saved_s
         self._spent_s = 0.0
         self._began = self._seen_at = clock()
+        self._paused = False
 
     @property
     def share_spent(self) -> float:
@@ -32,4 +34,13 @@ class TimeBudget:
     def spend(self, seconds: float) -> None:
         """Charge work that is done, or under way; the budget may fall below 0."""
         self._spent_s += seconds
-        self._saved_s -= seconds
+        self._saved_s -= 0.0 if self._paused else seconds
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Work inside is counted and costs nothing of the budget."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False

@@ -69,8 +69,9 @@ MOST_PROMPT = 8192
 TRIAL_TOKENS = 48
 BUDGET = 0.02
 """Share of the time that trials may take of the engine."""
-SAVED_S = 30.0
-"""Most seconds of the budget that idle times save up."""
+SAVED_S = 60.0
+"""Most seconds of the budget that idle times save up: enough for the record and one examination on
+a slow engine."""
 POLL_S = 0.05
 PATIENCE_S = 120.0
 """Seconds after which a suspicion that found no room is dropped."""
@@ -319,7 +320,8 @@ class Doctor:
             self._cures.append(began)
             try:
                 await apply()
-                again = await measure()
+                with self._budget.pause():  # the number of cures is limited
+                    again = await measure()
             except (EngineError, DraftRefused, DraftSwapBusy) as error:
                 log.warning("doctor: cure '%s' failed: %s", cure, error)
                 done.append(Treatment(cure, before, before, self.clock() - began, False))
