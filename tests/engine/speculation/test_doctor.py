@@ -12,7 +12,13 @@ from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Diagnosis
 from eaglegate.engine.speculation.doctor.doctor import MOST_CURES, Doctor, Mode, name_prefix
-from eaglegate.engine.speculation.doctor.suspicion import LEARN, PositionCounts
+from eaglegate.engine.speculation.doctor.suspicion import (
+    FALL,
+    LEARN,
+    PositionCounts,
+    find_scale,
+    measure_length,
+)
 from eaglegate.engine.speculation.doctor.trials import (
     PairedTrial,
     TrialRun,
@@ -41,6 +47,8 @@ class Clinic:
     def __init__(self) -> None:
         self.bad_prefixes: set[str] = set()
         self.weights = 1.0
+        self.known = 0.0
+        """Acceptance of all prompts alike."""
         self.cured_by_reload = self.cured_by_restart = True
         self.hard_traffic = 1.0
         self.done: list[str] = []
@@ -49,7 +57,7 @@ class Clinic:
         self.random = random.Random(5)
 
     def rate(self, request: EngineRequest) -> float:
-        known = 0.55 + random.Random(hash(request.prompt)).random() * 0.3
+        known = self.known or 0.55 + random.Random(hash(request.prompt)).random() * 0.3
         cached = 0.6 if name_prefix(request) in self.bad_prefixes else 1.0
         new = self.hard_traffic if request.prompt[0] >= 5000 else 1.0
         return known * self.weights * cached * new
@@ -303,3 +311,25 @@ def test_positions_are_counted_up_to_the_first_rejected_draft() -> None:
     )
     assert counts.reached == [2, 2, 1]
     assert counts.accepted == [2, 1, 1]
+
+
+@pytest.mark.parametrize("rates", [[0.98] * 5, [0.6, 0.5, 0.4], [0.9], [0.97, 0.5]])
+def test_a_fall_is_one_of_the_acceptance_length(rates: list[float]) -> None:
+    before, scale = measure_length(rates), find_scale(rates, FALL)
+    assert measure_length([scale * rate for rate in rates]) == pytest.approx(
+        (1 - FALL) * before, rel=1e-4
+    )
+
+
+def test_half_is_looked_for_where_few_drafts_are_accepted() -> None:
+    assert find_scale([0.05, 0.05], FALL) == 0.5
+
+
+async def test_a_small_fall_of_a_draft_that_nearly_always_accepts_is_found() -> None:
+    """From 0.97 to 0.92 by position."""
+    clinic, doctor = make()
+    clinic.known = 0.97
+    await warm(clinic, doctor)
+    clinic.weights = 0.95
+    await serve_until_acted(clinic, doctor)
+    assert clinic.diagnoses[-1].cause is Cause.WEIGHTS
