@@ -41,12 +41,9 @@ from eaglegate.text.parsing.tagged import (
     CallValue,
     Closing,
     KnownEnds,
-    LeadingBreak,
-    MisspeltEnd,
-    OwnLines,
     Tagged,
-    has_own_tags,
 )
+from eaglegate.text.parsing.value_text import LeadingBreak, MisspeltEnd, OwnLines, has_own_tags
 
 SPACE = " \t\r\n"
 _EMPTY = "/>"

@@ -33,7 +33,8 @@ from eaglegate.text.parsing.message import Ahead, CallFrame, Context, ToolFormat
 from eaglegate.text.parsing.output import Calls, Framed
 from eaglegate.text.parsing.reader import Grammar, Next, Subgrammar, Until, Want, ignore
 from eaglegate.text.parsing.schemas import ALIASES, TYPES
-from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged, has_own_tags, holds_next
+from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged
+from eaglegate.text.parsing.value_text import has_own_tags, holds_next
 
 _NAME = re.compile(r"""[^\s"'{}<>()\[\]]+""")
 """Name of a function. Any other text behind the opening tag is no call, and stays content."""

@@ -26,7 +26,8 @@ from eaglegate.text.parsing.markers import Delimiters, Follow, Lexicon
 from eaglegate.text.parsing.message import Ahead, Context, ReasoningFormat, ToolFormat, no_calls
 from eaglegate.text.parsing.reader import DONE, Grammar, Sink, Until, Want, ignore
 from eaglegate.text.parsing.schemas import STRING, TYPES
-from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged, holds_next
+from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged
+from eaglegate.text.parsing.value_text import holds_next
 
 OPEN, CLOSE, SEP = MARKERS = ("<|open|>", "<|close|>", "<|sep|>")
 TEXT = "text"
