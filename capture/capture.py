@@ -15,6 +15,7 @@ import orjson
 from cryptography.fernet import MultiFernet
 from msgspec import structs
 
+from eaglegate.capture.audits import AuditCapture, name_request
 from eaglegate.capture.files import CaptureCounts, CaptureFolder, CaptureWriter
 from eaglegate.capture.limits import FULL, HASHES
 from eaglegate.capture.record import (
@@ -74,6 +75,7 @@ class RequestCapture:
         self._began = wall()
         self._formatter = RecordFormatter(hashes, redactor, cipher, self._began)
         self._writer = CaptureWriter(folder, self._formatter.format)
+        self.audits = AuditCapture(folder, hashes, redactor, cipher)
 
     def set_decode(self, decode: Decode) -> None:
         """Set the decoder with which redaction reads token ids, once a tokenizer is loaded."""
@@ -111,6 +113,7 @@ class RequestCapture:
 
     def close(self) -> None:
         self._writer.close()
+        self.audits.close()
 
 
 def begin_of_conversation(facts: RequestFacts) -> str:
@@ -180,7 +183,7 @@ class RecordFormatter:
         return CaptureRecord(
             **content,
             timestamp=round(1000 * (ended.arrived - self._began), 3),
-            id=redactor.redact(facts.id) if redactor else self._hashes.hash_text(facts.id),
+            id=name_request(facts.id, redactor, self._hashes),
             session=self._hashes.hash_text(ended.session),
             arrived=round(ended.arrived, 6),
             mode=FULL if redactor else HASHES,

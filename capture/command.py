@@ -14,14 +14,19 @@ from typing import Any
 import orjson
 from cryptography.fernet import MultiFernet
 
+from eaglegate.capture.audits import CapturedAudit, format_audit, parse_audit, read_audits
 from eaglegate.capture.files import (
+    AUDITS,
+    Line,
     add_key_file_argument,
     is_gzipped,
     list_files,
     load_cipher,
+    parse_lines,
     read_file,
     read_lines,
     read_records,
+    write_lines,
     write_records,
 )
 from eaglegate.capture.record import (
@@ -150,6 +155,7 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator
 
 
 def print_records(options: argparse.Namespace, cipher: MultiFernet | None) -> None:
+    audits = find_verdicts(options.file, cipher)
     for record in read_records(options.file, cipher, _warn):
         if options.text:
             sys.stdout.buffer.write(format_record(record) + b"\n")
@@ -159,8 +165,17 @@ def print_records(options: argparse.Namespace, cipher: MultiFernet | None) -> No
         print(
             when, record.api, record.workload or "-", record.session or "-", record.key or "-",
             f"{counts['prompt']}+{counts['output']} tokens", record.ending or "-",
+            *(f"audit: {verdict}" for verdict in audits.get(record.id, ())),
         )  # fmt: skip
     sys.stdout.flush()
+
+
+def find_verdicts(path: Path, cipher: MultiFernet | None) -> dict[str, list[str]]:
+    """The outcomes of the audits in a capture folder, by the request's id."""
+    found: dict[str, list[str]] = {}
+    for audit in read_audits(path, cipher, _warn) if path.is_dir() else ():
+        found.setdefault(audit.id, []).append(audit.outcome)
+    return found
 
 
 def export_capture(options: argparse.Namespace, cipher: MultiFernet | None) -> None:
@@ -259,25 +274,32 @@ def delete_records(options: argparse.Namespace, cipher: MultiFernet | None) -> N
 
     A gateway that writes to a file deleted or replaced here goes on in a new one.
     """
-    files = list_files(options.file)
+    files, audits = list_files(options.file), []
+    if options.file.is_dir():
+        audits = list_files(options.file, AUDITS)
     if options.all:
         salt = options.file / "salt" if options.file.is_dir() else None
-        for path in (*files, *([salt] if salt else ())):
+        for path in (*files, *audits, *([salt] if salt else ())):
             path.unlink(missing_ok=True)
-        print(f"{len(files)} files deleted", file=sys.stderr)
+        print(f"{len(files) + len(audits)} files deleted", file=sys.stderr)
         return
 
-    def is_deleted(record: CaptureRecord) -> bool:
+    def is_deleted(record: CaptureRecord | CapturedAudit) -> bool:
         if options.key is not None:
             return bool(record.key == options.key)
         return bool(options.session == record.session)
 
     if not options.unreadable:
-        check_readable(files, cipher)
+        check_readable(files, audits, cipher)
     counts: Counter[str] = Counter()
     for file in files:
-        counts += rewrite_file(file, is_deleted, cipher, options.unreadable)
+        counts += rewrite_file(
+            file, parse_record, format_record, is_deleted, cipher, options.unreadable
+        )
     print(f"{counts[DELETED]} requests deleted", file=sys.stderr)
+    for file in audits:
+        gone = rewrite_file(file, parse_audit, format_audit, is_deleted, cipher, options.unreadable)
+        counts[UNREADABLE] += gone[UNREADABLE]
     if options.unreadable:
         print(f"{counts[UNREADABLE]} unreadable parts deleted", file=sys.stderr)
 
@@ -285,11 +307,15 @@ def delete_records(options: argparse.Namespace, cipher: MultiFernet | None) -> N
 DELETED, UNREADABLE = "deleted", "unreadable"
 
 
-def check_readable(files: Sequence[Path], cipher: MultiFernet | None) -> None:
+def check_readable(
+    files: Sequence[Path], audits: Sequence[Path], cipher: MultiFernet | None
+) -> None:
     """Raises CaptureError, which names what cannot be read."""
     unreadable: list[str] = []
     for file in files:
         deque(read_file(file, cipher, unreadable.append), maxlen=0)
+    for file in audits:
+        deque(parse_lines(file, cipher, unreadable.append, parse_audit), maxlen=0)
     if unreadable:
         raise CaptureError(
             f"nothing was deleted, because {len(unreadable)} parts of the capture cannot be read "
@@ -302,7 +328,9 @@ def check_readable(files: Sequence[Path], cipher: MultiFernet | None) -> None:
 
 def rewrite_file(
     file: Path,
-    is_deleted: Callable[[CaptureRecord], bool],
+    parse: Callable[[bytes], Line],
+    format: Callable[[Line], bytes],
+    is_deleted: Callable[[Line], bool],
     cipher: MultiFernet | None,
     unreadable: bool,
 ) -> Counter[str]:
@@ -318,17 +346,17 @@ def rewrite_file(
         _warn(why)
         counts[UNREADABLE] += 1
 
-    def keep() -> Iterator[CaptureRecord]:
-        for record in read_file(file, cipher, skip):
+    def keep() -> Iterator[bytes]:
+        for record in parse_lines(file, cipher, skip, parse):
             if is_deleted(record):
                 counts[DELETED] += 1
             else:
-                yield record
+                yield format(record)
 
     fresh = file.with_name(f".{file.name}.new")
     os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
     try:
-        left = write_records(fresh, keep(), cipher, compress=is_gzipped(file))
+        left = write_lines(fresh, keep(), cipher, is_gzipped(file))
         if left and counts:
             os.utime(fresh, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
             fresh.replace(file)

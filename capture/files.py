@@ -4,6 +4,7 @@ One thread empties a bounded queue once a second: waking it for each request wou
 the writing. What does not fit, or cannot be written, is dropped and counted; nothing waits for it.
 A record is one ``write``; a record that was written in part, as on a
 full disk, is taken back. Files are ``capture-TIME-PID-N.jsonl``, mode 0600 in a folder of 0700.
+``audits.py`` writes in the same way, to files whose names begin with ``audits``.
 
 A record is one line, so that a file is readable to its last whole record, however it was cut off.
 With a key, a line is the Fernet token (AES-128-CBC with HMAC-SHA256) of the record; rotated files
@@ -25,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
@@ -63,6 +64,8 @@ class RecordDropped(Exception):
 
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
+RECORDS, AUDITS = "capture", "audits"
+"""The begin of a file's name: what a writer puts into it."""
 KEY_FILE_VARIABLE = "EAGLEGATE_CAPTURE_KEY_FILE"
 _TOKEN = b"gAAAA"
 """First bytes of every Fernet token."""
@@ -103,16 +106,23 @@ def write_records(
     compress: bool = False,
 ) -> int:
     """A new file of these records; how many there are."""
+    return write_lines(path, map(format_record, records), cipher, compress)
+
+
+def write_lines(
+    path: Path, lines: Iterable[bytes], cipher: MultiFernet | None, compress: bool
+) -> int:
+    """A new file of these lines, encrypted with ``cipher``; how many there are."""
     count = 0
     with gzip.open(path, "wb") if compress else path.open("wb") as file:
-        for record in records:
-            line = format_record(record)
+        for line in lines:
             file.write((cipher.encrypt(line) if cipher else line) + b"\n")
             count += 1
     return count
 
 
 Skip = Callable[[str], None]
+Line = TypeVar("Line")
 
 
 def _ignore(_: str) -> None:
@@ -138,17 +148,30 @@ def read_records(
 
 def read_file(file: Path, cipher: MultiFernet | None, skip: Skip) -> Iterator[CaptureRecord]:
     """See ``read_records``; a file without any record is empty."""
+    return parse_lines(file, cipher, skip, parse_record)
+
+
+def parse_lines(
+    file: Path, cipher: MultiFernet | None, skip: Skip, parse: Callable[[bytes], Line]
+) -> Iterator[Line]:
+    """The lines of a file. ``parse`` raises DamagedRecord for one that is to be skipped."""
     for number, line in enumerate(read_lines(file, skip), 1):
         try:
-            yield parse_record(decrypt_line(line, cipher, file))
+            yield parse(decrypt_line(line, cipher, file))
         except DamagedRecord as error:
             skip(f"{file.name}:{number}: {error}")
 
 
-def list_files(path: Path) -> list[Path]:
-    """Raises CaptureError."""
+def list_files(path: Path, content: str = RECORDS) -> list[Path]:
+    """The file ``path``, or the files of a folder: those of audits, or all others.
+
+    Raises CaptureError.
+    """
     if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
+        files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES)]
+        return sorted(
+            file for file in files if file.name.startswith(f"{AUDITS}-") == (content == AUDITS)
+        )
     if not path.is_file():
         raise CaptureError(f"{path} is neither a capture file nor a folder of them")
     return [path]
@@ -231,13 +254,17 @@ class CaptureFolder:
     """The files of one writer, and the age and size of all files in its folder."""
 
     def __init__(
-        self, directory: Path, limits: CaptureLimits, wall: Callable[[], float] = time.time
+        self,
+        directory: Path,
+        limits: CaptureLimits,
+        wall: Callable[[], float] = time.time,
+        content: str = RECORDS,
     ) -> None:
         """Raises OSError."""
         make_private(directory)
         self._directory = directory
         self.limits = limits
-        self._wall = wall
+        self._wall, self._content = wall, content
         self._file = -1
         self._path = directory
         self._size = 0
@@ -247,6 +274,10 @@ class CaptureFolder:
         self._pruned = 0.0
         self._number = 0
         self.prune()
+
+    def beside(self, content: str) -> CaptureFolder:
+        """Another writer's files in the same folder. Raises OSError."""
+        return CaptureFolder(self._directory, self.limits, self._wall, content)
 
     def append(self, line: bytes) -> None:
         """Write one record, in one system call but for a disk that fills.
@@ -277,7 +308,7 @@ class CaptureFolder:
         self.close()
         self._number += 1
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self._wall()))
-        name = f"capture-{stamp}-{os.getpid()}-{self._number:04}.jsonl"
+        name = f"{self._content}-{stamp}-{os.getpid()}-{self._number:04}.jsonl"
         path = self._directory / name
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600)

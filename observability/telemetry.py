@@ -139,7 +139,10 @@ class Telemetry:
         self._sequences.update(observation.sequences)
         attach(observation)
         if self._capture is not None and (sent := take_body()) is not None:
-            observation.capture(self._capture.select(facts), sent)
+            session = self._capture.select(facts)
+            observation.capture(session, sent)
+            if session is not None:
+                self._capture.audits.expect(facts, session)
         return observation
 
     def record_refusal(self, api: str, code: str) -> None:
@@ -300,6 +303,8 @@ class Telemetry:
             group.record_audit(record, self._workloads(record.workload))
         if self._explanations is not None:
             self._explanations.add_audit(record)
+        if self._capture is not None:
+            self._capture.audits.record(record)
 
     def record_diagnosis(self, diagnosis: Diagnosis) -> None:
         for group in self.groups:

@@ -15,6 +15,7 @@ import pytest
 from cryptography.fernet import Fernet
 from prometheus_client import CollectorRegistry
 
+from eaglegate.capture.audits import read_audits
 from eaglegate.capture.capture import RequestCapture
 from eaglegate.capture.files import CaptureFolder, make_cipher, read_records
 from eaglegate.capture.limits import CaptureLimits
@@ -22,6 +23,8 @@ from eaglegate.capture.record import CaptureRecord
 from eaglegate.capture.redaction import Redactor, SaltedHashes, load_salt
 from eaglegate.engine.events import Ending
 from eaglegate.engine.scripted import Pause
+from eaglegate.engine.speculation.audit.evidence import AuditOutcome
+from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.engine.types import DecodeStep, Step
 from eaglegate.lab.measure.replay import NOT_CAPTURED
 from eaglegate.observability.engine import InstrumentedEngine
@@ -343,3 +346,25 @@ def test_fields_of_the_prompt_cannot_be_dropped():
         Redactor.of([], ["messages"])
     with pytest.raises(ValueError, match="regular expression"):
         Redactor.of(["("], [])
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+async def test_an_audit_is_written_beside_its_record(
+    lab: Lab, tmp_path: Path, hashes: bool
+) -> None:
+    """The audits of requests that are not captured are left out."""
+    with bench(lab, tmp_path, hashes=hashes) as made:
+        says(lab, "Seven.")
+        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "n": 2}
+        await made.post("/v1/chat/completions", body)
+        sequences = [request.id for request in lab.engine.requests[-2:]]
+        for sequence in (sequences[1], "of another request"):
+            made.telemetry.record_audit(
+                AuditRecord(
+                    sequence, "chat", "greedy", "abc", 3, AuditOutcome.LOSSLESS, "", 1.0, 0.1, 2
+                )
+            )
+        (record,) = made.records()
+        (audit,) = read_audits(tmp_path)
+        assert (audit.id, audit.session) == (record.id, record.session)
+        assert (audit.choice, audit.outcome, audit.draft) == (1, "lossless", "abc")

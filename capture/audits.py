@@ -1,0 +1,150 @@
+"""Audits of captured requests, in files beside the records.
+
+An audit may end after its request's record was written, so each is a line of its own, which names
+the record by ``id``. The files are ``audits-TIME-PID-N.jsonl``: readers of traces, such as AIPerf,
+take nothing but requests. A line holds neither text nor token ids.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+from cryptography.fernet import MultiFernet
+
+from eaglegate.capture.files import (
+    AUDITS,
+    CaptureFolder,
+    CaptureWriter,
+    Skip,
+    list_files,
+    parse_lines,
+)
+from eaglegate.capture.record import VERSION, CaptureError, DamagedRecord
+from eaglegate.capture.redaction import Redactor, SaltedHashes
+from eaglegate.engine.events import RequestFacts
+from eaglegate.engine.speculation.audit.records import AuditRecord
+
+AUDIT_BYTES = 1024
+"""Memory of an audit that waits to be written, about."""
+REMEMBERED = 4096
+"""Choices of captured requests whose audits are written: the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedAudit:
+    """The verdict on one choice of a captured request."""
+
+    id: str
+    """``CaptureRecord.id`` of the request."""
+    session: str
+    """``CaptureRecord.session``, the salted hash."""
+    choice: int
+    """Index of the choice in the answer."""
+    outcome: str
+    """lossless, near_tie or violated"""
+    choosing: str
+    """How the answer was chosen: greedy, seeded, sampled or grammar."""
+    detail: str
+    depth: int
+    """The most drafts that one of its steps verified."""
+    draft: str
+    tokens: int
+    at: float
+    """Unix time of the audit's end."""
+    key: str | None = None
+    """The public name of the API key."""
+
+
+_FIELDS = tuple(item.name for item in fields(CapturedAudit))
+
+
+def format_audit(audit: CapturedAudit) -> bytes:
+    """One line, without its end."""
+    return orjson.dumps({"version": VERSION, **asdict(audit)})
+
+
+def parse_audit(line: bytes) -> CapturedAudit:
+    """Raises DamagedRecord, or CaptureError for a line of a later version of the format."""
+    try:
+        row: Mapping[str, Any] = orjson.loads(line)
+        if row.get("version", VERSION) > VERSION:
+            raise CaptureError(
+                f"format version {row['version']} is newer than this reader's ({VERSION}): "
+                "update eaglegate"
+            )
+        return CapturedAudit(**{name: row[name] for name in _FIELDS if name in row})
+    except CaptureError:
+        raise
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DamagedRecord(f"not an audit: {error}") from None
+
+
+def read_audits(
+    path: Path, cipher: MultiFernet | None = None, skip: Skip = lambda _: None
+) -> Iterator[CapturedAudit]:
+    """The audits in a capture folder, or in one file of audits. See ``read_records``."""
+    for file in list_files(path, AUDITS):
+        yield from parse_lines(file, cipher, skip, parse_audit)
+
+
+def name_request(request: str, redactor: Redactor | None, hashes: SaltedHashes) -> str:
+    """A request's name in a capture. Clients may choose it, so it is treated as text."""
+    return str(redactor.redact(request)) if redactor else hashes.hash_text(request)
+
+
+class AuditCapture:
+    """Writes the audits of captured requests, on a thread of its own."""
+
+    def __init__(
+        self,
+        folder: CaptureFolder,
+        hashes: SaltedHashes,
+        redactor: Redactor | None,
+        cipher: MultiFernet | None,
+    ) -> None:
+        self._hashes, self._cipher = hashes, cipher
+        self._redactor = copy(redactor)  # it has a state, and the records' thread uses the other
+        self._captured: OrderedDict[str, tuple[RequestFacts, str]] = OrderedDict()
+        """Facts and session of the request by the engine's name of each choice."""
+        self._writer = CaptureWriter(folder.beside(AUDITS), self._format)
+
+    def expect(self, facts: RequestFacts, session: str) -> None:
+        """Write the audits of a request that is captured."""
+        known = replace(facts, messages=(), tools=())
+        self._captured |= dict.fromkeys(facts.sequences, (known, session))
+        while len(self._captured) > REMEMBERED:
+            self._captured.popitem(last=False)
+
+    def record(self, audit: AuditRecord) -> None:
+        """An audit has ended, of a captured request or of another one. Never waits."""
+        if (found := self._captured.pop(audit.request, None)) is not None:
+            self._writer.put((audit, *found), AUDIT_BYTES)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _format(self, item: tuple[AuditRecord, RequestFacts, str]) -> bytes:
+        audit, facts, session = item
+        if self._redactor is not None:
+            self._redactor.begin()
+        captured = CapturedAudit(
+            id=name_request(facts.id, self._redactor, self._hashes),
+            session=self._hashes.hash_text(session),
+            choice=facts.sequences.index(audit.request),
+            outcome=audit.outcome.value,
+            choosing=audit.choosing,
+            detail=audit.detail,
+            depth=audit.depth,
+            draft=audit.draft,
+            tokens=audit.tokens,
+            at=round(audit.at, 6),
+            key=facts.key,
+        )
+        line = format_audit(captured)
+        return line if self._cipher is None else self._cipher.encrypt(line)
