@@ -140,6 +140,8 @@ class Doctor:
         """``reload`` loads the draft's weights again; None where that is not possible."""
         self.mode = mode
         self.draft = ""
+        self.era = 0
+        """Changes with the draft and with each cure: answers that began before it tell nothing."""
         self._observer, self._has_room, self._reload = observer, has_room, reload
         self.clock = clock
         self._remedies: Remedies | None = None
@@ -166,6 +168,7 @@ class Doctor:
         """Begin anew: another draft's acceptance says nothing about this one's."""
         if version.fingerprint != self.draft:
             self.draft = version.fingerprint
+            self.era += 1
             self._prefixes.clear()
             self._all = Prefix()
             self._record.clear()
@@ -320,6 +323,7 @@ class Doctor:
             self._cures.append(began)
             try:
                 await apply()
+                self.era += 1
                 with self._budget.pause():  # the number of cures is limited
                     again = await measure()
             except (EngineError, DraftRefused, DraftSwapBusy) as error:
@@ -461,13 +465,13 @@ class DoctoredEngine:
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         steps = list[DecodeStep]()
-        draft = self._doctor.draft
+        era = self._doctor.era
 
         def keep(step: Step) -> None:
             steps.extend(step.decode)
 
         await self._engine.generate(request, SinkTap(sink, keep))
-        if draft == self._doctor.draft:
+        if era == self._doctor.era:
             self._doctor.observe(request, steps)
 
     async def health(self) -> Health:

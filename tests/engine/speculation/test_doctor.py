@@ -11,7 +11,13 @@ import pytest
 from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Diagnosis
-from eaglegate.engine.speculation.doctor.doctor import MOST_CURES, Doctor, Mode, name_prefix
+from eaglegate.engine.speculation.doctor.doctor import (
+    MOST_CURES,
+    Doctor,
+    DoctoredEngine,
+    Mode,
+    name_prefix,
+)
 from eaglegate.engine.speculation.doctor.suspicion import (
     FALL,
     LEARN,
@@ -27,6 +33,7 @@ from eaglegate.engine.speculation.doctor.trials import (
     is_settled,
     measure_fall,
 )
+from eaglegate.engine.steps import NullSink
 from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
@@ -333,3 +340,27 @@ async def test_a_small_fall_of_a_draft_that_nearly_always_accepts_is_found() -> 
     clinic.weights = 0.95
     await serve_until_acted(clinic, doctor)
     assert clinic.diagnoses[-1].cause is Cause.WEIGHTS
+
+
+async def test_an_answer_that_began_before_a_cure_tells_nothing() -> None:
+    """It keeps its blocks."""
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    doctor._all.history.clear_evidence()
+    clinic.weights = 0.0
+    engine = DoctoredEngine(clinic, doctor)  # type: ignore[arg-type]
+    running = CuredMeanwhile(doctor)
+    await engine.generate(clinic.ask(), running)
+    assert doctor.describe()["all"]["evidence_nats"] == 0.0
+    running.cured = True
+    await engine.generate(clinic.ask(), running)
+    assert doctor.describe()["all"]["evidence_nats"] > 0.0
+
+
+class CuredMeanwhile(NullSink):
+    def __init__(self, doctor: Doctor) -> None:
+        self.doctor, self.cured = doctor, False
+
+    def push(self, step: Step) -> None:
+        del step
+        self.doctor.era += not self.cured
