@@ -10,7 +10,7 @@ demo, on which a draft can pay:
 
     python -m eaglegate.lab.training.cost_scaled --identity-layers 32 --out DIR
     python -m eaglegate.lab.benchmarks.sessions_engine DIR [--seconds 240] [--scale 0.25] [--seed 0]
-    python -m eaglegate.lab.benchmarks.sessions_engine DIR --laps 4
+    python -m eaglegate.lab.benchmarks.sessions_engine DIR --laps 4 [--streams 1 4 16]
 """
 
 from __future__ import annotations
@@ -173,6 +173,8 @@ async def measure(options: argparse.Namespace) -> None:
         lanes = [Lane(name, plain if name == "none" else draft) for name in options.lanes]
         if options.laps:
             for streams, requests in LAPS:
+                if options.streams and streams not in options.streams:
+                    continue
                 phases = make_laps(streams, requests, options.laps)
                 found = await serve_all(lanes, phases, traffic, out)
                 print_laps(streams, requests, found)
@@ -247,6 +249,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--laps", type=int, default=0, help="number of friendly laps between hostile ones"
+    )
+    parser.add_argument(
+        "--streams",
+        type=int,
+        nargs="*",
+        choices=[streams for streams, _ in LAPS],
+        default=[],
+        help="with --laps: numbers of streams, instead of all",
     )
     parser.add_argument(
         "--lanes", nargs="*", default=LANES, help="lanes to compare: none, auto, K=N"
