@@ -27,6 +27,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -50,6 +51,8 @@ from eaglegate.server.access.keys import hash_key
 CHAT = "/v1/chat/completions"
 PROMPTS = Path(__file__).parents[1] / "measure" / "data" / "chat.jsonl"
 SECRETS = {f"key{at}": f"eg-key{at}-secret-of-32-bytes-or-more" for at in range(8)}
+SETTINGS = {"plain": ("plain", False), "obfuscated": ("plain", True), "paced": ("paced", False)}
+"""Streams that are attacked: their server, and whether they are obfuscated."""
 SHARED, SEPARATE = tuple(SECRETS)[:4], tuple(SECRETS)[4:]
 """Keys that share a prefix cache, and keys that have one each."""
 WORDS = (
@@ -109,7 +112,7 @@ async def record_all(
     args: argparse.Namespace, urls: dict[str, str], prompts: list[str]
 ) -> dict[str, list[tuple[int, Trace]]]:
     """Traces by setting, in rounds: within each, every prompt in every setting, shuffled."""
-    settings = {"plain": ("plain", False), "obfuscated": ("plain", True), "paced": ("paced", False)}
+    settings = {name: SETTINGS[name] for name in args.streams}
     ports = {name: urlsplit(url).port or 0 for name, url in urls.items()}
     traces: dict[str, list[tuple[int, Trace]]] = {name: [] for name in settings}
     places = asyncio.Semaphore(args.at_once)
@@ -146,6 +149,14 @@ def describe(name: str, traces: list[tuple[int, Trace]], prompts: int, views: An
     )
 
 
+def count_blocks(traces: list[tuple[int, Trace]]) -> dict[int, Counter[int]]:
+    """Streams of each prompt by their number of writes: what the end of a paced one shows."""
+    found: dict[int, Counter[int]] = {}
+    for at, trace in traces:
+        found.setdefault(len(trace.sizes), Counter())[at] += 1
+    return dict(sorted(found.items()))
+
+
 async def measure_sizes(args: argparse.Namespace, urls: dict[str, str]) -> None:
     rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
     prompts = [row["steps"][0][0]["content"] for row in rows][: args.prompts]
@@ -156,7 +167,12 @@ async def measure_sizes(args: argparse.Namespace, urls: dict[str, str]) -> None:
     report("|---|---|---|---|---|---|---|---|")
     for name, found in traces.items():
         report(describe(name, found, count))
-    report(describe("paced, without filling", traces["paced"], count, BARE_VIEWS))
+    if "paced" in traces:
+        report(describe("paced, without filling", traces["paced"], count, BARE_VIEWS))
+        report("| blocks | streams of each prompt |\n|---|---|")
+        for blocks, prompts_of in count_blocks(traces["paced"]).items():
+            each = " ".join(str(prompts_of[at]) for at in range(count))
+            report(f"| {blocks} | {each} |")
 
 
 # Time to the first token.
@@ -221,7 +237,7 @@ MEASURES = {"sizes": measure_sizes, "timing": measure_timing, "hits": measure_hi
 
 async def measure(args: argparse.Namespace) -> None:
     flags = {"plain": ("--shared-prefix-cache", *SHARED)}
-    if "sizes" in args.what:
+    if "sizes" in args.what and "paced" in args.streams:
         flags["paced"] = (f"--stream-cadence={args.cadence:g}",)
     async with gateways(**flags) as urls:
         for name in args.what:
@@ -235,6 +251,7 @@ def main() -> int:
     parser.add_argument("what", nargs="+", choices=tuple(MEASURES))
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--streams", nargs="+", choices=tuple(SETTINGS), default=[*SETTINGS])
     parser.add_argument("--at-once", type=int, default=1, help="streams at a time (sizes)")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.3)
