@@ -1,0 +1,97 @@
+"""Faults of speculation in a served gateway: an audit switches it off, an operator on again.
+
+The engine starts with the fault (``faulty.INJECTED``) and keeps it, so that what an operator
+releases is found faulty a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import ADMIN, ROOT, RunningGateway, serving
+from tests.engine.vllm_backend import faulty
+from tests.engine.vllm_backend.test_audits import WORKER
+from tests.faults import streams
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+FLAGS = (*ADMIN, "--dtype=float32", "--depth=3", f"--worker-extension-cls={WORKER}")
+ANSWERS_PER_S = 5
+SHARE = 0.2
+LOST_WITHIN_S = 60
+TOKENS = 16
+DRAFTED = "eaglegate_drafted_tokens_total"
+
+
+def command(gateway: RunningGateway, *arguments: str) -> str:
+    """The output of ``eaglegate audit``."""
+    line = [sys.executable, "-m", "eaglegate.server", "audit", *arguments]
+    line += ["--url", gateway.operator]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def count(gateway: RunningGateway, name: str) -> float:
+    return gateway.metric(name) or 0.0
+
+
+async def ask_until(
+    gateway: RunningGateway, is_reached: Callable[[], bool], within_s: float, **sampling: Any
+) -> float:
+    """Ask ``ANSWERS_PER_S`` questions a second; the seconds until ``is_reached``."""
+    began, asked = time.monotonic(), set[asyncio.Task[httpx.Response]]()
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=120) as client:
+        for number in itertools.count():
+            body = streams.request("chat", number, TOKENS) | {"stream": False, **sampling}
+            del body["stream_options"]
+            asked.add(asyncio.create_task(client.post("/v1/chat/completions", json=body)))
+            await asyncio.sleep(began + (number + 1) / ANSWERS_PER_S - time.monotonic())
+            took_s = time.monotonic() - began
+            if number % ANSWERS_PER_S == 0 and await asyncio.to_thread(is_reached):
+                break
+            assert took_s < within_s, command(gateway, "show")
+        answers = await asyncio.gather(*asked)
+    assert {answer.status_code for answer in answers} == {200}
+    return took_s
+
+
+@pytest.mark.parametrize(
+    ("fault", "sampling"),
+    [
+        (faulty.ACCEPTS_TOO_MANY, {}),
+        (faulty.IGNORES_SEED, {"temperature": 1.0, "seed": 7}),
+    ],
+)
+def test_a_faulty_engine_loses_speculation_until_it_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, sampling: dict[str, Any]
+) -> None:
+    monkeypatch.setenv(faulty.INJECTED, fault)
+    with serving(tmp_path / "serve.log", (*FLAGS, f"--audit-share={SHARE}")) as gateway:
+
+        def is_held() -> bool:
+            return bool(count(gateway, "eaglegate_audit_hold"))
+
+        asyncio.run(ask_until(gateway, is_held, LOST_WITHIN_S, **sampling))
+        time.sleep(2)  # what runs keeps its drafts
+        drafted = count(gateway, DRAFTED)
+        body = streams.request("chat", 0, TOKENS) | sampling
+        (heard,) = asyncio.run(streams.hear_all(gateway.url, [body]))
+        assert heard.whole
+        assert count(gateway, DRAFTED) == drafted
+        assert "chat: no speculation" in command(gateway, "show")
+        assert command(gateway, "release", "chat") == "chat speculates again\n"
+        (heard,) = asyncio.run(streams.hear_all(gateway.url, [body]))
+        assert heard.whole
+        assert count(gateway, DRAFTED) > drafted
+        asyncio.run(ask_until(gateway, is_held, LOST_WITHIN_S, **sampling))
