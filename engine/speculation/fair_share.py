@@ -6,10 +6,12 @@ objective leaves beside a step of that class alone. Without an objective the sla
 such a step; it is never less than ``LEAST``, so that other work cannot starve. What other work adds
 to a step is taken out of the account.
 
-The time of a step alone is measured: every few steps are the latency class's alone. What a request,
-a draft token and a prompt token add is learnt from the steps between them, by recursive least
-squares. The planner's cost model is no help here: it lets the speed of the machine explain what a
-request more in every step costs.
+The time of a step alone is measured: now and then two steps in a row are the latency class's alone.
+The second one's time counts, because a part of what other work costs falls into the step after it:
+its tokens are handed out, and its requests leave the batch. What a request, a draft token and a
+prompt token add is learnt from the steps between them, by recursive least squares. The planner's
+cost model is no help here: it lets the speed of the machine explain what a request more in every
+step costs.
 
 What the account does not pay is given up in this order: draft tokens to verify, then whole requests
 for a step; prompts have half of the account where requests decode, too. Keys share what is left by
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import NamedTuple
 
@@ -35,8 +37,8 @@ SAVED = 2.0
 """Slacks that the account saves up, beyond the cheapest piece of work."""
 CHUNK = 32
 """Prompt tokens of the smallest piece of a prompt."""
-ALONE_EVERY = 8, 24
-"""Every so many steps are the latency class's alone, where others are limited and where not."""
+ALONE_EVERY = 15, 47
+"""Steps between two measurements of a step alone, where others are limited and where not."""
 STALE = 256
 """Steps after which the measured time of a step alone does not count any more."""
 ATTEMPTS = 4
@@ -50,6 +52,7 @@ LEARNING = 0.05
 GUESS = (0.02, 0.01, 0.1, 0.005)
 """First guess of what a request, a draft token, any prompt and a prompt token add, as shares of a
 step alone."""
+PRICED = ("request", "draft_token", "any_prompt", "prompt_token")
 NOISE = 0.1
 """Typical error of a step's time, as a share of it."""
 DRIFT = 0.01
@@ -88,10 +91,17 @@ class SharedStep(NamedTuple):
     rows: int
     drafts: int
     prompt: int
+    follows_alone: bool = False
+    """Whether the step before was the latency class's alone."""
 
     @property
     def is_alone(self) -> bool:
         return not (self.rows or self.prompt)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether no other work, of this step or the one before, is in its time."""
+        return self.is_alone and self.follows_alone
 
 
 @dataclass(slots=True)
@@ -143,6 +153,8 @@ class FairShare:
         """Seconds of the newest steps alone, and the number of the step of the last measurement."""
         self._num_steps = 0
         self._since_alone = 0
+        """Steps since the last one alone that was measured."""
+        self._was_alone = False
         self._attempts = 0
         self._limits = False
         """Whether the last step limited others."""
@@ -151,6 +163,13 @@ class FairShare:
     def is_needed(self) -> bool:
         """Whether there are requests of the latency class."""
         return self._num_latency > 0
+
+    def describe(self) -> dict[str, object]:
+        """Totals and learnt prices; empty before the first step with a latency request."""
+        if not self.totals.steps:
+            return {}
+        prices = dict(zip(PRICED, self.prices.prices, strict=True))
+        return {**asdict(self.totals), "prices": prices}
 
     def add(self, request: str, member: ShareMember) -> None:
         self._members[request] = member
@@ -175,7 +194,7 @@ class FairShare:
     def observe_step(self, step: SharedStep, seconds: float) -> None:
         """Learn from the time of a step that reads no prompt of the latency class."""
         known = self._find_alone(step.kind)
-        if step.is_alone:
+        if step.is_measured:
             times: deque[float] = (
                 deque(maxlen=NEWEST) if known is None else self._alone[step.kind][0]
             )
@@ -184,7 +203,7 @@ class FairShare:
             self._alone.move_to_end(step.kind)
             if len(self._alone) > KNOWN:
                 self._alone.popitem(last=False)
-        elif known is not None:
+        elif known is not None and not step.is_alone:
             self.prices.observe(step, seconds / known - 1)
 
     def ration(self, rows: Sequence[DecodingRow], prompt: int, depth: int) -> Ration | None:
@@ -220,10 +239,13 @@ class FairShare:
         """Charge the account for the other work that the step has taken."""
         first = [row for row in rows if self.is_latency(row.name)]
         if not first:
+            self._was_alone = False
             return None
         others = [row for row in rows if not self.is_latency(row.name)]
         drafts = sum(row.width for row in others)
-        step = SharedStep((len(first), depth), len(others), drafts, prompt)
+        kind = len(first), depth
+        step = SharedStep(kind, len(others), drafts, prompt, self._was_alone)
+        self._was_alone = step.is_alone
         decoding = self.prices.get_rows(len(others), drafts)
         reading = self.prices.get_prompt(prompt)
         self._decoding = max(self._decoding - decoding, -SAVED)
@@ -232,7 +254,7 @@ class FairShare:
         self.totals.steps += 1
         self.totals.alone_steps += step.is_alone
         self.totals.added += decoding + reading
-        if step.is_alone:
+        if step.is_measured:
             self._since_alone = 0
         return step
 

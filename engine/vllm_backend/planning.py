@@ -203,10 +203,14 @@ class StepPlanning:
         self.restore_costs(costs)
 
     def describe(self, recent: int = 0) -> dict[str, object]:
-        """Describe the planner's beliefs and decisions; only the mode where there is none."""
+        """Describe the planner's beliefs and decisions; only the mode where there is none. Where a
+        latency class has run, its sharing of steps as well.
+        """
         planner = self._planner if isinstance(self._planner, DepthPlanner) else None
         found = {} if planner is None else planner.describe(recent)
-        return {"mode": self.mode, **found, **self._describe_drops(planner)}
+        sharing = self.share.describe()
+        shared = {"sharing": sharing} if sharing else {}
+        return {"mode": self.mode, **found, **self._describe_drops(planner), **shared}
 
     def _describe_drops(self, planner: DepthPlanner | None) -> dict[str, object]:
         """What the draft costs the prefix cache, at any depth: prompt tokens computed again, and

@@ -95,6 +95,7 @@ async def measure(given: argparse.Namespace) -> dict[str, object]:
                 if turn:
                     times[phase].append(median(seconds for seconds, _ in found))
                     rates[phase].append(rate)
+        planning = await engine.describe_planning()
     alone = median(times["unloaded"])
     return {
         "machine_load": os.getloadavg()[0],
@@ -102,6 +103,7 @@ async def measure(given: argparse.Namespace) -> dict[str, object]:
         "tpot_ms": {phase: round(1e3 * median(seconds), 2) for phase, seconds in times.items()},
         "ratio": {phase: round(median(seconds) / alone, 3) for phase, seconds in times.items()},
         "batch_tokens_per_s": {phase: round(median(rate), 1) for phase, rate in rates.items()},
+        "sharing": planning.get("sharing"),
     }
 
 

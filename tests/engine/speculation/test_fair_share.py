@@ -34,11 +34,14 @@ def run(
     steps: int = 400,
     row: float = 0.05,
     token: float = 0.02,
+    late: float = 0.0,
 ) -> tuple[Counter[str], list[Ration], float]:
     """Steps that each request was in, the rations, and the time of a step over one alone.
 
-    In steps alone, a request adds ``row``, a draft ``token``, a prompt 0.1 and its token 0.01.
+    In steps alone, a request adds ``row``, a draft ``token``, a prompt 0.1 and its token 0.01. The
+    part ``late`` of it falls into the step after.
     """
+    owed = 0.0
     served: Counter[str] = Counter()
     rations, taken = [], 0.0
     for _ in range(steps):
@@ -52,7 +55,8 @@ def run(
         shared = share.settle(in_step, read, DEPTH)
         assert shared is not None
         more = row * shared.rows + token * shared.drafts + 0.1 * bool(read) + 0.01 * read
-        share.observe_step(shared, STEP_S * (1 + more))
+        in_time, owed = (1 - late) * more + owed, late * more
+        share.observe_step(shared, STEP_S * (1 + in_time))
         taken += 1 + more
         served.update(one.name for one in in_step)
         rations.append(ration)
@@ -76,6 +80,14 @@ def test_others_add_no_more_than_the_slack(prompt: int) -> None:
     assert served["fast"] == 1000
     others = [served[row.name] for row in rows[1:]]
     assert min(others) > 0.9 * max(others) > 0
+
+
+@pytest.mark.parametrize("late", [0.3, 0.6])
+def test_work_that_is_felt_a_step_later_is_paid_as_well(late: float) -> None:
+    share = make_share(**{f"slow{at}": 1.0 for at in range(6)})
+    rows = [DecodingRow("fast", 3), *(DecodingRow(f"slow{at}", 3) for at in range(6))]
+    _, _, mean = run(share, rows, steps=1000, late=late)
+    assert 1 + 0.6 * SLACK < mean < 1.1
 
 
 def test_drafts_are_given_up_before_turns() -> None:

@@ -46,6 +46,10 @@ def test_a_latency_class_keeps_its_time_beside_others(mode: str, asynchronous: b
             pretence.step()
         seconds[others] = pretence.now - began
     assert seconds[6] < 1.1 * seconds[0]
+    found: Any = pretence.scheduler.planning.describe()["sharing"]
+    assert found["held_rows"] > 0
+    assert 0 < found["added"] / found["steps"] < 0.1
+    assert found["prices"]["request"] == pytest.approx(0.002 / 0.012, rel=1)
     pretence.run(2000)
     for at in range(6):
         steps = pretence.steps[f"slow{at}"]
