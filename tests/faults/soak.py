@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -28,6 +29,8 @@ from tests.faults import engine_process, streams, vanish
 
 CLIENTS = 4
 SAMPLE_S = 2.0
+LEFT = "left"
+"""Workload that clients who leave ask for: it is counted apart where a gateway knows it."""
 
 
 @dataclass(frozen=True)
@@ -63,43 +66,57 @@ class Found:
 async def client(
     http: httpx.AsyncClient, end: float, chance: random.Random, found: Found, pause_s: float
 ) -> None:
-    ways = (streamed, streamed, streamed, whole, stored, left, refused)
     while time.monotonic() < end:
-        way = chance.choice(ways)
-        body = streams.request(
-            chance.choice(streams.KINDS), chance.randrange(100), chance.randrange(8, 200)
-        )
+        way, body = draw(chance)
         await way(http, body)
         found.note(way.__name__)
         await asyncio.sleep(pause_s)
 
 
-async def streamed(http: httpx.AsyncClient, body: dict) -> None:
+Way = Callable[[httpx.AsyncClient, dict], Awaitable[int]]
+"""Sends one request and returns the output tokens of its whole answer."""
+
+
+def draw(chance: random.Random) -> tuple[Way, dict]:
+    """Draw a way to ask, and a request."""
+    way = chance.choice((streamed, streamed, streamed, whole, stored, left, refused))
+    kind, number = chance.choice(streams.KINDS), chance.randrange(100)
+    return way, streams.request(kind, number, chance.randrange(8, 200))
+
+
+async def streamed(http: httpx.AsyncClient, body: dict) -> int:
     heard = await streams.hear(http, body)
     assert heard.whole, heard.error
+    return heard.usage["completion_tokens"]
 
 
-async def whole(http: httpx.AsyncClient, body: dict) -> None:
+async def whole(http: httpx.AsyncClient, body: dict) -> int:
     del body["stream"], body["stream_options"]
     answer = await http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
+    return answer.json()["usage"]["completion_tokens"]
 
 
-async def stored(http: httpx.AsyncClient, body: dict) -> None:
+async def stored(http: httpx.AsyncClient, body: dict) -> int:
     asked = {"model": "demo", "input": body["messages"], "max_output_tokens": body["max_tokens"]}
     made = (await http.post("/v1/responses", json=asked)).json()
     assert (await http.get(f"/v1/responses/{made['id']}")).json()["output"] == made["output"]
+    return made["usage"]["output_tokens"]
 
 
-async def left(http: httpx.AsyncClient, body: dict) -> None:
-    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+async def left(http: httpx.AsyncClient, body: dict) -> int:
+    headers = {"x-eaglegate-workload": LEFT}
+    url = "/v1/chat/completions"
+    async with http.stream("POST", url, json=body, headers=headers) as answer:
         async for _ in answer.aiter_raw():
-            return
+            break
+    return 0
 
 
-async def refused(http: httpx.AsyncClient, body: dict) -> None:
+async def refused(http: httpx.AsyncClient, body: dict) -> int:
     answer = await http.post("/v1/chat/completions", json=body | {"temperature": "hot"})
     assert answer.status_code == 400
+    return 0
 
 
 async def soak(
@@ -143,8 +160,13 @@ async def sample(gateway: RunningGateway, http: httpx.AsyncClient) -> Sample:
 
 def slope(points: list[tuple[float, float]]) -> float:
     """Theil-Sen."""
+    return statistics.median(list_slopes(points))
+
+
+def list_slopes(points: Sequence[tuple[float, float]]) -> list[float]:
+    """The slopes between all pairs of points, sorted."""
     pairs = combinations(points, 2)
-    return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] > a[0])
+    return sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] > a[0])
 
 
 def main() -> int:

@@ -1,0 +1,316 @@
+"""Serve for an hour with the doctor and the auditor on, and look at what grows in each process.
+
+    python -m eaglegate.lab.benchmarks.soak [--minutes 60] [--clients 2] [--out samples.json]
+
+Two systems at once, each with clients of every kind (``tests/faults/soak.py``): a gateway with its
+engine, audited and treated, and a gateway in front of a vLLM server. The first has the gateway and
+the engine's front end in one process, as a single machine has; the second has a process for each.
+Growth is a slope over the second half, when caches are warm. Wherever a count does not add up, an
+answer is violated or a request stays inside, the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+
+from eaglegate.lab.benchmarks.wire import clock_of, free_port, started
+from tests.conftest import ADMIN, SAMPLE, RunningGateway, serving
+from tests.faults import engine_process, soak, vanish
+from tests.workers import ARGUMENTS, MODEL, OURS
+
+SAMPLE_S = 2.0
+BLOCKS = 30
+"""Blocks of the second half whose means a slope is fitted to."""
+MOST_ALIKE = 0.9
+"""Largest correlation of neighbouring blocks that an interval is widened for."""
+Z = statistics.NormalDist().inv_cdf(0.975)
+FLAGS = (*ADMIN, f"--workloads={soak.LEFT}")
+WATCHED = ("--audit-share=0.05", "--doctor=cure")
+BEHIND = ("--served-model-name=demo", "--tool-call-parser=hermes", "--reasoning-parser=qwen3")
+SERVER = "vllm.entrypoints.openai.api_server"
+SEPARATE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+BEYOND = "engine beyond requests: "
+MEASURES = ("memory_mib", "cpu", "files", "threads")
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Growth per hour, with a 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def fit_slope(points: Sequence[Point]) -> Slope:
+    """Theil-Sen's slope with Sen's interval (1968), of times in seconds.
+
+    Sen takes errors to be independent. Where neighbours are alike, as in memory, that is too
+    narrow: the variance is multiplied by (1 + r) / (1 - r), r the correlation of neighbours.
+    """
+    slopes = soak.list_slopes(points)
+    n, value = len(points), statistics.median(slopes)
+    rest = [y - value * x for x, y in points]
+    spread = math.sqrt(n * (n - 1) * (2 * n + 5) / 18 * _widen(rest))
+    first = max(0, math.floor((len(slopes) - Z * spread) / 2))
+    last = min(len(slopes) - 1, math.ceil((len(slopes) + Z * spread) / 2))
+    return Slope(*(round(3600 * one, 3) for one in (value, slopes[first], slopes[last])))
+
+
+def _widen(rest: Sequence[float]) -> float:
+    mean = statistics.fmean(rest)
+    errors = [one - mean for one in rest]
+    power = sum(one * one for one in errors)
+    if not power:
+        return 1.0
+    alike = min(MOST_ALIKE, max(0.0, sum(a * b for a, b in pairwise(errors)) / power))
+    return (1 + alike) / (1 - alike)
+
+
+def average_blocks(points: Sequence[Point], blocks: int = BLOCKS) -> list[Point]:
+    """Means of equally many points each; the points themselves where there are too few."""
+    size = max(1, len(points) // blocks)
+    parts = [points[at : at + size] for at in range(0, len(points) - size + 1, size)]
+    return [(statistics.fmean(x for x, _ in p), statistics.fmean(y for _, y in p)) for p in parts]
+
+
+@dataclass
+class Watch:
+    """One process over time."""
+
+    at: list[float] = field(default_factory=list)
+    memory_mib: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """Percent of a core since the sample before."""
+    files: list[float] = field(default_factory=list)
+    threads: list[float] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+    _last: tuple[int, float, float] = (0, 0.0, 0.0)
+    """Process, time and CPU seconds of the last look."""
+
+    def look(self, pid: int, now: float) -> None:
+        spent = time.clock_gettime(clock_of(pid))
+        before, self._last = self._last, (pid, now, spent)
+        if pid not in self.pids:
+            self.pids.append(pid)
+        if before[0] != pid:
+            return
+        self.at.append(now)
+        self.memory_mib.append(engine_process.memory_mib(pid))
+        self.cpu.append(100 * (spent - before[2]) / (now - before[1]))
+        self.files.append(float(engine_process.open_files(pid)))
+        self.threads.append(float(len(list(Path(f"/proc/{pid}/task").iterdir()))))
+
+    def describe(self, measure: str) -> dict[str, object]:
+        values: list[float] = getattr(self, measure)
+        warm = average_blocks(list(zip(self.at, values, strict=True))[len(values) // 2 :])
+        return {
+            "first": round(values[0], 1),
+            "last": round(values[-1], 1),
+            "most": round(max(values), 1),
+            "mean": round(statistics.fmean(values), 1),
+            "per_hour": asdict(fit_slope(warm)) if len(warm) > 2 else None,
+        }
+
+
+@dataclass
+class System:
+    """A gateway under load, and the processes that it is made of."""
+
+    name: str
+    gateway: RunningGateway
+    processes: dict[str, int]
+    """Those with an engine of their own: its process is found anew at every look."""
+    engine_of: int
+    counts_drafts: bool
+    """Whether the gateway's metrics page has the engine's own counts."""
+    watches: dict[str, Watch] = field(default_factory=lambda: defaultdict(Watch))
+    answers: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    heard: int = 0
+    """Output tokens of whole answers, as their clients read them."""
+
+    def look(self) -> None:
+        now = time.monotonic()
+        engine = engine_process.engine_pid(self.engine_of)
+        for name, pid in (self.processes | ({"engine": engine} if engine else {})).items():
+            try:
+                self.watches[name].look(pid, now)
+            except OSError:
+                self.errors["process ended"] += 1
+
+    async def ask(self, http: httpx.AsyncClient, chance: random.Random) -> None:
+        """One request of any kind. An error is counted, and the soak goes on."""
+        way, body = soak.draw(chance)
+        try:
+            tokens = await way(http, body)
+            self.heard += tokens
+            self.answers[way.__name__] += 1
+        except Exception as error:
+            self.errors[f"{way.__name__}: {type(error).__name__}: {error}"[:160]] += 1
+
+
+class CounterPage:
+    """A metrics page at one moment."""
+
+    def __init__(self, gateway: RunningGateway) -> None:
+        text = httpx.get(f"{gateway.operator}/metrics", timeout=60).text
+        self._samples = [(n, labels, float(v)) for n, labels, v in SAMPLE.findall(text)]
+
+    def sum(self, name: str, without: str = "\0") -> float:
+        """The sum over all labels, but those that contain ``without``."""
+        found = (value for n, labels, value in self._samples if n == name and without not in labels)
+        return sum(found)
+
+    def list(self, name: str) -> dict[str, float]:
+        return {labels: value for n, labels, value in self._samples if n == name}
+
+
+def account(system: System, before: CounterPage, after: CounterPage) -> dict[str, float]:
+    """Tokens that the balance and the clients' own count do not explain, which must be 0; and what
+    the engine has counted beyond the requests: the doctor's trials, so it must not be negative.
+    """
+
+    def grown(name: str, without: str = "\0") -> float:
+        full = name if name.startswith("vllm:") else f"eaglegate_{name}_total"
+        return after.sum(full, without) - before.sum(full, without)
+
+    names = ("first_tokens", "accepted_tokens", "decode_steps", "unaccounted_tokens")
+    explained = sum(map(grown, names)) - grown("lost_bonus_tokens")
+    left = f'workload="{soak.LEFT}"'
+    found = {
+        "balance": grown("completion_tokens") - explained,
+        "clients": grown("completion_tokens", left) - system.heard,
+    }
+    if system.counts_drafts:
+        reached = grown("accepted_tokens") + grown("cut_tokens")
+        pairs = {
+            "drafts": grown("verify_steps") + grown("unclaimed_verify_steps"),
+            "draft_tokens": grown("drafted_tokens") + grown("unclaimed_drafted_tokens"),
+            "accepted_tokens": reached + grown("unclaimed_accepted_tokens"),
+        }
+        for name, ours in pairs.items():
+            found[BEYOND + name] = grown(f"vllm:spec_decode_num_{name}_total") - ours
+    return found
+
+
+async def load(system: System, given: argparse.Namespace, end: float) -> None:
+    async def client(http: httpx.AsyncClient, chance: random.Random) -> None:
+        while time.monotonic() < end:
+            await system.ask(http, chance)
+            await asyncio.sleep(given.pause_s)
+
+    async with httpx.AsyncClient(base_url=system.gateway.url, timeout=300) as http:
+        seeds = range(given.seed, given.seed + given.clients)
+        clients = [asyncio.create_task(client(http, random.Random(seed))) for seed in seeds]
+        while time.monotonic() < end:
+            system.look()
+            await asyncio.sleep(SAMPLE_S)
+        await asyncio.gather(*clients)
+
+
+@contextmanager
+def run_systems(folder: Path) -> Iterator[list[System]]:
+    with ExitStack() as alive:
+        store = f"--responses-store=sqlite:///{folder}/one.sqlite"
+        one = alive.enter_context(serving(folder / "one.log", (*FLAGS, *WATCHED, store)))
+        port = free_port()
+        command = [sys.executable, "-m", SERVER, *ARGUMENTS, *OURS, f"--port={port}"]
+        worker = alive.enter_context(started("worker", port, command, SEPARATE))
+        flags = (MODEL, *BEHIND, f"--upstream={worker.url}", *FLAGS)
+        store = f"--responses-store=sqlite:///{folder}/two.sqlite"
+        two = alive.enter_context(serving(folder / "two.log", (*flags, store)))
+        inside = {"gateway and front end": one.process.pid}
+        apart = {"gateway": two.process.pid, "front end": worker.pid}
+        yield [
+            System("engine of its own", one, inside, one.process.pid, counts_drafts=True),
+            System("in front of a server", two, apart, worker.pid, counts_drafts=False),
+        ]
+
+
+async def measure(systems: Sequence[System], given: argparse.Namespace) -> dict[str, object]:
+    before = [CounterPage(system.gateway) for system in systems]
+    end = time.monotonic() + 60 * given.minutes
+    await asyncio.gather(*(load(system, given, end) for system in systems))
+    inside = [await vanish.settled(system.gateway) for system in systems]
+    return {
+        system.name: report(system, start, CounterPage(system.gateway), left)
+        for system, start, left in zip(systems, before, inside, strict=True)
+    }
+
+
+def report(
+    system: System, before: CounterPage, after: CounterPage, inside: int
+) -> dict[str, object]:
+    return {
+        "answers": dict(system.answers),
+        "errors": dict(system.errors),
+        "requests_left_inside": inside,
+        "engine_restarts": max(0, len(system.watches["engine"].pids) - 1),
+        "outcomes": after.list("eaglegate_requests_total"),
+        "audits": after.list("eaglegate_audits_total"),
+        "audits_dropped": after.list("eaglegate_audits_dropped_total"),
+        "diagnoses": after.list("eaglegate_diagnoses_total"),
+        "tokens": after.sum("eaglegate_completion_tokens_total"),
+        "unexplained": account(system, before, after),
+        "processes": {
+            name: {measure: watch.describe(measure) for measure in MEASURES}
+            for name, watch in system.watches.items()
+        },
+    }
+
+
+def find_faults(found: dict[str, dict]) -> list[str]:
+    """Reasons for a bad exit status."""
+    faults = []
+    for name, one in found.items():
+        if one["errors"]:
+            faults.append(f"{name}: errors")
+        if one["requests_left_inside"] or one["engine_restarts"]:
+            faults.append(f"{name}: requests left inside, or engines restarted")
+        if any("violated" in labels for labels in one["audits"]):
+            faults.append(f"{name}: violated answers")
+        if any(count < 0 if BEYOND in of else count for of, count in one["unexplained"].items()):
+            faults.append(f"{name}: tokens do not add up")
+    return faults
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--clients", type=int, default=2, help="clients of each system")
+    parser.add_argument("--pause-s", type=float, default=0.5, help="between requests of a client")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="file for every sample, as JSON")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, run_systems(Path(folder)) as systems:
+        found = asyncio.run(measure(systems, given))
+    if given.out:
+        samples = {s.name: {n: asdict(w) for n, w in s.watches.items()} for s in systems}
+        given.out.write_text(json.dumps(samples))
+    print(json.dumps(found, indent=1))
+    faults = find_faults(found)  # type: ignore[arg-type]
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
