@@ -41,6 +41,7 @@ from eaglegate.engine.speculation.doctor.trials import (
     differs_in_text,
     has_fallen,
     is_settled,
+    is_unclear,
     measure_fall,
 )
 from eaglegate.engine.speculation.time_budget import TimeBudget
@@ -67,6 +68,8 @@ RECENT = 8
 MOST_PROMPT = 8192
 """Tokens of the longest prompt that is kept."""
 TRIAL_TOKENS = 48
+LONG_TRIAL_TOKENS = 128
+"""Tokens of a trial where shorter ones show a fall that may be chance."""
 BUDGET = 0.02
 """Share of the time that trials may take of the engine."""
 SAVED_S = 60.0
@@ -255,6 +258,8 @@ class Doctor:
             if name != ALL and is_settled(cached):
                 break
         requests = requests[: len(cached)]
+        if is_unclear(cached):
+            cached = [await self._try_cached(one, LONG_TRIAL_TOKENS) for one in requests]
         if has_fallen(cached) or differs_in_text(cached):
             return await self._treat_cache(name, requests, cached)
         recorded = await self._try_record()
@@ -280,7 +285,10 @@ class Doctor:
 
         async def measure() -> list[PairedTrial]:
             return [
-                PairedTrial(await self._run(request, fresh=False), trial.other)
+                PairedTrial(
+                    await self._run(request, fresh=False, tokens=len(trial.other.tokens)),
+                    trial.other,
+                )
                 for request, trial in zip(requests, trials, strict=True)
             ]
 
@@ -341,9 +349,9 @@ class Doctor:
         full = len(self._cures) == MOST_CURES
         return not full or self.clock() - self._cures[0] > CURES_S
 
-    async def _try_cached(self, request: EngineRequest) -> PairedTrial:
-        now = await self._run(request, fresh=False)
-        return PairedTrial(now, await self._run(request, fresh=True))
+    async def _try_cached(self, request: EngineRequest, tokens: int = TRIAL_TOKENS) -> PairedTrial:
+        now = await self._run(request, fresh=False, tokens=tokens)
+        return PairedTrial(now, await self._run(request, fresh=True, tokens=tokens))
 
     async def _try_record(self) -> list[PairedTrial]:
         trials = list[PairedTrial]()
@@ -353,16 +361,18 @@ class Doctor:
                 break
         return trials
 
-    async def _run(self, request: EngineRequest, *, fresh: bool) -> TrialRun:
+    async def _run(
+        self, request: EngineRequest, *, fresh: bool, tokens: int = TRIAL_TOKENS
+    ) -> TrialRun:
         """Generate greedily at full depth; ``fresh`` reads nothing from the prefix cache."""
         assert self._generate is not None
         name = f"doctor-{uuid.uuid4().hex}"
-        tokens = list[int]()
+        text = list[int]()
         steps, began = 0, self.clock()
         again = EngineRequest(
             name,
             request.prompt,
-            Sampling(TRIAL_TOKENS, temperature=0.0, ignore_eos=True),
+            Sampling(tokens, temperature=0.0, ignore_eos=True),
             depth=self._depth,
             priority=LAST,
             workload=request.workload,
@@ -373,10 +383,10 @@ class Doctor:
         )
         async with aclosing(read_steps(self._generate, again)) as read:
             async for step in read:
-                tokens += step.token_ids
+                text += step.token_ids
                 steps += len(step.decode)
         self._budget.spend(self.clock() - began)
-        return TrialRun(tuple(tokens), steps)
+        return TrialRun(tuple(text), steps)
 
     def _conclude(
         self,
@@ -399,23 +409,25 @@ class Doctor:
             answers=prefix.history.since,
             treatments=treatments,
         )
-        self._settle(name, relearn=diagnosis.outcome != "cured")
+        self._settle(name, relearn=diagnosis.outcome != "cured", cause=cause)
         self._diagnoses.append(diagnosis)
         self._observer.record_diagnosis(diagnosis)
         log_diagnosis(diagnosis)
         return diagnosis
 
-    def _settle(self, name: str, *, relearn: bool = False) -> None:
+    def _settle(self, name: str, *, relearn: bool = False, cause: Cause = Cause.UNKNOWN) -> None:
         """End a suspicion. After a cure the history holds; after a change of traffic it does not.
 
-        What was found for one prefix explains the evidence that all of them have.
+        What was found for one prefix explains the evidence that all of them have. Weights that were
+        loaded again explain that of every prefix.
         """
         self._suspected.pop(name, None)
+        self._suspected.pop(ALL, None)
         if name == ALL and relearn:
             self._all.history = History()
         elif relearn and name in self._prefixes:
             self._prefixes[name].history = History()
-        cured_all = name == ALL and not relearn
+        cured_all = not relearn and (name == ALL or cause is Cause.WEIGHTS)
         for one in (self._all, *(self._prefixes.values() if cured_all else ())):
             one.history.clear_evidence()
         if cured_all:

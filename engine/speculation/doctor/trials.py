@@ -67,6 +67,11 @@ def is_settled(trials: Sequence[PairedTrial]) -> bool:
     return sum(trial.agrees for trial in trials) >= FEW and measure_fall(trials) >= PLAIN_FALL
 
 
+def is_unclear(trials: Sequence[PairedTrial]) -> bool:
+    """Whether there is a fall that may be chance: longer trials would tell."""
+    return measure_fall(trials) >= LEAST_FALL and not has_fallen(trials)
+
+
 def differs_in_text(trials: Sequence[PairedTrial]) -> bool:
     """Most texts differ: what is read from the cache is wrong for the target, too."""
     differing = sum(not trial.agrees for trial in trials)

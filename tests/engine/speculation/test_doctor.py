@@ -10,9 +10,11 @@ import pytest
 
 from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.errors import EngineFailed
-from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Diagnosis
+from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Diagnosis, Treatment
 from eaglegate.engine.speculation.doctor.doctor import (
+    LONG_TRIAL_TOKENS,
     MOST_CURES,
+    TRIAL_TOKENS,
     Doctor,
     DoctoredEngine,
     Mode,
@@ -31,6 +33,7 @@ from eaglegate.engine.speculation.doctor.trials import (
     differs_in_text,
     has_fallen,
     is_settled,
+    is_unclear,
     measure_fall,
 )
 from eaglegate.engine.steps import NullSink
@@ -56,6 +59,8 @@ class Clinic:
         self.weights = 1.0
         self.known = 0.0
         """Acceptance of all prompts alike."""
+        self.cached = 0.6
+        """Factor on acceptance from bad blocks."""
         self.cured_by_reload = self.cured_by_restart = True
         self.hard_traffic = 1.0
         self.done: list[str] = []
@@ -65,7 +70,7 @@ class Clinic:
 
     def rate(self, request: EngineRequest) -> float:
         known = self.known or 0.55 + random.Random(hash(request.prompt)).random() * 0.3
-        cached = 0.6 if name_prefix(request) in self.bad_prefixes else 1.0
+        cached = self.cached if name_prefix(request) in self.bad_prefixes else 1.0
         new = self.hard_traffic if request.prompt[0] >= 5000 else 1.0
         return known * self.weights * cached * new
 
@@ -304,6 +309,9 @@ def test_trials_are_judged_by_the_steps_of_equal_texts() -> None:
     assert has_fallen([pair(20, 18)] * 6)
     assert not has_fallen([pair(20, 10), *[pair(20, 22)] * 6, pair(20, 18)])
     assert not has_fallen([])
+    assert is_unclear([pair(10, 9), pair(9, 9)] * 4)
+    assert not is_unclear([pair(100, 90), pair(95, 90)] * 4)
+    assert not is_unclear([pair(9, 9)] * 8)
     assert is_settled([pair(20, 15)] * 3)
     assert not is_settled([pair(20, 15)] * 2)
     assert not is_settled([pair(20, 17)] * 8)
@@ -364,3 +372,34 @@ class CuredMeanwhile(NullSink):
     def push(self, step: Step) -> None:
         del step
         self.doctor.era += not self.cured
+
+
+async def test_a_cure_for_one_prefix_ends_the_suspicion_of_all() -> None:
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    bad, other, *_ = doctor._prefixes
+    for cause, left in ((Cause.CACHE, [other]), (Cause.WEIGHTS, [])):
+        for name in (bad, "", other):
+            doctor._suspect(name)
+        doctor._conclude(bad, cause, 0.3, 3, (Treatment(Cure.RELOAD, 0.3, 0.0, 1.0, True),))
+        assert [*doctor._suspected] == left
+        doctor._suspected.clear()
+
+
+async def test_trials_that_leave_it_open_are_repeated_with_longer_answers() -> None:
+    clinic, doctor = make()
+    clinic.known = 0.97
+    await warm(clinic, doctor)
+    request = clinic.ask()
+    bad = name_prefix(request)
+    doctor.observe(request, clinic.answer(request, clinic.random))
+    clinic.requests.clear()
+    clinic.bad_prefixes.add(bad)
+    clinic.cached = 0.95
+    found = await doctor.examine(bad)
+    assert (found.cause, found.outcome) == (Cause.CACHE, "cured")
+    assert {one.sampling.max_tokens for one in clinic.requests} == {
+        TRIAL_TOKENS,
+        LONG_TRIAL_TOKENS,
+    }
+    assert clinic.requests[-1].sampling.max_tokens == LONG_TRIAL_TOKENS

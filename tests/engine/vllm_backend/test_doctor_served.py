@@ -1,4 +1,4 @@
-"""The doctor on a served gateway: poisons in the draft of a real engine, found and cured.
+"""The doctor on a served gateway: five poisons in the draft of a real engine, found and cured.
 
 Clean traffic gives the doctor its history. Then a poison goes into the engine process
 (``poisons.py``) while streams run. The doctor has 200 requests to find it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import shutil
 import threading
 import time
@@ -124,6 +125,11 @@ class Patient:
         found = self.client.get(f"{self.gateway.operator}/admin/doctor")
         return dict(found.raise_for_status().json())
 
+    def wait_unsuspected(self) -> None:
+        """A trial that began before a poison would say nothing of it."""
+        while self.describe()["suspected"]:
+            self.ask(next(self.numbers))
+
     def poison(self, name: str, **given: Any) -> None:
         """Blocks until it is done, which the next step does."""
         done = self.command.with_suffix(".done")
@@ -190,7 +196,7 @@ def serve(folder: Path, *more: str) -> Iterator[Patient]:
                 patient.ask_many(WARM)
                 yield patient
     finally:
-        del os.environ[POISON_FILE]
+        os.environ.pop(POISON_FILE, None)
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +218,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
 
 
 def check_cured(patient: Patient, poison: Callable[[], None], cause: str, cures: list[str]) -> None:
+    patient.wait_unsuspected()
     before, texts = patient.measure()
     with Streams(patient):
         poison()
@@ -242,6 +249,31 @@ def test_a_wrong_rotary_offset_in_cached_blocks(twin: Patient) -> None:
     check_cured(twin, poison, "cached blocks", ["drop prefix"])
 
 
+def test_holes_that_depth_0_left(twin: Patient) -> None:
+    check_cured(twin, lambda: twin.poison("write_holes"), "cached blocks", ["drop prefix"])
+
+
+def test_clean_traffic_meets_no_action(demo: Patient) -> None:
+    """Of three prefixes and two temperatures, whose mix changes all the time."""
+    draws, answers = random.Random(3), 0
+    ends = time.monotonic() + CLEAN_S
+    while time.monotonic() < ends:
+        prefixes = draws.choices((RULES, RULES[400:], "Be brief."), (1, draws.random(), 0.3), k=12)
+
+        def ask(prefix: str) -> None:
+            temperature = draws.choice((0, 0, 0.8))
+            demo.ask(draws.randrange(40), system=prefix, temperature=temperature)
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(ask, prefixes))
+        answers += len(prefixes)
+    found = demo.describe()
+    causes = [one["cause"] for one in found["diagnoses"]]
+    print(answers, "clean answers", causes, found["engine_share"])
+    assert not any(one["treatments"] for one in found["diagnoses"])
+    assert {*causes} <= {"traffic"}
+
+
 def test_half_of_the_weights_from_another_file(demo: Patient, tmp_path: Path) -> None:
     numbers = itertools.count()
     mixed = change_weights(tmp_path / "mixed", lambda _, one: -one if next(numbers) % 2 else one)
@@ -251,3 +283,19 @@ def test_half_of_the_weights_from_another_file(demo: Patient, tmp_path: Path) ->
         "draft weights",
         ["reload draft"],
     )
+
+
+def test_a_changed_template_is_traffic(demo: Patient) -> None:
+    before, _ = demo.measure()
+    known = demo.describe()["diagnoses"]
+    demo.template = OTHER_TEMPLATE
+    try:
+        after, _ = demo.measure()
+        print(f"template: {before:.3f} -> {after:.3f}")
+        found, asked = demo.serve_until_diagnosed()
+    finally:
+        demo.template = None
+    print(asked, found)
+    assert (found["cause"], found["outcome"]) == ("traffic", "nothing done")
+    new = demo.describe()["diagnoses"]
+    assert not any(one["treatments"] for one in new[: len(new) - len(known)])
