@@ -249,10 +249,6 @@ def test_a_wrong_rotary_offset_in_cached_blocks(twin: Patient) -> None:
     check_cured(twin, poison, "cached blocks", ["drop prefix"])
 
 
-def test_holes_that_depth_0_left(twin: Patient) -> None:
-    check_cured(twin, lambda: twin.poison("write_holes"), "cached blocks", ["drop prefix"])
-
-
 def test_clean_traffic_meets_no_action(demo: Patient) -> None:
     """Of three prefixes and two temperatures, whose mix changes all the time."""
     draws, answers = random.Random(3), 0
