@@ -51,7 +51,9 @@ log = logging.getLogger(__name__)
 BUDGET = 0.01
 """Share of the time that audits may take of the engine."""
 SAVED_S = 10.0
-"""Most seconds of the budget that idle times save up."""
+"""Most seconds of the budget that are saved up, to be spent while the engine is idle..."""
+SAVED_BUSY_S = 0.5
+"""... and beside requests, so that audits slow them by ``BUDGET`` at most."""
 PATIENCE_S = 30.0
 """Seconds after which an answer that found no room, or a piece of its audit, is dropped."""
 IDLE_S = 5.0
@@ -101,6 +103,7 @@ class Auditor:
         self._tests: dict[str, SequentialTest] = {}
         self._recent: deque[AuditRecord] = deque(maxlen=RECENT)
         self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S / 10)
+        self._busy_budget = TimeBudget(BUDGET, SAVED_BUSY_S, clock, 0.0)
         self._took_s = 0.0
         """Seconds that the current audit has taken of the engine."""
         self._working_since: float | None = None
@@ -220,8 +223,9 @@ class Auditor:
     async def _wait_for_room(self, since: float) -> bool:
         began = self.clock()
         while (now := self.clock()) - since < PATIENCE_S:
-            may_begin = self._is_idle() or (now - began >= IDLE_S and self._has_room())
-            if self._budget.has_time() and may_begin:
+            is_patient = now - began >= IDLE_S
+            may_run_beside = is_patient and self._busy_budget.has_time() and self._has_room()
+            if self._budget.has_time() and (self._is_idle() or may_run_beside):
                 return True
             await asyncio.sleep(POLL_S)
         return False
@@ -242,6 +246,7 @@ class Auditor:
             self._working_since = now
             self._took_s += took_s
             self._budget.spend(took_s)
+            self._busy_budget.spend(took_s)
 
     async def _audit(self, answer: FinishedAnswer) -> None:
         self._took_s, self._working_since = 0.0, self.clock()

@@ -239,10 +239,15 @@ async def test_an_answer_that_finds_no_room_is_dropped(monkeypatch: pytest.Monke
     assert not lab.engine.scored
 
 
-async def test_audits_keep_to_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("idle", "saved_s"), [(True, module.SAVED_S / 10), (False, 0.0)])
+async def test_audits_keep_to_their_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, idle: bool, saved_s: float
+) -> None:
+    """Only in an idle engine may they spend what was saved before."""
     monkeypatch.setattr(module, "POLL_S", 0.0005)
     monkeypatch.setattr(module, "PATIENCE_S", math.inf)
     lab = Lab()
+    lab.auditor._is_idle = lambda: idle
     took = 0.3
     score = lab.engine.score
 
@@ -259,7 +264,7 @@ async def test_audits_keep_to_their_share_of_the_time(monkeypatch: pytest.Monkey
             lab.now += 1.0
             await asyncio.sleep(0.002)
     spent = took * len(lab.notes.records)
-    assert spent / 400 < module.BUDGET + (module.SAVED_S / 10 + took) / 400
+    assert spent / 400 < module.BUDGET + (saved_s + took) / 400
     assert len(lab.notes.records) > 10
     assert lab.auditor.describe()["engine_share"] < 0.02
 
