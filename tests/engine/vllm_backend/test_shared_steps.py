@@ -19,8 +19,8 @@ from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
-TOKENS = 12 if SECOND_RUNNER else 40
-LONG = 24 if SECOND_RUNNER else 120
+TOKENS = 24 if SECOND_RUNNER else 40
+LONG = 48 if SECOND_RUNNER else 120
 """Tokens of answers of the latency class."""
 CLASSES: tuple[dict[str, object], ...] = (
     {"tenant": "reports"},
