@@ -1,4 +1,4 @@
-"""The doctor on a served gateway: five poisons in the draft of a real engine, found and cured.
+"""The doctor on a served gateway: poisons in the draft of a real engine, found and cured.
 
 Clean traffic gives the doctor its history. Then a poison goes into the engine process
 (``poisons.py``) while streams run. The doctor has 200 requests to find it.
