@@ -7,8 +7,10 @@ whether many tokens came since the last tick, or none:
 
     first tick      the status line and the opening frames, in 1, 2, 4, ... blocks
     further ticks   one block each: what came since, joined into one frame, and a comment that fills
-    last frames     finish, usage and what still waits, in 1, 2, 4, ... blocks
-    to the end      filled blocks, until the number of ticks is one of ``round_ticks``
+    last frames     finish, usage and what still waits, in larger blocks if the ticks that are
+                    left are too few
+    to the end      filled blocks, until the number of ticks is one of ``round_ticks``, for as long
+                    as the answer would have taken without drafts
 
 Comments are part of server-sent events, and clients skip them. What does not fit into a block waits
 for the next tick. ``[DONE]`` is held back to the last block, because clients hang up when they read
@@ -18,16 +20,19 @@ it.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from eaglegate.engine.events import (
     Event,
+    Finish,
     LogprobsDelta,
     PromptEcho,
     StepsDelta,
     TokensDelta,
+    Usage,
     UsageDelta,
 )
 from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallDelta
@@ -67,7 +72,7 @@ class PacedStream:
         """The end of the stream, for the last block."""
         self._is_complete = False
         """Every frame was given."""
-        self._num_ticks = 0
+        self._num_ticks = self._least_ticks = 0
         self._last_tick: int | None = None
         """The tick at which the stream ends; None until the last frame was sent."""
         self._ticked = asyncio.Event()
@@ -99,6 +104,10 @@ class PacedStream:
         ticked = self._ticked
         await ticked.wait()
         self._raise_failure()
+
+    def stretch(self, factor: float) -> None:
+        """Let the stream take ``factor`` times as long as it has taken so far, at least."""
+        self._least_ticks = max(self._least_ticks, math.ceil(factor * self._num_ticks))
 
     async def close(self, end: bytes) -> None:
         """Send the last frames, fill the stream up to its last tick, and end it."""
@@ -141,11 +150,15 @@ class PacedStream:
         self._num_ticks += 1
         if self._is_complete:
             if self._last_tick is None:
-                self._last_tick = round_ticks(self._num_ticks)
+                self._last_tick = round_ticks(max(self._num_ticks, self._least_ticks))
             if self._num_ticks == self._last_tick:
                 self._waiting += self._held
-        size = BLOCK
-        while (self._is_complete or self._num_ticks == 1) and size < len(self._waiting):
+        size, num_blocks = BLOCK, math.inf
+        if self._num_ticks == 1:
+            num_blocks = 1
+        elif self._last_tick is not None:
+            num_blocks = self._last_tick - self._num_ticks + 1
+        while size * num_blocks < len(self._waiting):
             size *= 2
         taken = bytes(self._waiting[:size])
         del self._waiting[:size]
@@ -193,6 +206,8 @@ class PacedSink:
     def push(self, choice: int, events: list[Event]) -> None:
         self._joined.add(choice, events)
         self._paced.start()
+        if isinstance(finish := events[-1], Finish):
+            self._paced.stretch(compare_steps(finish.usage))
 
     def is_open(self) -> bool:
         return self._paced.is_open() and not self._joined.is_full()
@@ -204,6 +219,11 @@ class PacedSink:
     def flush(self) -> None:
         """Encode the events that wait, before the encoder is asked for the end."""
         self._paced.push(self._joined.take())
+
+
+def compare_steps(usage: Usage) -> float:
+    """Steps that the answer would have taken without drafts, over those that it took."""
+    return usage.completion / max(1, usage.completion - (usage.accepted or 0))
 
 
 def join(events: Sequence[Event]) -> list[Event]:
