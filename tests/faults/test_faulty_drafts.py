@@ -1,4 +1,4 @@
-"""Faults of speculation in a served gateway: an audit switches it off, an operator on again.
+"""Faults of speculation in a served gateway: the gateway switches it off, an operator on again.
 
 The engine starts with the fault (``faulty.INJECTED``) and keeps it, so that what an operator
 releases is found faulty a second time.
@@ -30,7 +30,7 @@ ANSWERS_PER_S = 5
 SHARE = 0.2
 LOST_WITHIN_S = 60
 TOKENS = 16
-DRAFTED = "eaglegate_drafted_tokens_total"
+DRAFTED, STEPS = "eaglegate_drafted_tokens_total", "eaglegate_verify_steps_total"
 
 
 def command(gateway: RunningGateway, *arguments: str) -> str:
@@ -95,3 +95,32 @@ def test_a_faulty_engine_loses_speculation_until_it_is_released(
         assert heard.whole
         assert count(gateway, DRAFTED) > drafted
         asyncio.run(ask_until(gateway, is_held, LOST_WITHIN_S, **sampling))
+
+
+def test_drafts_that_kill_the_engine_twice_are_bounded_until_they_are_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream goes on through both deaths and says what it says without drafts."""
+    monkeypatch.setenv(faulty.INJECTED, faulty.DIES_DRAFTING)
+    with serving(tmp_path / "serve.log", FLAGS) as gateway:
+
+        def hear(tokens: int = 100, **fields: Any) -> Any:
+            before = count(gateway, DRAFTED), count(gateway, STEPS)
+            body = streams.request("chat", 3, tokens) | fields
+            (heard,) = asyncio.run(streams.hear_all(gateway.url, [body]))
+            assert heard.whole, heard.error
+            drafted, steps = count(gateway, DRAFTED) - before[0], count(gateway, STEPS) - before[1]
+            return heard.said, drafted / steps if steps else 0.0
+
+        wanted, depth = hear(num_speculative_tokens=0)
+        assert depth == 0
+        assert hear()[0] == wanted
+        assert gateway.metric("eaglegate_draft_deaths_total", depth="3") == 2
+        assert gateway.metric("eaglegate_draft_hold", depth="3") == 1
+        assert count(gateway, "eaglegate_engine_losses_total") == 2
+        assert hear() == (wanted, 1.0), "a depth of one kills nothing"
+        assert count(gateway, "eaglegate_engine_losses_total") == 2
+        assert "eagle3.1, depth 3: in use again" in command(gateway, "release", "--drafts")
+        assert hear(tokens=faulty.DEEP_STEPS_TO_DEATH)[1] > 1
+        assert hear()[0] == wanted
+        assert gateway.metric("eaglegate_draft_deaths_total", depth="3") == 4

@@ -17,6 +17,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
@@ -43,6 +44,7 @@ IGNORES_PENALTIES = "a rejection sampler that leaves penalties out"
 IGNORES_MINIMUM = "a bonus token that ends the answer too early"
 SWAPS_ROWS = "a step that gives two requests each other's tokens"
 FALLS_BACK = "an engine that falls back to eager"
+DIES_DRAFTING = "an engine that dies in the draft pass of its eighth step of over one draft"
 
 INJECTED = "INJECTED_FAULT"
 """Environment variable of a served gateway's engine: the fault to start with."""
@@ -52,6 +54,11 @@ STALE: list[float] = []
 """The temperature of the request before."""
 FREED: set[str] = set()
 """Requests whose grammar was left out of a step."""
+DEEP_STEPS_TO_DEATH = 8
+MOST_DRAFTS: list[int] = [0]
+"""The most drafts that a client's request verified, step by step."""
+SERVED = "chatcmpl"
+"""The begin of the ids of clients' requests."""
 
 
 class FaultyWorker(DepthWorker):
@@ -71,6 +78,9 @@ class FaultyWorker(DepthWorker):
 def execute_model(
     original: Callable[..., Any], runner: Any, step: SchedulerOutput, *args: Any, **kwargs: Any
 ) -> Any:
+    drafted = step.scheduled_spec_decode_tokens.items()
+    counts = (len(drafts) for name, drafts in drafted if name.startswith(SERVED))
+    MOST_DRAFTS.append(max(counts, default=0))
     for request in step.scheduled_new_reqs:
         params = request.sampling_params
         if params is None or not params.temperature:
@@ -81,6 +91,13 @@ def execute_model(
             STALE.append(params.temperature)
             params.temperature = STALE.pop(0) if len(STALE) > 1 else params.temperature
     return original(runner, step, *args, **kwargs)
+
+
+def propose(original: Callable[..., Any], drafter: Any, *args: Any, **kwargs: Any) -> Any:
+    deep_steps = sum(most > 1 for most in MOST_DRAFTS)
+    if DIES_DRAFTING in ON and MOST_DRAFTS[-1] > 1 and deep_steps >= DEEP_STEPS_TO_DEATH:
+        os.abort()
+    return original(drafter, *args, **kwargs)
 
 
 def update_from_output(
@@ -202,6 +219,7 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 _wrap(GPUModelRunner, "execute_model", execute_model)
 _wrap(SecondRunner, "execute_model", execute_model)
+_wrap(SpecDecodeBaseProposer, "propose", propose)
 _wrap(DepthSchedulerBase, "update_from_output", update_from_output)
 _wrap(DepthSchedulerBase, "get_depth", get_depth)
 _wrap(rejection_sampler, "rejection_sample", verify)
