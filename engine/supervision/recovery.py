@@ -282,7 +282,8 @@ class RequestRecovery:
                 except (EngineDead, EngineOverloaded, EngineFailed, RequestRejected) as error:
                     kind = await submission.classify(error)
                     ran = error.ran if isinstance(error, EngineDead) else None
-                    if kind is FailureKind.DIED and ran is not False and request.depth != 0:
+                    may_be_cause = submission.started or ran is not False
+                    if kind is FailureKind.DIED and may_be_cause and request.depth != 0:
                         inflight.suspected.append((submission, request.depth))
                     self._handle_failure(inflight, submission, kind, ran)
                 except ReplayDiverged:
