@@ -124,6 +124,21 @@ async def count_clean(dtype: str, answers: int, seed: int, limit_s: float) -> No
     print(f"  {1000 * took / answers:.1f} ms for an audit")
 
 
+class LapClock:
+    """Seconds that its laps have taken."""
+
+    def __init__(self) -> None:
+        self._before_s, self._began = 0.0, 0.0
+        self.runs = False
+
+    def __call__(self) -> float:
+        return self._before_s + (time.monotonic() - self._began if self.runs else 0.0)
+
+    def switch(self, on: bool) -> None:
+        """Begin a lap, or end it."""
+        self._before_s, self._began, self.runs = self(), time.monotonic(), on
+
+
 class Counts:
     """An ``AuditObserver`` that counts."""
 
@@ -187,22 +202,33 @@ async def measure_lap(engine: Engine, prompts: list[tuple[int, ...]], name: str,
 
 
 async def measure_cost(share: float, laps: int, lap_s: float) -> None:
+    """Audits find no idle moment, and their budget grows in laps with audits alone."""
     prompts = render(VllmRenderer(make_demo_arguments()))
-    counts = Counts()
+    counts, clock = Counts(), LapClock()
     async with running(dtype="bfloat16", speculative_config=speculation(DEPTH)) as engine:
-        auditor = Auditor(share, AuditHolds(), counts, str, lambda: True, write_nothing)
+        auditor = Auditor(
+            share,
+            AuditHolds(),
+            counts,
+            str,
+            lambda: clock.runs,
+            write_nothing,
+            clock,
+            lambda: False,
+        )
         assert engine._llm is not None
         auditor.attach(engine, engine.generate, describe_engine(engine._llm.vllm_config))
         audited = AuditedEngine(engine, auditor)
         await measure_lap(engine, prompts, "warm", lap_s)
+        auditing = asyncio.create_task(auditor.run())
         laps_of: dict[str, list[Lap]] = {"with": [], "without": []}
         for lap in range(laps):
             for side in ("with", "without") if lap % 2 else ("without", "with"):
                 using: Engine = audited if side == "with" else engine
-                auditing = asyncio.create_task(auditor.run()) if side == "with" else None
+                clock.switch(side == "with")
                 laps_of[side].append(await measure_lap(using, prompts, f"{side}{lap}", lap_s))
-                if auditing is not None:
-                    auditing.cancel()
+                clock.switch(False)
+        auditing.cancel()
     pairs = [*zip(laps_of["with"], laps_of["without"], strict=True)]
     ratios = [one.tokens_per_s / other.tokens_per_s for one, other in pairs]
     print(f"share {share:.0%}: tokens per second with audits over without: median "

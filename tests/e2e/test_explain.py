@@ -43,7 +43,7 @@ def make_body(at: int, dice: random.Random) -> dict[str, Any]:
         case 2:
             body["response_format"] = {"type": "json_object"}
         case 3:
-            body["depth"] = 0
+            body["num_speculative_tokens"] = 0
         case 4:
             body["seed"] = at
         case 5:
