@@ -71,7 +71,7 @@ def test_audits_are_no_records_and_are_shown_with_theirs(
     assert [line.rpartition("audit: ")[2] for line in lines] == ["violated", "lossless"]
 
 
-@pytest.mark.parametrize("key", [None, Fernet.generate_key().decode()])
+@pytest.mark.parametrize("key", [None, Fernet.generate_key().decode()], ids=["plain", "encrypted"])
 def test_audits_are_deleted_with_their_requests(tmp_path: Path, key: str | None) -> None:
     folder, named = make_folder(tmp_path / "c", key), tmp_path / "key"
     named.write_text(key or "")
