@@ -226,15 +226,20 @@ def test_limits_are_read_again_under_a_running_stream(gateway, config):
     def reload():
         return httpx.post(f"{gateway.operator}/admin/reload", timeout=60)
 
+    def write(text):
+        """Write the file at once: a signal must not find an empty one."""
+        config.with_suffix(".new").write_text(text)
+        config.with_suffix(".new").replace(config)
+
     async def change(began):
         await began.wait()
-        config.write_text("max-queued: 7\n")
+        write("max-queued: 7\n")
         assert (await asyncio.to_thread(reload)).json()["bounds"]["queued"] == 7
-        config.write_text("max-queued: many\n")
+        write("max-queued: many\n")
         broken = await asyncio.to_thread(reload)
         assert broken.status_code == 400
         gateway.process.send_signal(signal.SIGHUP)
-        config.write_text("no-such-flag: 1\n")
+        write("no-such-flag: 1\n")
         broken = await asyncio.to_thread(reload)
         assert "no-such-flag" in broken.json()["error"]["message"]
 
