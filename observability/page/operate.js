@@ -136,7 +136,9 @@ function workers(data) {
 }
 
 function table(data) {
-  $("kinds").replaceChildren(...Object.keys(data.slices).map(name => {
+  const named = Object.keys(data.slices.key || {}).length > 0;
+  const kinds = Object.keys(data.slices).filter(name => name !== "key" || named || name === kind);
+  $("kinds").replaceChildren(...kinds.map(name => {
     const button = el("button", name);
     button.setAttribute("aria-pressed", String(name === kind));
     button.onclick = () => { kind = name; table(last); };
