@@ -25,7 +25,7 @@ from eaglegate.capture.files import (
     list_files,
     parse_lines,
 )
-from eaglegate.capture.record import VERSION, CaptureError, DamagedRecord
+from eaglegate.capture.record import VERSION, CaptureError, DamagedRecord, check_version
 from eaglegate.capture.redaction import Redactor, SaltedHashes
 from eaglegate.engine.events import RequestFacts
 from eaglegate.engine.speculation.audit.records import AuditRecord
@@ -73,11 +73,7 @@ def parse_audit(line: bytes) -> CapturedAudit:
     """Raises DamagedRecord, or CaptureError for a line of a later version of the format."""
     try:
         row: Mapping[str, Any] = orjson.loads(line)
-        if row.get("version", VERSION) > VERSION:
-            raise CaptureError(
-                f"format version {row['version']} is newer than this reader's ({VERSION}): "
-                "update eaglegate"
-            )
+        check_version(row)
         return CapturedAudit(**{name: row[name] for name in _FIELDS if name in row})
     except CaptureError:
         raise

@@ -208,6 +208,15 @@ def _strip(values: dict[str, Any]) -> dict[str, Any]:
     return {name: v for name, v in values.items() if v is not None and v != () and v != []}
 
 
+def check_version(row: Mapping[str, Any]) -> None:
+    """Raises CaptureError for a line of a later version of the format."""
+    if row.get("version", VERSION) > VERSION:
+        raise CaptureError(
+            f"format version {row['version']} is newer than this reader's ({VERSION}): "
+            "update eaglegate"
+        )
+
+
 def parse_record(line: bytes) -> CaptureRecord:
     """Raises DamagedRecord, or CaptureError for a record of a later version of the format."""
     try:
@@ -215,11 +224,7 @@ def parse_record(line: bytes) -> CaptureRecord:
         if not isinstance(row, dict):
             raise TypeError("not an object")
         ours = row.get(OURS, {})
-        if ours.get("version", VERSION) > VERSION:
-            raise CaptureError(
-                f"format version {ours['version']} is newer than this reader's ({VERSION}): "
-                "update eaglegate"
-            )
+        check_version(ours)
         record = CaptureRecord(
             **{name: _freeze(row[name]) for name in _AIPERF if name in row},
             **{name: ours[name] for name in _OWN if name in ours},

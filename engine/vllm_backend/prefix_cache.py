@@ -43,9 +43,6 @@ class PrefixBlocks:
     def forget(self, request_id: str) -> None:
         self._seen.pop(request_id, None)
 
-    def list_all(self) -> set[int]:
-        return {*self._roots}
-
     def list_blocks(self, root: bytes) -> set[int]:
         return {block for block, own in self._roots.items() if own == root}
 

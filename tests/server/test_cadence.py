@@ -255,23 +255,25 @@ async def test_a_stream_ends_when_it_would_have_ended_without_drafts(ticks: int,
     assert len(wire.blocks) == 64
 
 
-async def test_last_frames_are_spread_over_the_ticks_that_are_left():
+async def begin_stream() -> tuple[Wire, cadence.PacedStream]:
+    """A stream whose first block is out."""
     wire = Wire()
     paced = cadence.PacedStream(wire, 0.002)
     paced.push(b"data: 1\n\n")
     while not wire.blocks:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
+    return wire, paced
+
+
+async def test_last_frames_are_spread_over_the_ticks_that_are_left():
+    wire, paced = await begin_stream()
     await paced.close(b"data: " + b"x" * 4 * BLOCK + b"\n\ndata: [DONE]\n\n")
     assert [len(block) for block in wire.blocks] == [BLOCK] * 8
     assert b"data: [DONE]" in wire.blocks[-1]
 
 
 async def test_last_frames_take_larger_blocks_where_few_ticks_are_left():
-    wire = Wire()
-    paced = cadence.PacedStream(wire, 0.002)
-    paced.push(b"data: 1\n\n")
-    while not wire.blocks:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    wire, paced = await begin_stream()
     await paced.close(b"data: " + b"x" * 20 * BLOCK + b"\n\n")
     assert len(wire.blocks) == 8
     assert {len(block) for block in wire.blocks} <= {BLOCK, 2 * BLOCK, 4 * BLOCK}

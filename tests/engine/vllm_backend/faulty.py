@@ -27,6 +27,7 @@ from eaglegate.engine.vllm_backend import seeded_rows, steering
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase
 from eaglegate.engine.vllm_backend.steering import MinTokens
 from eaglegate.engine.vllm_backend.worker import DepthWorker
+from tests.engine.vllm_backend.wrapping import wrap
 
 IGNORES_TEMPERATURE = "a sampler that ignores the temperature"
 ACCEPTS_TOO_MANY = "a scheduler that accepts one draft too many"
@@ -208,25 +209,16 @@ def get_depth(original: Callable[..., int], scheduler: Any, request: Request) ->
     return min(depth + 1, scheduler.ceiling) if DRAFTS_TOO_MANY in ON else depth
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
-
-_wrap(GPUModelRunner, "execute_model", execute_model)
-_wrap(SecondRunner, "execute_model", execute_model)
-_wrap(SpecDecodeBaseProposer, "propose", propose)
-_wrap(DepthSchedulerBase, "update_from_output", update_from_output)
-_wrap(DepthSchedulerBase, "get_depth", get_depth)
-_wrap(rejection_sampler, "rejection_sample", verify)
-_wrap(seeded_rows, "key_by_position", key_by_position)
-_wrap(RejectionSampler, "apply_penalties", apply_penalties)
-_wrap(MinTokens, "_count_missing", count_missing)
-_wrap(steering, "add_biases", add_biases)
-_wrap(gpu_model_runner, "apply_grammar_bitmask", apply_grammar)
-_wrap(StructuredOutputManager, "accept_tokens", accept_tokens)
-_wrap(rejection_sampler, "apply_sampling_constraints", constrain)
+wrap(GPUModelRunner, "execute_model", execute_model)
+wrap(SecondRunner, "execute_model", execute_model)
+wrap(SpecDecodeBaseProposer, "propose", propose)
+wrap(DepthSchedulerBase, "update_from_output", update_from_output)
+wrap(DepthSchedulerBase, "get_depth", get_depth)
+wrap(rejection_sampler, "rejection_sample", verify)
+wrap(seeded_rows, "key_by_position", key_by_position)
+wrap(RejectionSampler, "apply_penalties", apply_penalties)
+wrap(MinTokens, "_count_missing", count_missing)
+wrap(steering, "add_biases", add_biases)
+wrap(gpu_model_runner, "apply_grammar_bitmask", apply_grammar)
+wrap(StructuredOutputManager, "accept_tokens", accept_tokens)
+wrap(rejection_sampler, "apply_sampling_constraints", constrain)

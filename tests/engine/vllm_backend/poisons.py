@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from eaglegate.engine.vllm_backend import draft_reload
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase
 from eaglegate.engine.vllm_backend.worker import DepthWorker
+from tests.engine.vllm_backend.wrapping import wrap
 
 POISON_FILE = "POISON_FILE"
 RUNNERS: list[Any] = []
@@ -120,14 +121,5 @@ def schedule(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs:
     return original(scheduler, *args, **kwargs)
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
-
-_wrap(GPUModelRunner, "execute_model", execute_model)
-_wrap(DepthSchedulerBase, "schedule", schedule)
+wrap(GPUModelRunner, "execute_model", execute_model)
+wrap(DepthSchedulerBase, "schedule", schedule)

@@ -361,7 +361,7 @@ def test_the_prefix_of_cached_blocks_is_noted_where_cures_are_asked_for() -> Non
     pretence = Pretence()
     pretence.add("a", prompt=[*range(70)])
     pretence.run()
-    assert not pretence.scheduler.prefixes.list_all()
+    assert not pretence.scheduler.prefixes._roots
     pretence.scheduler.prefixes.active = True
     first = pretence.add("b", prompt=[*range(70)])
     second = pretence.add("c", prompt=[*range(500, 570)])
@@ -370,4 +370,4 @@ def test_the_prefix_of_cached_blocks_is_noted_where_cures_are_asked_for() -> Non
     roots = [prefixes.list_blocks(one.block_hashes[0]) for one in (first, second)]
     assert all(roots)
     assert not roots[0] & roots[1]
-    assert roots[0] | roots[1] == prefixes.list_all()
+    assert roots[0] | roots[1] == prefixes._roots.keys()
