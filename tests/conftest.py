@@ -32,10 +32,14 @@ deadlock fails its test and not the whole run."""
 MODULE_MARKS = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)$", re.MULTILINE)
 MARK = re.compile(r"pytest\.mark\.(\w+)")
 SLOW = {"slow", "alone"}
-LEFT_OUT = {"not slow": SLOW, "not slow and not thorough": SLOW | {"thorough"}}
+LEFT_OUT = {
+    "not slow": SLOW,
+    "not slow and not thorough": SLOW | {"thorough"},
+    "slow and not alone": {"alone"},
+}
 """Marks of modules that an expression deselects."""
-GPU_PATH = "gpu_path"
-"""The mark of `make test-gpu-path`: files without it are not imported."""
+WANTED = {"gpu_path": "gpu_path", "slow and not alone": "slow", "alone": "alone"}
+"""The mark without which an expression deselects a test: files without it are not imported."""
 NEEDS_ENGINE = (
     "lab/benchmarks/test_variants.py",
     "engine/vllm_backend",
@@ -54,15 +58,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not HAS_ENGINE and inside in NEEDS_ENGINE:
         return True
     expression = config.option.markexpr
-    marks = LEFT_OUT.get(expression)
-    chosen = expression == GPU_PATH
-    if not (marks or chosen) or not collection_path.name.startswith("test_"):
+    marks, wanted = LEFT_OUT.get(expression, set()), WANTED.get(expression)
+    if not (marks or wanted) or not collection_path.name.startswith("test_"):
         return None
     text = collection_path.read_text(encoding="utf-8")
-    if chosen:
-        return f"mark.{GPU_PATH}" not in text or None
+    if wanted and f"mark.{wanted}" not in text:
+        return True
     found = MODULE_MARKS.search(text)
-    return (found is not None and bool((marks or set()) & set(MARK.findall(found[1])))) or None
+    return (found is not None and bool(marks & set(MARK.findall(found[1])))) or None
 
 
 def pytest_sessionstart() -> None:
