@@ -14,7 +14,8 @@ from eaglegate.engine.base import ResilientEngine, ScoresAnswers
 from eaglegate.engine.speculation.audit.auditor import Auditor
 from eaglegate.engine.speculation.audit.files import EvidenceFolder
 from eaglegate.engine.speculation.audit.records import EvidenceWriter, write_nothing
-from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode, Reload, Remedies
+from eaglegate.engine.speculation.doctor.cures import Reload, Remedies
+from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import Heading, make_part, read_into, setting, setting_of
 from eaglegate.server.settings import Settings

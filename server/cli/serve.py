@@ -21,7 +21,8 @@ from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.machine import find_gpu_monitors
 from eaglegate.engine.speculation.audit.auditor import AuditedEngine, Auditor
 from eaglegate.engine.speculation.audit.holds import AuditHolds
-from eaglegate.engine.speculation.doctor.doctor import Doctor, DoctoredEngine, Mode, Reload
+from eaglegate.engine.speculation.doctor.cures import Reload
+from eaglegate.engine.speculation.doctor.doctor import Doctor, DoctoredEngine, Mode
 from eaglegate.engine.speculation.policy import (
     PLAIN,
     SPECULATIVE,

@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.scripted import ScriptedEngine
+from eaglegate.engine.speculation.doctor.cures import Reload
 from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Treatment
-from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode, Reload
+from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode
 from eaglegate.engine.supervisor import SupervisedEngine
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS

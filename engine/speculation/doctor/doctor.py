@@ -14,44 +14,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from eaglegate.engine.base import DraftSwap, DraftVersion, Engine
-from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineError
-from eaglegate.engine.speculation.audit.scores import LAST
+from eaglegate.engine.errors import EngineError
+from eaglegate.engine.speculation.doctor.cures import Cures, Reload, Remedies
 from eaglegate.engine.speculation.doctor.diagnosis import (
     Cause,
-    Cure,
     Diagnosis,
     Treatment,
     log_diagnosis,
 )
 from eaglegate.engine.speculation.doctor.suspicion import History, PositionCounts
+from eaglegate.engine.speculation.doctor.trial_runs import EarlierRecord, TrialRunner
 from eaglegate.engine.speculation.doctor.trials import (
-    CURED,
     PairedTrial,
-    TrialRun,
     differs_in_text,
     has_fallen,
-    is_settled,
-    is_unclear,
     measure_fall,
 )
 from eaglegate.engine.speculation.time_budget import TimeBudget
-from eaglegate.engine.steps import Generate, read_steps
+from eaglegate.engine.steps import Generate
 from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
     EngineRequest,
     Health,
-    Sampling,
     SinkTap,
     Step,
     StepSink,
@@ -64,12 +57,11 @@ PREFIX_TOKENS = 64
 PREFIXES = 256
 """Prefixes with a history of their own."""
 RECENT = 8
-"""Prompts of a prefix that are kept for trials, and prompts in the earlier record."""
+"""Prompts of a prefix that are kept for trials."""
+RECORD = 16
+"""Prompts in the earlier record."""
 MOST_PROMPT = 8192
 """Tokens of the longest prompt that is kept."""
-TRIAL_TOKENS = 48
-LONG_TRIAL_TOKENS = 128
-"""Tokens of a trial where shorter ones show a fall that may be chance."""
 BUDGET = 0.02
 """Share of the time that trials may take of the engine."""
 SAVED_S = 60.0
@@ -78,9 +70,6 @@ a slow engine."""
 POLL_S = 0.05
 PATIENCE_S = 120.0
 """Seconds after which a suspicion that found no room is dropped."""
-MOST_CURES = 6
-"""Cures in ``CURES_S`` seconds; further ones are left to an operator."""
-CURES_S = 3600.0
 DIAGNOSES = 50
 """Diagnoses that are described to operators."""
 ALL = ""
@@ -91,22 +80,6 @@ class Mode(StrEnum):
     OFF = "off"
     WATCH = "watch"
     CURE = "cure"
-
-
-@runtime_checkable
-class Remedies(Protocol):
-    """Cures that an engine knows. All raise EngineError."""
-
-    async def drop_prefix(self, request: EngineRequest | None) -> int:
-        """Drop the cached blocks of a prompt's prefix, or all; returns how many."""
-        ...
-
-    async def restart(self, reason: str) -> None:
-        """Replace the engine; running requests continue on the new one."""
-        ...
-
-
-Reload = Callable[[], Awaitable[object]]
 
 
 class DoctorObserver(Protocol):
@@ -145,27 +118,22 @@ class Doctor:
         self.draft = ""
         self.era = 0
         """Changes with the draft and with each cure: answers that began before it tell nothing."""
-        self._observer, self._has_room, self._reload = observer, has_room, reload
+        self._observer, self._has_room = observer, has_room
         self.clock = clock
-        self._remedies: Remedies | None = None
-        self._generate: Generate | None = None
-        self._depth = 0
+        self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S)
+        self._runner = TrialRunner(self._budget, clock)
+        self._record = EarlierRecord(self._runner)
+        self._cures = Cures(reload, self._begin_era, clock)
         self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
         self._all = Prefix()
-        self._record: dict[tuple[int, ...], tuple[EngineRequest, TrialRun]] = {}
-        """Earlier runs, without the prefix cache, of the draft that serves."""
         self._suspected: dict[str, float] = {}
         """Suspicions and when they arose, by prefix."""
         self._arrived = asyncio.Event()
         self._diagnoses: deque[Diagnosis] = deque(maxlen=DIAGNOSES)
-        self._cures: deque[float] = deque(maxlen=MOST_CURES)
-        self._engine_began = clock()
-        self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S)
 
     def attach(self, remedies: Remedies, generate: Generate, info: EngineInfo) -> None:
-        self._remedies, self._generate = remedies, generate
-        self._depth = info.speculation.depth
-        self._engine_began = self.clock()
+        self._cures.attach(remedies)
+        self._runner.attach(generate, info)
 
     def change_draft(self, version: DraftVersion, _: DraftSwap | None = None) -> None:
         """Begin anew: another draft's acceptance says nothing about this one's."""
@@ -219,7 +187,7 @@ class Doctor:
             try:
                 await self._complete_record()
                 while self._suspected:
-                    name = next(iter(self._suspected))
+                    name = self._choose_suspicion()
                     if await self._wait_for_room(self._suspected[name]):
                         await self.examine(name)
                     else:
@@ -231,6 +199,10 @@ class Doctor:
                 log.error("doctor: a trial failed: %s", type(error).__name__)
                 self._suspected.clear()
 
+    def _choose_suspicion(self) -> str:
+        """The oldest; all prefixes together last, as one of them may explain it."""
+        return min(self._suspected, key=lambda name: (name == ALL, self._suspected[name]))
+
     async def _wait_for_room(self, since: float) -> bool:
         while self.clock() - since < PATIENCE_S:
             if self._budget.has_time() and self._has_room():
@@ -240,153 +212,52 @@ class Doctor:
 
     async def _complete_record(self) -> None:
         """Add a recent prompt to the earlier record, while nothing is suspected."""
-        if self._suspected or len(self._record) >= RECENT:
+        if self._suspected or len(self._record) >= RECORD:
             return
-        new = [one for one in self._all.recent.values() if one.prompt not in self._record]
+        new = [one for one in self._all.recent.values() if one not in self._record]
         if new and self._budget.has_time() and self._has_room():
-            run = await self._run(new[-1], fresh=True)
+            run = await self._runner.run(new[-1], fresh=True)
             if not self._suspected:
-                self._record[new[-1].prompt] = new[-1], run
+                self._record.add(new[-1], run)
 
     async def examine(self, name: str) -> Diagnosis:
         """Settle a suspicion. Raises EngineError."""
         prefix = self._prefixes.get(name, self._all)
-        requests = [*prefix.recent.values()]
-        cached = list[PairedTrial]()
-        for request in requests:
-            cached.append(await self._try_cached(request))
-            if name != ALL and is_settled(cached):
-                break
-        requests = requests[: len(cached)]
-        if is_unclear(cached):
-            cached = [await self._try_cached(one, LONG_TRIAL_TOKENS) for one in requests]
+        cached = await self._runner.try_cached([*prefix.recent.values()], each=name == ALL)
         if has_fallen(cached) or differs_in_text(cached):
-            return await self._treat_cache(name, requests, cached)
-        recorded = await self._try_record()
+            return await self._treat_cache(name, cached)
+        recorded = await self._record.try_again()
         if has_fallen(recorded):
             return await self._treat_weights(name, recorded)
         compared = any(trial.agrees for trial in recorded)
         cause = Cause.TRAFFIC if compared else Cause.UNKNOWN
         return self._conclude(name, cause, measure_fall(recorded), len(cached) + len(recorded))
 
-    async def _treat_cache(
-        self, name: str, requests: Sequence[EngineRequest], trials: Sequence[PairedTrial]
-    ) -> Diagnosis:
-        bad = [
-            request
-            for request, trial in zip(requests, trials, strict=True)
+    async def _treat_cache(self, name: str, trials: Sequence[PairedTrial]) -> Diagnosis:
+        bad = {
+            name_prefix(trial.request): trial.request
+            for trial in trials
             if not trial.agrees or trial.now.steps > trial.other.steps
-        ]
-
-        async def drop() -> None:
-            assert self._remedies is not None
-            for request in bad:
-                await self._remedies.drop_prefix(request)
-
-        async def measure() -> list[PairedTrial]:
-            return [
-                PairedTrial(
-                    await self._run(request, fresh=False, tokens=len(trial.other.tokens)),
-                    trial.other,
+        }
+        age_s, treatments = self._cures.engine_age_s, tuple[Treatment, ...]()
+        if self.mode is Mode.CURE:
+            with self._budget.pause():  # the number of cures is limited
+                treatments = await self._cures.treat_cache(
+                    [*bad.values()], trials, lambda: self._runner.try_cache_again(trials)
                 )
-                for request, trial in zip(requests, trials, strict=True)
-            ]
-
-        cures = [(Cure.DROP_PREFIX, drop), (Cure.DROP_CACHE, self._drop_all)]
-        return await self._treat(name, Cause.CACHE, trials, cures, measure)
+        fall = measure_fall(trials)
+        return self._conclude(name, Cause.CACHE, fall, len(trials), treatments, age_s)
 
     async def _treat_weights(self, name: str, trials: Sequence[PairedTrial]) -> Diagnosis:
-        async def reload() -> None:
-            assert self._reload is not None
-            await self._reload()
-            await self._drop_all()
+        age_s, treatments = self._cures.engine_age_s, tuple[Treatment, ...]()
+        if self.mode is Mode.CURE:
+            with self._budget.pause():
+                treatments = await self._cures.treat_weights(trials, self._record.try_again)
+        fall = measure_fall(trials)
+        return self._conclude(name, Cause.WEIGHTS, fall, len(trials), treatments, age_s)
 
-        cures = [(Cure.RELOAD, reload)] if self._reload is not None else []
-        return await self._treat(name, Cause.WEIGHTS, trials, cures, self._try_record)
-
-    async def _drop_all(self) -> None:
-        assert self._remedies is not None
-        await self._remedies.drop_prefix(None)
-
-    async def _restart(self) -> None:
-        assert self._remedies is not None
-        await self._remedies.restart("doctor: acceptance stays low")
-        self._engine_began = self.clock()
-
-    async def _treat(
-        self,
-        name: str,
-        cause: Cause,
-        trials: Sequence[PairedTrial],
-        cures: Sequence[tuple[Cure, Callable[[], Awaitable[None]]]],
-        measure: Callable[[], Awaitable[list[PairedTrial]]],
-    ) -> Diagnosis:
-        """Apply cures, the smallest first, until one works."""
-        fall, done = measure_fall(trials), list[Treatment]()
-        age_s = self.clock() - self._engine_began
-        for cure, apply in (*cures, (Cure.RESTART, self._restart)):
-            if self.mode is not Mode.CURE or not self._may_cure():
-                break
-            began, before = self.clock(), done[-1].after if done else fall
-            self._cures.append(began)
-            try:
-                await apply()
-                self.era += 1
-                with self._budget.pause():  # the number of cures is limited
-                    again = await measure()
-            except (EngineError, DraftRefused, DraftSwapBusy) as error:
-                log.warning("doctor: cure '%s' failed: %s", cure, error)
-                done.append(Treatment(cure, before, before, self.clock() - began, False))
-                continue
-            left = measure_fall(again)
-            cured = left <= CURED and not differs_in_text(again)
-            done.append(Treatment(cure, before, left, self.clock() - began, cured))
-            if cured:
-                break
-        return self._conclude(name, cause, fall, len(trials), tuple(done), age_s)
-
-    def _may_cure(self) -> bool:
-        full = len(self._cures) == MOST_CURES
-        return not full or self.clock() - self._cures[0] > CURES_S
-
-    async def _try_cached(self, request: EngineRequest, tokens: int = TRIAL_TOKENS) -> PairedTrial:
-        now = await self._run(request, fresh=False, tokens=tokens)
-        return PairedTrial(now, await self._run(request, fresh=True, tokens=tokens))
-
-    async def _try_record(self) -> list[PairedTrial]:
-        trials = list[PairedTrial]()
-        for request, earlier in [*self._record.values()]:
-            trials.append(PairedTrial(await self._run(request, fresh=True), earlier))
-            if is_settled(trials):
-                break
-        return trials
-
-    async def _run(
-        self, request: EngineRequest, *, fresh: bool, tokens: int = TRIAL_TOKENS
-    ) -> TrialRun:
-        """Generate greedily at full depth; ``fresh`` reads nothing from the prefix cache."""
-        assert self._generate is not None
-        name = f"doctor-{uuid.uuid4().hex}"
-        text = list[int]()
-        steps, began = 0, self.clock()
-        again = EngineRequest(
-            name,
-            request.prompt,
-            Sampling(tokens, temperature=0.0, ignore_eos=True),
-            depth=self._depth,
-            priority=LAST,
-            workload=request.workload,
-            tenant="doctor",
-            teaches=False,
-            cache_salt=name if fresh else request.cache_salt,
-            adapter=request.adapter,
-        )
-        async with aclosing(read_steps(self._generate, again)) as read:
-            async for step in read:
-                text += step.token_ids
-                steps += len(step.decode)
-        self._budget.spend(self.clock() - began)
-        return TrialRun(tuple(text), steps)
+    def _begin_era(self) -> None:
+        self.era += 1
 
     def _conclude(
         self,
@@ -402,7 +273,7 @@ class Doctor:
             at=time.time(),
             draft=self.draft,
             prefix=name,
-            engine_age_s=self.clock() - self._engine_began if age_s is None else age_s,
+            engine_age_s=self._cures.engine_age_s if age_s is None else age_s,
             cause=cause,
             fall=fall,
             trials=trials,
@@ -440,7 +311,7 @@ class Doctor:
         return {
             "mode": self.mode,
             "draft": self.draft,
-            "engine_age_s": round(self.clock() - self._engine_began, 1),
+            "engine_age_s": round(self._cures.engine_age_s, 1),
             "engine_share": round(self._budget.share_spent, 6),
             "record": len(self._record),
             "all": _describe(self._all.history),

@@ -6,20 +6,23 @@ difference between two runs of it is the draft's alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+
+from eaglegate.engine.types import EngineRequest
 
 LEAST_FALL = 0.04
 """Least relative fall of the acceptance length that counts."""
-ENOUGH = 5
-"""Trials after which a fall is judged by its spread."""
-CLEAR = 2.2
-"""Their sum over its spread, from which on it is no chance: one in a hundred for random signs."""
+CHANCE = 0.005
+"""Greatest probability of a fall, if its differences had random signs."""
 PLAIN_FALL = 0.2
-"""A fall that needs no more than one text."""
+"""A fall that needs no more than ``FEW`` texts."""
 FEW = 3
-"""Texts with a fall of ``PLAIN_FALL`` after which no more are tried."""
+ENOUGH = 8
+"""Texts after which a fall below ``LEAST_FALL`` is taken for none."""
+MOST = 24
+"""Texts after which a fall that may be chance is taken for none."""
 CURED = 0.02
 """Relative fall that may be left after a cure."""
 
@@ -36,6 +39,7 @@ class TrialRun:
 class PairedTrial:
     """A text's run as it is now, and the run that it is compared with."""
 
+    request: EngineRequest
     now: TrialRun
     other: TrialRun
 
@@ -53,23 +57,44 @@ def measure_fall(trials: Sequence[PairedTrial]) -> float:
 
 def has_fallen(trials: Sequence[PairedTrial]) -> bool:
     """Whether more steps are needed now, by more than chance and by enough to matter."""
-    more = [trial.now.steps - trial.other.steps for trial in trials if trial.agrees]
-    fall = measure_fall(trials)
-    if fall < LEAST_FALL:
-        return False
-    if fall >= PLAIN_FALL:
+    more, fall = _count_more(trials), measure_fall(trials)
+    if fall >= PLAIN_FALL and len(more) >= FEW:
         return True
-    return len(more) >= ENOUGH and sum(more) >= CLEAR * sqrt(sum(d * d for d in more))
+    return fall >= LEAST_FALL and measure_chance(more) <= CHANCE
 
 
-def is_settled(trials: Sequence[PairedTrial]) -> bool:
-    """Whether the fall is so plain that no more trials are needed."""
-    return sum(trial.agrees for trial in trials) >= FEW and measure_fall(trials) >= PLAIN_FALL
+def _count_more(trials: Sequence[PairedTrial]) -> list[int]:
+    return [trial.now.steps - trial.other.steps for trial in trials if trial.agrees]
 
 
-def is_unclear(trials: Sequence[PairedTrial]) -> bool:
-    """Whether there is a fall that may be chance: longer trials would tell."""
-    return measure_fall(trials) >= LEAST_FALL and not has_fallen(trials)
+def measure_chance(differences: Sequence[int]) -> float:
+    """Probability of so great a sum, if every difference had either sign with the same probability.
+
+    Two runs that differ by rounding alone can be exchanged, so this is exact for any spread of the
+    differences (Fisher's randomization test of pairs).
+    """
+    ways = Counter({0: 1})  # choices of signs by their sum
+    for difference in filter(None, differences):
+        chosen, ways = ways, Counter()
+        for total, number in chosen.items():
+            ways[total + difference] += number
+            ways[total - difference] += number
+    return sum(ways[total] for total in ways if total >= sum(differences)) / ways.total()
+
+
+def is_open(trials: Sequence[PairedTrial]) -> bool:
+    """Whether more texts may show a fall, or show it to be no chance."""
+    if len(trials) >= MOST or has_fallen(trials):
+        return False
+    return len(trials) < ENOUGH or measure_fall(trials) >= LEAST_FALL
+
+
+def is_cured(trials: Sequence[PairedTrial]) -> bool:
+    """Whether no more of a fall is left than ``CURED``, or than chance leaves."""
+    if differs_in_text(trials):
+        return False
+    more, left = _count_more(trials), measure_fall(trials)
+    return left <= CURED or (left < LEAST_FALL and measure_chance(more) > CHANCE)
 
 
 def differs_in_text(trials: Sequence[PairedTrial]) -> bool:

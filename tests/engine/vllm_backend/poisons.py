@@ -74,6 +74,15 @@ def write_noise(scheduler: Any, runner: Any, scale: float) -> int:
     return len(blocks)
 
 
+def write_holes(scheduler: Any, runner: Any) -> int:
+    """The hot prefix as a draft leaves it that never ran over it: in fresh blocks of zeros."""
+    blocks = find_hot_blocks(scheduler)
+    for cache in list_draft_caches(runner):
+        for part in cache:
+            part[blocks] = 0.0
+    return len(blocks)
+
+
 def offset_rotary(scheduler: Any, runner: Any, offset: int) -> int:
     """Write the hot prefix anew with positions that are off; 0 ends it."""
     blocks = find_hot_blocks(scheduler) if offset else []
@@ -96,7 +105,7 @@ def load_weights(_: Any, runner: Any, folder: str, running: str) -> int:
 
 
 POISONS: dict[str, Callable[..., int]] = {
-    one.__name__: one for one in (write_noise, offset_rotary, load_weights)
+    one.__name__: one for one in (write_noise, write_holes, offset_rotary, load_weights)
 }
 
 

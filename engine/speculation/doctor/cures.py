@@ -1,0 +1,119 @@
+"""Apply cures, the smallest first, and measure what each of them does."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineError
+from eaglegate.engine.speculation.doctor.diagnosis import Cure, Treatment
+from eaglegate.engine.speculation.doctor.trials import PairedTrial, is_cured, measure_fall
+from eaglegate.engine.types import EngineRequest
+
+log = logging.getLogger(__name__)
+
+MOST_CURES = 6
+"""Cures in ``CURES_S`` seconds; further ones are left to an operator."""
+CURES_S = 3600.0
+
+
+@runtime_checkable
+class Remedies(Protocol):
+    """Cures that an engine knows. All raise EngineError."""
+
+    async def drop_prefix(self, request: EngineRequest | None) -> int:
+        """Drop the cached blocks of a prompt's prefix, or all; returns how many."""
+        ...
+
+    async def restart(self, reason: str) -> None:
+        """Replace the engine; running requests continue on the new one."""
+        ...
+
+
+Reload = Callable[[], Awaitable[object]]
+Measure = Callable[[], Awaitable[Sequence[PairedTrial]]]
+
+
+class Cures:
+    """The cures of one engine and its draft."""
+
+    def __init__(
+        self, reload: Reload | None, applied: Callable[[], None], clock: Callable[[], float]
+    ) -> None:
+        """``applied`` is called after each cure, before its effect is measured."""
+        self._reload, self._applied, self._clock = reload, applied, clock
+        self._remedies: Remedies | None = None
+        self._engine_began = clock()
+        self._times: deque[float] = deque(maxlen=MOST_CURES)
+
+    @property
+    def engine_age_s(self) -> float:
+        return self._clock() - self._engine_began
+
+    def attach(self, remedies: Remedies) -> None:
+        self._remedies = remedies
+        self._engine_began = self._clock()
+
+    async def treat_cache(
+        self, bad: Sequence[EngineRequest], trials: Sequence[PairedTrial], measure: Measure
+    ) -> tuple[Treatment, ...]:
+        """``bad``: one request of each prefix at fault."""
+
+        async def drop() -> None:
+            assert self._remedies is not None
+            for request in bad:
+                await self._remedies.drop_prefix(request)
+
+        cures = [(Cure.DROP_PREFIX, drop), (Cure.DROP_CACHE, self._drop_all)]
+        return await self._treat(cures, trials, measure)
+
+    async def treat_weights(
+        self, trials: Sequence[PairedTrial], measure: Measure
+    ) -> tuple[Treatment, ...]:
+        async def reload() -> None:
+            assert self._reload is not None
+            await self._reload()
+            await self._drop_all()
+
+        cures = [(Cure.RELOAD, reload)] if self._reload is not None else []
+        return await self._treat(cures, trials, measure)
+
+    async def _drop_all(self) -> None:
+        assert self._remedies is not None
+        await self._remedies.drop_prefix(None)
+
+    async def _restart(self) -> None:
+        assert self._remedies is not None
+        await self._remedies.restart("doctor: acceptance stays low")
+        self._engine_began = self._clock()
+
+    async def _treat(
+        self,
+        cures: Sequence[tuple[Cure, Callable[[], Awaitable[None]]]],
+        trials: Sequence[PairedTrial],
+        measure: Measure,
+    ) -> tuple[Treatment, ...]:
+        """Apply cures, and a restart last, until one works."""
+        left, done = measure_fall(trials), list[Treatment]()
+        for cure, apply in (*cures, (Cure.RESTART, self._restart)):
+            if not self._may_cure():
+                break
+            began, before, cured = self._clock(), left, False
+            self._times.append(began)
+            try:
+                await apply()
+                self._applied()
+                again = await measure()
+                left, cured = measure_fall(again), is_cured(again)
+            except (EngineError, DraftRefused, DraftSwapBusy) as error:
+                log.warning("doctor: cure '%s' failed: %s", cure, error)
+            done.append(Treatment(cure, before, left, self._clock() - began, cured))
+            if cured:
+                break
+        return tuple(done)
+
+    def _may_cure(self) -> bool:
+        full = len(self._times) == MOST_CURES
+        return not full or self._clock() - self._times[0] > CURES_S

@@ -1,0 +1,133 @@
+"""Run trials on the engine: greedily, at full depth, from the prefix cache or without it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+
+from msgspec import structs
+
+from eaglegate.engine.speculation.audit.scores import LAST
+from eaglegate.engine.speculation.doctor.trials import PairedTrial, TrialRun, is_open
+from eaglegate.engine.speculation.time_budget import TimeBudget
+from eaglegate.engine.steps import Generate, read_steps
+from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling
+
+TRIAL_TOKENS = 48
+AT_ONCE = 2
+"""Runs that share the engine's steps: those of a pair."""
+
+
+class TrialRunner:
+    """Runs requests again, and charges them to ``budget``."""
+
+    def __init__(self, budget: TimeBudget, clock: Callable[[], float]) -> None:
+        self._budget, self._clock = budget, clock
+        self._generate: Generate | None = None
+        self._depth = self._context = 0
+
+    def attach(self, generate: Generate, info: EngineInfo) -> None:
+        self._generate = generate
+        self._depth, self._context = info.speculation.depth, info.max_model_len
+
+    async def run(self, request: EngineRequest, *, fresh: bool) -> TrialRun:
+        """``fresh`` reads nothing from the prefix cache. Raises EngineError."""
+        with self._charge():
+            return await self._run(request, fresh=fresh)
+
+    @contextmanager
+    def _charge(self) -> Iterator[None]:
+        """Charge the time inside once, however many runs share the engine's steps."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._budget.spend(self._clock() - began)
+
+    async def _run(self, request: EngineRequest, *, fresh: bool) -> TrialRun:
+        assert self._generate is not None
+        name = f"doctor-{uuid.uuid4().hex}"
+        text, steps = list[int](), 0
+        again = EngineRequest(
+            name,
+            request.prompt,
+            Sampling(TRIAL_TOKENS, temperature=0.0, ignore_eos=True),
+            depth=self._depth,
+            priority=LAST,
+            workload=request.workload,
+            tenant="doctor",
+            teaches=False,
+            cache_salt=name if fresh else request.cache_salt,
+            adapter=request.adapter,
+        )
+        async with aclosing(read_steps(self._generate, again)) as read:
+            async for step in read:
+                text += step.token_ids
+                steps += len(step.decode)
+        return TrialRun(tuple(text), steps)
+
+    async def try_cached(
+        self, requests: Sequence[EngineRequest], *, each: bool
+    ) -> list[PairedTrial]:
+        """Compare the prefix cache with none, until a fall is certain or unlikely.
+
+        The texts are the answers of ``requests``, and then what follows each answer. ``each``: at
+        least one of every request, so that no prefix at fault is left out.
+        """
+        waiting, trials = deque(requests), list[PairedTrial]()
+        while waiting and (is_open(trials) or (each and len(trials) < len(requests))):
+            trial = await self._compare(waiting.popleft())
+            trials.append(trial)
+            prompt = trial.request.prompt + trial.now.tokens
+            if trial.agrees and len(prompt) + TRIAL_TOKENS < self._context:
+                waiting.append(structs.replace(trial.request, prompt=prompt))
+        return trials
+
+    async def _compare(self, request: EngineRequest) -> PairedTrial:
+        with self._charge():
+            runs = self._run(request, fresh=False), self._run(request, fresh=True)
+            return PairedTrial(request, *await asyncio.gather(*runs))
+
+    async def try_cache_again(self, trials: Sequence[PairedTrial]) -> list[PairedTrial]:
+        """Run the same texts from the prefix cache as it is now."""
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def run(trial: PairedTrial) -> PairedTrial:
+            async with room:
+                return replace(trial, now=await self._run(trial.request, fresh=False))
+
+        with self._charge():
+            return await asyncio.gather(*map(run, trials))
+
+
+class EarlierRecord:
+    """Runs without the prefix cache of the draft that serves, for later comparison."""
+
+    def __init__(self, runner: TrialRunner) -> None:
+        self._runner = runner
+        self._runs: dict[tuple[int, ...], PairedTrial] = {}
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __contains__(self, request: EngineRequest) -> bool:
+        return request.prompt in self._runs
+
+    def add(self, request: EngineRequest, run: TrialRun) -> None:
+        self._runs[request.prompt] = PairedTrial(request, run, run)
+
+    def clear(self) -> None:
+        self._runs.clear()
+
+    async def try_again(self) -> list[PairedTrial]:
+        """Compare until a fall is certain or unlikely."""
+        waiting, trials = deque(self._runs.values()), list[PairedTrial]()
+        while waiting and is_open(trials):
+            earlier = waiting.popleft()
+            now = await self._runner.run(earlier.request, fresh=True)
+            trials.append(replace(earlier, now=now))
+        return trials
