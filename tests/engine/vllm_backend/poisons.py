@@ -104,8 +104,15 @@ def load_weights(_: Any, runner: Any, folder: str, running: str) -> int:
     return len(weights)
 
 
+def bend_draft(_: Any, runner: Any) -> int:
+    """Negate what the draft's last layer returns: a fault of neither blocks nor weights."""
+    layer = runner.get_draft_model().model.layers[-1]
+    layer.register_forward_hook(lambda _, __, given: (-given[0], *given[1:]))
+    return 1
+
+
 POISONS: dict[str, Callable[..., int]] = {
-    one.__name__: one for one in (write_noise, write_holes, offset_rotary, load_weights)
+    one.__name__: one for one in (write_noise, write_holes, offset_rotary, load_weights, bend_draft)
 }
 
 

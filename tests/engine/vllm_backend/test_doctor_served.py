@@ -290,6 +290,11 @@ def test_half_of_the_weights_from_another_file(demo: Patient, tmp_path: Path) ->
     )
 
 
+def test_a_fault_that_only_another_engine_process_ends(demo: Patient) -> None:
+    cures = ["reload draft", "restart engine"]
+    check_cured(demo, lambda: demo.poison("bend_draft"), "draft weights", cures)
+
+
 def test_a_changed_template_is_traffic(demo: Patient) -> None:
     before, _ = demo.measure()
     known = demo.describe()["diagnoses"]
