@@ -241,6 +241,11 @@ PARTS: dict[Area, dict[str, str]] = {
                 all_token_ids num_computed_tokens prompt_lens)
             PromptLogprobsWorker: uses_prompt_logprobs
         """,
+        "lora/model_manager.py": """
+            LoRAModelManager.set_adapter_mapping(self mapping)
+            LoRAModelManager: _last_mapping
+        """,
+        "lora/layers/utils.py": "LoRAMapping: index_mapping prompt_mapping",
         "v1/worker/gpu/lora_utils.py": """
             LoraState.make_lora_inputs(self req_ids idx_mapping num_scheduled_tokens)
         """,

@@ -14,12 +14,14 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import Any
 
 import torch
 from vllm.sampling_params import SamplingParams
 
 from eaglegate.engine.speculation.audit.scores import ScoringRules
+from eaglegate.engine.vllm_backend.prompt_rows import Logits, PromptModel, adapt_rows
 from eaglegate.engine.vllm_backend.scoring import AnswerScorer, AuditedTokens
 from eaglegate.engine.vllm_fields import AUDIT
 
@@ -29,7 +31,6 @@ MOST = 64
 """AuditRegister, running or finished, that a worker remembers."""
 BLOCK = 256
 """Positions whose logits are computed at a time."""
-Logits = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 class Audit:
@@ -134,6 +135,7 @@ def get_prompt_logprobs(
     num_scheduled_tokens: Mapping[str, int],
 ) -> Any:
     """``GPUModelRunner._get_prompt_logprobs_dict`` of the first runner, which scores audits."""
+    compute_logits = adapt_rows(runner.model, hidden_states)
     for req_id in [*runner.num_prompt_logprobs]:
         request = runner.requests[req_id]
         audit = audits.find(req_id, request.prompt_token_ids, request.sampling_params)
@@ -143,20 +145,16 @@ def get_prompt_logprobs(
             row = runner.input_batch.req_id_to_index[req_id]
             begin = int(runner.query_start_loc.np[row])
             hidden = hidden_states[begin : begin + tokens]
-            audit.add(request.num_computed_tokens, hidden, runner.model.compute_logits)
-    others = {
-        req_id: number
-        for req_id, number in runner.num_prompt_logprobs.items()
-        if audits.get(req_id) is None
-    }
-    if len(others) == len(runner.num_prompt_logprobs):
-        return original(runner, hidden_states, num_scheduled_tokens)
-    runner.num_prompt_logprobs, kept = others, runner.num_prompt_logprobs
+            audit.add(request.num_computed_tokens, hidden, compute_logits)
+    numbers = runner.num_prompt_logprobs
+    audited = {req_id: number for req_id, number in numbers.items() if audits.get(req_id)}
+    runner.num_prompt_logprobs = {key: numbers[key] for key in numbers if key not in audited}
+    runner.model, model = PromptModel(compute_logits), runner.model
     try:
         return original(runner, hidden_states, num_scheduled_tokens)
     finally:
-        for req_id in kept.keys() - others.keys():
-            runner.num_prompt_logprobs[req_id] = kept[req_id]
+        runner.model = model
+        runner.num_prompt_logprobs |= audited
 
 
 def add_request(
@@ -177,7 +175,7 @@ def remove_request(original: Callable[..., None], worker: Any, req_id: str) -> N
 def compute_prompt_logprobs(
     original: Callable[..., Any],
     worker: Any,
-    logits_fn: Logits,
+    logits_fn: MethodType,
     hidden_states: torch.Tensor,
     batch: Any,
     all_token_ids: torch.Tensor,
@@ -185,6 +183,7 @@ def compute_prompt_logprobs(
     prompt_lens: Any,
 ) -> Any:
     """``PromptLogprobsWorker.compute_prompt_logprobs``, which scores audits."""
+    compute_logits = adapt_rows(logits_fn.__self__, hidden_states)
     audited = getattr(worker, "audited", {})
     for row, req_id in enumerate(batch.req_ids) if audited else ():
         if req_id not in audited:
@@ -196,9 +195,8 @@ def compute_prompt_logprobs(
             begin, end = map(int, batch.query_start_loc_np[row : row + 2])
             first = int(batch.num_computed_prefill_tokens_np[row])
             if audit is not None:
-                audit.add(first, hidden_states[begin:end], logits_fn)
+                audit.add(first, hidden_states[begin:end], compute_logits)
         except Exception as error:
             log.warning("an audit failed in the worker: %s", type(error).__name__)
-    return original(
-        worker, logits_fn, hidden_states, batch, all_token_ids, num_computed_tokens, prompt_lens
-    )
+    others = hidden_states, batch, all_token_ids, num_computed_tokens, prompt_lens
+    return original(worker, compute_logits, *others)

@@ -1,8 +1,9 @@
 """What audits say of clean answers, and what they cost.
 
 ``python -m eaglegate.lab.benchmarks.audits clean`` generates answers of every kind with the demo
-model and its draft, scores all of them, and counts the outcomes. ``... cost`` serves laps with and
-without audits in turns, and gives the ratio of their tokens per second.
+model and its draft, scores all of them, and counts the outcomes. With ``--adapters``, two thirds of
+the answers are those of two LoRA adapters. ``... cost`` serves laps with and without audits in
+turns, and gives the ratio of their tokens per second.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import asyncio
 import multiprocessing
 import os
 import random
+import tempfile
 import time
 from collections import Counter
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -31,17 +34,21 @@ from eaglegate.engine.speculation.audit.evidence import (
 )
 from eaglegate.engine.speculation.audit.holds import AuditHolds
 from eaglegate.engine.speculation.audit.records import AuditRecord, write_nothing
+from eaglegate.engine.speculation.audit.scores import AnswerScores
 from eaglegate.engine.speculation.rounding import find_tie
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.translate import describe_engine
-from eaglegate.lab.benchmarks.drive import render, run, running, speculation
+from eaglegate.lab.benchmarks.drive import Outcome, render, run, running, speculation
 from eaglegate.server.generation.job import derive_seed
+from tests.engine.vllm_backend.lora import make_adapter
 
 DEPTH = 5
 AT_ONCE = 16
+ADAPTERS = ("one", "two")
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5, 2.0)
 RULES: tuple[dict[str, Any], ...] = (
     {}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}, {"top_k": 50, "top_p": 0.95},
@@ -50,7 +57,9 @@ RULES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def draw_request(rng: random.Random, number: int, prompts: list[tuple[int, ...]]) -> EngineRequest:
+def draw_request(
+    rng: random.Random, number: int, prompts: list[tuple[int, ...]], adapters: Sequence[str]
+) -> EngineRequest:
     prompt = rng.choice(prompts)
     start = rng.randrange(len(prompt) // 2)
     sampling = Sampling(
@@ -62,17 +71,21 @@ def draw_request(rng: random.Random, number: int, prompts: list[tuple[int, ...]]
     tokens = sampling.max_tokens
     sampling = replace(sampling, min_tokens=min(sampling.min_tokens, tokens))
     return EngineRequest(
-        f"a{number}", prompt[start:], sampling, depth=rng.choice((None, None, 1, 3))
+        f"a{number}",
+        prompt[start:],
+        sampling,
+        depth=rng.choice((None, None, 1, 3)),
+        adapter=rng.choice((None, *adapters)),
     )
 
 
 def draw_requests(
-    rng: random.Random, begin: int, prompts: list[tuple[int, ...]]
+    rng: random.Random, begin: int, prompts: list[tuple[int, ...]], adapters: Sequence[str]
 ) -> list[EngineRequest]:
     """``AT_ONCE`` choices: a third of them the two of a request with n = 2."""
     drawn = []
     for number in range(begin, begin + AT_ONCE - AT_ONCE // 6):
-        request = draw_request(rng, number, prompts)
+        request = draw_request(rng, number, prompts, adapters)
         drawn.append(request)
         if number < begin + AT_ONCE // 6:
             seed = request.sampling.seed
@@ -82,28 +95,54 @@ def draw_requests(
     return drawn
 
 
-async def count_clean(dtype: str, answers: int, seed: int, limit_s: float) -> None:
+@asynccontextmanager
+async def running_adapted(names: Sequence[str], **chosen: Any) -> AsyncGenerator[VllmEngine, None]:
+    """An engine with LoRA adapters of random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        adapters = {
+            name: str(make_adapter(Path(folder) / name, seed)) for seed, name in enumerate(names)
+        }
+        lora = {"enable_lora": True, "max_loras": len(names), "max_lora_rank": 8} if names else {}
+        engine = VllmEngine(make_demo_arguments(**lora, **chosen), adapters=adapters)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.aclose()
+
+
+async def score_all(
+    engine: VllmEngine, asked: Sequence[EngineRequest], written: Sequence[Outcome], dtype: str
+) -> list[AnswerScores]:
+    pairs = zip(asked, written, strict=True)
+    return await asyncio.gather(*(engine.score(one, o.token_ids, dtype) for one, o in pairs))
+
+
+async def count_clean(
+    dtype: str, answers: int, seed: int, limit_s: float, adapters: Sequence[str]
+) -> None:
     rng = random.Random(seed)
     config = {"dtype": dtype, "speculative_config": speculation(DEPTH)}
     prompts = render(VllmRenderer(make_demo_arguments(dtype=dtype)))
     outcomes: Counter[tuple[str, str]] = Counter()
     tests = {temperature: SequentialTest() for temperature in TEMPERATURES}
     margins: list[float] = []
-    drafted = tokens = judged = alarms = 0
+    drafted = adapted = tokens = judged = alarms = 0
     took, until = 0.0, time.monotonic() + limit_s
-    async with running(**config) as engine:
+    async with running_adapted(adapters, **config) as engine:
         for begin in range(0, answers, AT_ONCE):
             if time.monotonic() > until:
                 break
-            asked = draw_requests(rng, begin, prompts)
+            asked = draw_requests(rng, begin, prompts, adapters)
             written = await asyncio.gather(*(run(engine, one) for one in asked))
-            for request, answer in zip(asked, written, strict=True):
-                began = time.perf_counter()
-                scores = await engine.score(request, answer.token_ids, dtype)
-                took += time.perf_counter() - began
+            began = time.perf_counter()
+            scored = await score_all(engine, asked, written, dtype)
+            took += time.perf_counter() - began
+            for request, answer, scores in zip(asked, written, scored, strict=True):
                 outcome = judge_margins(scores, find_tie(dtype))
                 kind = "sampled" if scores.evidence else "by a maximum"
                 outcomes[kind, outcome] += 1
+                adapted += request.adapter is not None
                 margins += [one for one in scores.margins if one > 0]
                 drafted += answer.totals.verify_steps > 0
                 tokens += len(answer.token_ids)
@@ -114,7 +153,8 @@ async def count_clean(dtype: str, answers: int, seed: int, limit_s: float) -> No
                     test = tests[request.sampling.temperature]
                     alarms += test.add(scores.evidence, scores.judged)
     answers = outcomes.total()
-    print(f"{dtype}: {answers} answers, {tokens} tokens, {drafted} answers with drafts")
+    print(f"{dtype}: {answers} answers, {tokens} tokens, {drafted} answers with drafts, "
+          f"{adapted} of adapters")  # fmt: skip
     for (kind, name), count in sorted(outcomes.items()):
         print(f"  {kind}: {name} {count}")
     worst = sorted(margins)[-5:]
@@ -247,13 +287,17 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--answers", type=int, default=512)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--adapters", action="store_true", help="clean: with two LoRA adapters")
     parser.add_argument("--limit-s", type=float, default=900.0, help="longest run of clean")
     parser.add_argument("--share", type=float, default=0.02)
     parser.add_argument("--laps", type=int, default=8)
     parser.add_argument("--lap-s", type=float, default=8.0)
     options = parser.parse_args()
     if options.what == "clean":
-        asyncio.run(count_clean(options.dtype, options.answers, options.seed, options.limit_s))
+        adapters = ADAPTERS if options.adapters else ()
+        asyncio.run(
+            count_clean(options.dtype, options.answers, options.seed, options.limit_s, adapters)
+        )
     else:
         asyncio.run(measure_cost(options.share, options.laps, options.lap_s))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import pytest
 import pytest_asyncio
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from eaglegate.engine.errors import EngineError
 from eaglegate.engine.speculation.audit.evidence import AuditOutcome, judge_margins
 from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
@@ -91,6 +93,33 @@ async def test_no_adapter_reads_anothers_prefix(adapted: VllmEngine, prompts: Pr
 
 
 @pytest.mark.gpu_path
+async def test_the_log_probabilities_of_a_prompt_are_those_of_its_adapter(
+    adapted: VllmEngine, prompts: Prompts
+) -> None:
+    """Beside audits and other adapters' requests, which decode drafts, they are as alone."""
+    asked = requests(prompts)
+    sampling = replace(asked[0].sampling, max_tokens=2, prompt_logprobs=1)
+    scored = [replace(one, id=f"{one.id}-scored", sampling=sampling) for one in asked]
+    alone = [await score_prompt(adapted, one) for one in scored]
+    scoring = (adapted.score(one, one.prompt[-4:], "float32") for one in asked)
+    others = asyncio.gather(run_all(adapted, asked), *scoring)
+    together = await asyncio.gather(*(score_prompt(adapted, one) for one in scored))
+    await others
+    for request, one, other in zip(scored, alone, together, strict=True):
+        assert len(one) == len(request.prompt) - 1
+        assert other == pytest.approx(one, abs=1e-3), request.id
+    assert len({tuple(one) for one in alone}) == len(alone), "adapters change them"
+
+
+async def score_prompt(engine: VllmEngine, request: EngineRequest) -> list[float]:
+    """Log probabilities of the prompt's tokens behind the first."""
+    async with aclosing(read_steps(engine.generate, request)) as steps:
+        found = [step.prompt_logprobs async for step in steps]
+    positions = next(one for one in found if one is not None)
+    return [one.chosen.logprob for one in positions if one is not None]
+
+
+@pytest.mark.gpu_path
 @pytest.mark.skipif(not SECOND_RUNNER, reason="a patch of the second model runner")
 async def test_without_its_patch_the_second_runner_takes_no_adapter_beside_drafts(
     adapted: VllmEngine, prompts: Prompts
@@ -108,14 +137,17 @@ async def test_without_its_patch_the_second_runner_takes_no_adapter_beside_draft
 async def test_answers_of_adapters_are_audited_with_them(
     adapted: VllmEngine, prompts: Prompts
 ) -> None:
-    """Greedy ones and seeded ones, in one batch; another adapter's answer is a violation."""
+    """Greedy and seeded ones, written and scored in one batch; another adapter's answer is a
+    violation.
+    """
     seeded = Sampling(max_tokens=TOKENS, temperature=0.8, seed=5, min_tokens=TOKENS)
     asked = requests(prompts)
     asked += [replace(one, id=f"{one.id}-seeded", sampling=seeded) for one in asked]
     answers = await run_all(adapted, asked)
     tie, swapped = find_tie("float32"), 0
-    for request, answer in zip(asked, answers, strict=True):
-        scores = await adapted.score(request, answer.token_ids, "float32")
+    pairs = zip(asked, answers, strict=True)
+    scoring = (adapted.score(one, answer.token_ids, "float32") for one, answer in pairs)
+    for request, scores in zip(asked, await asyncio.gather(*scoring), strict=True):
         assert judge_margins(scores, tie) is not AuditOutcome.VIOLATED, (request.id, scores.worst)
     for request, answer in zip(asked, answers, strict=True):
         if request.adapter == "three":
