@@ -131,7 +131,7 @@ class StepPlanning:
         """Drafts that the second model runner had yet to make at the last update: the depth, and
         whether for prompts. None at the first step after a pause.
         """
-        self._phases = PhaseTracker(scheduler.vllm_config)
+        self._reasoning = ReasoningTracker(scheduler.vllm_config)
         self._holes: dict[str, int] = {}
         """Tokens of a request that the draft model has not seen: made in steps at depth 0."""
         self._slices: dict[str, tuple[bool, bool]] = {}
@@ -380,7 +380,7 @@ class StepPlanning:
         """A request is over."""
         self.share.remove(request.request_id)
         self._widths.pop(request.request_id, None)
-        self._phases.forget(request)
+        self._reasoning.forget(request)
         self._holes.pop(request.request_id, None)
         self._slices.pop(request.request_id, None)
         if self._planner is not None and request.request_id in self._begun:
@@ -390,7 +390,7 @@ class StepPlanning:
     def _follow(self, planner: Planner, request: Request) -> None:
         """Begin requests that are new, and move those whose slice has changed."""
         name = request.request_id
-        place = self._phases.is_reasoning(request), self._holes.get(name, 0) >= MANY_HOLES
+        place = self._reasoning.is_reasoning(request), self._holes.get(name, 0) >= MANY_HOLES
         if name in self._begun and self._slices[name] == place:
             return
         begin = planner.move if name in self._begun else planner.begin
@@ -424,7 +424,7 @@ class StepContent(NamedTuple):
         return cls(batch, width, total - batch - width, each)
 
 
-class PhaseTracker:
+class ReasoningTracker:
     """Tells whether a request is in its reasoning. Always false without a reasoning parser."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:

@@ -1,4 +1,4 @@
-"""The grammar of a whole answer, and the parser that reads it.
+"""The routine of a whole answer, and the parser that reads it.
 
 Reasoning, content and tool calls come in any order.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from eaglegate.text.events import Phase
 from eaglegate.text.parsing.fold import Emitter
 from eaglegate.text.parsing.markers import Delimiters, Lexicon
-from eaglegate.text.parsing.message import NO_TOOLS, Context, ReasoningFormat, ToolFormat
+from eaglegate.text.parsing.message import NO_TOOLS, ParsingContext, ReasoningFormat, ToolFormat
 from eaglegate.text.parsing.output import Calls, NewId, Output, random_id
 from eaglegate.text.parsing.parser import (
     DeltaParser,
@@ -28,14 +28,14 @@ from eaglegate.text.parsing.quotations import (
     read_fenced_answer,
     read_unclosed,
 )
-from eaglegate.text.parsing.reader import Ended, Grammar, Next, Reader, Until, Want
+from eaglegate.text.parsing.reader import Ended, Next, Reader, Routine, Until, Want
 from eaglegate.text.parsing.registry import reasoning_format, tool_format
 from eaglegate.text.parsing.stop import StopText
 from eaglegate.text.parsing.tools import OfferedTools
 from eaglegate.text.parsing.vocabulary import Vocabulary
 
 
-def read_message(context: Context) -> Grammar:
+def read_message(context: ParsingContext) -> Routine:
     """Reads an answer to its end."""
     whole = context.tools.channels or context.reasoning.channels or _read_parts
     try:
@@ -44,7 +44,7 @@ def read_message(context: Context) -> Grammar:
         _finish(context, ended.by_model)
 
 
-def _read_parts(context: Context) -> Grammar:
+def _read_parts(context: ParsingContext) -> Routine:
     if context.starts_in is Phase.REASONING and context.reasoning.ends:
         yield from _read_reasoning(context)
     while True:
@@ -53,12 +53,12 @@ def _read_parts(context: Context) -> Grammar:
         yield from read_content(context)
 
 
-def _read_rest(context: Context) -> Grammar:
+def _read_rest(context: ParsingContext) -> Routine:
     while True:
         yield from read_content(context)
 
 
-def _read_reasoning(context: Context, labelled: bool = False) -> Grammar:
+def _read_reasoning(context: ParsingContext, labelled: bool = False) -> Routine:
     """Up to an end marker. A second start marker says nothing new when it comes first."""
     out, reasoning = context.out, context.reasoning
     thinking = out.content if reasoning.inline else out.reasoning
@@ -84,19 +84,19 @@ def _read_reasoning(context: Context, labelled: bool = False) -> Grammar:
     out.content.lead = reasoning.framing
 
 
-def _sure_openers(context: Context) -> tuple[str, ...]:
+def _sure_openers(context: ParsingContext) -> tuple[str, ...]:
     """Openers that are tokens: the same characters as text are a quotation."""
     return tuple(filter(context.lexicon.is_token, context.tools.openers))
 
 
-def _read_meant(opener: str, context: Context) -> Grammar:
+def _read_meant(opener: str, context: ParsingContext) -> Routine:
     """Reads the calls that ended the thinking."""
     context.out.reasoning.marker()
     yield from _read_calls(opener, context)
     yield from _read_rest(context)
 
 
-def read_content(context: Context, *ends: str) -> Generator[Want, str, str]:
+def read_content(context: ParsingContext, *ends: str) -> Generator[Want, str, str]:
     """Read content up to the next marker, and the call or thinking that it opens; returns the
     marker.
 
@@ -125,7 +125,9 @@ def read_content(context: Context, *ends: str) -> Generator[Want, str, str]:
     return marker
 
 
-def _read_frame(marker: str, delimiters: Delimiters, context: Context) -> Generator[Want, str, str]:
+def _read_frame(
+    marker: str, delimiters: Delimiters, context: ParsingContext
+) -> Generator[Want, str, str]:
     """The frame around the answer: it begins with one, or ends with the other; else it is text."""
     content = context.out.content
     opening = context.reasoning.answer[0] if context.reasoning.answer else ""
@@ -145,7 +147,7 @@ def _read_frame(marker: str, delimiters: Delimiters, context: Context) -> Genera
     return ""
 
 
-def _read_calls(opener: str, context: Context) -> Grammar:
+def _read_calls(opener: str, context: ParsingContext) -> Routine:
     out, tools = context.out, context.tools
     if opener in tools.openers:
         out.content.marker()
@@ -155,7 +157,7 @@ def _read_calls(opener: str, context: Context) -> Grammar:
     out.phase = Phase.CONTENT
 
 
-def _finish(context: Context, by_model: bool) -> None:
+def _finish(context: ParsingContext, by_model: bool) -> None:
     out = context.out
     if out.calls.open:
         out.calls.end(by_model)
@@ -163,7 +165,7 @@ def _finish(context: Context, by_model: bool) -> None:
     out.content.end()
 
 
-def _read_meant_content(opener: str, context: Context) -> Grammar:
+def _read_meant_content(opener: str, context: ParsingContext) -> Routine:
     yield from _read_calls(opener, context)
     yield from _read_rest(context)
 
@@ -203,7 +205,7 @@ def make_parser(
     offered = OfferedTools(tools)
     calls = Calls(out, offered, new_id or forms.tools.new_id, parallel, custom, repairs)
     output = Output(out, calls, forms.reasoning.framing, forms.trail)
-    context = Context(lexicon, output, forms.tools, forms.reasoning, starts_in, sound)
+    context = ParsingContext(lexicon, output, forms.tools, forms.reasoning, starts_in, sound)
     reads = tool_parser or reasoning_parser
     reader: TextReader = Reader(read_message(context)) if reads else Verbatim(out)
     return Parser(

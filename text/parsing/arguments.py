@@ -21,7 +21,7 @@ from typing import Any, Self
 from eaglegate.text.events import Repair
 from eaglegate.text.parsing.markers import Delimiters
 from eaglegate.text.parsing.output import Calls
-from eaglegate.text.parsing.reader import Ended, Subgrammar, Until
+from eaglegate.text.parsing.reader import Ended, Subroutine, Until
 from eaglegate.text.parsing.schemas import STRING
 from eaglegate.text.parsing.tools import parse_object, read_json
 
@@ -204,7 +204,7 @@ class ArgumentsWriter:
         self._verbatim = True
         self._calls.write_json(text)
 
-    def loose(self, delimiters: Delimiters, *parameters: str, before: str = "") -> Subgrammar:
+    def loose(self, delimiters: Delimiters, *parameters: str, before: str = "") -> Subroutine:
         """Read the text before the first of ``parameters``, or in place of all of them."""
         parts = [before]
         try:

@@ -1,4 +1,4 @@
-"""Grammars of formats whose calls are JSON between markers, a table of markers each.
+"""Routines of formats whose calls are JSON between markers, a table of markers each.
 
 ``JsonBlock``: names and arguments are JSON. A marker that is plain text opens only where JSON of a
 call follows it, and closes only outside of strings. Without a closing marker the calls end with
@@ -20,7 +20,7 @@ from eaglegate.text.parsing.json_calls import JsonCalls, skip_fence
 from eaglegate.text.parsing.markers import NAME, Delimiters, Follow, Quotes
 from eaglegate.text.parsing.message import (
     Ahead,
-    Context,
+    ParsingContext,
     Skipping,
     ToolFormat,
     doubt_cut_call,
@@ -28,7 +28,7 @@ from eaglegate.text.parsing.message import (
     opens,
 )
 from eaglegate.text.parsing.output import Calls, Framed
-from eaglegate.text.parsing.reader import DONE, Ended, Grammar, JsonValue, Next, Subgrammar, Until
+from eaglegate.text.parsing.reader import DONE, Ended, JsonValue, Next, Routine, Subroutine, Until
 from eaglegate.text.parsing.tags import Tags
 
 SPACE = " \t\r\n"
@@ -66,7 +66,7 @@ class JsonBlock:
         inner = tuple(filter(None, (self.closer, *self.others)))
         return ToolFormat(self.openers, self.calls, inner, self.framing, self.closer)
 
-    def calls(self, opener: str, context: Context) -> Grammar:
+    def calls(self, opener: str, context: ParsingContext) -> Routine:
         lexicon = context.lexicon
         marker = opener
         while marker in self.openers:
@@ -75,7 +75,7 @@ class JsonBlock:
             yield from doubt_cut_call(context)
             marker = yield from self._block(marker, context).read()
 
-    def _block(self, marker: str, context: Context) -> JsonCalls:
+    def _block(self, marker: str, context: ParsingContext) -> JsonCalls:
         unmark = context.out.content.unmark
         key, lexicon = (self.openers, self.closer), context.lexicon
         quotes = context.remember_quotes(key, lambda: self._find_ends(context))
@@ -91,14 +91,14 @@ class JsonBlock:
             unmark=(lambda text: unmark(marker + text)) if lexicon.is_text(marker) else None,
         )
 
-    def _read_tags(self, tags: Tags, context: Context) -> Subgrammar:
+    def _read_tags(self, tags: Tags, context: ParsingContext) -> Subroutine:
         """Calls of offered tools in tags: the marker behind them, or DONE if there are none."""
         head: Follow = {tags.call: tags.head(context.lexicon, context.calls.names or (NAME,))}
         if (yield Ahead(head, context.lexicon.delimiters())) != Ahead.YES:
             return DONE
         return (yield from tags.read(context))
 
-    def _find_ends(self, context: Context) -> Mapping[str, Follow | None]:
+    def _find_ends(self, context: ParsingContext) -> Mapping[str, Follow | None]:
         """Find the markers that may end a forgotten string, each with the text that must follow
         it.
         """
@@ -140,7 +140,7 @@ class Sections:
         parts = (self.separator,)
         return ToolFormat(openers, self._section, inner, "", self.section_end, parts=parts)
 
-    def _section(self, opener: str, context: Context) -> Grammar:
+    def _section(self, opener: str, context: ParsingContext) -> Routine:
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
         between = context.lexicon.delimiters(
             self.call, self.separator, *self.section_ends, *self.inside
@@ -157,7 +157,9 @@ class Sections:
             else:
                 marker = yield from self._between(between, stray, context)
 
-    def _between(self, delimiters: Delimiters, stray: Framed, context: Context) -> Subgrammar:
+    def _between(
+        self, delimiters: Delimiters, stray: Framed, context: ParsingContext
+    ) -> Subroutine:
         """Text between calls is content, but for a header whose opening token is missing."""
         parts: list[str] = []
         try:
@@ -176,13 +178,13 @@ class Sections:
             return marker
         return (yield from self._finish(context))
 
-    def _finish(self, context: Context) -> Subgrammar:
+    def _finish(self, context: ParsingContext) -> Subroutine:
         """The rest of a call, from behind its separator."""
         marker = yield from self._arguments_text(context)
         context.calls.close(is_fragile=not context.calls.written)
         return marker
 
-    def read(self, context: Context) -> Subgrammar:
+    def read(self, context: ParsingContext) -> Subroutine:
         """One call: returns the marker that ended it. Models write it as an object at times."""
         header: list[str] = []
         delimiters = context.lexicon.delimiters(self.separator, *self.ends)
@@ -208,7 +210,7 @@ class Sections:
         context.calls.close(spoiled=marker == self.call and not inline, is_fragile=not inline)
         return marker
 
-    def _arguments_text(self, context: Context) -> Subgrammar:
+    def _arguments_text(self, context: ParsingContext) -> Subroutine:
         """Arguments behind the separator, in a fence or not: the marker behind them."""
         delimiters, write = context.lexicon.delimiters(*self.ends), context.calls.write_json
         marker = yield Next(delimiters, keep=None)
@@ -226,7 +228,7 @@ class Sections:
             context.calls.spoil()
         return marker
 
-    def _quotes(self, context: Context) -> Quotes:
+    def _quotes(self, context: ParsingContext) -> Quotes:
         """A string is given up where the section goes on or ends, and the output with it."""
 
         def find() -> Mapping[str, Follow | None]:

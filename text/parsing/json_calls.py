@@ -1,4 +1,4 @@
-"""The grammar that JSON tool formats share: ``{"name": ..., "arguments": {...}}``.
+"""The routine that JSON tool formats share: ``{"name": ..., "arguments": {...}}``.
 
 Keys come in any order and others are skipped. The arguments go out as they are written, byte for
 byte; those that come before the name wait for it. One object, several in a row or a list of them
@@ -23,8 +23,8 @@ from eaglegate.text.parsing.reader import (
     Ended,
     JsonValue,
     Next,
-    Sink,
-    Subgrammar,
+    Subroutine,
+    TextSink,
     Until,
     ignore,
 )
@@ -47,7 +47,7 @@ class JsonCalls:
 
     calls: Calls
     delimiters: Delimiters
-    lost: Sink
+    lost: TextSink
     certain: bool = True
     closed: bool = True
     """Whether a marker ends the calls. Else they end with the list, or where other text begins."""
@@ -58,17 +58,17 @@ class JsonCalls:
     """The name is the key of the arguments, the only one of an object."""
     quotes: Quotes | None = None
     """Marker tokens that may end a string that the model has not closed."""
-    tags: Callable[[], Subgrammar] | None = None
+    tags: Callable[[], Subroutine] | None = None
     """Reads calls in tags in place of JSON: the marker behind them, DONE if there are none."""
-    unmark: Sink | None = None
+    unmark: TextSink | None = None
     """Gets all that follows a plain-text opener, where the output ends before it shows a call."""
     is_shown: bool = False
     """Whether an object has the key of a name, or is over."""
 
-    def value(self, sink: Sink) -> JsonValue:
+    def value(self, sink: TextSink) -> JsonValue:
         return JsonValue(self.delimiters, sink, quotes=self.quotes)
 
-    def read(self) -> Subgrammar:
+    def read(self) -> Subroutine:
         """Objects, in a list or not: the marker that ended them, or DONE.
 
         A brace too many behind one is none of the text.
@@ -81,7 +81,7 @@ class JsonCalls:
                 self.unmark("".join(skipped))
             raise
 
-    def _read(self, skipped: list[str]) -> Subgrammar:
+    def _read(self, skipped: list[str]) -> Subroutine:
         """``skipped`` gets what precedes an object, and the first one while it shows no call."""
         found = self.is_shown
         while True:
@@ -111,7 +111,7 @@ class JsonCalls:
             if char == NO_CALL or (char == "]" and not self.closed):
                 return DONE
 
-    def object(self, unread: Sink = ignore) -> Subgrammar:
+    def object(self, unread: TextSink = ignore) -> Subroutine:
         """One object after its brace: DONE or NO_CALL after it, or the marker before its end.
 
         ``unread`` gets its text where the output ends before it shows a call.
@@ -151,7 +151,7 @@ class _Object:
         self._begun = False
         self._given_up = False
 
-    def members(self) -> Subgrammar:
+    def members(self) -> Subroutine:
         while True:
             end = yield Next(self._delimiters, self._raw.append, keep='"{')
             if end in "{;" and end and self._begun and self._argued:
@@ -180,7 +180,7 @@ class _Object:
             self._form.lost("".join(self._raw))
         return end if self._form.certain else NO_CALL
 
-    def truncate(self, unread: Sink) -> None:
+    def truncate(self, unread: TextSink) -> None:
         """The output ends here. A finished name makes a call, a piece of a name does not."""
         if not self._form.is_shown:
             unread("".join(self._raw)[1:])
@@ -227,7 +227,7 @@ class _Object:
             self._calls.repair(Repair.NULL_ARGUMENTS)
             self._calls.keep_raw("null")
 
-    def _member(self) -> Subgrammar:
+    def _member(self) -> Subroutine:
         """``"key": value``: DONE after it, or the marker before its end."""
         key: list[str] = []
         end = yield self._form.value(self._both(key))
@@ -237,7 +237,7 @@ class _Object:
             return (yield from self._value(_text("".join(key))))
         return end if end in self._delimiters.markers else (yield from self._give_up(end))
 
-    def _value(self, key: str) -> Subgrammar:
+    def _value(self, key: str) -> Subroutine:
         end = yield Next(self._delimiters, self._raw.append, keep=None)
         if end in self._delimiters.markers or end in ",}]":
             self._spoiled = True
@@ -275,7 +275,7 @@ class _Object:
         tool = self._calls.find(self._name)
         return tool is not None and key in tool.properties
 
-    def _read_name(self) -> Subgrammar:
+    def _read_name(self) -> Subroutine:
         written: list[str] = []
         end = yield self._form.value(self._both(written))
         if end == DONE:
@@ -284,7 +284,7 @@ class _Object:
                 self._begin()
         return end
 
-    def _read_function(self, key: str, char: str) -> Subgrammar:
+    def _read_function(self, key: str, char: str) -> Subroutine:
         """The call in an object of its own, as the API has it, or the name under another key."""
         if char == "{":
             yield Next(self._delimiters, self._raw.append)
@@ -301,7 +301,7 @@ class _Object:
         self._members.setdefault(key, "".join(written).strip())
         return end
 
-    def _read_arguments(self, char: str = "") -> Subgrammar:
+    def _read_arguments(self, char: str = "") -> Subroutine:
         self._argued = True
         self._form.is_shown = True
         if char == "n" and self._calls.repairing:
@@ -314,7 +314,7 @@ class _Object:
             return (yield self._form.value(self._calls.write_json))
         return (yield self._form.value(self._both(self._early)))
 
-    def _read_null(self) -> Subgrammar:
+    def _read_null(self) -> Subroutine:
         """Read text that begins like ``null``, which stands for no calls."""
         written: list[str] = []
         try:
@@ -333,7 +333,7 @@ class _Object:
             self._write_early()
         return end
 
-    def _give_up(self, char: str) -> Subgrammar:
+    def _give_up(self, char: str) -> Subroutine:
         """This is no call object; what follows goes where its text belongs."""
         if self._may_begin:
             self._begin()
@@ -346,7 +346,7 @@ class _Object:
         self._form.lost("".join(self._raw))
         return (yield Until(self._delimiters, self._form.lost)) if self._form.certain else NO_CALL
 
-    def _both(self, also: list[str]) -> Sink:
+    def _both(self, also: list[str]) -> TextSink:
         def write(text: str) -> None:
             self._raw.append(text)
             also.append(text)

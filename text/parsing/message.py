@@ -1,4 +1,4 @@
-"""Formats of reasoning and tool calls, and the context that their grammars read in.
+"""Formats of reasoning and tool calls, and the context their routines read in.
 
 ``FRAMES`` of a module in ``text/parsing/formats`` has a frame by the name of a parser: what a
 structural tag puts around the arguments of a forced or strict call, as the chat templates named
@@ -17,11 +17,11 @@ from eaglegate.text.events import Phase
 from eaglegate.text.grammars.text_grammar import TextGrammar
 from eaglegate.text.parsing.markers import Delimiters, Follow, Lexicon, Quotes, follows
 from eaglegate.text.parsing.output import Calls, NewId, Output, random_id
-from eaglegate.text.parsing.reader import Ended, Grammar, Subgrammar, Until, Want
+from eaglegate.text.parsing.reader import Ended, Routine, Subroutine, Until, Want
 
-CallGrammar = Callable[[str, "Context"], Grammar]
+CallRoutine = Callable[[str, "ParsingContext"], Routine]
 """Reads what follows the marker that opened it, up to where content begins again."""
-MessageGrammar = Callable[["Context"], Grammar]
+MessageRoutine = Callable[["ParsingContext"], Routine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ReasoningFormat:
     """Label that the model writes behind a start marker, before the thinking."""
     inline: bool = False
     """The thinking is delivered as content, with its markers."""
-    channels: MessageGrammar | None = None
+    channels: MessageRoutine | None = None
     """Reads the whole message, where that is more than stretches between markers."""
     inner: tuple[str, ...] = ()
     """The other markers of such a message."""
@@ -74,7 +74,7 @@ class ToolFormat:
 
     openers: tuple[str, ...]
     """Markers that open a call, or a section of calls, in content."""
-    calls: CallGrammar
+    calls: CallRoutine
     inner: tuple[str, ...] = ()
     """The other markers, known only between an opener and its end."""
     framing: str = "\n"
@@ -92,11 +92,11 @@ class ToolFormat:
     """The same format for tokenizers whose markers end with a suffix."""
     texts: tuple[str, ...] = ()
     """Special tokens that are text: markers are written with them."""
-    channels: MessageGrammar | None = None
+    channels: MessageRoutine | None = None
     """Reads the whole message, as in ``ReasoningFormat``."""
     parts: tuple[str, ...] = ()
     """Markers of ``inner`` that stand only inside a call: outside, the call before was broken."""
-    head: Callable[[Context], Follow] | None = None
+    head: Callable[[ParsingContext], Follow] | None = None
     """Words that calls without a marker begin with."""
     opening: str = ""
     """Opening as in ``ReasoningFormat``, of a format whose ``channels`` read the thinking as
@@ -108,7 +108,7 @@ class ToolFormat:
         return self.openers + self.inner
 
 
-def no_calls(_opener: str, _context: Context) -> Grammar:
+def no_calls(_opener: str, _context: ParsingContext) -> Routine:
     """Read no calls, in a format whose ``channels`` read them."""
     yield from ()
 
@@ -118,8 +118,8 @@ NO_TOOLS = ToolFormat((), no_calls, framing="")
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """Context that a grammar reads in."""
+class ParsingContext:
+    """Lexicon, output and formats that a routine reads with."""
 
     lexicon: Lexicon
     out: Output
@@ -144,7 +144,7 @@ class Context:
         signs = {self.lexicon.sign(m): f for m, f in may_end.items() if self.lexicon.is_token(m)}
         return Quotes(self.lexicon, signs)
 
-    def rehearse(self) -> Context:
+    def rehearse(self) -> ParsingContext:
         """Make a context for a trial reading, which delivers nothing."""
         return replace(self, out=self.out.rehearse())
 
@@ -299,13 +299,13 @@ _REST = re.compile(r"\s*[\]},:\"]")
 _REST_BEGINS = re.compile(r"\s*\Z")
 
 
-def doubt_cut_call(context: Context) -> Grammar:
+def doubt_cut_call(context: ParsingContext) -> Routine:
     """Doubt the last call if the text behind an opening marker is its rest: the marker cut it."""
     if context.calls.num and (yield Looking(_REST, _REST_BEGINS)) == Looking.YES:
         context.calls.doubt()
 
 
-def opens(opener: str, follow: Follow, context: Context) -> Generator[Want, str, bool]:
+def opens(opener: str, follow: Follow, context: ParsingContext) -> Generator[Want, str, bool]:
     """Whether a plain-text ``opener`` opens anything: not unless the text goes on as it must."""
     try:
         lexicon = context.lexicon
@@ -320,7 +320,7 @@ def opens(opener: str, follow: Follow, context: Context) -> Generator[Want, str,
 
 def last_name(
     delimiters: Delimiters, parts: list[str], begin: Callable[[str], object]
-) -> Subgrammar:
+) -> Subroutine:
     """A name up to a marker. Where the model ends its answer with the name, it is a call."""
     try:
         return (yield Until(delimiters, parts.append))

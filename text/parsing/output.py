@@ -1,4 +1,4 @@
-"""Output of a grammar: reasoning, content and tool calls, each with its own framing."""
+"""Output of a routine: reasoning, content and tool calls, each with its own framing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from eaglegate.text.events import Outcome, Phase, Repair, ToolCallEnd, ToolCallStart
 from eaglegate.text.parsing.fold import Emitter
 from eaglegate.text.parsing.json_repair import JsonRepair, find_missing
-from eaglegate.text.parsing.reader import Sink
+from eaglegate.text.parsing.reader import TextSink
 from eaglegate.text.parsing.tools import FreeText, OfferedTools, ToolSchema, is_container
 
 NewId = Callable[[], str]
@@ -131,7 +131,7 @@ class Framed:
         "written",
     )
 
-    def __init__(self, emit: Sink, lead: str = "", trail: str = "") -> None:
+    def __init__(self, emit: TextSink, lead: str = "", trail: str = "") -> None:
         self._emit = emit
         self._trail = trail
         self._held: list[str] = []
@@ -207,7 +207,7 @@ class Framed:
 
 
 class Calls:
-    """Writes one tool call after the other; a grammar opens, writes and closes.
+    """Writes one tool call after the other; a routine opens, writes and closes.
 
     Of the tools named in ``custom`` the one argument is delivered, as text.
     """
@@ -395,7 +395,7 @@ class Calls:
 
 
 class Output:
-    """The three places a grammar writes to, and which of them it is at."""
+    """The three places a routine writes to, and which of them it is at."""
 
     def __init__(self, out: Emitter, calls: Calls, thinking: str = "", framing: str = "") -> None:
         self._framing = thinking, framing

@@ -1,6 +1,6 @@
 """A parser per answer: token ids in, events out, the same for every cut of the output.
 
-``DeltaReader`` reads answers with a parser of the engine's: those of formats that have no grammar
+``DeltaReader`` reads answers with a parser of the engine's: those of formats that have no routine
 here. What that makes of an answer goes the way of our own events: stop strings, outcomes of calls,
 custom tools and ``parallel_tool_calls`` work. Nothing else in docs/parsers.md holds for it.
 """

@@ -14,7 +14,7 @@ from functools import lru_cache
 from json.encoder import encode_basestring
 
 from eaglegate.text.parsing.markers import Lexicon
-from eaglegate.text.parsing.reader import DONE, Sink
+from eaglegate.text.parsing.reader import DONE, TextSink
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _WORD = re.compile(r"[A-Za-z0-9_.+\-]+")
@@ -81,7 +81,7 @@ class Literal:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: TextSink,
         tokens: frozenset[str] = frozenset(),
         names: tuple[str, ...] = (),
         keys: Iterable[str] = (),

@@ -11,16 +11,18 @@ import re
 from collections.abc import Callable, Generator
 
 from eaglegate.text.parsing.markers import Delimiters, Follow, Lexicon, follows
-from eaglegate.text.parsing.message import Context
+from eaglegate.text.parsing.message import ParsingContext
 from eaglegate.text.parsing.output import Fence
-from eaglegate.text.parsing.reader import Ended, Grammar, Reader, Subgrammar, Until, Want
+from eaglegate.text.parsing.reader import Ended, Reader, Routine, Subroutine, Until, Want
 
 _FENCE_LINE = re.compile(r"\s{0,99}(`{3,}|~{3,})[^`~\n]{0,99}\n")
 _MAY_BE_FENCE_LINE = re.compile(r"\s{0,99}(?:`{0,2}|~{0,2}|`{3,}[^`\n]{0,99}|~{3,}[^~\n]{0,99})\Z")
 _LAST_LINE = re.compile(r"(?:\A|\n) {0,3}(?:`{3,}|~{3,})[ \t]*\s*\Z")
 
 
-def read_unclosed(opener: str, meant: Grammar, context: Context) -> Generator[Want, str, str]:
+def read_unclosed(
+    opener: str, meant: Routine, context: ParsingContext
+) -> Generator[Want, str, str]:
     """Thinking that a tool call may have ended; returns the marker behind it.
 
     Some models forget the end marker before a call. Whether a section of calls inside open thinking
@@ -48,15 +50,15 @@ def read_unclosed(opener: str, meant: Grammar, context: Context) -> Generator[Wa
     return marker
 
 
-def is_fenced(marker: str, context: Context) -> bool:
+def is_fenced(marker: str, context: ParsingContext) -> bool:
     """Whether it opens calls where a code fence is open. A single character proves too little."""
     opens = marker in context.tools.openers and len(marker) > 1
     return opens and context.out.content.fence.is_open
 
 
 def read_fenced(
-    opener: str, delimiters: Delimiters, context: Context, meant: Grammar
-) -> Subgrammar:
+    opener: str, delimiters: Delimiters, context: ParsingContext, meant: Routine
+) -> Subroutine:
     """Read a possible quotation, and return the marker behind it.
 
     It is one if the fence is closed later. If the model ends its answer without that, it has
@@ -105,8 +107,8 @@ class _Kept:
     def written(self) -> str:
         return self._opener + "".join(text for _, text in self._pieces)
 
-    def play(self, grammar: Grammar, by_model: bool) -> None:
-        reader = Reader(grammar)
+    def play(self, routine: Routine, by_model: bool) -> None:
+        reader = Reader(routine)
         for is_marker, text in self._pieces:
             if is_marker:
                 reader.marker(text)
@@ -118,7 +120,7 @@ class _Kept:
 class _Fenced(_Kept):
     """Content, once the fence around it is closed."""
 
-    def __init__(self, opener: str, context: Context) -> None:
+    def __init__(self, opener: str, context: ParsingContext) -> None:
         super().__init__(opener, context.tools.closer)
         self._content = context.out.content
         self._fence = self._content.fence.copy()
@@ -141,7 +143,7 @@ class _Fenced(_Kept):
             super().text(marker)
         self._close_fence(marker)
 
-    def end(self, meant: Grammar, by_model: bool) -> None:
+    def end(self, meant: Routine, by_model: bool) -> None:
         self._fence.end_line()
         if self.released:
             return
@@ -217,7 +219,9 @@ class _FencedAnswer:
         return self.NO, text
 
 
-def read_fenced_answer(context: Context, rest: Callable[[Context], Grammar]) -> Grammar:
+def read_fenced_answer(
+    context: ParsingContext, rest: Callable[[ParsingContext], Routine]
+) -> Routine:
     """An answer that is a code fence around calls, and nothing else: then they are meant.
 
     Models that write Markdown put a call into a fence at times. A quotation has words around it.
@@ -234,7 +238,7 @@ def read_fenced_answer(context: Context, rest: Callable[[Context], Grammar]) -> 
         raise
 
 
-def _find_head(context: Context) -> Follow:
+def _find_head(context: ParsingContext) -> Follow:
     """Find the beginnings of calls: a marker, or the format's head of calls without one."""
     tools = context.tools
     words: Follow = context.lexicon.remember(
@@ -245,7 +249,10 @@ def _find_head(context: Context) -> Follow:
 
 
 def _settle(
-    answer: _FencedAnswer, rest: Callable[[Context], Grammar], context: Context, by_model: bool
+    answer: _FencedAnswer,
+    rest: Callable[[ParsingContext], Routine],
+    context: ParsingContext,
+    by_model: bool,
 ) -> None:
     if not answer.opening:
         return
@@ -257,14 +264,14 @@ def _settle(
     _play(text, rest(context), context.lexicon, by_model)
 
 
-def _holds_only_calls(read: Context) -> bool:
+def _holds_only_calls(read: ParsingContext) -> bool:
     out = read.out
     others = out.content.written or out.reasoning.written or out.calls.truncated
     return out.calls.num > 0 and not others
 
 
-def _play(text: str, grammar: Grammar, lexicon: Lexicon, by_model: bool) -> None:
-    reader = Reader(grammar)
+def _play(text: str, routine: Routine, lexicon: Lexicon, by_model: bool) -> None:
+    reader = Reader(routine)
     for piece, marker in lexicon.split(text):
         if piece:
             reader.text(piece)

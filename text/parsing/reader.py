@@ -1,12 +1,12 @@
-"""Drives a format's grammar over pieces of text and marker tokens.
+"""Drives a format's routine over pieces of text and marker tokens.
 
-A grammar is a generator. It yields a *want*: how to take the text that follows, and which markers
+A routine is a generator. It yields a *want*: how to take the text that follows, and which markers
 end it; it is sent the marker that was found. What is written between two markers goes to a sink
 as it arrives. Holding back what may be the beginning of a marker happens here and nowhere else.
 
-A worked example. A format that writes ``<call>NAME: JSON</call>`` is this grammar::
+A worked example. A format that writes ``<call>NAME: JSON</call>`` is this routine::
 
-    def calls(opener: str, context: Context) -> Grammar:
+    def calls(opener: str, context: ParsingContext) -> Routine:
         name: list[str] = []
         yield Until(delimiters(":"), name.append)          # text up to the colon goes to ``name``
         context.calls.begin("".join(name))
@@ -24,7 +24,7 @@ and ``Reader`` drives it. Of the pieces ``f``, ``: {"a"``, ``: 1}</ca`` and ``ll
 - ``ll>`` completes it: ``"</call>"`` is sent, and the generator closes the call.
 
 Any other cutting of the same text gives the same calls. Where the output ends too early, ``Ended``
-is raised at the ``yield``, and the grammar settles what it has.
+is raised at the ``yield``, and the routine settles what it has.
 
 A marker is a token when the tokenizer has it as one, and then the same characters written as
 ordinary tokens are text. Only markers the tokenizer does not have are looked for in the text.
@@ -40,9 +40,9 @@ from typing import Protocol
 from eaglegate.text.parsing.json_scan import JsonScan
 from eaglegate.text.parsing.markers import Delimiters, Lexicon, Quotes, follows
 
-Sink = Callable[[str], None]
+TextSink = Callable[[str], None]
 DONE = ""
-"""Sent to the grammar when what it wanted has ended without a marker."""
+"""Sent to the routine when what it wanted has ended without a marker."""
 _LONGEST_LEFT = 1024
 """Characters of a want's rest that are taken at once: each want that ends copies the rest of it."""
 
@@ -76,13 +76,13 @@ class Want(Protocol):
         ...
 
 
-Grammar = Generator[Want, str, None]
-Subgrammar = Generator[Want, str, str]
-"""A part of a grammar, which returns what ended it."""
+Routine = Generator[Want, str, None]
+Subroutine = Generator[Want, str, str]
+"""A part of a routine, which returns what ended it."""
 
 
 class Ended(Exception):
-    """Thrown into a grammar where the output ends; ``by_model``: it was not cut off."""
+    """Thrown into a routine where the output ends; ``by_model``: it was not cut off."""
 
     def __init__(self, by_model: bool) -> None:
         self.by_model = by_model
@@ -114,7 +114,11 @@ class Until(_Taking):
     __slots__ = ("_find", "_markup", "_sink", "_wordless", "plain", "tokens")
 
     def __init__(
-        self, delimiters: Delimiters, sink: Sink, stray: Sink | None = None, markup: bool = False
+        self,
+        delimiters: Delimiters,
+        sink: TextSink,
+        stray: TextSink | None = None,
+        markup: bool = False,
     ) -> None:
         self._markup = markup
         self._find = delimiters.find
@@ -148,7 +152,7 @@ class Next(_Taking):
     def __init__(
         self,
         delimiters: Delimiters,
-        sink: Sink = ignore,
+        sink: TextSink = ignore,
         keep: str | None = "",
         markup: bool = False,
     ) -> None:
@@ -194,7 +198,7 @@ class JsonValue(_Taking):
     def __init__(
         self,
         delimiters: Delimiters,
-        sink: Sink,
+        sink: TextSink,
         to_marker: bool = False,
         quotes: Quotes | None = None,
     ) -> None:
@@ -265,13 +269,13 @@ class JsonValue(_Taking):
 
 
 class Reader:
-    """Feeds text and marker tokens to a grammar."""
+    """Feeds text and marker tokens to a routine."""
 
-    __slots__ = ("_grammar", "_held", "_want")
+    __slots__ = ("_routine", "_held", "_want")
 
-    def __init__(self, grammar: Grammar) -> None:
-        self._grammar = grammar
-        self._want = next(grammar)
+    def __init__(self, routine: Routine) -> None:
+        self._routine = routine
+        self._want = next(routine)
         self._held = ""
 
     def text(self, text: str, more: bool = True) -> None:
@@ -283,7 +287,7 @@ class Reader:
             marker, text = want.take(text, more)
             if marker is None:
                 break
-            self._want = self._grammar.send(marker)
+            self._want = self._routine.send(marker)
             if want.lexicon is not None:
                 self._held = ""
                 self._take_left(text, want.lexicon)
@@ -299,17 +303,17 @@ class Reader:
         if self._want.lexicon is not None:
             self.text(self._want.lexicon.sign(marker))
         elif marker in self._want.tokens:
-            self._want = self._grammar.send(marker)
+            self._want = self._routine.send(marker)
         else:
             self._want.plain(marker)
 
     def end(self, by_model: bool) -> None:
-        """The output is over; the grammar learns it as an exception."""
+        """The output is over; the routine learns it as an exception."""
         while self._held and not by_model:
             self._truncate()
         self._settle()
         with suppress(Ended, StopIteration):
-            self._grammar.throw(Ended(by_model))
+            self._routine.throw(Ended(by_model))
 
     def _settle(self) -> None:
         if self._held:
@@ -320,7 +324,7 @@ class Reader:
         marker, rest = want.truncate(held)
         self._held = ""
         if marker is not None:
-            self._want = self._grammar.send(marker)
+            self._want = self._routine.send(marker)
             self._take_left(rest, want.lexicon)
 
     def _take_left(self, text: str, lexicon: Lexicon | None) -> None:

@@ -135,7 +135,7 @@ _TOOLS: Sequence[tuple[str, str]] = (
     ("step3", "xml_calls:STEP3"),
     ("xlam", "json_lists:XLAM"),
 )
-"""Names that share a grammar, and where it is."""
+"""Names that share a routine, and where it is."""
 _THINKING: Sequence[tuple[str, ReasoningFormat | str]] = (
     ("cohere_command3 cohere_command4", f"{_FORMATS}.json_lists:COHERE_REASONING"),
     (
@@ -188,8 +188,8 @@ def reasoning_parser_names() -> list[str]:
     return sorted(REASONING_PARSERS)
 
 
-def grammar_names() -> list[str]:
-    """One name of each tool grammar."""
+def routine_names() -> list[str]:
+    """One name of each tool routine."""
     return [names.split()[0] for names, _ in _TOOLS]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from functools import lru_cache
 
-from eaglegate.text.parsing.reader import Sink
+from eaglegate.text.parsing.reader import TextSink
 
 ROOT = 0
 
@@ -78,7 +78,7 @@ class StopText:
 
     __slots__ = ("_automaton", "_found", "_held", "_include", "_sink", "_state", "stopped")
 
-    def __init__(self, stops: tuple[str, ...], sink: Sink, include: bool = False) -> None:
+    def __init__(self, stops: tuple[str, ...], sink: TextSink, include: bool = False) -> None:
         self._automaton = automaton(stops)
         self._sink = sink
         self._include = include

@@ -1,7 +1,7 @@
 """A value in tags, up to the closing tag that the rest of the output confirms.
 
 A value may well contain its own tags (a file about chat templates does). So a closing tag closes
-only where the grammar goes on as it must: after ``</parameter>`` another parameter or the end of
+only where the routine goes on as it must: after ``</parameter>`` another parameter or the end of
 the call, after that another call or the end of the section. Else it is part of the value.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from eaglegate.text.parsing.markers import Follow, Lexicon, follows
-from eaglegate.text.parsing.reader import DONE, Sink
+from eaglegate.text.parsing.reader import DONE, TextSink
 
 _NAME = re.compile(r"""["']?([^\s"'<>]+)""")
 Taken = tuple[str | None, str]
@@ -55,7 +55,7 @@ class Tagged:
         self,
         lexicon: Lexicon,
         closing: Closing,
-        sink: Sink,
+        sink: TextSink,
         words: Mapping[str, Follow | None] | None = None,
     ) -> None:
         self._words = words = words or closing.words
@@ -165,7 +165,7 @@ class CallValue(Tagged):
         self,
         lexicon: Lexicon,
         closing: Closing,
-        sink: Sink,
+        sink: TextSink,
         words: Mapping[str, Follow | None] | None,
         known: KnownEnds,
         names: Container[str],

@@ -1,4 +1,4 @@
-"""The grammar that XML-like tool formats share, a table of tags each.
+"""The routine that XML-like tool formats share, a table of tags each.
 
 Only the outermost tags are tokens; the inner ones are plain text, which a value may contain:
 ``text/parsing/tagged.py`` finds its end.
@@ -22,15 +22,22 @@ from eaglegate.text.parsing.markers import (
     Lexicon,
     match_beginnings,
 )
-from eaglegate.text.parsing.message import Ahead, Context, Skipping, ToolFormat, last_name, opens
+from eaglegate.text.parsing.message import (
+    Ahead,
+    ParsingContext,
+    Skipping,
+    ToolFormat,
+    last_name,
+    opens,
+)
 from eaglegate.text.parsing.output import Framed
 from eaglegate.text.parsing.reader import (
     DONE,
     Ended,
-    Grammar,
     Next,
-    Sink,
-    Subgrammar,
+    Routine,
+    Subroutine,
+    TextSink,
     Until,
     Want,
     ignore,
@@ -169,7 +176,7 @@ class Tags:
         spelled = replace(self, **tags, others=others)
         return replace(form, fragment=fragment, fragmented=spelled.format(framing))
 
-    def _section(self, opener: str, context: Context) -> Grammar:
+    def _section(self, opener: str, context: ParsingContext) -> Routine:
         """Calls up to the end of the section. Other text in it is content."""
         lexicon = context.lexicon
         delimiters = lexicon.delimiters(self.call, *self.outer)
@@ -188,7 +195,7 @@ class Tags:
             if lost == Ahead.YES:
                 context.calls.doubt()
 
-    def read(self, context: Context, marker: str = "") -> Subgrammar:
+    def read(self, context: ParsingContext, marker: str = "") -> Subroutine:
         """A section from behind its opening tag, or ``marker`` in it: the marker that ended it."""
         calls, parameters = self.spellings
         delimiters = context.lexicon.delimiters(
@@ -214,7 +221,7 @@ class Tags:
                 marker = yield Until(delimiters, stray.write, stray=context.stray, markup=True)
         return marker
 
-    def _lost(self, context: Context) -> Grammar:
+    def _lost(self, context: ParsingContext) -> Routine:
         """A parameter of a call whose opening tag is broken: up to the call's end all is content.
 
         Else a call that stands in the value would run.
@@ -230,14 +237,14 @@ class Tags:
         marker = yield Until(context.lexicon.delimiters(self.call_end), content.write)
         content.write(marker)
 
-    def _json(self, context: Context) -> Subgrammar:
+    def _json(self, context: ParsingContext) -> Subroutine:
         """Models that write JSON in other places do it here at times."""
         delimiters, write = context.lexicon.delimiters(*self.outer), context.out.content.write
         return (
             yield from JsonCalls(context.calls, delimiters, write, quotes=context.quotes()).read()
         )
 
-    def _unwrapped(self, delimiters: Delimiters, context: Context) -> Subgrammar:
+    def _unwrapped(self, delimiters: Delimiters, context: ParsingContext) -> Subroutine:
         """Calls without their section's opening tag: what ended them."""
         content = context.out.content
         spelled = bool(self.section) and content.tail.rstrip().endswith(self.section)
@@ -256,7 +263,7 @@ class Tags:
                     content.write("".join(blank))
         return marker
 
-    def _head(self, context: Context) -> Follow:
+    def _head(self, context: ParsingContext) -> Follow:
         """The rest of an opening tag with the name of a tool, and the beginning of its inside."""
         return self.head(context.lexicon, context.calls.names or (NAME,))
 
@@ -277,7 +284,7 @@ class _Call:
     """One call, from behind the beginning of its opening tag."""
 
     def __init__(
-        self, tags: Tags, context: Context, known: KnownEnds, spellings: Mapping[str, Tags]
+        self, tags: Tags, context: ParsingContext, known: KnownEnds, spellings: Mapping[str, Tags]
     ) -> None:
         self._tags = tags
         self._spellings = spellings
@@ -289,7 +296,7 @@ class _Call:
         self._behind: list[str] = []
         """Text behind a parameter."""
 
-    def read(self, is_broken: bool = False) -> Subgrammar:
+    def read(self, is_broken: bool = False) -> Subroutine:
         """Returns the marker that ended it, DONE if that was its own closing tag.
 
         ``is_broken``: the call may stand in a value of one whose tags are broken.
@@ -327,7 +334,7 @@ class _Call:
         name = text[: found.start()] if found else text
         return name.removeprefix("name=").strip("\"' \t"), found[1] if found else None, marker
 
-    def _parameters(self, arguments: ArgumentsWriter) -> Subgrammar:
+    def _parameters(self, arguments: ArgumentsWriter) -> Subroutine:
         tags, spellings = self._tags, self._spellings
         ends = tags.call, tags.call_end, *tags.strays, *self._outer
         delimiters = self._context.lexicon.delimiters(*spellings, *ends)
@@ -367,7 +374,7 @@ class _Call:
         self._behind.append(text)
         arguments.distrust(text)
 
-    def _read_value(self, name: str, arguments: ArgumentsWriter) -> Subgrammar:
+    def _read_value(self, name: str, arguments: ArgumentsWriter) -> Subroutine:
         tags = self._tags
         end = MisspeltEnd(tags.parameter_end, tags.parameter, name, self._framed(arguments))
         try:
@@ -393,14 +400,14 @@ class _Call:
         end, call = self._tags.call_end, self._tags.call.rstrip("=").removesuffix(" name")
         return text.rstrip().endswith(end) and text.count(end) > text.count(call)
 
-    def _framed(self, arguments: ArgumentsWriter) -> Sink:
+    def _framed(self, arguments: ArgumentsWriter) -> TextSink:
         """Drops the line breaks that the template writes inside the tags."""
         line, sink = self._tags.line, arguments.write
         if line or self._tags.may_line:
             sink = (LeadingBreak(line, sink) if line else OwnLines(sink)).write
         return sink
 
-    def _value(self, sink: Sink, arguments: ArgumentsWriter) -> Tagged:
+    def _value(self, sink: TextSink, arguments: ArgumentsWriter) -> Tagged:
         lexicon, calls = self._context.lexicon, self._context.calls
         closing, words = self._closing(arguments)
         if not closing.call:

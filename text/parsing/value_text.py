@@ -6,7 +6,7 @@ import re
 from difflib import SequenceMatcher
 
 from eaglegate.text.parsing.markers import FRAGMENT
-from eaglegate.text.parsing.reader import Sink
+from eaglegate.text.parsing.reader import TextSink
 
 
 def has_own_tags(text: str, opening: str, end: str, closed: bool) -> bool:
@@ -57,7 +57,7 @@ class MisspeltEnd:
 
     __slots__ = ("_held", "_name", "_opening", "_parts", "_sink", "_tag")
 
-    def __init__(self, tag: str, opening: str, name: str, sink: Sink) -> None:
+    def __init__(self, tag: str, opening: str, name: str, sink: TextSink) -> None:
         self._tag = tag
         self._name = name
         self._opening = opening
@@ -119,7 +119,7 @@ class LeadingBreak:
 
     __slots__ = ("_held", "_line", "_sink")
 
-    def __init__(self, line: str, sink: Sink) -> None:
+    def __init__(self, line: str, sink: TextSink) -> None:
         self._line = line
         self._sink = sink
         self._held: str | None = ""
@@ -140,7 +140,7 @@ class OwnLines:
 
     __slots__ = ("_held", "_on_lines", "_sink")
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: TextSink) -> None:
         self._sink = sink
         self._on_lines: bool | None = None
         self._held = ""

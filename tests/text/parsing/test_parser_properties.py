@@ -30,8 +30,8 @@ from eaglegate.text.parsing.answer import make_parser
 from eaglegate.text.parsing.fold import Folded, fold
 from eaglegate.text.parsing.parser import Parser
 from eaglegate.text.parsing.registry import (
-    grammar_names,
     reasoning_format,
+    routine_names,
     thinking_names,
     tool_format,
 )
@@ -65,7 +65,7 @@ WORDS = [
     *("commentary", " to=functions.write", "analysis", "final", "assistant", "</think>"),
     *("<tool_call>", "</tool_call>", " ", "\t", "\n", "\n\n", "\n```json\n", "\n```"),
 ]
-NAMES = [*grammar_names(), None]
+NAMES = [*routine_names(), None]
 FINISHES = [FinishReason.STOP, FinishReason.LENGTH]
 
 

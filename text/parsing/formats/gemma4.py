@@ -21,9 +21,9 @@ from json.encoder import encode_basestring
 from eaglegate.text.events import Repair
 from eaglegate.text.parsing.arguments import as_json
 from eaglegate.text.parsing.markers import NAME, Delimiters, Follow, Lexicon
-from eaglegate.text.parsing.message import Ahead, Context, ToolFormat, last_name, opens
+from eaglegate.text.parsing.message import Ahead, ParsingContext, ToolFormat, last_name, opens
 from eaglegate.text.parsing.output import Calls
-from eaglegate.text.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until
+from eaglegate.text.parsing.reader import DONE, Ended, Routine, Subroutine, TextSink, Until
 from eaglegate.text.parsing.schemas import STRING, TYPES
 from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged
 
@@ -52,7 +52,7 @@ class BareKeys:
             (self.call, BARE), self._read, (self.call_end, self.quote), "\n", self.call_end
         )
 
-    def _read(self, opener: str, context: Context) -> Grammar:
+    def _read(self, opener: str, context: ParsingContext) -> Routine:
         if opener == BARE:
             content = context.out.content
             in_word = content.tail[-1:].strip() or content.fence.is_inline
@@ -70,7 +70,7 @@ class BareKeys:
                 if "".join(behind).strip(" \n})"):
                     context.calls.doubt()
 
-    def _call(self, context: Context) -> Subgrammar:
+    def _call(self, context: ParsingContext) -> Subroutine:
         """Returns the marker that ended it, DONE if its last bracket did."""
         delimiters, calls = context.lexicon.delimiters, context.calls
         header: list[str] = []
@@ -100,7 +100,7 @@ class BareKeys:
         members.finish()
         return marker
 
-    def _members(self, members: Members, context: Context) -> Subgrammar:
+    def _members(self, members: Members, context: ParsingContext) -> Subroutine:
         members.take("{")
         ends = context.lexicon.delimiters(self.quote, self.call, self.call_end)
         while (marker := (yield _Outside(ends, members))) == self.quote:
@@ -120,14 +120,14 @@ class BareKeys:
                 context.calls.spoil()
         return marker
 
-    def _closing(self, context: Context, in_parentheses: bool) -> Closing:
+    def _closing(self, context: ParsingContext, in_parentheses: bool) -> Closing:
         found: Closing = context.lexicon.remember(
             (self, context.sound, in_parentheses),
             lambda: self._find_closing(context, in_parentheses),
         )
         return found
 
-    def _find_closing(self, context: Context, in_parentheses: bool) -> Closing:
+    def _find_closing(self, context: ParsingContext, in_parentheses: bool) -> Closing:
         """A string ends at its own token, or where the call is over and the output agrees."""
         after: Follow = dict.fromkeys(",:}]") | context.follow(None, self.call_end)
         if in_parentheses:
@@ -245,7 +245,7 @@ class Members:
         word, self._word = "".join(self._word).strip(), []
         return word
 
-    def string(self) -> tuple[Sink, Callable[[], None]]:
+    def string(self) -> tuple[TextSink, Callable[[], None]]:
         """A sink for the text of a string, and what to do at its end."""
         parts: list[str] = []
         if self._takes == self._take_next:

@@ -13,7 +13,7 @@ are tokens, and bodies are exact. In a string of a call's JSON a token that ends
 unless the next message or the end of the answer follows it. A recipient outside ``functions.`` (a
 built-in tool) is a call by its full name.
 
-One grammar reads the whole answer, whether gpt-oss is asked for as tool format, as reasoning format
+One routine reads the whole answer, whether gpt-oss is asked for as tool format, as reasoning format
 or as both. Without the tool format a call's body is content. Another tool or reasoning format is
 looked for in the bodies that are content.
 """
@@ -27,8 +27,8 @@ from eaglegate.text.events import Phase
 from eaglegate.text.parsing.answer import read_content
 from eaglegate.text.parsing.markers import match_beginnings
 from eaglegate.text.parsing.message import (
-    Context,
     Looking,
+    ParsingContext,
     ReasoningFormat,
     Skipping,
     ToolFormat,
@@ -36,10 +36,10 @@ from eaglegate.text.parsing.message import (
 )
 from eaglegate.text.parsing.reader import (
     Ended,
-    Grammar,
     JsonValue,
-    Sink,
-    Subgrammar,
+    Routine,
+    Subroutine,
+    TextSink,
     Until,
     Want,
     ignore,
@@ -65,7 +65,7 @@ _STRAY = re.compile(r"[\W\d_]{1,16}\Z")
 """Digits and punctuation, no words."""
 
 
-def read_channels(context: Context) -> Grammar:
+def read_channels(context: ParsingContext) -> Routine:
     """Message after message, from inside the first one's header."""
     if context.starts_in is Phase.REASONING:
         marker = yield from _read_thinking(context)
@@ -75,7 +75,7 @@ def read_channels(context: Context) -> Grammar:
         marker = yield from _read_message(marker, context)
 
 
-def _read_opening(context: Context) -> Subgrammar:
+def _read_opening(context: ParsingContext) -> Subroutine:
     """The first marker. Text that completes no header is content without one."""
     delimiters = context.lexicon.delimiters(START, CHANNEL, MESSAGE)
     marker = yield Looking(_ROLE, _ROLE_BEGINS, delimiters.tokens)
@@ -84,7 +84,7 @@ def _read_opening(context: Context) -> Subgrammar:
     return START if marker == Looking.YES else marker
 
 
-def _read_message(marker: str, context: Context) -> Subgrammar:
+def _read_message(marker: str, context: ParsingContext) -> Subroutine:
     """One message: the marker that ended its body."""
     begins = context.lexicon.delimiters(START, CHANNEL, MESSAGE)
     if marker in ENDS:
@@ -105,7 +105,7 @@ def _read_message(marker: str, context: Context) -> Subgrammar:
     return (yield from (_read_thinking if channel == "analysis" else _read_content)(context))
 
 
-def _skip_stray(context: Context) -> Subgrammar:
+def _skip_stray(context: ParsingContext) -> Subroutine:
     """The marker behind a message. A few characters without a word before it are noise.
 
     gpt-oss writes a number there at times; other text is an answer without a header.
@@ -130,7 +130,7 @@ class _Stray(Skipping):
 
     __slots__ = ("_sink",)
 
-    def __init__(self, tokens: frozenset[str], sink: Sink) -> None:
+    def __init__(self, tokens: frozenset[str], sink: TextSink) -> None:
         super().__init__(_STRAY, _STRAY, tokens)
         self._sink = sink
 
@@ -142,7 +142,7 @@ class _Stray(Skipping):
 
 
 def _read_header(
-    marker: str, context: Context
+    marker: str, context: ParsingContext
 ) -> Generator[Want, str, tuple[str, str | None, str, str]]:
     """The channel, the recipient if there is one, the marker behind the header, JSON before it."""
     delimiters = context.lexicon.delimiters(*MARKERS)
@@ -158,7 +158,7 @@ def _read_header(
     return channel[0] if channel else "", recipient, marker, inline
 
 
-def _read_call(name: str, context: Context) -> Subgrammar:
+def _read_call(name: str, context: ParsingContext) -> Subroutine:
     context.out.phase = Phase.TOOL_CALL
     context.calls.begin(name)
     delimiters = context.lexicon.delimiters(*ENDS)
@@ -170,14 +170,14 @@ def _read_call(name: str, context: Context) -> Subgrammar:
     return marker
 
 
-def _read_thinking(context: Context) -> Subgrammar:
+def _read_thinking(context: ParsingContext) -> Subroutine:
     context.out.phase = Phase.REASONING
     marker = yield Until(context.lexicon.delimiters(*ENDS), context.out.reasoning.write)
     context.out.phase = Phase.CONTENT
     return marker
 
 
-def _read_content(context: Context) -> Subgrammar:
+def _read_content(context: ParsingContext) -> Subroutine:
     context.out.content.separate(_BREAK)
     while (marker := (yield from read_content(context, *ENDS))) not in ENDS:
         pass

@@ -9,7 +9,7 @@ Source: the parser that vllm-project/vllm has under this name. The prompt ends w
 ``<|message_model|>``, so that an answer begins inside a header; the name that may stand there is
 none of the answer. Blocks of raw tool text and tool errors are content.
 
-One grammar reads the whole answer, asked for as tool format, as reasoning format or as both.
+One routine reads the whole answer, asked for as tool format, as reasoning format or as both.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ import re
 
 from eaglegate.text.events import Phase
 from eaglegate.text.parsing.json_calls import JsonCalls
-from eaglegate.text.parsing.message import CallFrame, Context, ReasoningFormat, ToolFormat, no_calls
-from eaglegate.text.parsing.reader import Ended, Grammar, Sink, Subgrammar, Until
+from eaglegate.text.parsing.message import (
+    CallFrame,
+    ParsingContext,
+    ReasoningFormat,
+    ToolFormat,
+    no_calls,
+)
+from eaglegate.text.parsing.reader import Ended, Routine, Subroutine, TextSink, Until
 
 MESSAGE, END, END_SAMPLING = (
     "<|message_model|>",
@@ -34,7 +40,7 @@ MARKERS = (*KINDS, *ENDS)
 _NAME = re.compile(r"\s{0,9}[\w.:/\-]{0,128}")
 
 
-def read_channels(context: Context) -> Grammar:
+def read_channels(context: ParsingContext) -> Routine:
     """Block after block, from inside the first one's header."""
     marker = MESSAGE
     if context.starts_in is Phase.REASONING:
@@ -45,7 +51,7 @@ def read_channels(context: Context) -> Grammar:
             marker = yield from _read_block(marker, context)
 
 
-def _read_header(context: Context) -> Subgrammar:
+def _read_header(context: ParsingContext) -> Subroutine:
     """The marker behind a header. What is no name, or has no kind behind it, is content."""
     header = _Header(context.out.content.write)
     try:
@@ -61,7 +67,7 @@ def _read_header(context: Context) -> Subgrammar:
 class _Header:
     """Holds back what may be a name."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: TextSink) -> None:
         self._sink = sink
         self._held = ""
         self._is_text = False
@@ -77,7 +83,7 @@ class _Header:
         self._held = ""
 
 
-def _read_block(kind: str, context: Context) -> Subgrammar:
+def _read_block(kind: str, context: ParsingContext) -> Subroutine:
     out = context.out
     delimiters = context.lexicon.delimiters(*MARKERS)
     if kind == CALL and context.tools.channels:

@@ -53,7 +53,7 @@ Mistral writes such a list, or since tokenizer v11 a name and ``[ARGS]``.
 
 Source: mistral-common (mistral_common/tokens/tokenizers/instruct.py: V2, V3, V7, V11, V13), where
 all three markers are control tokens. What follows ``[TOOL_CALLS]`` distinguishes the variants,
-so one grammar reads all. A v11 call without ``[ARGS]`` has its arguments from the first brace on.
+so one routine reads all. A v11 call without ``[ARGS]`` has its arguments from the first brace on.
 Ids have nine letters or digits, since the templates refuse others in the next prompt.
 """
 
@@ -71,14 +71,14 @@ from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow, Quotes
 from eaglegate.text.parsing.message import (
     Ahead,
     CallFrame,
-    Context,
+    ParsingContext,
     ReasoningFormat,
     ToolFormat,
     doubt_cut_call,
     last_name,
     opens,
 )
-from eaglegate.text.parsing.reader import DONE, Grammar, JsonValue, Next, Subgrammar, Until
+from eaglegate.text.parsing.reader import DONE, JsonValue, Next, Routine, Subroutine, Until
 
 COHERE_TEXT = (
     *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
@@ -121,7 +121,7 @@ _MARKED = {
 }
 
 
-def _read_xlam(opener: str, context: Context) -> Grammar:
+def _read_xlam(opener: str, context: ParsingContext) -> Routine:
     if opener in _MARKED:
         yield from _MARKED[opener].calls(opener, context)
         return
@@ -151,7 +151,7 @@ XLAM = ToolFormat((*_MARKED, _FENCE, _LIST), _read_xlam, ("</tool_call>",))
 PYTHON = "<|python_tag|>"
 
 
-def _read_llama(opener: str, context: Context) -> Grammar:
+def _read_llama(opener: str, context: ParsingContext) -> Routine:
     delimiters = context.lexicon.delimiters(PYTHON)
     content = context.out.content.write
     quotes = context.quotes({PYTHON: {'{"': None}})
@@ -159,7 +159,7 @@ def _read_llama(opener: str, context: Context) -> Grammar:
     yield from JsonCalls(context.calls, delimiters, content, certain, False, quotes=quotes).read()
 
 
-def _read_llama_anywhere(opener: str, context: Context) -> Grammar:
+def _read_llama_anywhere(opener: str, context: ParsingContext) -> Routine:
     """Llama 4: an object behind other content, where it begins as a call of an offered tool."""
     if opener == PYTHON:
         yield from _read_llama(opener, context)
@@ -183,7 +183,7 @@ def _read_llama_anywhere(opener: str, context: Context) -> Grammar:
         yield from form.read()
 
 
-def _llama_head(context: Context) -> Follow:
+def _llama_head(context: ParsingContext) -> Follow:
     arguments: Follow = {'"parameters"': {":": None}, '"arguments"': {":": None}}
     named: Follow = {'"': {",": arguments}}
     names = context.calls.names or (NAME,)
@@ -191,7 +191,7 @@ def _llama_head(context: Context) -> Follow:
     return {'"name"': {":": {'"': quoted}}}
 
 
-def _fenced_head(context: Context) -> Follow:
+def _fenced_head(context: ParsingContext) -> Follow:
     return {"{": _llama_head(context)} if context.calls.names else {}
 
 
@@ -205,7 +205,7 @@ _CALL, _ARGUMENTS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_SIGNS = string.ascii_letters + string.digits
 
 
-def _read_mistral(opener: str, context: Context) -> Grammar:
+def _read_mistral(opener: str, context: ParsingContext) -> Routine:
     content = context.out.content.write
     quotes = context.remember_quotes(_CALL, lambda: _find_ends(context))
     marker = opener
@@ -227,13 +227,13 @@ def _read_mistral(opener: str, context: Context) -> Grammar:
                 context.calls.doubt()
 
 
-def _find_ends(context: Context) -> Mapping[str, Follow]:
+def _find_ends(context: ParsingContext) -> Mapping[str, Follow]:
     """A string is given up for the next call only where a whole beginning of one follows."""
     named: Follow = {'{"': None} | context.follow(None, _ARGUMENTS, _CALL_ID)
     return {_CALL: {"[": {'{"': None}, NAME: named}}
 
 
-def _read_named(first: str, quotes: Quotes, context: Context) -> Subgrammar:
+def _read_named(first: str, quotes: Quotes, context: ParsingContext) -> Subroutine:
     """A name, perhaps an id, and arguments: DONE where those end."""
     name: list[str] = []
     own: list[str] = []
@@ -251,7 +251,7 @@ def _read_named(first: str, quotes: Quotes, context: Context) -> Subgrammar:
     return marker
 
 
-def _read_arguments(marker: str, quotes: Quotes, context: Context) -> Subgrammar:
+def _read_arguments(marker: str, quotes: Quotes, context: ParsingContext) -> Subroutine:
     delimiters = context.lexicon.delimiters(_CALL)
     value = JsonValue(delimiters, context.calls.write_json, quotes=quotes)
     if marker == "{":

@@ -29,9 +29,16 @@ from eaglegate.text.parsing.arguments import ArgumentsWriter
 from eaglegate.text.parsing.json_blocks import SPACE
 from eaglegate.text.parsing.json_calls import JsonCalls
 from eaglegate.text.parsing.markers import NAME, Follow
-from eaglegate.text.parsing.message import Ahead, CallFrame, Context, ToolFormat, last_name, opens
+from eaglegate.text.parsing.message import (
+    Ahead,
+    CallFrame,
+    ParsingContext,
+    ToolFormat,
+    last_name,
+    opens,
+)
 from eaglegate.text.parsing.output import Calls, Framed
-from eaglegate.text.parsing.reader import Grammar, Next, Subgrammar, Until, Want, ignore
+from eaglegate.text.parsing.reader import Next, Routine, Subroutine, Until, Want, ignore
 from eaglegate.text.parsing.schemas import ALIASES, TYPES
 from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged
 from eaglegate.text.parsing.value_text import has_own_tags, holds_next
@@ -73,7 +80,7 @@ class KeyValues:
     def suffixed(self, suffix: str) -> KeyValues:
         return KeyValues(*(f"{tag[:-1]}{suffix}>" if tag else "" for tag in astuple(self)))
 
-    def _read(self, opener: str, context: Context) -> Grammar:
+    def _read(self, opener: str, context: ParsingContext) -> Routine:
         """Calls, and with a section around them up to its end. Other text in it is content."""
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
         between = context.lexicon.delimiters(*self.outer)
@@ -89,7 +96,7 @@ class KeyValues:
             else:
                 marker = yield Until(between, stray.write, stray=context.stray, markup=True)
 
-    def _call(self, context: Context) -> Subgrammar:
+    def _call(self, context: ParsingContext) -> Subroutine:
         parts: list[str] = []
         words = filter(None, ("\n", self.key, self.key_end, self.value_end, self.separator))
         delimiters = context.lexicon.delimiters(*words, *self.outer)
@@ -116,13 +123,13 @@ class KeyValues:
             marker = yield Until(context.lexicon.delimiters(*self.outer), ignore)
         return marker
 
-    def _is_key_next(self, context: Context) -> Generator[Want, str, bool]:
+    def _is_key_next(self, context: ParsingContext) -> Generator[Want, str, bool]:
         """Whether the opening token has been written in place of that of the first key."""
         lexicon = context.lexicon
         head: Follow = {NAME: context.follow(None, self.key_end)}
         return (yield Ahead(head, lexicon.delimiters(), lexicon)) == Ahead.YES
 
-    def _pass(self, written: str, marker: str, context: Context) -> Subgrammar:
+    def _pass(self, written: str, marker: str, context: ParsingContext) -> Subroutine:
         """Pass text without a name on as content: it is no call."""
         context.out.content.write(written)
         if marker in context.tools.parts:
@@ -131,7 +138,7 @@ class KeyValues:
             return marker
         return (yield Until(context.lexicon.delimiters(*self.outer), ignore))
 
-    def _json(self, context: Context) -> Subgrammar:
+    def _json(self, context: ParsingContext) -> Subroutine:
         """JSON in place of keys and values: K2 Horizon on demand, GLM at times."""
         ends = self._follow(context)
         delimiters = context.lexicon.delimiters(*self.outer)
@@ -140,7 +147,7 @@ class KeyValues:
         )
         return (yield from calls.read())
 
-    def _follow(self, context: Context) -> dict[str, Follow | None]:
+    def _follow(self, context: ParsingContext) -> dict[str, Follow | None]:
         """List the text that must stand behind the end of a call that a value has not announced."""
         again: Follow = context.follow({"{": None, NAME: None}, self.call)
         last: Follow = context.follow({}, self.section_end) if self.section_end else {}
@@ -151,9 +158,9 @@ class KeyValues:
         marker: str,
         inline: str,
         arguments: ArgumentsWriter,
-        context: Context,
+        context: ParsingContext,
         first: str = "",
-    ) -> Subgrammar:
+    ) -> Subroutine:
         """Keys and values; ``inline`` is what stands before the first, or ``first`` is its key."""
         delimiters = context.lexicon.delimiters(self.key, *self.outer)
         if not first and marker not in (self.key, *self.outer):
@@ -188,7 +195,7 @@ class KeyValues:
         return marker
 
     def _head(
-        self, context: Context, first: str = ""
+        self, context: ParsingContext, first: str = ""
     ) -> Generator[Want, str, tuple[str, str, str, str]]:
         """A key, the type if there is one, the marker behind them, and text before that marker.
 
@@ -214,12 +221,12 @@ class KeyValues:
             marker = yield Until(ends, kind.append if marker == self.kind else loose.append)
         return "".join(keys).strip(), "".join(kind), "".join(loose), marker
 
-    def _closing(self, context: Context) -> Closing:
+    def _closing(self, context: ParsingContext) -> Closing:
         key = self, context.sound
         found: Closing = context.lexicon.remember(key, lambda: self._find_closing(context))
         return found
 
-    def _find_closing(self, context: Context) -> Closing:
+    def _find_closing(self, context: ParsingContext) -> Closing:
         """A value's own tag; a next key is as good; a section's tag is, where the output agrees."""
         lexicon = context.lexicon
         named = filter(None, (self.key, self.call_end, self.separator, self.section_end))

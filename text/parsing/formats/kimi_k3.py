@@ -12,7 +12,7 @@ and its reasoning parser). Strings are written as they are, other values as JSON
 the template that ggml-org/llama.cpp keeps (models/templates/Kimi-K3.jinja) one ``json`` element may
 hold all arguments. A marker that no tag follows is text.
 
-One grammar reads the whole answer, asked for as tool format, as reasoning format or as both.
+One routine reads the whole answer, asked for as tool format, as reasoning format or as both.
 """
 
 from __future__ import annotations
@@ -23,8 +23,14 @@ from collections.abc import Generator
 from eaglegate.text.events import Phase
 from eaglegate.text.parsing.arguments import ArgumentsWriter
 from eaglegate.text.parsing.markers import Delimiters, Follow, Lexicon
-from eaglegate.text.parsing.message import Ahead, Context, ReasoningFormat, ToolFormat, no_calls
-from eaglegate.text.parsing.reader import DONE, Grammar, Sink, Until, Want, ignore
+from eaglegate.text.parsing.message import (
+    Ahead,
+    ParsingContext,
+    ReasoningFormat,
+    ToolFormat,
+    no_calls,
+)
+from eaglegate.text.parsing.reader import DONE, Routine, TextSink, Until, Want, ignore
 from eaglegate.text.parsing.schemas import STRING, TYPES
 from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged
 from eaglegate.text.parsing.value_text import holds_next
@@ -63,7 +69,7 @@ class _Header:
         return None, ""
 
 
-def read_channels(context: Context) -> Grammar:
+def read_channels(context: ParsingContext) -> Routine:
     """Element after element."""
     delimiters, write = context.lexicon.delimiters(*MARKERS), context.out.content.write
     if context.starts_in is Phase.REASONING:
@@ -83,7 +89,7 @@ def read_channels(context: Context) -> Grammar:
         marker = ended
 
 
-def _read_header(context: Context) -> Generator[Want, str, tuple[str, str]]:
+def _read_header(context: ParsingContext) -> Generator[Want, str, tuple[str, str]]:
     """Read a tag: its end, SEP if it is one, and its inside."""
     parts: list[str] = []
     ended = yield _Header(context.lexicon.delimiters(*MARKERS), parts)
@@ -100,7 +106,7 @@ def _parse_header(inside: str) -> tuple[str, dict[str, str]]:
     return name, attributes
 
 
-def _read_element(name: str, attributes: dict[str, str], context: Context) -> Grammar:
+def _read_element(name: str, attributes: dict[str, str], context: ParsingContext) -> Routine:
     if name == "think":
         yield from _read_thinking(context)
     elif name == "response":
@@ -111,14 +117,14 @@ def _read_element(name: str, attributes: dict[str, str], context: Context) -> Gr
         context.out.phase = Phase.CONTENT
 
 
-def _read_thinking(context: Context) -> Grammar:
+def _read_thinking(context: ParsingContext) -> Routine:
     context.out.phase = Phase.REASONING
     if not (yield from _is_skipped(context)):
         yield from _read_body("think", context.out.reasoning.write, context)
     context.out.phase = Phase.CONTENT
 
 
-def _is_skipped(context: Context) -> Generator[Want, str, bool]:
+def _is_skipped(context: ParsingContext) -> Generator[Want, str, bool]:
     """Whether the model answers at once, though the prompt has opened the thinking."""
     lexicon = context.lexicon
     elements: Follow = dict.fromkeys(("response", "tools"), context.follow(None, SEP))
@@ -126,7 +132,7 @@ def _is_skipped(context: Context) -> Generator[Want, str, bool]:
     return (yield Ahead(head, lexicon.delimiters(), lexicon)) == Ahead.YES
 
 
-def _read_call(tool: str, context: Context) -> Grammar:
+def _read_call(tool: str, context: ParsingContext) -> Routine:
     """The arguments of a call, up to its closing tag or the next call."""
     context.calls.begin(tool)
     forced = False
@@ -163,7 +169,7 @@ def _is_broken(inside: str, name: str, attributes: dict[str, str]) -> bool:
 
 
 def _read_argument(
-    attributes: dict[str, str], arguments: ArgumentsWriter, context: Context
+    attributes: dict[str, str], arguments: ArgumentsWriter, context: ParsingContext
 ) -> Generator[Want, str, bool]:
     allowed = None
     if "type" in attributes:
@@ -179,7 +185,7 @@ def _read_argument(
     return forced
 
 
-def _read_body(name: str, sink: Sink, context: Context) -> Generator[Want, str, bool]:
+def _read_body(name: str, sink: TextSink, context: ParsingContext) -> Generator[Want, str, bool]:
     """Text up to its element's closing tag, and that tag; whether another tag ended it."""
     lexicon = context.lexicon
     words: Follow = {}
@@ -198,14 +204,14 @@ def _read_body(name: str, sink: Sink, context: Context) -> Generator[Want, str, 
     return ended == FORCED
 
 
-def _then(name: str, context: Context) -> Follow | None:
+def _then(name: str, context: ParsingContext) -> Follow | None:
     """List the text that must follow a tag: only an argument's text may quote anything."""
     if name not in ("argument", "json"):
         return None
     return context.follow(None, OPEN, CLOSE) | {"call": context.follow(None, SEP)}
 
 
-def _after_call(context: Context) -> Follow:
+def _after_call(context: ParsingContext) -> Follow:
     """List the text that must stand behind the end of a call that its argument has not
     announced.
     """

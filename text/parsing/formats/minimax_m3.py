@@ -22,9 +22,9 @@ from typing import Any
 from eaglegate.text.parsing.arguments import ArgumentsWriter, as_json
 from eaglegate.text.parsing.json_blocks import SPACE
 from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow, match_beginnings
-from eaglegate.text.parsing.message import Context, Skipping, ToolFormat, opens
+from eaglegate.text.parsing.message import ParsingContext, Skipping, ToolFormat, opens
 from eaglegate.text.parsing.output import Framed
-from eaglegate.text.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until, ignore
+from eaglegate.text.parsing.reader import DONE, Ended, Routine, Subroutine, TextSink, Until, ignore
 from eaglegate.text.parsing.schemas import STRING, resolve
 from eaglegate.text.parsing.tagged import Closing, Tagged
 from eaglegate.text.parsing.tools import ToolSchema
@@ -67,7 +67,7 @@ class Elements:
         openers = (f"{self.token}<tool_call>", f"{self.token}<invoke name=")
         return ToolFormat(openers, self._read, (self.token,), closer=f"{self.token}</tool_call>")
 
-    def _read(self, opener: str, context: Context) -> Grammar:
+    def _read(self, opener: str, context: ParsingContext) -> Routine:
         """Calls up to the end of the section, or of the call that has none."""
         head: Follow = {'"': {NAME: None}, "'": {NAME: None}, NAME: None}
         wrapped = opener.endswith("<tool_call>")
@@ -93,17 +93,17 @@ class Elements:
                 yield Skipping(*self._end)
                 return
 
-    def _tag(self, context: Context, sink: Sink = ignore) -> Subgrammar:
+    def _tag(self, context: ParsingContext, sink: TextSink = ignore) -> Subroutine:
         """The next tag, without its closing angle."""
         yield Until(context.lexicon.delimiters(self.token), sink, markup=True)
         return (yield from self._rest(context))
 
-    def _rest(self, context: Context) -> Subgrammar:
+    def _rest(self, context: ParsingContext) -> Subroutine:
         parts: list[str] = []
         yield Until(context.lexicon.delimiters(">"), parts.append)
         return "".join(parts)
 
-    def _call(self, name: str, context: Context) -> Subgrammar:
+    def _call(self, name: str, context: ParsingContext) -> Subroutine:
         """One call: the tag that ended it, or nothing where that was its own."""
         context.calls.begin(name)
         with ArgumentsWriter(context.calls) as arguments:
@@ -137,7 +137,7 @@ class Elements:
             words = {f"{self.token}<": sure, NAME: words}
         return {f"{self.token}<": None, NAME: words}
 
-    def _parameter(self, key: str, arguments: ArgumentsWriter, context: Context) -> Grammar:
+    def _parameter(self, key: str, arguments: ArgumentsWriter, context: ParsingContext) -> Routine:
         """A value up to its own closing tag. Where elements nest, one of the same name may."""
         end, opening = f"{self.token}</{key}>", f"{self.token}<{key}>"
         if named := _PARAMETER.fullmatch(key):
@@ -166,7 +166,9 @@ class Elements:
             context.calls.spoil()
 
 
-def _take_unopened(key: str, text: str, arguments: ArgumentsWriter, context: Context) -> None:
+def _take_unopened(
+    key: str, text: str, arguments: ArgumentsWriter, context: ParsingContext
+) -> None:
     """A closing tag that nothing has opened: the text before it is the parameter of its name."""
     if not text.strip():
         return

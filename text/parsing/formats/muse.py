@@ -14,7 +14,7 @@ tool holds calls. Without a recipient Spark thinks and Glimmer answers. The prom
 ``<|start|>assistant``, so that an answer begins inside a header. A tool that is offered by a bare
 name is called by its name doubled (``get_weather.get_weather``).
 
-One grammar reads the whole answer, asked for as tool format, as reasoning format or as both.
+One routine reads the whole answer, asked for as tool format, as reasoning format or as both.
 """
 
 from __future__ import annotations
@@ -23,8 +23,14 @@ import re
 from dataclasses import dataclass
 
 from eaglegate.text.events import Phase
-from eaglegate.text.parsing.message import Context, Looking, ReasoningFormat, ToolFormat, no_calls
-from eaglegate.text.parsing.reader import Ended, Grammar, Subgrammar, Until, ignore
+from eaglegate.text.parsing.message import (
+    Looking,
+    ParsingContext,
+    ReasoningFormat,
+    ToolFormat,
+    no_calls,
+)
+from eaglegate.text.parsing.reader import Ended, Routine, Subroutine, Until, ignore
 from eaglegate.text.parsing.tags import Tags
 
 START, MESSAGE, EOM, EOT = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
@@ -65,7 +71,7 @@ class Recipients:
             (), (), framing="", channels=self.read, inner=MARKERS, opening=_OPENING
         )
 
-    def read(self, context: Context) -> Grammar:
+    def read(self, context: ParsingContext) -> Routine:
         """Message after message, from inside the first one's header."""
         delimiters = context.lexicon.delimiters(START, MESSAGE, *_BEGINS)
         if context.starts_in is Phase.REASONING:
@@ -92,7 +98,7 @@ class Recipients:
                 found[1] if found else "", context, marker if marker in _BEGINS else ""
             )
 
-    def _read_body(self, recipient: str, context: Context, marker: str = "") -> Grammar:
+    def _read_body(self, recipient: str, context: ParsingContext, marker: str = "") -> Routine:
         """``marker`` is what stands before it: calls come without ``<|message|>`` at times."""
         out, delimiters = context.out, context.lexicon.delimiters(*ENDS)
         if recipient in self.thinking:
@@ -111,7 +117,7 @@ class Recipients:
         out.phase = Phase.CONTENT
 
 
-def _read_calls(context: Context, marker: str = "") -> Subgrammar:
+def _read_calls(context: ParsingContext, marker: str = "") -> Subroutine:
     """Sections up to the end of the message, whose other text is none of the answer."""
     delimiters = context.lexicon.delimiters(*_BEGINS, *ENDS)
     while marker not in ENDS:

@@ -25,9 +25,9 @@ from eaglegate.text.events import Repair
 from eaglegate.text.parsing.arguments import ArgumentsWriter, as_json
 from eaglegate.text.parsing.json_calls import JsonCalls
 from eaglegate.text.parsing.markers import NAME, Delimiters, Follow
-from eaglegate.text.parsing.message import Context, Looking, ToolFormat, opens
+from eaglegate.text.parsing.message import Looking, ParsingContext, ToolFormat, opens
 from eaglegate.text.parsing.python_literal import Literal
-from eaglegate.text.parsing.reader import Ended, Grammar, Next, Until, Want, ignore
+from eaglegate.text.parsing.reader import Ended, Next, Routine, Until, Want, ignore
 
 _LIST = re.compile(r"\s{0,99}\[\s{0,99}[A-Za-z_][\w.\-]{0,127}\s{0,99}\(")
 _LIST_BEGINS = re.compile(r"\s{0,99}(?:\[\s{0,99}(?:[A-Za-z_][\w.\-]{0,127}\s{0,99})?)?\Z")
@@ -60,7 +60,7 @@ class Pythonic:
         head = _fenced_head if self.bracketed else None
         return ToolFormat(openers, self._calls, (self.end,), leads=leads, head=head)
 
-    def _calls(self, opener: str, context: Context) -> Grammar:
+    def _calls(self, opener: str, context: ParsingContext) -> Routine:
         delimiters = context.lexicon.delimiters(self.start, self.end)
         if not self.bracketed:
             call: Follow = {NAME: {"(": None}}
@@ -86,7 +86,7 @@ class Pythonic:
         if opener == self.start:
             yield Next(context.lexicon.delimiters(self.end), keep=None)
 
-    def _read_others(self, delimiters: Delimiters, context: Context) -> Grammar:
+    def _read_others(self, delimiters: Delimiters, context: ParsingContext) -> Routine:
         """Read text that is no list of calls. It is content, unless the markers say that it must
         be calls.
         """
@@ -101,7 +101,7 @@ class Pythonic:
             empty = (yield Looking(_EMPTY, _JSON_BEGINS)) == Looking.YES
             yield Until(delimiters, ignore if empty else write)
 
-    def _list(self, delimiters: Delimiters, context: Context, opener: str = "") -> Grammar:
+    def _list(self, delimiters: Delimiters, context: ParsingContext, opener: str = "") -> Routine:
         """Behind the opening bracket, ``opener`` where it is text until a call follows."""
         names = context.lexicon.delimiters("(", "]", self.start, self.end)
         marker = ""
@@ -125,7 +125,7 @@ class Pythonic:
                 context.out.content.write(name + ("" if marker in delimiters.markers else marker))
 
     def _call(
-        self, name: str, context: Context, delimiters: Delimiters
+        self, name: str, context: ParsingContext, delimiters: Delimiters
     ) -> Generator[Want, str, tuple[str, str]]:
         """The marker behind a call, and the name of the next one where that is in its place."""
         context.calls.begin(name)
@@ -135,7 +135,7 @@ class Pythonic:
         return marker, following
 
     def _arguments(
-        self, arguments: ArgumentsWriter, context: Context, delimiters: Delimiters
+        self, arguments: ArgumentsWriter, context: ParsingContext, delimiters: Delimiters
     ) -> Generator[Want, str, tuple[str, str]]:
         keys = context.lexicon.delimiters("=", "(", ")", self.start, self.end)
         while True:
@@ -157,8 +157,8 @@ class Pythonic:
                 yield Literal(context.calls.write, delimiters.tokens)
 
     def _value(
-        self, key: str, arguments: ArgumentsWriter, context: Context, delimiters: Delimiters
-    ) -> Grammar:
+        self, key: str, arguments: ArgumentsWriter, context: ParsingContext, delimiters: Delimiters
+    ) -> Routine:
         if key in arguments.given:
             context.calls.spoil()
             context.calls.repair(Repair.REPEATED_PARAMETER)
@@ -185,8 +185,8 @@ class Pythonic:
         context.calls.write(_unquote("".join(parts), allowed))
 
     def _wrapped(
-        self, key: str, arguments: ArgumentsWriter, context: Context, delimiters: Delimiters
-    ) -> Grammar:
+        self, key: str, arguments: ArgumentsWriter, context: ParsingContext, delimiters: Delimiters
+    ) -> Routine:
         """All arguments in a dictionary under a key that the tool does not have."""
         parts: list[str] = []
         try:
@@ -198,7 +198,7 @@ class Pythonic:
         arguments.unwrap(key, "".join(parts))
 
 
-def _fenced_head(context: Context) -> Follow:
+def _fenced_head(context: ParsingContext) -> Follow:
     called: Follow = {"(": None}
     names = context.calls.names
     return {"[": dict.fromkeys(names, called)} if names else {}

@@ -41,9 +41,9 @@ from dataclasses import dataclass, replace
 from eaglegate.text.parsing.json_blocks import Sections
 from eaglegate.text.parsing.json_scan import JsonText
 from eaglegate.text.parsing.markers import NAME, Follow
-from eaglegate.text.parsing.message import CallFrame, Context, ReasoningFormat, last_name
+from eaglegate.text.parsing.message import CallFrame, ParsingContext, ReasoningFormat, last_name
 from eaglegate.text.parsing.output import Calls
-from eaglegate.text.parsing.reader import JsonValue, Next, Subgrammar, Until, Want, ignore
+from eaglegate.text.parsing.reader import JsonValue, Next, Subroutine, Until, Want, ignore
 from eaglegate.text.parsing.tagged import Closing, Tagged
 
 _HEADER = re.compile(r"(?:functions\.)?(?P<name>.+?)(?P<index>:\d+)?\Z", re.DOTALL)
@@ -101,7 +101,7 @@ KIND = "function"
 class _Versions(Sections):
     """Both ways to write a call: models of one version write the other's at times."""
 
-    def read(self, context: Context) -> Subgrammar:
+    def read(self, context: ParsingContext) -> Subroutine:
         delimiters, calls = context.lexicon.delimiters, context.calls
         written: list[str] = []
         marker = yield from last_name(
@@ -133,18 +133,18 @@ class _Versions(Sections):
         calls.close(is_fragile=not calls.written)
         return marker
 
-    def _name(self, context: Context) -> Generator[Want, str, tuple[str, str]]:
+    def _name(self, context: ParsingContext) -> Generator[Want, str, tuple[str, str]]:
         """V3's name, behind the separator, and the marker behind it."""
         written: list[str] = []
         ends = context.lexicon.delimiters("```", "{", *self.ends)
         marker = yield from last_name(ends, written, lambda name: self.begin(context.calls, name))
         return "".join(written).strip(), marker
 
-    def _json(self, context: Context) -> JsonValue:
+    def _json(self, context: ParsingContext) -> JsonValue:
         delimiters = context.lexicon.delimiters(*self.ends)
         return JsonValue(delimiters, context.calls.write_json, True, self._quotes(context))
 
-    def _arguments(self, opening: str, context: Context) -> Tagged:
+    def _arguments(self, opening: str, context: ParsingContext) -> Tagged:
         """Arguments in a fence, or without V3.1's protection of strings."""
         write = JsonText(context.calls.write_json).write
         if opening == "{":
@@ -154,11 +154,11 @@ class _Versions(Sections):
         )
         return Tagged(context.lexicon, closing, write)
 
-    def _again(self, context: Context) -> Follow:
+    def _again(self, context: ParsingContext) -> Follow:
         """List the text behind a call whose end is forgotten."""
         return context.follow({NAME: None}, self.call) | context.follow({}, self.section_end)
 
-    def _find_closing(self, context: Context) -> Closing:
+    def _find_closing(self, context: ParsingContext) -> Closing:
         lexicon = context.lexicon
         goes_on = context.follow({}, self.section_end) | context.follow(None, self.call)
         ends = context.follow(goes_on, self.call_end)
