@@ -6,8 +6,9 @@ ARGS ?=
 
 # Processes of the fast tests: as many as there are cores, eight at most.
 PROCESSES := -n auto --maxprocesses 8 --dist worksteal
-# Two engines at a time: the tests of one file stay in one process.
-ENGINES := -n 2 --dist loadfile --durations 30
+# Two engines at a time: the tests of one file stay in one process. Files begin in the order of
+# tests/conftest.py, not those of most tests first.
+ENGINES := -n 2 --dist loadfile --no-loadscope-reorder --durations 30
 
 .PHONY: serve prove prove-gpu-path install install-dev install-light test test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips held-out mutants lint format docs bench lock audit clean
 

@@ -50,6 +50,36 @@ NEEDS_ENGINE = (
 )
 """Tests that import vLLM, torch or transformers: left out where vLLM is not installed."""
 HAS_ENGINE = find_spec("vllm") is not None
+LONGEST = (
+    "faults/test_soak.py",
+    "engine/vllm_backend/test_doctor_served.py",
+    "faults/test_engine_faults.py",
+    "engine/vllm_backend/test_methods.py",
+    "e2e/test_improve.py",
+    "engine/vllm_backend/test_lossless.py",
+    "engine/vllm_backend/test_sampling_fields.py",
+    "engine/vllm_backend/test_seeds.py",
+    "e2e/test_plain_workers.py",
+    "e2e/test_remote_worker.py",
+    "faults/test_stop_signals.py",
+    "text/parsing/test_damage_finder.py",
+    "faults/test_fleet_faults.py",
+    "engine/vllm_backend/test_audits.py",
+    "faults/test_faulty_drafts.py",
+    "faults/test_start_limit.py",
+    "faults/test_kv_exhaustion.py",
+    "faults/test_renamed_vllm.py",
+    "faults/test_start_faults.py",
+    "e2e/test_prove.py",
+    "e2e/test_draft_swap.py",
+    "engine/vllm_backend/test_async_scheduling.py",
+    "engine/vllm_backend/test_draft_swap.py",
+    "faults/test_connection_flood.py",
+    "engine/vllm_backend/test_tensor_parallel.py",
+)
+"""Files whose slow tests take more than half a minute, the longest first: begun last, one of them
+would run beside an idle core.
+"""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -79,12 +109,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("dist", "no") == "loadfile":
+        items.sort(key=_rank_file)
     for item in items:
         if item.get_closest_marker("alone"):
             item.add_marker("slow")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
+
+
+def _rank_file(item: pytest.Item) -> int:
+    inside = item.path.relative_to(HERE).as_posix()
+    return LONGEST.index(inside) if inside in LONGEST else len(LONGEST)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "engine", "text", "observability", "capture", "canary")
 ALL_PACKAGES = (*PACKAGES, "lab/improve", "lab/measure", "lab/prove", "lab/training")
@@ -139,3 +141,11 @@ def test_docstrings_name_files_that_exist() -> None:
             if not known and not name.startswith("vllm/"):
                 wrong.append(f"{path.relative_to(ROOT)}: {name}")
     assert not wrong, "name the file by its path from the root"
+
+
+def test_the_longest_test_files_exist_and_are_slow() -> None:
+    """A file that was renamed would begin among the last."""
+    assert len(set(LONGEST)) == len(LONGEST)
+    assert not [
+        file for file in LONGEST if "mark.slow" not in (ROOT / "tests" / file).read_text("utf-8")
+    ]
