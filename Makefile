@@ -29,7 +29,7 @@ install-light:  ## set up .venv-light: the gateway and its tests without vLLM an
 
 # 5 is pytest's status for no tests, which ARGS can bring about in any of the three.
 test: install-dev  ## every test: the fast ones, those with real engines, those that measure alone
-	@$(BIN)/python -m pytest -m "not slow" $(PROCESSES) $(ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -m "not slow and not sample" $(PROCESSES) $(ARGS) || [ $$? -eq 5 ]
 	@$(BIN)/python -m pytest -m "slow and not alone" $(ENGINES) $(ARGS) || [ $$? -eq 5 ]
 	@$(BIN)/python -m pytest -m alone --durations 10 $(ARGS) || [ $$? -eq 5 ]
 

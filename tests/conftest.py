@@ -34,6 +34,7 @@ MARK = re.compile(r"pytest\.mark\.(\w+)")
 SLOW = {"slow", "alone"}
 LEFT_OUT = {
     "not slow": SLOW,
+    "not slow and not sample": SLOW,
     "not slow and not thorough": SLOW | {"thorough"},
     "slow and not alone": {"alone"},
 }

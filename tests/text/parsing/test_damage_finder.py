@@ -88,6 +88,7 @@ def check_damage(name: str, num: int) -> None:
         assert all(other == first for other in others), output
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", ANSWERS)
 def test_damage_reads_alike_at_every_cutting(name: str) -> None:
     check_damage(name, 8)
@@ -122,6 +123,7 @@ def _is_call(change: Change) -> bool:
     return adds and any(f"={tool}>" in change.piece for tool in usual_tools())
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", ANSWERS)
 def test_no_structural_damage_is_valid_with_other_arguments(name: str) -> None:
     assert find_wrong(name, 40) == []

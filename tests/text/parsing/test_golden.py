@@ -30,6 +30,7 @@ def test_outputs_with_a_source_in_words_and_letters(cases: Sequence[Case]) -> No
 
 
 @pytest.mark.thorough
+@pytest.mark.sample
 @formats
 def test_cuttings_by_turns_read_as_the_format_defines(cases: Sequence[Case]) -> None:
     """A case is read at a third of the cuttings, the next case at the next third."""

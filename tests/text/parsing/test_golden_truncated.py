@@ -97,6 +97,7 @@ def check(case: Case) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.sample
 @pytest.mark.parametrize("cases", by_format())
 def test_cut_off_anywhere(cases: Sequence[Case]) -> None:
     check_all([case for case in cases if is_checked(case)][::9], check)
