@@ -27,6 +27,9 @@ install-dev:
 install-light:  ## set up .venv-light: the gateway and its tests without vLLM and torch
 	@$(PYTHON) scripts/install.py --light
 
+# Tests start hundreds of processes: each would compile all sources where bytecode may not be kept.
+test test-fast test-light: export PYTHONDONTWRITEBYTECODE :=
+
 # 5 is pytest's status for no tests, which ARGS can bring about in any of the three.
 test: install-dev  ## every test: the fast ones, those with real engines, those that measure alone
 	@$(BIN)/python -m pytest -m "not slow and not sample" $(PROCESSES) $(ARGS) || [ $$? -eq 5 ]
