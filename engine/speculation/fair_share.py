@@ -23,13 +23,14 @@ the same tokens later.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-SLACK = 0.07
+SLACK = 0.05
 """Share of a step of the latency class alone that other work may add, without an objective."""
 LEAST = 0.03
 """Share of such a step that other work may always add, whatever the objective."""
@@ -45,7 +46,7 @@ ATTEMPTS = 4
 """Steps alone in a row that a time is waited for."""
 KNOWN = 64
 """Kinds of steps alone whose time is remembered."""
-NEWEST = 5
+NEWEST = 15
 """Steps alone whose median is the time of a step alone."""
 LEARNING = 0.05
 """Weight of the last step in the mean of tokens that a latency request gets from a step."""
@@ -53,7 +54,7 @@ GUESS = (0.02, 0.01, 0.1, 0.005)
 """First guess of what a request, a draft token, any prompt and a prompt token add, as shares of a
 step alone."""
 PRICED = ("request", "draft_token", "any_prompt", "prompt_token")
-NOISE = 0.1
+NOISE = 0.2
 """Typical error of a step's time, as a share of it."""
 DRIFT = 0.01
 """Drift of what a piece of work adds in a step, relative to the larger of its value and guess."""
@@ -80,8 +81,10 @@ class ShareMember:
     """Seconds per output token that the latency class keeps; 0 for none."""
 
 
-Kind = tuple[int, int]
-"""Kind of a step alone: requests of the latency class, and drafts made for each."""
+Kind = tuple[int, int, int]
+"""Kind of a step alone: requests of the latency class, drafts that each of them may verify, and
+drafts that the step makes for each.
+"""
 
 
 class SharedStep(NamedTuple):
@@ -216,12 +219,11 @@ class FairShare:
         others = [row for row in rows if not self.is_latency(row.name)]
         if not first or not (others or prompt):
             return None
-        alone_s = self._find_alone((len(first), depth))
+        alone_s = self._find_alone((len(first), depth, depth))
         self._since_alone += 1
-        if alone_s is None:
-            self._attempts += 1
-            return self._leave_out(others) if self._attempts <= ATTEMPTS else None
-        self._attempts = 0
+        self._attempts = self._attempts + 1 if alone_s is None else 0
+        if 0 < self._attempts <= ATTEMPTS:
+            return self._leave_out(others)
         self._save(bool(others), prompt > 0, self._get_slack(first, alone_s))
         if self._since_alone >= ALONE_EVERY[not self._limits]:
             return self._leave_out(others)
@@ -235,15 +237,19 @@ class FairShare:
         self._limits = bool(ration.held or ration.widths or is_cut)
         return ration
 
-    def settle(self, rows: Sequence[DecodingRow], prompt: int, depth: int) -> SharedStep | None:
-        """Charge the account for the other work that the step has taken."""
+    def settle(
+        self, rows: Sequence[DecodingRow], prompt: int, depth: int, made: int
+    ) -> SharedStep | None:
+        """Charge the account for the other work that the step has taken. ``depth``: see
+        ``ration``; ``made``: draft tokens that this step makes for each request.
+        """
         first = [row for row in rows if self.is_latency(row.name)]
         if not first:
             self._was_alone = False
             return None
         others = [row for row in rows if not self.is_latency(row.name)]
         drafts = sum(row.width for row in others)
-        kind = len(first), depth
+        kind = len(first), depth, made
         step = SharedStep(kind, len(others), drafts, prompt, self._was_alone)
         self._was_alone = step.is_alone
         decoding = self.prices.get_rows(len(others), drafts)
@@ -266,9 +272,12 @@ class FairShare:
     def _leave_out(self, others: Sequence[DecodingRow]) -> Ration:
         return Ration(held=[row.name for row in others], prompt=0)
 
-    def _get_slack(self, first: Sequence[DecodingRow], alone_s: float) -> float:
-        """Time that other work may add to a step, on average, in steps alone."""
+    def _get_slack(self, first: Sequence[DecodingRow], alone_s: float | None) -> float:
+        """Time that other work may add to a step, on average, in steps alone. An objective leaves
+        the least where no step alone could be measured.
+        """
         objectives = [self._members[row.name].objective_s for row in first]
+        alone_s = alone_s or math.inf
         slacks = [
             objective * self._tokens / alone_s - 1 if objective else SLACK
             for objective in objectives

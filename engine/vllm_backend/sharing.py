@@ -77,9 +77,10 @@ class StepSharing:
                 reads_first = True
             else:
                 prompt += tokens
-        shared = self._share.settle(rows, prompt, self._depth)
+        made = int(output.num_spec_tokens_to_schedule or 0)
+        shared = self._share.settle(rows, prompt, self._depth, made)
         setattr(output, SHARED, None if reads_first else shared)
-        self._depth = int(output.num_spec_tokens_to_schedule or 0)
+        self._depth = made
 
     def _put_latency_first(self) -> None:
         scheduler, is_latency = self._scheduler, self._share.is_latency

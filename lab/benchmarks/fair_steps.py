@@ -1,11 +1,12 @@
 """Measure what a batch class costs a latency class in the engine's steps.
 
-    python -m eaglegate.lab.benchmarks.fair_steps [--rounds 5] [--tokens 96] [--mode auto]
+    python -m eaglegate.lab.benchmarks.fair_steps [--rounds 5] [--tokens 96] [--prompt 0]
 
 One real demo engine. Streams of the latency class run alone, beside three times as many streams of
 a batch class with classes off (every request is alike), and with classes on; rounds take turns, so
-that what else the machine does falls on all of them. The ratio of time per output token counts. The
-text of every latency stream must be the same in all of them.
+that what else the machine does falls on all of them. The ratio of time per output token counts, of
+the medians and of each round. The text of every latency stream must be the same in all of them.
+``--prompt`` gives each batch request so many prompt tokens that no other request has had.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import time
+from collections import Counter
+from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
 
@@ -27,8 +31,6 @@ from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.lab.benchmarks.drive import render, running
 
-LOAD = 4
-"""Streams of both classes over those of the latency class."""
 PHASES = ("unloaded", "loaded", "shared")
 
 
@@ -48,63 +50,112 @@ async def time_stream(engine: VllmEngine, request: EngineRequest) -> tuple[float
 
 
 class BatchLoad:
-    """Streams of the batch class, one after another, and the tokens that they get."""
+    """Streams of the batch class, each one request after another, and the tokens that they get."""
 
-    def __init__(self, engine: VllmEngine, prompts: list[tuple[int, ...]], tokens: int) -> None:
-        self._engine, self._prompts, self._length = engine, prompts, tokens
+    def __init__(
+        self, engine: VllmEngine, prompts: list[tuple[int, ...]], given: argparse.Namespace
+    ) -> None:
+        self._engine, self._prompts, self._given = engine, prompts, given
         self._numbers = count()
-        self.tokens = 0
+        self._rng = random.Random(0)
+        self.tokens: Counter[int] = Counter()
+        """Tokens of each stream."""
 
-    async def keep(self) -> None:
+    async def keep(self, stream: int) -> None:
         while True:
             number = next(self._numbers)
             prompt = self._prompts[number % len(self._prompts)]
-            request = ask(f"batch-{number}-{time.monotonic_ns()}", prompt, self._length)
-            async for step in read_steps(self._engine.generate, request):
-                self.tokens += len(step.token_ids)
+            prompt += tuple(self._rng.choices(prompt, k=self._given.prompt))
+            name = f"batch-{number}-{time.monotonic_ns()}"
+            async for step in read_steps(
+                self._engine.generate, ask(name, prompt, self._given.tokens)
+            ):
+                self.tokens[stream] += len(step.token_ids)
+
+
+@dataclass
+class Phase:
+    """Measurements of one phase, a value for each round."""
+
+    tpot_s: list[float] = field(default_factory=list)
+    tokens: list[Counter[int]] = field(default_factory=list)
+    """Tokens that each batch stream got in a round..."""
+    seconds: list[float] = field(default_factory=list)
+    """... and how long it took."""
+
+    def rate(self) -> float:
+        """Tokens per second of the batch class."""
+        return sum(sum(each.values()) for each in self.tokens) / sum(self.seconds)
+
+    def fewest(self) -> int:
+        """Tokens of the batch stream that got the fewest in all rounds."""
+        total = sum(self.tokens, Counter[int]())
+        return min(total.values(), default=0)
+
+
+class Lab:
+    """One engine, and the phases that take turns on it."""
+
+    def __init__(
+        self, engine: VllmEngine, prompts: list[tuple[int, ...]], given: argparse.Namespace
+    ) -> None:
+        self._engine, self._prompts, self._given = engine, prompts, given
+        self.phases = {phase: Phase() for phase in PHASES}
+        self.texts: set[tuple[int, tuple[int, ...]]] = set()
+
+    async def run_phase(self, phase: str, turn: int) -> None:
+        """The first turn warms the engine up."""
+        given, load = self._given, BatchLoad(self._engine, self._prompts, self._given)
+        width = 0 if phase == "unloaded" else (given.load - 1) * given.streams
+        tasks = [asyncio.create_task(load.keep(stream)) for stream in range(width)]
+        await asyncio.sleep(0.5 if tasks else 0)
+        objective = None if phase == "loaded" else given.objective_ms
+        before, began = load.tokens.copy(), time.perf_counter()
+        asked = [
+            replace(
+                ask(f"fast-{turn}-{phase}-{at}", self._prompts[at], given.tokens),
+                latency_ms=objective,
+            )
+            for at in range(given.streams)
+        ]
+        found = await asyncio.gather(*(time_stream(self._engine, one) for one in asked))
+        seconds = time.perf_counter() - began
+        got = Counter({stream: load.tokens[stream] - before[stream] for stream in range(width)})
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.texts.update((at, text) for at, (_, text) in enumerate(found))
+        if turn:
+            record = self.phases[phase]
+            record.tpot_s.append(median(tpot for tpot, _ in found))
+            record.tokens.append(got)
+            record.seconds.append(seconds)
+
+    def report(self) -> dict[str, object]:
+        alone = self.phases["unloaded"].tpot_s
+        middle = median(alone)
+        found: dict[str, object] = {"same_text": len(self.texts) == self._given.streams}
+        for name, phase in self.phases.items():
+            ratios = [one / base for one, base in zip(phase.tpot_s, alone, strict=True)]
+            found[name] = {
+                "tpot_ms": round(1e3 * median(phase.tpot_s), 2),
+                "ratio": round(median(phase.tpot_s) / middle, 3),
+                "ratios": sorted(round(ratio, 3) for ratio in ratios),
+                "batch_tokens_per_s": round(phase.rate(), 1),
+                "batch_tokens_of_least": phase.fewest(),
+            }
+        return found
 
 
 async def measure(given: argparse.Namespace) -> dict[str, object]:
-    times: dict[str, list[float]] = {phase: [] for phase in PHASES}
-    rates: dict[str, list[float]] = {phase: [] for phase in PHASES}
-    texts: set[tuple[int, tuple[int, ...]]] = set()
     async with running(given.mode) as engine:
-        prompts = render(VllmRenderer(make_demo_arguments()))
+        lab = Lab(engine, render(VllmRenderer(make_demo_arguments())), given)
         for turn in range(given.rounds + 1):
             for phase in PHASES:
-                load = BatchLoad(engine, prompts, given.tokens)
-                width = 0 if phase == "unloaded" else (LOAD - 1) * given.streams
-                tasks = [asyncio.create_task(load.keep()) for _ in range(width)]
-                await asyncio.sleep(0.5 if tasks else 0)
-                objective = given.objective_ms if phase == "shared" else None
-                began = time.perf_counter()
-                before = load.tokens
-                asked = [
-                    replace(
-                        ask(f"fast-{turn}-{phase}-{at}", prompts[at], given.tokens),
-                        latency_ms=objective,
-                    )
-                    for at in range(given.streams)
-                ]
-                found = await asyncio.gather(*(time_stream(engine, one) for one in asked))
-                rate = (load.tokens - before) / (time.perf_counter() - began)
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                texts.update((at, text) for at, (_, text) in enumerate(found))
-                if turn:
-                    times[phase].append(median(seconds for seconds, _ in found))
-                    rates[phase].append(rate)
+                await lab.run_phase(phase, turn)
         planning = await engine.describe_planning()
-    alone = median(times["unloaded"])
-    return {
-        "machine_load": os.getloadavg()[0],
-        "same_text": len(texts) == given.streams,
-        "tpot_ms": {phase: round(1e3 * median(seconds), 2) for phase, seconds in times.items()},
-        "ratio": {phase: round(median(seconds) / alone, 3) for phase, seconds in times.items()},
-        "batch_tokens_per_s": {phase: round(median(rate), 1) for phase, rate in rates.items()},
-        "sharing": planning.get("sharing"),
-    }
+    machine = {"machine_load": os.getloadavg()[0]}
+    return machine | lab.report() | {"sharing": planning.get("sharing")}
 
 
 def main() -> None:
@@ -112,6 +163,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--streams", type=int, default=2, help="streams of the latency class")
+    parser.add_argument(
+        "--load", type=int, default=4, help="streams of both classes over the latency class"
+    )
+    parser.add_argument("--prompt", type=int, default=0, help="new prompt tokens of batch requests")
     parser.add_argument("--mode", default="auto", choices=["auto", "off"], help="the planner")
     parser.add_argument("--objective-ms", type=float, default=0.0)
     print(json.dumps(asyncio.run(measure(parser.parse_args()))))

@@ -52,7 +52,7 @@ def run(
             if one.name not in ration.held
         ]
         read = min(prompt, prompt if ration.prompt is None else ration.prompt)
-        shared = share.settle(in_step, read, DEPTH)
+        shared = share.settle(in_step, read, DEPTH, DEPTH)
         assert shared is not None
         more = row * shared.rows + token * shared.drafts + 0.1 * bool(read) + 0.01 * read
         in_time, owed = (1 - late) * more + owed, late * more
