@@ -30,6 +30,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+from eaglegate.engine.speculation.work_prices import PRICED, Kind, SharedStep, WorkPrices
+
 SLACK = 0.05
 """Share of a step of the latency class alone that other work may add, without an objective."""
 LEAST = 0.03
@@ -48,18 +50,10 @@ KNOWN = 64
 """Kinds of steps alone whose time is remembered."""
 NEWEST = 15
 """Steps alone whose median is the time of a step alone."""
+KEYS = 64
+"""Keys whose turns are counted."""
 LEARNING = 0.05
 """Weight of the last step in the mean of tokens that a latency request gets from a step."""
-GUESS = (0.02, 0.01, 0.1, 0.005)
-"""First guess of what a request, a draft token, any prompt and a prompt token add, as shares of a
-step alone."""
-PRICED = ("request", "draft_token", "any_prompt", "prompt_token")
-NOISE = 0.2
-"""Typical error of a step's time, as a share of it."""
-DRIFT = 0.01
-"""Drift of what a piece of work adds in a step, relative to the larger of its value and guess."""
-WIDEST = 0.5
-"""Error of a step's time beyond which it counts as an outlier."""
 
 
 class DecodingRow(NamedTuple):
@@ -81,32 +75,6 @@ class ShareMember:
     """Seconds per output token that the latency class keeps; 0 for none."""
 
 
-Kind = tuple[int, int, int]
-"""Kind of a step alone: requests of the latency class, drafts that each of them may verify, and
-drafts that the step makes for each.
-"""
-
-
-class SharedStep(NamedTuple):
-    """Work in a step beside that of the latency class."""
-
-    kind: Kind
-    rows: int
-    drafts: int
-    prompt: int
-    follows_alone: bool = False
-    """Whether the step before was the latency class's alone."""
-
-    @property
-    def is_alone(self) -> bool:
-        return not (self.rows or self.prompt)
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether no other work, of this step or the one before, is in its time."""
-        return self.is_alone and self.follows_alone
-
-
 @dataclass(slots=True)
 class Ration:
     """What other requests get of the next step."""
@@ -117,6 +85,14 @@ class Ration:
     """Requests that wait for a later step."""
     prompt: int | None = None
     """Prompt tokens of other requests; None for no limit."""
+
+
+@dataclass(slots=True)
+class KeySteps:
+    """What the requests of a key that gives way got, once for each request and step."""
+
+    in_step: int = 0
+    waited: int = 0
 
 
 @dataclass(slots=True)
@@ -132,6 +108,8 @@ class ShareTotals:
     """Draft tokens of other requests that were not verified."""
     held_rows: int = 0
     """Requests that waited, once for each step."""
+    keys: OrderedDict[str, KeySteps] = field(default_factory=OrderedDict)
+    """The keys that gave way last."""
 
 
 class FairShare:
@@ -172,7 +150,8 @@ class FairShare:
         if not self.totals.steps:
             return {}
         prices = dict(zip(PRICED, self.prices.prices, strict=True))
-        return {**asdict(self.totals), "prices": prices}
+        totals = asdict(self.totals)
+        return {**totals, "keys": dict(totals["keys"]), "prices": prices}
 
     def add(self, request: str, member: ShareMember) -> None:
         self._members[request] = member
@@ -270,7 +249,23 @@ class FairShare:
         return None if found is None or self._num_steps - found[1] > STALE else median(found[0])
 
     def _leave_out(self, others: Sequence[DecodingRow]) -> Ration:
+        self._count_waits(others, others)
         return Ration(held=[row.name for row in others], prompt=0)
+
+    def _count_waits(self, others: Sequence[DecodingRow], held: Sequence[DecodingRow]) -> None:
+        """Count the requests that are in the step, and those that wait for a later one."""
+        keys = self.totals.keys
+        for row in others:
+            key = self._find(row.name).key
+            keys.setdefault(key, KeySteps()).in_step += 1
+            keys.move_to_end(key)
+        for row in held:
+            found = keys[self._find(row.name).key]
+            found.in_step -= 1
+            found.waited += 1
+        self.totals.held_rows += len(held)
+        while len(keys) > KEYS:
+            keys.popitem(last=False)
 
     def _get_slack(self, first: Sequence[DecodingRow], alone_s: float | None) -> float:
         """Time that other work may add to a step, on average, in steps alone. An objective leaves
@@ -297,18 +292,20 @@ class FairShare:
     def _divide_rows(self, others: Sequence[DecodingRow]) -> tuple[Ration, Sequence[DecodingRow]]:
         """Divide what the account pays; the ration, and the requests of the step in turn."""
         ration, kept = Ration(), others
+        held: Sequence[DecodingRow] = ()
         row, draft = self.prices.get_rows(1, 0), self.prices.get_rows(0, 1)
         left = self._decoding - row * len(others)
         if left < -1e-9:
             count = int(max(0.0, self._decoding) / row + 1e-9)
             turns = self._list_by_turn(others)
-            ration.held = [one.name for one in turns[count:]]
+            held = turns[count:]
+            ration.held = [one.name for one in held]
             kept, left = turns[:count], 0.0
         if left < draft * sum(one.width for one in kept):
             widths = self._divide_drafts(kept, int(max(0.0, left) / draft))
             ration.widths = widths
             self.totals.cut_drafts += sum(one.width - widths[one.name] for one in kept)
-        self.totals.held_rows += len(ration.held)
+        self._count_waits(others, held)
         return ration, kept
 
     def _divide_drafts(self, rows: Sequence[DecodingRow], tokens: int) -> dict[str, int]:
@@ -362,44 +359,3 @@ class FairShare:
 
     def _find(self, request: str) -> ShareMember:
         return self._members.get(request) or ShareMember("")
-
-
-class WorkPrices:
-    """What other work adds to a step, in steps of the latency class alone.
-
-    The prices of a request, a draft token, any prompt and a prompt token are the state of a Kalman
-    filter, and never negative.
-    """
-
-    def __init__(self) -> None:
-        self.prices = [*GUESS]
-        self._covariance = [
-            [(2 * guess) ** 2 if i == j else 0.0 for j in range(len(GUESS))]
-            for i, guess in enumerate(GUESS)
-        ]
-
-    def get_rows(self, rows: int, drafts: int) -> float:
-        return self.prices[0] * rows + self.prices[1] * drafts
-
-    def get_prompt(self, tokens: int) -> float:
-        return self.prices[2] * (tokens > 0) + self.prices[3] * tokens
-
-    def count_prompt_tokens(self, time: float) -> int:
-        """Prompt tokens that a step can read in so much time."""
-        return int(max(0.0, time - self.prices[2]) / self.prices[3] + 1e-9)
-
-    def observe(self, step: SharedStep, added: float) -> None:
-        """Learn from the time that a step took more than one alone."""
-        work = [float(step.rows), float(step.drafts), float(step.prompt > 0), float(step.prompt)]
-        for i, guess in enumerate(GUESS):
-            self._covariance[i][i] += (DRIFT * max(self.prices[i], guess)) ** 2
-        expected = sum(price * amount for price, amount in zip(self.prices, work, strict=True))
-        error = min(max(added - expected, -WIDEST - expected), WIDEST + expected)
-        across = [sum(c * a for c, a in zip(row, work, strict=True)) for row in self._covariance]
-        noise = (NOISE * (1 + expected)) ** 2
-        variance = noise + sum(a * c for a, c in zip(work, across, strict=True))
-        gains = [one / variance for one in across]
-        for i, gain in enumerate(gains):
-            self.prices[i] = max(self.prices[i] + gain * error, GUESS[i] / 100)
-            for j, other in enumerate(across):
-                self._covariance[i][j] -= gain * other

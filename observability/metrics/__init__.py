@@ -3,6 +3,13 @@
 There is no call site: ``eaglegate.observability.telemetry`` reports to every group what happens.
 """
 
-from eaglegate.observability.metrics import audit, doctor, engine, requests, speculation
+from eaglegate.observability.metrics import audit, doctor, engine, requests, sharing, speculation
 
-GROUPS = requests.GROUPS + speculation.GROUPS + audit.GROUPS + doctor.GROUPS + engine.GROUPS
+GROUPS = (
+    requests.GROUPS
+    + speculation.GROUPS
+    + audit.GROUPS
+    + doctor.GROUPS
+    + engine.GROUPS
+    + sharing.GROUPS
+)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from eaglegate.engine.speculation.fair_share import DecodingRow, FairShare, ShareMember
 from eaglegate.engine.speculation.planner import DepthPlanner
 from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.observability.labels import TelemetrySettings
@@ -87,3 +88,33 @@ def test_nothing_planned_yet_is_no_data() -> None:
     assert shown is not None
     assert shown["token_calibration"] is None
     assert shown["regret"] is None
+
+
+async def test_steps_shared_with_a_latency_class_are_counted() -> None:
+    share = FairShare()
+    share.add("fast", ShareMember("chat", latency=True))
+    rows = [DecodingRow("fast", 0), *(DecodingRow(f"slow{at}", 0) for at in range(3))]
+    for _ in range(200):
+        ration = share.ration(rows, 0, 0)
+        assert ration is not None
+        kept = [row for row in rows if row.name not in ration.held]
+        if (step := share.settle(kept, 0, 0, 0)) is not None:
+            share.observe_step(step, 0.01 + 0.001 * step.rows)
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)))
+
+    async def read(_: int) -> Mapping[str, Any]:
+        return {"mode": "off", "sharing": share.describe()}
+
+    telemetry.watch_planner(read)
+    await telemetry.refresh_planner()
+    text = render_metrics(telemetry.registry).decode()
+    totals = share.totals
+    assert totals.held_rows > 0
+    for name, value in (
+        ("steps", 200),
+        ("alone_steps", totals.alone_steps),
+        ("added_steps", totals.added),
+        ("cut_drafts", 0),
+        ("waits", totals.held_rows),
+    ):
+        assert f"eaglegate_shared_{name}_total {float(value)}\n" in text

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from eaglegate.engine.speculation.fair_share import (
+    KEYS,
     SLACK,
     DecodingRow,
     FairShare,
@@ -35,13 +38,14 @@ def run(
     row: float = 0.05,
     token: float = 0.02,
     late: float = 0.0,
+    noise: float = 0.0,
 ) -> tuple[Counter[str], list[Ration], float]:
     """Steps that each request was in, the rations, and the time of a step over one alone.
 
     In steps alone, a request adds ``row``, a draft ``token``, a prompt 0.1 and its token 0.01. The
-    part ``late`` of it falls into the step after.
+    part ``late`` of it falls into the step after. Times err by the share ``noise``.
     """
-    owed = 0.0
+    owed, rng = 0.0, random.Random(7)
     served: Counter[str] = Counter()
     rations, taken = [], 0.0
     for _ in range(steps):
@@ -56,7 +60,7 @@ def run(
         assert shared is not None
         more = row * shared.rows + token * shared.drafts + 0.1 * bool(read) + 0.01 * read
         in_time, owed = (1 - late) * more + owed, late * more
-        share.observe_step(shared, STEP_S * (1 + in_time))
+        share.observe_step(shared, STEP_S * (1 + in_time) * rng.gauss(1.0, noise))
         taken += 1 + more
         served.update(one.name for one in in_step)
         rations.append(ration)
@@ -88,6 +92,63 @@ def test_work_that_is_felt_a_step_later_is_paid_as_well(late: float) -> None:
     rows = [DecodingRow("fast", 3), *(DecodingRow(f"slow{at}", 3) for at in range(6))]
     _, _, mean = run(share, rows, steps=1000, late=late)
     assert 1 + 0.6 * SLACK < mean < 1.1
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1])
+def test_noise_of_the_machine_does_not_pass_for_work(noise: float) -> None:
+    """The mean of what others add stays near the limit in every 500 steps."""
+    share = make_share(**{f"slow{at}": 1.0 for at in range(6)})
+    rows = [DecodingRow("fast", 3), *(DecodingRow(f"slow{at}", 3) for at in range(6))]
+    run(share, rows, noise=noise)
+    means = [run(share, rows, steps=500, noise=noise)[2] for _ in range(6)]
+    assert max(means) < 1 + 1.6 * SLACK
+    assert min(means) > 1 + 0.5 * SLACK
+
+
+def test_others_are_limited_where_no_step_alone_is_known() -> None:
+    """Every step has a depth of its own, so that none is like another."""
+    share = make_share(**{f"slow{at}": 1.0 for at in range(6)})
+    rows = [DecodingRow("fast", 0), *(DecodingRow(f"slow{at}", 0) for at in range(6))]
+    served: Counter[str] = Counter()
+    for depth in range(300):
+        ration = share.ration(rows, 0, depth)
+        assert ration is not None
+        kept = [row for row in rows if row.name not in ration.held]
+        served.update(row.name for row in kept)
+        share.settle(kept, 0, depth, depth + 1)
+    assert served["fast"] == 300
+    assert 300 < sum(served[f"slow{at}"] for at in range(6)) < 0.5 * 6 * 300
+
+
+def test_a_step_that_makes_no_drafts_does_not_change_the_time_of_others() -> None:
+    """The last step of an answer makes none, and takes less time."""
+    share = make_share(slow=1.0)
+    rows = [DecodingRow("fast", 3), DecodingRow("slow", 3)]
+    run(share, rows)
+    before = share._find_alone((1, DEPTH, DEPTH))
+    for made in (0, DEPTH) * 20:
+        shared = share.settle(rows[:1], 0, DEPTH, made)
+        assert shared is not None
+        share.observe_step(shared, STEP_S if made else STEP_S / 2)
+    assert share._find_alone((1, DEPTH, DEPTH)) == before
+
+
+def test_turns_and_waits_are_counted_by_key() -> None:
+    share = make_share(**{f"slow{at}": 1.0 for at in range(6)})
+    rows = [DecodingRow("fast", 0), *(DecodingRow(f"slow{at}", 0) for at in range(6))]
+    served, rations, _ = run(share, rows)
+    found: Any = share.describe()["keys"]
+    assert found == {
+        "slow": {
+            "in_step": sum(served[row.name] for row in rows[1:]),
+            "waited": sum(len(ration.held) for ration in rations),
+        }
+    }
+    for at in range(100):
+        share.add(f"z{at}", ShareMember(f"key{at}"))
+        share.ration([rows[0], DecodingRow(f"z{at}", 0)], 0, DEPTH)
+    found = share.describe()["keys"]
+    assert len(found) == KEYS and "slow" not in found
 
 
 def test_drafts_are_given_up_before_turns() -> None:

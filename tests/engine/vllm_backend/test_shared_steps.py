@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -107,8 +108,12 @@ async def test_rations_hold_and_no_text_depends_on_them(
             before = await run_all(engine, others)
         async with kept_running(engine, firsts) as first:
             shared = await run_all(engine, others)
+        sharing: Any = (await engine.describe_planning())["sharing"]
     finally:
         assert await engine.set_planning("off") == "off"
+    for chosen in CLASSES:
+        turns = sharing["keys"][chosen["tenant"]]
+        assert min(turns["in_step"], turns["waited"]) > 0, chosen
     for name, outcome in [*unlimited, *first]:
         assert outcome.token_ids == alone[name], name
     for outcomes in (before, shared):

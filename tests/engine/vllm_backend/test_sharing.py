@@ -47,7 +47,9 @@ def test_a_latency_class_keeps_its_time_beside_others(mode: str, asynchronous: b
         seconds[others] = pretence.now - began
     assert seconds[6] < 1.1 * seconds[0]
     found: Any = pretence.scheduler.planning.describe()["sharing"]
-    assert found["held_rows"] > 0
+    keys = found["keys"]["slow"]
+    assert found["held_rows"] == keys["waited"] > 0
+    assert keys["in_step"] > 0
     assert 0 < found["added"] / found["steps"] < 0.1
     assert found["prices"]["request"] == pytest.approx(0.002 / 0.012, rel=1)
     pretence.run(2000)

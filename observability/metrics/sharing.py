@@ -1,0 +1,40 @@
+"""Metrics of the steps that a latency class of API keys shares with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from eaglegate.observability.metrics.base import MetricGroup, Samples
+
+
+class SharedSteps(MetricGroup):
+    """Steps with a request of a latency class; no series before the first one.
+
+    Share of a step of the class alone that other requests add:
+    ``rate(eaglegate_shared_added_steps_total[5m]) / rate(eaglegate_shared_steps_total[5m])``.
+    Requests that wait in a step, on average: ``rate(eaglegate_shared_waits_total[5m])
+    / rate(eaglegate_shared_steps_total[5m])``. ``GET /debug/speculation`` counts waits by key.
+    """
+
+    SUMS = (
+        ("steps", "steps", "Steps with a request of a latency class"),
+        ("alone_steps", "alone_steps", "Those of them without other requests"),
+        ("added_steps", "added", "Expected time that others added, in steps of the class alone"),
+        ("cut_drafts", "cut_drafts", "Draft tokens of other requests that were not verified"),
+        ("waits", "held_rows", "Other requests that waited, once for each step"),
+    )
+
+    def declare(self) -> None:
+        for name, field, meaning in self.SUMS:
+            self.computed_metric(f"shared_{name}_total", meaning, (), self._of(field))
+
+    def _of(self, field: str) -> Callable[[], Samples]:
+        def read() -> Samples:
+            value = self.scope.planner().get("sharing", {}).get(field)
+            if value is not None:
+                yield (), value
+
+        return read
+
+
+GROUPS: tuple[type[MetricGroup], ...] = (SharedSteps,)
