@@ -24,12 +24,12 @@ class TimeBudget:
         """Share of the time since the beginning that was spent."""
         return self._spent_s / max(1e-9, self._clock() - self._began)
 
-    def has_time(self) -> bool:
-        """Whether work may begin now."""
+    def has_time(self, spare_s: float = 0.0) -> bool:
+        """Whether work may begin now that leaves ``spare_s`` for other work."""
         now = self._clock()
         self._saved_s = min(self._most_s, self._saved_s + self._share * (now - self._seen_at))
         self._seen_at = now
-        return self._saved_s > 0
+        return self._saved_s > spare_s
 
     def spend(self, seconds: float) -> None:
         """Charge work that is done, or under way; the budget may fall below 0."""

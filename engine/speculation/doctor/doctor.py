@@ -64,9 +64,11 @@ MOST_PROMPT = 8192
 """Tokens of the longest prompt that is kept."""
 BUDGET = 0.02
 """Share of the time that trials may take of the engine."""
-SAVED_S = 60.0
-"""Most seconds of the budget that idle times save up: enough for the record and one examination on
-a slow engine."""
+SAVED_S = 120.0
+"""Most seconds of the budget that idle times save up: enough for the record and a few examinations
+on a slow engine."""
+SPARE_S = 60.0
+"""Seconds of them that the record leaves for examinations."""
 POLL_S = 0.05
 PATIENCE_S = 120.0
 """Seconds after which a suspicion that found no room is dropped."""
@@ -215,7 +217,7 @@ class Doctor:
         if self._suspected or len(self._record) >= RECORD:
             return
         new = [one for one in self._all.recent.values() if one not in self._record]
-        if new and self._budget.has_time() and self._has_room():
+        if new and self._budget.has_time(SPARE_S) and self._has_room():
             run = await self._runner.run(new[-1], fresh=True)
             if not self._suspected:
                 self._record.add(new[-1], run)

@@ -14,6 +14,8 @@ from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.speculation.doctor.cures import MOST_CURES
 from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Diagnosis, Treatment
 from eaglegate.engine.speculation.doctor.doctor import (
+    SAVED_S,
+    SPARE_S,
     Doctor,
     DoctoredEngine,
     Mode,
@@ -487,3 +489,16 @@ async def test_one_prefix_is_examined_before_all_of_them() -> None:
     assert doctor._choose_suspicion() == ""
     doctor._suspect(name)
     assert doctor._choose_suspicion() == name
+
+
+async def test_the_earlier_record_leaves_time_for_examinations() -> None:
+    clinic, doctor = make()
+    request = clinic.ask()
+    doctor.observe(request, clinic.answer(request, clinic.random))
+    doctor._budget.spend(SAVED_S - SPARE_S + 1)
+    await doctor._complete_record()
+    assert doctor.describe()["record"] == 0
+    assert doctor._budget.has_time()
+    doctor._budget.spend(-2)
+    await doctor._complete_record()
+    assert doctor.describe()["record"] == 1

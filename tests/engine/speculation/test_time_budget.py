@@ -29,3 +29,11 @@ def test_work_in_a_pause_is_counted_and_costs_nothing() -> None:
     assert budget.has_time()
     budget.spend(1.0)
     assert not budget.has_time()
+
+
+def test_some_work_leaves_seconds_for_other_work() -> None:
+    budget = TimeBudget(0.1, 5.0, lambda: 10.0, 5.0)
+    assert budget.has_time(3.0)
+    budget.spend(2.0)
+    assert not budget.has_time(3.0)
+    assert budget.has_time()

@@ -260,7 +260,7 @@ def test_holes_that_depth_0_left(twin: Patient) -> None:
 @pytest.mark.timeout(600 + CLEAN_REQUESTS)
 def test_clean_traffic_meets_no_action(demo: Patient) -> None:
     """Of prefixes that stay and prefixes that come and go, in a mix that changes all the time."""
-    draws, began = random.Random(3), time.monotonic()
+    draws, began = random.Random(f"{FLAGS} {CLEAN_REQUESTS}"), time.monotonic()
     mix = (RULES,)
 
     def ask(number: int) -> None:
