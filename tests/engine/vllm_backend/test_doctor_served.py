@@ -274,7 +274,8 @@ def test_clean_traffic_meets_no_action(demo: Patient) -> None:
             list(pool.map(ask, draws.choices(range(len(QUESTIONS)), k=40)))
     found = demo.describe()
     causes = [one["cause"] for one in found["diagnoses"]]
-    print(40 * (turn + 1), "clean answers in", time.monotonic() - began, "s;", causes, found)
+    took_s = time.monotonic() - began
+    print(f"{40 * (turn + 1)} clean answers in {took_s:.0f} s:", causes, found["engine_share"])
     assert not any(one["treatments"] for one in found["diagnoses"])
     assert {*causes} <= {"traffic"}
 
