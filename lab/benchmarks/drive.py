@@ -15,6 +15,7 @@ from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling
 from eaglegate.engine.vllm_backend.arguments import DEMO_SPECULATION, make_demo_arguments
+from eaglegate.engine.vllm_backend.child_process import EnginePreload
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.text.events import FinishReason
@@ -83,8 +84,10 @@ def speculation(depth: int) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running(planning: str = "off", **chosen: Any) -> AsyncGenerator[VllmEngine, None]:
-    engine = VllmEngine(make_demo_arguments(**chosen), planning=planning)
+async def running(
+    planning: str = "off", preload: EnginePreload | None = None, **chosen: Any
+) -> AsyncGenerator[VllmEngine, None]:
+    engine = VllmEngine(make_demo_arguments(**chosen), planning=planning, preload=preload)
     await engine.start()
     try:
         yield engine

@@ -18,7 +18,7 @@ from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.lab.benchmarks.drive import at, greedy, run, run_all, speculation
-from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL
+from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, preload
 from tests.engine.vllm_backend.lora import make_adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
@@ -47,7 +47,7 @@ async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Vl
         speculative_config=speculation(DEPTH),
         worker_extension_cls=WORKER,
     )
-    engine = VllmEngine(arguments, adapters=adapters)
+    engine = VllmEngine(arguments, adapters=adapters, preload=preload())
     await engine.start()
     try:
         yield engine

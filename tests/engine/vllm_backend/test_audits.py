@@ -25,10 +25,10 @@ from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.lab.benchmarks.drive import run as run_request
-from eaglegate.lab.benchmarks.drive import running, speculation
+from eaglegate.lab.benchmarks.drive import speculation
 from eaglegate.text.events import FinishReason
 from tests.engine.vllm_backend import faulty
-from tests.engine.vllm_backend.conftest import MOST, SMALL
+from tests.engine.vllm_backend.conftest import MOST, SMALL, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 

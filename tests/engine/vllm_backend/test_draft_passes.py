@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import at, greedy, run, run_all, running, speculation
-from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL
+from eaglegate.lab.benchmarks.drive import at, greedy, run, run_all, speculation
+from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 

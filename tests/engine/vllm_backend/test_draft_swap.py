@@ -17,9 +17,9 @@ from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import Arm
 from eaglegate.engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import Outcome, greedy, run_all, running, speculation
+from eaglegate.lab.benchmarks.drive import Outcome, greedy, run_all, speculation
 from tests.engine.draft_copies import EAGLE3, EAGLE31, change_weights, make_noise, perturb
-from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL
+from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 

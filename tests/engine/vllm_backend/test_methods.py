@@ -20,9 +20,9 @@ from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import Outcome, at, greedy, run, run_all, running
+from eaglegate.lab.benchmarks.drive import Outcome, at, greedy, run, run_all
 from tests.engine.draft_copies import perturb
-from tests.engine.vllm_backend.conftest import SMALL
+from tests.engine.vllm_backend.conftest import SMALL, running
 from tests.engine.vllm_backend.drafters import EAGLE3, EAGLE31, PACKAGES, ROWS, TARGET, MethodRow
 from tests.engine.vllm_backend.methods_page import record
 

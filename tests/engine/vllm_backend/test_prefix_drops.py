@@ -24,7 +24,7 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.prefix_drops import PrefixDrops
-from eaglegate.lab.benchmarks.drive import running
+from tests.engine.vllm_backend.conftest import running
 
 BLOCK = 4
 HEADS = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}

@@ -21,7 +21,7 @@ from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.position_noise import draw_noise
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.translate import describe_engine
-from eaglegate.lab.benchmarks.drive import running, speculation
+from eaglegate.lab.benchmarks.drive import speculation
 from eaglegate.lab.prove import checks
 from eaglegate.lab.prove.trial import (
     OPENINGS,
@@ -32,7 +32,7 @@ from eaglegate.lab.prove.trial import (
     record_reference,
 )
 from tests.engine.draft_copies import make_noise
-from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL
+from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL, running
 from tests.engine.vllm_backend.faulty import (
     ACCEPTS_TOO_MANY,
     DRAFTS_TOO_MANY,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import at, greedy, run_all, running, speculation
-from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, TOKENS
+from eaglegate.lab.benchmarks.drive import at, greedy, run_all, speculation
+from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, TOKENS, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
