@@ -70,10 +70,9 @@ def hear(gateway: RunningGateway, kill: bool = False) -> list[str]:
 
 
 def test_the_text_is_the_same_and_survives_the_engine(
-    gateway: RunningGateway, tmp_path: Path
+    gateway: RunningGateway, demo_gateway: RunningGateway
 ) -> None:
-    with serving(tmp_path / "serve.log", ADMIN) as whole:
-        expected = hear(whole)
+    expected = hear(demo_gateway)
     assert hear(gateway) == expected
     assert hear(gateway, kill=True) == expected
     assert gateway.metric("eaglegate_engine_degraded", part="outputs") == 1
