@@ -271,7 +271,7 @@ class JsonValue(_Taking):
 class Reader:
     """Feeds text and marker tokens to a routine."""
 
-    __slots__ = ("_routine", "_held", "_want")
+    __slots__ = ("_held", "_routine", "_want")
 
     def __init__(self, routine: Routine) -> None:
         self._routine = routine
