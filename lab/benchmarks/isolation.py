@@ -51,7 +51,7 @@ from eaglegate.server.access.keys import hash_key
 CHAT = "/v1/chat/completions"
 PROMPTS = Path(__file__).parents[1] / "measure" / "data" / "chat.jsonl"
 SECRETS = {f"key{at}": f"eg-key{at}-secret-of-32-bytes-or-more" for at in range(8)}
-SETTINGS = {"plain": ("plain", False), "obfuscated": ("plain", True), "paced": ("paced", False)}
+STREAMS = {"plain": ("plain", False), "obfuscated": ("plain", True), "paced": ("paced", False)}
 """Streams that are attacked: their server, and whether they are obfuscated."""
 SHARED, SEPARATE = tuple(SECRETS)[:4], tuple(SECRETS)[4:]
 """Keys that share a prefix cache, and keys that have one each."""
@@ -112,7 +112,7 @@ async def record_all(
     args: argparse.Namespace, urls: dict[str, str], prompts: list[str]
 ) -> dict[str, list[tuple[int, Trace]]]:
     """Traces by setting, in rounds: within each, every prompt in every setting, shuffled."""
-    settings = {name: SETTINGS[name] for name in args.streams}
+    settings = {name: STREAMS[name] for name in args.streams}
     ports = {name: urlsplit(url).port or 0 for name, url in urls.items()}
     traces: dict[str, list[tuple[int, Trace]]] = {name: [] for name in settings}
     places = asyncio.Semaphore(args.at_once)
@@ -251,7 +251,7 @@ def main() -> int:
     parser.add_argument("what", nargs="+", choices=tuple(MEASURES))
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--streams", nargs="+", choices=tuple(SETTINGS), default=[*SETTINGS])
+    parser.add_argument("--streams", nargs="+", choices=tuple(STREAMS), default=[*STREAMS])
     parser.add_argument("--at-once", type=int, default=1, help="streams at a time (sizes)")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.3)
