@@ -47,7 +47,7 @@ from eaglegate.server.generation.job import derive_seed
 from tests.engine.vllm_backend.lora import make_adapter
 
 DEPTH = 5
-AT_ONCE = 16
+LENGTHS = (8, 16, 32, 64)
 ADAPTERS = ("one", "two")
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5, 2.0)
 RULES: tuple[dict[str, Any], ...] = (
@@ -63,7 +63,7 @@ def draw_request(
     prompt = rng.choice(prompts)
     start = rng.randrange(len(prompt) // 2)
     sampling = Sampling(
-        max_tokens=rng.choice((16, 32, 64)),
+        max_tokens=rng.choice(LENGTHS),
         temperature=rng.choice(TEMPERATURES),
         seed=rng.choice((None, rng.randrange(1 << 40))),
         **({"min_tokens": 0} | rng.choice(RULES)),
@@ -80,14 +80,18 @@ def draw_request(
 
 
 def draw_requests(
-    rng: random.Random, begin: int, prompts: list[tuple[int, ...]], adapters: Sequence[str]
+    rng: random.Random,
+    begin: int,
+    at_once: int,
+    prompts: list[tuple[int, ...]],
+    adapters: Sequence[str],
 ) -> list[EngineRequest]:
-    """``AT_ONCE`` choices: a third of them the two of a request with n = 2."""
+    """Draw ``at_once`` choices: a third of them are the two of a request with n = 2."""
     drawn = []
-    for number in range(begin, begin + AT_ONCE - AT_ONCE // 6):
+    for number in range(begin, begin + at_once - at_once // 6):
         request = draw_request(rng, number, prompts, adapters)
         drawn.append(request)
-        if number < begin + AT_ONCE // 6:
+        if number < begin + at_once // 6:
             seed = request.sampling.seed
             other = None if seed is None else derive_seed(seed, 1)
             sampling = replace(request.sampling, seed=other)
@@ -119,7 +123,7 @@ async def score_all(
 
 
 async def count_clean(
-    dtype: str, answers: int, seed: int, limit_s: float, adapters: Sequence[str]
+    dtype: str, answers: int, seed: int, limit_s: float, at_once: int, adapters: Sequence[str]
 ) -> None:
     rng = random.Random(seed)
     config = {"dtype": dtype, "speculative_config": speculation(DEPTH)}
@@ -130,10 +134,10 @@ async def count_clean(
     drafted = adapted = tokens = judged = alarms = 0
     took, until = 0.0, time.monotonic() + limit_s
     async with running_adapted(adapters, **config) as engine:
-        for begin in range(0, answers, AT_ONCE):
+        for begin in range(0, answers, at_once):
             if time.monotonic() > until:
                 break
-            asked = draw_requests(rng, begin, prompts, adapters)
+            asked = draw_requests(rng, begin, at_once, prompts, adapters)
             written = await asyncio.gather(*(run(engine, one) for one in asked))
             began = time.perf_counter()
             scored = await score_all(engine, asked, written, dtype)
@@ -287,6 +291,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--answers", type=int, default=512)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--at-once", type=int, default=16, help="answers in a batch of clean")
     parser.add_argument("--adapters", action="store_true", help="clean: with two LoRA adapters")
     parser.add_argument("--limit-s", type=float, default=900.0, help="longest run of clean")
     parser.add_argument("--share", type=float, default=0.02)
@@ -296,7 +301,14 @@ def main() -> None:
     if options.what == "clean":
         adapters = ADAPTERS if options.adapters else ()
         asyncio.run(
-            count_clean(options.dtype, options.answers, options.seed, options.limit_s, adapters)
+            count_clean(
+                options.dtype,
+                options.answers,
+                options.seed,
+                options.limit_s,
+                options.at_once,
+                adapters,
+            )
         )
     else:
         asyncio.run(measure_cost(options.share, options.laps, options.lap_s))
