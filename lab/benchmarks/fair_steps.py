@@ -18,6 +18,7 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
@@ -131,20 +132,21 @@ class Lab:
             record.tokens.append(got)
             record.seconds.append(seconds)
 
-    def report(self) -> dict[str, object]:
-        alone = self.phases["unloaded"].tpot_s
-        middle = median(alone)
-        found: dict[str, object] = {"same_text": len(self.texts) == self._given.streams}
-        for name, phase in self.phases.items():
-            ratios = [one / base for one, base in zip(phase.tpot_s, alone, strict=True)]
-            found[name] = {
-                "tpot_ms": round(1e3 * median(phase.tpot_s), 2),
-                "ratio": round(median(phase.tpot_s) / middle, 3),
-                "ratios": sorted(round(ratio, 3) for ratio in ratios),
-                "batch_tokens_per_s": round(phase.rate(), 1),
-                "batch_tokens_of_least": phase.fewest(),
-            }
-        return found
+
+def summarize(phases: Mapping[str, Phase]) -> dict[str, object]:
+    """Summarize the phases; ``ratio`` is over the one that is called ``unloaded``."""
+    alone = phases["unloaded"].tpot_s
+    found: dict[str, object] = {"machine_load": os.getloadavg()[0]}
+    for name, phase in phases.items():
+        ratios = [one / base for one, base in zip(phase.tpot_s, alone, strict=True)]
+        found[name] = {
+            "tpot_ms": round(1e3 * median(phase.tpot_s), 2),
+            "ratio": round(median(phase.tpot_s) / median(alone), 3),
+            "ratios": sorted(round(ratio, 3) for ratio in ratios),
+            "batch_tokens_per_s": round(phase.rate(), 1),
+            "batch_tokens_of_least": phase.fewest(),
+        }
+    return found
 
 
 async def measure(given: argparse.Namespace) -> dict[str, object]:
@@ -154,8 +156,8 @@ async def measure(given: argparse.Namespace) -> dict[str, object]:
             for phase in PHASES:
                 await lab.run_phase(phase, turn)
         planning = await engine.describe_planning()
-    machine = {"machine_load": os.getloadavg()[0]}
-    return machine | lab.report() | {"sharing": planning.get("sharing")}
+    same = {"same_text": len(lab.texts) == given.streams}
+    return same | summarize(lab.phases) | {"sharing": planning.get("sharing")}
 
 
 def main() -> None:

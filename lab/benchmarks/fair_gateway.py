@@ -1,0 +1,138 @@
+"""Measure what a batch class costs a latency class over HTTP, with the client on the machine.
+
+    python -m eaglegate.lab.benchmarks.fair_gateway [--rounds 5] [--tokens 192]
+
+One gateway with the demo. Streams of a latency class run alone (``unloaded``), those of a key
+without a class beside three times as many of the batch class (``loaded``), and those of the latency
+class beside them (``shared``). Phases take turns; the ratio of time per output token counts. The
+client shares the machine with the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+import httpx
+
+from eaglegate.lab.benchmarks.client import StreamClient, write_post
+from eaglegate.lab.benchmarks.drive import QUESTIONS
+from eaglegate.lab.benchmarks.fair_steps import Phase, summarize
+from eaglegate.lab.measure.servers import Setting, serve
+from eaglegate.server.access.keys import hash_key
+
+SECRETS = {name: f"eg-{name}-secret-of-32-bytes-or-more" for name in ("chat", "plain", "nightly")}
+PHASES = {"unloaded": ("chat", False), "loaded": ("plain", True), "shared": ("chat", True)}
+"""The key of the streams that are timed, and whether the batch class runs beside them."""
+TOKENS = re.compile(r'^eaglegate_key_decode_tokens_total\{.*key="nightly".*\} (\S+)$', re.MULTILINE)
+
+
+def make_request(key: str, question: str, tokens: int) -> bytes:
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": question}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+    }
+    return write_post("/v1/chat/completions", json.dumps(body).encode(), SECRETS[key])
+
+
+class GatewayLab:
+    """One gateway, and the phases that take turns on it."""
+
+    def __init__(self, url: str, given: argparse.Namespace) -> None:
+        self._url, self._given = url, given
+        self.phases = {name: Phase() for name in PHASES}
+
+    async def run_phase(self, name: str, turn: int) -> None:
+        """The first turn warms the engine up."""
+        given, (key, is_loaded) = self._given, PHASES[name]
+        width = (given.load - 1) * given.streams if is_loaded else 0
+        load = [asyncio.create_task(self._keep(at)) for at in range(width)]
+        await asyncio.sleep(0.5 if load else 0)
+        before, began = await self._count_tokens(), time.perf_counter()
+        tpot_s = await asyncio.gather(*(self._time(key, at) for at in range(given.streams)))
+        got = Counter({0: await self._count_tokens() - before})
+        seconds = time.perf_counter() - began
+        for task in load:
+            task.cancel()
+        await asyncio.gather(*load, return_exceptions=True)
+        if turn:
+            phase = self.phases[name]
+            phase.tpot_s.append(median(tpot_s))
+            phase.tokens.append(got)
+            phase.seconds.append(seconds)
+
+    async def _connect(self) -> StreamClient:
+        return await StreamClient.connect(urlsplit(self._url).port or 0)
+
+    async def _time(self, key: str, at: int) -> float:
+        """Seconds per output token after the first write."""
+        client = await self._connect()
+        answer = await client.send(make_request(key, QUESTIONS[at], self._given.tokens))
+        client.close()
+        return sum(answer.gaps_s) / (answer.count_tokens() - 1)
+
+    async def _keep(self, at: int) -> None:
+        """Ask for the batch class, one request after another."""
+        client = await self._connect()
+        try:
+            while True:
+                question = QUESTIONS[at % len(QUESTIONS)]
+                await client.send(make_request("nightly", question, self._given.tokens))
+        finally:
+            client.close()
+
+    async def _count_tokens(self) -> int:
+        """Count the output tokens of the batch class since the start."""
+        async with httpx.AsyncClient() as client:
+            head = {"authorization": f"Bearer {SECRETS['plain']}"}
+            page = (await client.get(f"{self._url}/metrics", headers=head, timeout=60)).text
+        return int(sum(map(float, TOKENS.findall(page))))
+
+
+async def measure(given: argparse.Namespace) -> dict[str, object]:
+    rows = [f"- name: {name}\n  sha256: {hash_key(key).hex()}\n" for name, key in SECRETS.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys.yaml"
+        keys.write_text("".join(rows))
+        flags = (
+            f"--api-key-file={keys}",
+            "--key-class=chat=latency",
+            "--key-class=nightly=batch:1",
+        )
+        setting = Setting("gateway", flags=flags)
+        log = Path(folder) / "gateway.log"
+        async with serve(setting, log, lambda line: print(line, file=sys.stderr)) as url:
+            lab = GatewayLab(url, given)
+            for turn in range(given.rounds + 1):
+                for name in PHASES:
+                    await lab.run_phase(name, turn)
+    return summarize(lab.phases)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--streams", type=int, default=2, help="streams of the latency class")
+    parser.add_argument(
+        "--load", type=int, default=4, help="streams of both classes over the latency class"
+    )
+    print(json.dumps(asyncio.run(measure(parser.parse_args()))))
+
+
+if __name__ == "__main__":
+    main()
