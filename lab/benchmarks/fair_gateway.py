@@ -31,6 +31,7 @@ from eaglegate.lab.measure.servers import Setting, serve
 from eaglegate.server.access.keys import hash_key
 
 SECRETS = {name: f"eg-{name}-secret-of-32-bytes-or-more" for name in ("chat", "plain", "nightly")}
+OPERATOR = "eg-operator-secret-of-32-bytes-or-more"
 PHASES = {"unloaded": ("chat", False), "loaded": ("plain", True), "shared": ("chat", True)}
 """The key of the streams that are timed, and whether the batch class runs beside them."""
 TOKENS = re.compile(r'^eaglegate_key_decode_tokens_total\{.*key="nightly".*\} (\S+)$', re.MULTILINE)
@@ -98,13 +99,14 @@ class GatewayLab:
     async def _count_tokens(self) -> int:
         """Count the output tokens of the batch class since the start."""
         async with httpx.AsyncClient() as client:
-            head = {"authorization": f"Bearer {SECRETS['plain']}"}
-            page = (await client.get(f"{self._url}/metrics", headers=head, timeout=60)).text
-        return int(sum(map(float, TOKENS.findall(page))))
+            head = {"authorization": f"Bearer {OPERATOR}"}
+            page = await client.get(f"{self._url}/metrics", headers=head, timeout=60)
+        return int(sum(map(float, TOKENS.findall(page.raise_for_status().text))))
 
 
 async def measure(given: argparse.Namespace) -> dict[str, object]:
     rows = [f"- name: {name}\n  sha256: {hash_key(key).hex()}\n" for name, key in SECRETS.items()]
+    rows.append(f"- name: operator\n  admin: true\n  sha256: {hash_key(OPERATOR).hex()}\n")
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.yaml"
         keys.write_text("".join(rows))
