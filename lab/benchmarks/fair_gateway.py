@@ -110,11 +110,8 @@ async def measure(given: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.yaml"
         keys.write_text("".join(rows))
-        flags = (
-            f"--api-key-file={keys}",
-            "--key-class=chat=latency",
-            "--key-class=nightly=batch:1",
-        )
+        classes = ("--key-class", "chat=latency", "nightly=batch:1")
+        flags = (f"--api-key-file={keys}", *classes)
         setting = Setting("gateway", flags=flags)
         log = Path(folder) / "gateway.log"
         async with serve(setting, log, lambda line: print(line, file=sys.stderr)) as url:
