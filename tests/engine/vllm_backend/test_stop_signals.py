@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -39,10 +41,25 @@ def wait_for_line(alive: Any) -> None:
     alive.recv()
 
 
-def start(preload: EnginePreload | None) -> tuple[BaseProcess, Any]:
+def unfreeze_at_the_end(alive: Any) -> None:
+    """Report the number of frozen objects of a process that unfreezes them to end, as vLLM's do."""
+
+    def end(*_: Any) -> None:
+        gc.unfreeze()
+        alive.send(gc.get_freeze_count())
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    alive.send("up")
+    alive.recv()
+
+
+def start(
+    preload: EnginePreload | None, target: Callable[[Any], None] = wait_for_line
+) -> tuple[BaseProcess, Any]:
     context = create_context(preload)
     ours, theirs = context.Pipe()
-    process: BaseProcess = context.Process(target=wait_for_line, args=(theirs,))
+    process: BaseProcess = context.Process(target=target, args=(theirs,))
     process.start()
     assert ours.poll(SOON_S)
     assert ours.recv() == "up"
@@ -57,6 +74,16 @@ def preload(request: pytest.FixtureRequest) -> EnginePreload | None:
         return None
     request.addfinalizer(forkserver._forkserver._stop)
     return EnginePreload(dict(os.environ), module="eaglegate.engine.orphan")
+
+
+def test_a_process_that_ends_collects_no_garbage(preload: EnginePreload | None) -> None:
+    """Collections of memory that a forked engine shares took longer than vLLM lets it end."""
+    process, pipe = start(preload, unfreeze_at_the_end)
+    process.terminate()
+    assert pipe.poll(SOON_S)
+    assert pipe.recv() > 1000
+    process.join(SOON_S)
+    assert process.exitcode == 0
 
 
 def test_an_engine_outlives_signals_and_ends_when_it_is_asked_to(
