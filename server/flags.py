@@ -104,7 +104,7 @@ def _add_flag(group: Any, name: str, hint: Any, default: Any, metadata: Mapping[
     if hint is bool:
         options["action"] = argparse.BooleanOptionalAction
     elif origin is tuple:
-        options["nargs"] = "+"
+        options |= {"nargs": "+", "action": "extend"}
     elif origin is dict:
         options |= {"type": parse_json_object, "metavar": "JSON"}
     else:

@@ -50,6 +50,14 @@ def test_defaults():
     assert read([])[1] == Settings()
 
 
+def test_a_flag_of_several_values_given_twice_has_them_all(tmp_path):
+    file = tmp_path / "eaglegate.yaml"
+    file.write_text("workloads: [file]\n")
+    argv = ["--workloads", "one", "two", "--config", str(file), "--workloads", "three"]
+    assert read(argv)[1].workloads == ("one", "two", "three")
+    assert read(["--config", str(file)])[1].workloads == ("file",)
+
+
 def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file(tmp_path):
     file = tmp_path / "eaglegate.yaml"
     file.write_text("port: 1\nhost: file\nseed: 7\nlog-level: debug\n")
