@@ -135,8 +135,11 @@ def get_prompt_logprobs(
     num_scheduled_tokens: Mapping[str, int],
 ) -> Any:
     """``GPUModelRunner._get_prompt_logprobs_dict`` of the first runner, which scores audits."""
+    numbers = runner.num_prompt_logprobs
+    if not numbers:
+        return original(runner, hidden_states, num_scheduled_tokens)
     compute_logits = adapt_rows(runner.model, hidden_states)
-    for req_id in [*runner.num_prompt_logprobs]:
+    for req_id in [*numbers]:
         request = runner.requests[req_id]
         audit = audits.find(req_id, request.prompt_token_ids, request.sampling_params)
         if audit is None:
@@ -146,7 +149,6 @@ def get_prompt_logprobs(
             begin = int(runner.query_start_loc.np[row])
             hidden = hidden_states[begin : begin + tokens]
             audit.add(request.num_computed_tokens, hidden, compute_logits)
-    numbers = runner.num_prompt_logprobs
     audited = {req_id: number for req_id, number in numbers.items() if audits.get(req_id)}
     runner.num_prompt_logprobs = {key: numbers[key] for key in numbers if key not in audited}
     runner.model, model = PromptModel(compute_logits), runner.model

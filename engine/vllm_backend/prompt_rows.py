@@ -22,25 +22,24 @@ def adapt_rows(model: Any, hidden_states: torch.Tensor) -> Logits:
     """``model.compute_logits`` for slices of ``hidden_states``, which has a row per token of the
     step.
     """
-    if getattr(model, "lora_manager", None) is None:
-        logits: Logits = model.compute_logits
-        return logits
     return partial(_compute_logits, model, hidden_states)
 
 
 def _compute_logits(
     model: Any, hidden_states: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor | None:
-    manager = model.lora_manager
+    compute_logits: Logits = model.compute_logits
+    manager = getattr(model, "lora_manager", None)
+    if manager is None:
+        return compute_logits(rows)
     step = manager._last_mapping
     begin = (rows.storage_offset() - hidden_states.storage_offset()) // hidden_states.stride(0)
     adapters = step.index_mapping[begin : begin + len(rows)]
     manager.set_adapter_mapping(replace(step, index_mapping=adapters, prompt_mapping=adapters))
     try:
-        logits: torch.Tensor | None = model.compute_logits(rows)
+        return compute_logits(rows)
     finally:
         manager.set_adapter_mapping(step)
-    return logits
 
 
 class PromptModel:

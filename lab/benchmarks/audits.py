@@ -107,12 +107,8 @@ async def running_adapted(names: Sequence[str], **chosen: Any) -> AsyncGenerator
             name: str(make_adapter(Path(folder) / name, seed)) for seed, name in enumerate(names)
         }
         lora = {"enable_lora": True, "max_loras": len(names), "max_lora_rank": 8} if names else {}
-        engine = VllmEngine(make_demo_arguments(**lora, **chosen), adapters=adapters)
-        await engine.start()
-        try:
+        async with running(adapters=adapters, **lora, **chosen) as engine:
             yield engine
-        finally:
-            await engine.aclose()
 
 
 async def score_all(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling
 from eaglegate.engine.vllm_backend.arguments import DEMO_SPECULATION, make_demo_arguments
 from eaglegate.engine.vllm_backend.child_process import EnginePreload
-from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.engine import NO_ADAPTERS, VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.text.events import FinishReason
 
@@ -85,9 +85,14 @@ def speculation(depth: int) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running(
-    planning: str = "off", preload: EnginePreload | None = None, **chosen: Any
+    planning: str = "off",
+    preload: EnginePreload | None = None,
+    adapters: Mapping[str, str] = NO_ADAPTERS,
+    **chosen: Any,
 ) -> AsyncGenerator[VllmEngine, None]:
-    engine = VllmEngine(make_demo_arguments(**chosen), planning=planning, preload=preload)
+    engine = VllmEngine(
+        make_demo_arguments(**chosen), adapters=adapters, planning=planning, preload=preload
+    )
     await engine.start()
     try:
         yield engine

@@ -15,10 +15,9 @@ from eaglegate.engine.speculation.audit.evidence import AuditOutcome, judge_marg
 from eaglegate.engine.speculation.rounding import find_tie
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
-from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.lab.benchmarks.drive import at, greedy, run, run_all, speculation
-from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, preload
+from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, running
 from tests.engine.vllm_backend.lora import make_adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
@@ -38,7 +37,8 @@ async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Vl
         name: str(make_adapter(folder / name, len(name), head=name == "three"))
         for name in ("one", "three")
     }
-    arguments = make_demo_arguments(
+    async with running(
+        adapters=adapters,
         **SMALL,
         enable_lora=True,
         max_num_seqs=32,
@@ -46,13 +46,8 @@ async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Vl
         max_lora_rank=8,
         speculative_config=speculation(DEPTH),
         worker_extension_cls=WORKER,
-    )
-    engine = VllmEngine(arguments, adapters=adapters, preload=preload())
-    await engine.start()
-    try:
+    ) as engine:
         yield engine
-    finally:
-        await engine.aclose()
 
 
 def requests(prompts: Prompts) -> list[EngineRequest]:
