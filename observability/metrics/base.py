@@ -220,6 +220,17 @@ class MetricGroup:
         names = self._register(name, kind, labels, help_)
         self.scope.registry.register(ComputedMetric(PREFIX + name, help_, names, read))
 
+    def planner_metric(self, name: str, help_: str, field: str, part: str | None = None) -> None:
+        """A metric of one number that the planner describes, in ``part`` of its description."""
+
+        def read() -> Samples:
+            planner = self.scope.planner()
+            value = (planner if part is None else planner.get(part, {})).get(field)
+            if value is not None:
+                yield (), value
+
+        self.computed_metric(name, help_, (), read)
+
     def _register(self, name: str, kind: str, labels: Iterable[str], help_: str) -> tuple[str, ...]:
         names = tuple(labels)
         declared = MetricDeclaration(PREFIX + name, kind, names, help_, type(self).__name__)

@@ -358,21 +358,13 @@ class PlannerCalibration(MetricGroup):
 
     def declare(self) -> None:
         for name, field, meaning in self.SUMS:
-            self.computed_metric(f"planner_{name}_total", meaning, (), self._of(field))
+            self.planner_metric(f"planner_{name}_total", meaning, field)
         self.computed_metric(
             "planner_fixed_seconds_total",
             "Expected time of the planned tokens at each fixed depth",
             ("depth",),
             self._fixed,
         )
-
-    def _of(self, field: str) -> Callable[[], Samples]:
-        def read() -> Samples:
-            value = self.scope.planner().get(field)
-            if value is not None:
-                yield (), value
-
-        return read
 
     def _fixed(self) -> Samples:
         for depth, seconds in enumerate(self.scope.planner().get("fixed_s", ())):

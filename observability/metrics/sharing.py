@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from eaglegate.observability.metrics.base import MetricGroup, Samples
+from eaglegate.observability.metrics.base import MetricGroup
 
 
 class SharedSteps(MetricGroup):
@@ -26,15 +24,7 @@ class SharedSteps(MetricGroup):
 
     def declare(self) -> None:
         for name, field, meaning in self.SUMS:
-            self.computed_metric(f"shared_{name}_total", meaning, (), self._of(field))
-
-    def _of(self, field: str) -> Callable[[], Samples]:
-        def read() -> Samples:
-            value = self.scope.planner().get("sharing", {}).get(field)
-            if value is not None:
-                yield (), value
-
-        return read
+            self.planner_metric(f"shared_{name}_total", meaning, field, "sharing")
 
 
 GROUPS: tuple[type[MetricGroup], ...] = (SharedSteps,)
