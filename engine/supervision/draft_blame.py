@@ -1,9 +1,10 @@
 """Hold off depths of a draft that kill the engine.
 
 A request that may have cost an engine runs again without drafts (``recovery.py``). Where it then
-succeeds, its drafts are blamed for the death, once per engine. ``DEATHS`` deaths at one method and
-depth within ``WINDOW_S`` hold that depth off: every request's depth is bounded to half of it until
-an operator releases it. Halving finds a depth that works, or 0, after few deaths.
+succeeds, its drafts are blamed for the death, once per engine, unless another request explains the
+death (``DeathInquiry``). ``DEATHS`` deaths at one method and depth within ``WINDOW_S`` hold that
+depth off: every request's depth is bounded to half of it until an operator releases it. Halving
+finds a depth that works, or 0, after few deaths.
 """
 
 from __future__ import annotations
@@ -28,6 +29,44 @@ class DraftHold:
     bound: int
     """The greatest depth that requests get now."""
     at: float
+
+
+class DeathInquiry:
+    """Finds whether drafts or a request killed one engine.
+
+    Requests that had made no step when it died are suspects. Each runs again alone and without
+    drafts. One that kills another engine so explains the first death, too, and what other requests
+    prove against the drafts counts no more. Drafts are blamed once no suspect is left. A suspect
+    that leaves before it has run again delays them no longer: a draft that kills engines costs more
+    than one that is held off in vain.
+    """
+
+    def __init__(self) -> None:
+        self._suspects: set[object] = set()
+        self._blame: Callable[[], None] | None = None
+        self._is_settled = False
+
+    def add_suspect(self, request: object) -> None:
+        self._suspects.add(request)
+
+    def clear(self, request: object) -> None:
+        """It has made a step without drafts, or has left."""
+        self._suspects.discard(request)
+        self._settle()
+
+    def convict(self) -> None:
+        """A request that was in it kills engines without drafts, too."""
+        self._is_settled = True
+
+    def blame_drafts(self, blame: Callable[[], None]) -> None:
+        """A request proves that its drafts killed the engine. ``blame`` is called at most once."""
+        self._blame = self._blame or blame
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._blame is not None and not self._suspects and not self._is_settled:
+            self._is_settled = True
+            self._blame()
 
 
 class DraftBlame:

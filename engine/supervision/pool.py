@@ -13,10 +13,11 @@ import logging
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 
 from eaglegate.engine.base import Engine, SupportsUnclaimed
 from eaglegate.engine.speculation.totals import Totals
-from eaglegate.engine.supervision.draft_blame import DraftBlame, DraftHold
+from eaglegate.engine.supervision.draft_blame import DeathInquiry, DraftBlame, DraftHold
 from eaglegate.engine.supervision.policy import (
     LossLog,
     RecoveryObserver,
@@ -134,8 +135,7 @@ class EngineSession:
         self.useful = False
         """A client has got a token of it."""
         self.lost = False
-        self.blamed = False
-        """Its death was put down to its drafts."""
+        self.inquiry = DeathInquiry()
         self.failure = FailureKind.DIED
         """Kind of failure, for a lost session, of the requests that were running in it."""
         self.closed = asyncio.Event()
@@ -220,6 +220,10 @@ class SessionSubmission(Submission):
     def engine(self) -> Engine:
         return self.session.engine
 
+    @property
+    def inquiry(self) -> DeathInquiry:
+        return self.session.inquiry
+
     def record_start(self) -> None:
         self.started = True
         self.pending.confirm()
@@ -283,13 +287,14 @@ class EnginePool:
         An engine that drafts whatever a request asks for proves nothing.
         """
         assert isinstance(submission, SessionSubmission)
-        session, speculation = submission.session, submission.session.info.speculation
+        speculation = submission.session.info.speculation
         most = self.draft_blame.limit(self._depth)
         asked = (one for one in (depth, most, speculation.depth) if one is not None)
-        if session.blamed or not speculation.per_request or not (depth := min(asked)):
-            return
-        session.blamed = True
-        method = speculation.method
+        if speculation.per_request and (depth := min(asked)):
+            blame = partial(self._count_draft_death, speculation.method, depth)
+            submission.inquiry.blame_drafts(blame)
+
+    def _count_draft_death(self, method: str, depth: int) -> None:
         self.observer.record_draft_death(method, depth)
         log.error("an engine died of its drafts (%s, depth %d)", method, depth)
         if (hold := self.draft_blame.add(method, depth)) is None:

@@ -30,6 +30,7 @@ from eaglegate.engine.speculation.accounting import sum_steps
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.steps import put
 from eaglegate.engine.supervision.continuation import Continuation, ReplayDiverged
+from eaglegate.engine.supervision.draft_blame import DeathInquiry
 from eaglegate.engine.supervision.policy import (
     RecoveryObserver,
     RecoveryOutcome,
@@ -94,6 +95,8 @@ class InFlightRequest:
     finished: bool = False
     suspected: list[tuple[Submission, int | None]] = field(default_factory=list)
     """Submissions with drafts that ended with their engine's death, and the depths asked for."""
+    inquiries: list[DeathInquiry] = field(default_factory=list)
+    """The deaths of engines in which it was a suspect, since its last step."""
 
     def take(self, step: Step, submission: Submission) -> Step | None:
         """Account for a step of its engine; the part that is new, None without any."""
@@ -112,6 +115,20 @@ class InFlightRequest:
         """Forget the strikes, once the request has made a step on its current engine."""
         self.strikes = self.crashes = self.blamed = self.signals = 0
         self.waiting_since = None
+        self.end_inquiries()
+
+    def join_inquiry(self, inquiry: DeathInquiry) -> None:
+        inquiry.add_suspect(self)
+        self.inquiries.append(inquiry)
+
+    def end_inquiries(self, *, guilty: bool = False) -> None:
+        """It is no suspect any more. ``guilty``: it kills engines without drafts."""
+        inquiries, self.inquiries = self.inquiries, []
+        for inquiry in inquiries:
+            if guilty:
+                inquiry.convict()
+            else:
+                inquiry.clear(self)
 
     def pop_proven(self) -> list[tuple[Submission, int | None]]:
         """The suspected submissions that a run without drafts proves guilty so far.
@@ -200,6 +217,11 @@ class Submission(Protocol):
     @property
     def engine(self) -> Engine: ...
 
+    @property
+    def inquiry(self) -> DeathInquiry:
+        """The inquiry into its engine's death, which several submissions share."""
+        ...
+
     started: bool
     """The request has made a step."""
     delivered: bool
@@ -263,6 +285,12 @@ class RequestRecovery:
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         inflight = InFlightRequest(request, Continuation(request, accounts=self.provider.accounts))
+        try:
+            await self._generate(inflight, sink)
+        finally:
+            inflight.end_inquiries()
+
+    async def _generate(self, inflight: InFlightRequest, sink: StepSink) -> None:
         continuation = inflight.continuation
         while not inflight.finished:
             if continuation.is_complete:
@@ -313,7 +341,11 @@ class RequestRecovery:
         if kind is FailureKind.NOT_RUN:
             return
         inflight.record_failure(kind, started=submission.started, ran=ran)
+        if kind is FailureKind.DIED and not submission.started and ran is not False:
+            inflight.join_inquiry(submission.inquiry)
         if inflight.is_poison(self.timeouts):
+            if inflight.blamed:  # crashes after the first one are without drafts
+                inflight.end_inquiries(guilty=True)
             self.observer.record_interruption(RecoveryOutcome.QUARANTINED, inflight.request.id)
             self.provider.reset_failures()
             log.error("request %s crashes engines; it is rejected", inflight.request.id)

@@ -8,7 +8,7 @@ import pytest
 
 from eaglegate.engine.base import AppliedDepth
 from eaglegate.engine.errors import RequestQuarantined
-from eaglegate.engine.supervision.draft_blame import WINDOW_S, DraftBlame
+from eaglegate.engine.supervision.draft_blame import WINDOW_S, DeathInquiry, DraftBlame
 from tests.engine.supervision.mortal import (
     Cradle,
     ask,
@@ -109,6 +109,63 @@ async def test_a_request_that_kills_without_drafts_blames_none():
     with pytest.raises(RequestQuarantined):
         await collect(engine, ask("poison"))
     assert notes.draft_deaths == []
+    await engine.aclose()
+
+
+def kills(at: int, *names: str):
+    """A doom: step ``at`` of a request of these names kills engines, with drafts and without."""
+    return lambda life, request, step: request.id.rstrip("0123456789") in names and step == at
+
+
+async def test_bystanders_of_a_request_that_kills_without_drafts_blame_none():
+    """Two have made no step when the engines die, one has made many."""
+    cradle = Cradle(doom=kills(0, "poison"), depth=DEPTH)
+    engine, notes = supervised(cradle)
+    await engine.start()
+    long = asyncio.create_task(collect(engine, ask("long", tokens=400)))
+    for turn in range(3):
+        await asyncio.sleep(0)
+        asked = [ask(f"{name}{turn}", tokens=30) for name in ("a", "poison", "b")]
+        got = await asyncio.gather(
+            *(collect(engine, request) for request in asked), return_exceptions=True
+        )
+        assert isinstance(got[1], RequestQuarantined)
+        assert tokens_of(got[0]) == following(asked[0])
+    assert tokens_of(await long) == following(ask(tokens=400))
+    assert len(notes.lost) >= 6
+    assert notes.draft_deaths == []
+    assert engine.draft_holds == ()
+    await engine.aclose()
+
+
+@pytest.mark.parametrize("guilty", [True, False])
+async def test_drafts_are_blamed_once_every_suspect_has_run_again(guilty: bool):
+    """The first one proves it against them at once; the last may be deadly without them."""
+    inquiry, blamed = DeathInquiry(), list[str]()
+    for name in ("a", "b"):
+        inquiry.add_suspect(name)
+    inquiry.blame_drafts(lambda: blamed.append("first"))
+    inquiry.clear("a")
+    assert blamed == []
+    if guilty:
+        inquiry.convict()
+    inquiry.clear("b")
+    inquiry.blame_drafts(lambda: blamed.append("again"))
+    assert blamed == ([] if guilty else ["first"])
+
+
+async def test_a_suspect_that_leaves_does_not_shield_the_drafts():
+    cradle = Cradle(doom=lambda life, request, step: life == 0 and step == 2, depth=DEPTH)
+    engine, notes = supervised(cradle)
+    await engine.start()
+    cradle.lives[0].frozen.set()
+    asked = [asyncio.create_task(collect(engine, ask(name))) for name in ("a", "b")]
+    await until(lambda: engine._session.stall_detector.num_running == 2)
+    cradle.lives[0].kill()
+    await until(lambda: notes.lost)
+    asked[1].cancel()
+    assert tokens_of(await asked[0]) == following(ask())
+    assert notes.draft_deaths == [("eagle3", DEPTH)]
     await engine.aclose()
 
 
