@@ -1,4 +1,4 @@
-"""Events that a parser makes of an answer's tokens: a closed union of small classes."""
+"""Events that a parser produces from an answer's tokens: a closed union of small classes."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ class Outcome(StrEnum):
     VALID = "valid"
     """Parses and satisfies the tool's JSON schema."""
     SCHEMA_MISMATCH = "schema_mismatch"
-    """Parses as a JSON object, does not satisfy the schema."""
+    """Parses as a JSON object but does not satisfy the schema."""
     MALFORMED = "malformed"
-    """The arguments are no JSON object, or a value in them was not closed; delivered as written."""
+    """The arguments are not a JSON object, or a value was not closed. Delivered as written."""
     TRUNCATED = "truncated"
     """Generation ended inside the call."""
     UNKNOWN_TOOL = "unknown_tool"
-    """No tool of that name was offered; delivered all the same."""
+    """No tool of that name was offered. The call is delivered anyway."""
     UNCHECKED = "unchecked"
-    """Parses as a JSON object; the schema cannot be applied, or not in bounded time."""
+    """Parses as a JSON object, but the schema cannot be applied, or not in bounded time."""
 
 
 class Repair(StrEnum):
     """Repair of a call's arguments, made because only one meaning was possible."""
 
     ARGUMENTS_KEY = "arguments_key"
-    """The arguments stood under another key, or beside the name."""
+    """The arguments were under another key, or next to the name."""
     CONTROL_CHARACTER = "control_character"
-    """A line break or another control character stood in a string."""
+    """A string contained a line break or another control character."""
     DOUBLE_ENCODED = "double_encoded"
     """The arguments were a JSON string that holds an object."""
     INVALID_ESCAPE = "invalid_escape"
-    """A backslash stood before a character that JSON does not escape."""
+    """A backslash preceded a character that JSON does not escape."""
     MISSING_BRACKET = "missing_bracket"
     """Closing brackets were missing at the end of the call."""
     NULL_ARGUMENTS = "null_arguments"
-    """The arguments were ``null``: there are none."""
+    """The arguments were ``null``, which means no arguments."""
     QUOTED_VALUE = "quoted_value"
-    """A value was in quotes that its type has not."""
+    """A value was quoted although its type takes no quotes."""
     REPEATED_PARAMETER = "repeated_parameter"
-    """A parameter was given twice; the first stands."""
+    """A parameter was given twice. The first value counts."""
     TRAILING_COMMA = "trailing_comma"
-    """A comma stood before a closing bracket."""
+    """A comma preceded a closing bracket."""
     WRAPPER = "wrapper"
     """The arguments were inside one parameter that the tool does not have."""
 
@@ -66,13 +66,13 @@ class ContentDelta(Struct, frozen=True):
 
 
 class ToolCallStart(Struct, frozen=True, repr_omit_defaults=True):
-    """Opens call ``index`` (0, 1, ... per answer); id and name appear here and nowhere else."""
+    """Start of call ``index`` (0, 1, ... per answer). Only this event has the id and the name."""
 
     index: int
     id: str
     name: str
     custom: bool = False
-    """A custom tool, whose argument is one text."""
+    """True for a custom tool, whose only argument is plain text."""
 
 
 class ToolCallDelta(Struct, frozen=True):
@@ -83,7 +83,7 @@ class ToolCallDelta(Struct, frozen=True):
 
 
 class ToolCallEnd(Struct, frozen=True, repr_omit_defaults=True):
-    """Ends a call. ``written`` is what the model wrote where ``repairs`` have changed it."""
+    """End of a call. ``written`` is the model's own text if ``repairs`` changed it."""
 
     index: int
     outcome: Outcome
@@ -97,7 +97,7 @@ ParserEvent = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallDelta | To
 class FinishReason(StrEnum):
     """Why an engine stopped producing tokens for a request.
 
-    An engine that aborts a request nobody left has ended: that is an error (EngineDead).
+    An abort that no client caused means that the engine has died: that is an error (EngineDead).
     """
 
     STOP = "stop"

@@ -1,7 +1,8 @@
-"""A Lark grammar as a TextGrammar.
+"""Conversion of Lark grammars and regular expressions to a TextGrammar.
 
-Lark's own grammar of its syntax parses it; rules are not expanded, because that may not end.
-Terminals are written out in place: a lexer that takes the longest match allows less.
+Lark's own grammar of its syntax parses the definition. Rules are not expanded, because expansion
+may not terminate. Terminals are matched without a lexer, so the result accepts more than Lark's
+longest-match lexer does.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ if TYPE_CHECKING:
 START = "start"
 COMMON = "common__"
 IGNORED = Rule("ignored__ANY")
-"""Rule of ignored text, with a name that no rule of Lark can have in either case."""
+"""Rule for ignored text. A Lark rule name cannot mix cases, so no rule can have this name."""
 FLAGS = {"i": re.IGNORECASE, "s": re.DOTALL, "m": re.MULTILINE, "x": re.VERBOSE, "u": re.UNICODE}
 TIMES = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 REPLACED = {"ESCAPED_STRING": r'"([^"\\\n]|\\[^\n])*"', "C_COMMENT": r"/\*([^*]|\*+[^*/])*\*+/"}
-"""Terminals of Lark's ``common`` that look behind, or end at the first possible place."""
+"""Replacements for terminals of Lark's ``common`` that use lookbehind or lazy matching."""
 
 
 def lark_grammar(definition: str) -> TextGrammar:
-    """Raises BadGrammar."""
+    """Convert a Lark grammar. Raises BadGrammar."""
     reading = _Reading()
     try:
         reading.read(_tree(definition))
@@ -77,7 +78,7 @@ def _syntax() -> Lark:
 
 @cache
 def _common() -> dict[str, Tree[Any]]:
-    """The terminals of ``%import common``."""
+    """Return the terminals of ``%import common`` by name."""
     from importlib.resources import files
 
     source = (files("lark") / "grammars" / "common.lark").read_text("utf-8")
@@ -85,7 +86,7 @@ def _common() -> dict[str, Tree[Any]]:
 
 
 def _plain(name: str) -> str:
-    """Strip the marks that only matter for the tree that Lark would make."""
+    """Strip the prefixes that affect only Lark's parse tree."""
     return name.lstrip("!?")
 
 
@@ -168,7 +169,7 @@ class _Body:
     """The right side of a rule."""
 
     spaced: bool = False
-    """Whether ignored text may follow every terminal."""
+    """True if ignored text may follow every terminal."""
     prefix: str = ""
 
     def node(self, tree: Tree[Any]) -> Node:
@@ -253,14 +254,14 @@ CATEGORIES = {
     sre.CATEGORY_NOT_SPACE: other_than(SPACES),
     sre.CATEGORY_NOT_WORD: other_than(WORD),
 }
-"""ASCII alone."""
+"""Character classes, limited to ASCII."""
 LINE_BREAK = char(0x0A)
 BEGINS = (sre.AT_BEGINNING, sre.AT_BEGINNING_STRING)
 ENDS = (sre.AT_END, sre.AT_END_STRING)
 
 
 def regex_grammar(pattern: str) -> TextGrammar:
-    """Raises BadGrammar. ``^`` and ``$`` around all of it say nothing new."""
+    """Convert a regular expression; an outer ``^`` and ``$`` are redundant. Raises BadGrammar."""
     try:
         parsed = _parse(pattern, 0)
         items = list(parsed)
@@ -274,7 +275,7 @@ def regex_grammar(pattern: str) -> TextGrammar:
 
 
 def regex_node(pattern: str, flags: int = 0) -> Node:
-    """The same as a part of something larger. Raises BadGrammar."""
+    """Convert a regular expression to a node of a larger grammar. Raises BadGrammar."""
     parsed = _parse(pattern, flags)
     return _sequence(list(parsed), parsed.state.flags)
 

@@ -1,8 +1,8 @@
 """Grammar of a custom tool's text, written as EBNF for the engine.
 
-A small tree of character sets, made from a regular expression or a Lark grammar. It is written as
-xgrammar's EBNF, either for the text as it is or for the text inside a JSON string: most models
-write a call's arguments as JSON, and there a quote is two characters.
+The grammar is a small tree of character sets, built from a regular expression or a Lark grammar.
+It is written as xgrammar's EBNF, either for the plain text or for the text inside a JSON string:
+most models write a call's arguments as JSON, where a quote takes two characters.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ TOO_DEEP = f"it is nested too deeply, more than {MAX_DEPTH} levels"
 NAMED = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 """Characters that JSON writes as a backslash and one character."""
 SPECIAL: tuple[Range, ...] = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
-"""Ranges of characters that JSON does not write as they are."""
+"""Ranges of characters that JSON has to escape."""
 
 
 class BadGrammar(ValueError):
-    """The message names what is wrong or not supported."""
+    """Invalid or unsupported grammar. The message names the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of these ranges: sorted, disjoint, without surrogates."""
+    """One character from sorted, disjoint ranges without surrogates."""
 
     ranges: tuple[Range, ...]
 
@@ -47,7 +47,7 @@ class Repeat:
     item: Node
     least: int
     most: int | None = None
-    """None for any number."""
+    """Upper bound, or None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +62,20 @@ Node = Chars | Sequence | Choice | Repeat | Rule
 
 @dataclass(frozen=True, slots=True)
 class TextGrammar:
-    """Rules by name; the text matches ``start``."""
+    """Rules by name, and the node ``start`` that the whole text matches."""
 
     start: Node
     rules: Mapping[str, Node]
 
     def __post_init__(self) -> None:
-        """Raises BadGrammar for what is too deep, and where no text matches at all."""
+        """Raise BadGrammar if the grammar is nested too deeply or matches no text."""
         if max(map(_depth, (self.start, *self.rules.values()))) > MAX_DEPTH:
             raise BadGrammar(TOO_DEEP)
         if not self._matches_something():
             raise BadGrammar("no text matches it")
 
     def ebnf(self, in_json: bool) -> str:
-        """Write the grammar in EBNF, of the text itself or of a JSON string that holds it."""
+        """Write the grammar as EBNF, for the text itself or for a JSON string around it."""
         write = _Writer(_in_json if in_json else _plain)
         bodies = {"root": self.start, **{_name(name): body for name, body in self.rules.items()}}
         return "\n".join(f"{name} ::= {write.node(body)}" for name, body in bodies.items())
@@ -116,7 +116,7 @@ def char(code: int, ignore_case: bool = False) -> Chars:
 
 
 def in_both_cases(found: Chars) -> Chars:
-    """Add the other case: of any single character, and of ASCII characters in ranges."""
+    """Add the other case of every single character and of ASCII characters in ranges."""
     more = list(found.ranges)
     for low, high in found.ranges:
         if low == high:
@@ -169,7 +169,7 @@ def _name(rule: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Nodes as EBNF; ``chars`` writes a set of characters."""
+    """Writer of nodes as EBNF; ``chars`` writes a set of characters."""
 
     chars: Callable[[Chars], list[str]]
 
@@ -201,7 +201,7 @@ def _times(least: int, most: int | None) -> str:
 
 
 def _plain(found: Chars) -> list[str]:
-    """A class of characters."""
+    """Write a character class for plain text."""
     if not found.ranges:
         return []
     inside = "".join(
@@ -211,7 +211,7 @@ def _plain(found: Chars) -> list[str]:
 
 
 def _in_json(found: Chars) -> list[str]:
-    """The same where some are written as escapes."""
+    """Write a character class for text in a JSON string, where some characters are escaped."""
     bare: Iterable[Range] = found.ranges
     for taken in SPECIAL:
         bare = list(_without(taken, bare))

@@ -1,12 +1,13 @@
-"""Parsers of model output: token ids in, events out, the same however they are cut into steps.
+"""Parsers of model output: token ids in, events out, however the ids are split into steps.
 
 ``answer.make_parser`` makes a parser for one answer; ``server/generation/grammar.py`` calls it
-for each choice. ``reader.py`` drives a format's routine over text and marker tokens, with a worked
-example; ``answer.py`` is the routine of a whole answer, ``output.py`` where a routine writes.
-Formats are in ``formats/``, one row each in ``registry.py``, most of them tables for the routines
-in ``tagged.py`` and ``json_blocks.py``. Rules: docs/parsers.md.
+for each choice. ``reader.py`` drives a format's routine over text and marker tokens, and explains
+it with a worked example. ``answer.py`` has the routine of a whole answer, and ``output.py`` the
+output that a routine writes to. Formats are in ``formats/``, with one row each in ``registry.py``.
+Most of them are tables for the routines in ``tagged.py`` and ``json_blocks.py``. The rules are in
+docs/parsers.md.
 
-For a new format, begin with the one that looks most like it:
+For a new format, begin with the format that looks most like it:
 
     {"name": "get_weather", "arguments": {}} between markers    formats/json_lists.py
     a name, then JSON, between tokens                           formats/sections.py

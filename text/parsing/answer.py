@@ -1,4 +1,4 @@
-"""The routine of a whole answer, and the parser that reads it.
+"""The routine that reads a whole answer, and the parser built on it.
 
 Reasoning, content and tool calls come in any order.
 """
@@ -36,7 +36,7 @@ from eaglegate.text.parsing.vocabulary import Vocabulary
 
 
 def read_message(context: ParsingContext) -> Routine:
-    """Reads an answer to its end."""
+    """Read an answer to its end."""
     whole = context.tools.channels or context.reasoning.channels or _read_parts
     try:
         yield from whole(context)
@@ -59,14 +59,14 @@ def _read_rest(context: ParsingContext) -> Routine:
 
 
 def _read_reasoning(context: ParsingContext, labelled: bool = False) -> Routine:
-    """Up to an end marker. A second start marker says nothing new when it comes first."""
+    """Read thinking up to an end marker. A repeated start marker at its beginning is dropped."""
     out, reasoning = context.out, context.reasoning
     thinking = out.content if reasoning.inline else out.reasoning
     if reasoning.inline:
         thinking.write(reasoning.starts[0])
     out.phase = Phase.REASONING
     out.reasoning.label = reasoning.label if labelled else ""
-    calls = _sure_openers(context) if reasoning.forgets_end else ()
+    calls = _token_openers(context) if reasoning.forgets_end else ()
     delimiters = context.lexicon.delimiters(*reasoning.starts, *reasoning.ends, *calls)
     begun = False
     while (marker := (yield Until(delimiters, thinking.write))) not in reasoning.ends:
@@ -84,23 +84,22 @@ def _read_reasoning(context: ParsingContext, labelled: bool = False) -> Routine:
     out.content.lead = reasoning.framing
 
 
-def _sure_openers(context: ParsingContext) -> tuple[str, ...]:
-    """Openers that are tokens: the same characters as text are a quotation."""
+def _token_openers(context: ParsingContext) -> tuple[str, ...]:
+    """Return the openers that are tokens. The same characters as plain text are a quotation."""
     return tuple(filter(context.lexicon.is_token, context.tools.openers))
 
 
 def _read_meant(opener: str, context: ParsingContext) -> Routine:
-    """Reads the calls that ended the thinking."""
+    """Read the calls that ended the thinking."""
     context.out.reasoning.marker()
     yield from _read_calls(opener, context)
     yield from _read_rest(context)
 
 
 def read_content(context: ParsingContext, *ends: str) -> Generator[Want, str, str]:
-    """Read content up to the next marker, and the call or thinking that it opens; returns the
-    marker.
+    """Read content up to the next marker, and the call or thinking that it opens.
 
-    A stray marker token is no content, except in a body that only ``ends`` end.
+    Returns the marker. A stray marker token is dropped, except in a body that only ``ends`` end.
     """
     out, reasoning, tools = context.out, context.reasoning, context.tools
     frame = reasoning.answer or ()
@@ -128,7 +127,7 @@ def read_content(context: ParsingContext, *ends: str) -> Generator[Want, str, st
 def _read_frame(
     marker: str, delimiters: Delimiters, context: ParsingContext
 ) -> Generator[Want, str, str]:
-    """The frame around the answer: it begins with one, or ends with the other; else it is text."""
+    """Read a marker of the frame around the answer. Elsewhere the marker is text."""
     content = context.out.content
     opening = context.reasoning.answer[0] if context.reasoning.answer else ""
     if marker == opening and not content.written:
@@ -187,13 +186,13 @@ def make_parser(
     spelled: bool = False,
     repairs: bool = True,
 ) -> Parser:
-    """A parser for one answer, by the names of its formats.
+    """Make a parser for one answer, by the names of its formats. Raises ``UnknownParser``.
 
-    ``tools`` are those offered, as the API writes them; with None, for want of knowledge, no call
-    counts as unknown. Those named in ``custom`` take one text. Without ``parallel`` only the first
-    call is delivered. Of calls held by a grammar, ``sound`` says that they are JSON, ``spelled``
-    that any tokens make a marker. With ``repairs`` arguments are mended where that is safe. Raises
-    ``UnknownParser``.
+    ``tools`` are the offered tools, as the API writes them. None means that they are not known,
+    so that no call counts as unknown. The tools named in ``custom`` take plain text. Without
+    ``parallel`` only the first call is delivered. ``sound`` and ``spelled`` describe calls that a
+    grammar constrains: with ``sound`` they are valid JSON, with ``spelled`` a marker may be written
+    with any tokens. With ``repairs`` arguments are repaired where that is safe.
     """
     lexicon = vocabulary.spelled if spelled else vocabulary.lexicon
     names = tool_parser, reasoning_parser
@@ -220,18 +219,18 @@ def make_parser(
 
 @dataclass(frozen=True, slots=True)
 class AnswerForms:
-    """Parts that all answers in the same formats share, as a vocabulary writes them."""
+    """Parts that all answers in the same formats share, in the form of one vocabulary."""
 
     tools: ToolFormat
     fragment: str
-    """The token that FRAGMENT stands for."""
+    """Token that FRAGMENT stands for."""
     reasoning: ReasoningFormat
     trail: str
-    """White space that may end the content and is none."""
+    """White space at the end of the content that is not part of it."""
     structure: Mapping[int, str | None]
-    """See ``Parser``."""
+    """Token ids that are not text; see ``Parser``."""
     thinks_in_text: bool
-    """Plain text may start or end the thinking."""
+    """True if plain text may start or end the thinking."""
 
 
 def _fit_forms(
@@ -267,7 +266,7 @@ def make_fallback_parser(
     parallel: bool = True,
     custom: Collection[str] = (),
 ) -> Parser:
-    """A parser for one answer, as ``make_parser`` makes one."""
+    """Make a parser for one answer that reads it with ``parser``, a parser of the engine."""
     out = Emitter()
     calls = Calls(out, OfferedTools(tools), random_id, parallel, custom, repairs=False)
     output, recorder = Output(out, calls), Recorder(vocabulary.decoder())
@@ -278,7 +277,7 @@ def make_fallback_parser(
 
 
 def fit_reasoning(name: str | None, vocabulary: Vocabulary) -> ReasoningFormat:
-    """The reasoning format as this vocabulary writes it. Raises ``UnknownParser``."""
+    """Return the reasoning format in the form of this vocabulary. Raises ``UnknownParser``."""
     form = reasoning_format(name)
     if form.untokened and form.starts[0] not in vocabulary.ids:
         return form.untokened
@@ -286,7 +285,7 @@ def fit_reasoning(name: str | None, vocabulary: Vocabulary) -> ReasoningFormat:
 
 
 def _tool_form(name: str | None, vocabulary: Vocabulary) -> tuple[ToolFormat, str]:
-    """The format as this vocabulary writes it, and the token that FRAGMENT stands for in it."""
+    """Return the format in the form of this vocabulary, and the token that FRAGMENT stands for."""
     form = tool_format(name) if name else NO_TOOLS
     if form.suffixed and vocabulary.suffix:
         form = form.suffixed(vocabulary.suffix)

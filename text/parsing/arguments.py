@@ -1,8 +1,8 @@
-"""JSON arguments out of parameters that a model writes as text: XML-like, GLM, pythonic.
+"""JSON arguments from parameters that a model writes as text: XML-like, GLM, pythonic.
 
-The tool's schema says what a parameter's text means. Where it can only be a string, the JSON
-string is written as the text comes. Everything else is written when the parameter is closed,
-since ``12`` is not known to be a number before that.
+The tool's schema says what a parameter's text means. If the parameter can only be a string, the
+JSON string is written as the text arrives. Every other value is written when the parameter is
+closed, because ``12`` is not known to be a number before that.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from eaglegate.text.parsing.tools import parse_object, read_json
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
 _KEY = re.compile(r"""[^\s<>"'={}]{1,256}""")
-"""Name of a parameter that the tool does not have. Any other name makes its tag a broken one."""
+"""Plausible name of a parameter that the tool does not have. Any other name means a broken tag."""
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwargs", "properties"})
-"""Names under which models put all arguments together, whatever the tool's schema says."""
+"""Names under which models put all arguments together, regardless of the tool's schema."""
 
 
 def as_json(text: str, allowed: frozenset[str]) -> str:
-    """The JSON text of a parameter's text, as written where that is JSON of an allowed type.
+    """Return a parameter's text as JSON, unchanged if it is JSON of an allowed type.
 
-    What fits no allowed type becomes a string: nothing is lost, and the outcome shows it.
+    Text that fits no allowed type becomes a string: nothing is lost, and the outcome shows it.
     """
     written = text.strip()
     word = _WORDS.get(written.lower(), "")
@@ -52,7 +52,7 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
 
 
 def unquote_value(text: str, allowed: frozenset[str]) -> str | None:
-    """A value in quotes as what its type says; None where the quotes may be meant."""
+    """Return a quoted value as JSON of its type; None if the quotes may be meant."""
     written = text.strip()
     if "string" in allowed or len(written) < 2 or written[0] != '"' or written[-1] != '"':
         return None
@@ -65,7 +65,7 @@ def unquote_value(text: str, allowed: frozenset[str]) -> str | None:
 
 
 def _number(written: str, fractions: bool) -> str:
-    """A number as written where that is JSON, else as Python reads it; empty if it is none."""
+    """Return a number as written if that is JSON, else as Python reads it; "" for other text."""
     try:
         value = float(written)
     except ValueError:
@@ -80,7 +80,7 @@ def _number(written: str, fractions: bool) -> str:
 
 
 def _container(written: str) -> str:
-    """An object or array as written, or as JSON where it is written in Python; else empty."""
+    """Return an object or array as written, or as JSON if it is a Python literal; else ""."""
     try:
         read_json(written)
         return written
@@ -96,11 +96,11 @@ def _container(written: str) -> str:
 
 
 _ELEMENT = re.compile(r"<(?P<key>[\w.-]{1,64})>\n?(?P<value>.*?)\n?</(?P=key)>", re.DOTALL)
-"""A parameter that a model has written as an element of its name."""
+"""Parameter that a model has written as an element with the parameter's name."""
 
 
 def _joins_strings(written: str) -> bool:
-    """Whether two strings stand side by side, which Python joins: a comma is missing."""
+    """Return True if two strings are adjacent. Python joins them, but a comma is missing."""
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(written).readline))
     except (tokenize.TokenError, SyntaxError):
@@ -110,10 +110,11 @@ def _joins_strings(written: str) -> bool:
 
 
 class ArgumentsWriter:
-    """Writes the arguments of the open call, parameter by parameter.
+    """Writer of the open call's arguments, parameter by parameter.
 
-    Left when the call is finished, and with it the object, or where the output ends: an open value
-    goes out as it was written. A model that stopped between two parameters had no more to say.
+    A context manager. It is left when the call is finished, which closes the object, or when the
+    output ends: then an open value is delivered as written. If the model itself stopped between
+    two parameters, the object is closed as well.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -121,7 +122,7 @@ class ArgumentsWriter:
         self._tool = calls.tool
         self.properties: Mapping[str, Any] = self._tool.properties if self._tool else {}
         self.given: set[str] = set()
-        """The parameters begun so far."""
+        """Parameters begun so far."""
         self._texts: dict[str, list[str]] = {}
         self._parts: list[str] = []
         self._value: _Value | None = None
@@ -129,25 +130,25 @@ class ArgumentsWriter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are none so far."""
+        """True if nothing has been written so far."""
         return not self.given and not self._verbatim
 
     @property
     def text(self) -> str:
-        """The open parameter's, so far."""
+        """Text of the open parameter so far."""
         return "".join(self._parts)
 
     def allowed(self, key: str) -> frozenset[str]:
-        """The types the schema allows for a parameter."""
+        """Return the types that the schema allows for a parameter."""
         return self._tool.kinds(key) if self._tool else STRING
 
     def key(self, key: str) -> None:
-        """The next parameter, whose value the caller writes."""
+        """Begin the next parameter; the caller writes its value."""
         self._calls.write((", " if self.given else "{") + encode_basestring(key) + ": ")
         self.given.add(key)
 
     def begin(self, key: str, allowed: frozenset[str] | None = None) -> None:
-        """The next parameter, of the types the schema allows unless the format says which."""
+        """Begin the next parameter. ``allowed`` are its types if the format states them."""
         self._parts = []
         if key not in self.properties and not _KEY.fullmatch(key):
             self._calls.spoil()
@@ -160,28 +161,28 @@ class ArgumentsWriter:
         self.key(key)
         self._value = _value(self._calls, self.allowed(key) if allowed is None else allowed)
         if allowed is not None and "string" not in allowed and self.allowed(key) > STRING:
-            self._value = _Said(self._calls, allowed)
+            self._value = _Declared(self._calls, allowed)
         self._texts[key] = self._parts
 
     def wraps(self, key: str) -> bool:
-        """Whether all arguments may stand in this one, which the tool does not have."""
+        """Return True if this parameter, which the tool does not have, may hold all arguments."""
         known = self._tool is not None and bool(self.properties)
         return known and not self.given and key in WRAPPERS and key not in self.properties
 
     def write(self, text: str) -> None:
-        """A piece of the parameter's text."""
+        """Write a piece of the parameter's text."""
         assert self._value is not None
         self._parts.append(text)
         self._value.write(text)
 
     def end(self) -> None:
-        """The parameter is closed."""
+        """Close the parameter."""
         if self._value is not None:
             self._value.end()
         self._value = None
 
     def unwrap(self, key: str, text: str) -> None:
-        """The object in ``text`` as the arguments, where the parameter ``key`` holds one."""
+        """Write the object in the wrapper ``key`` as the arguments, or else write a parameter."""
         written = _container(text.strip())
         inner = parse_object(written)
         if inner is None or not self._calls.repairing:
@@ -195,12 +196,12 @@ class ArgumentsWriter:
             self.given.update(inner)
 
     def verbatim(self, text: str) -> None:
-        """Write text that is no parameter as it stands. The arguments are no object then."""
+        """Write text outside parameters unchanged. The arguments are then not an object."""
         self._verbatim = True
         self._calls.write(text)
 
     def write_whole(self, text: str) -> None:
-        """A piece of the object that holds all arguments."""
+        """Write a piece of an object that holds all arguments."""
         self._verbatim = True
         self._calls.write_json(text)
 
@@ -222,7 +223,7 @@ class ArgumentsWriter:
         return marker
 
     def _read_elements(self, text: str) -> bool:
-        """Whether the text is elements that have the names of parameters, which are written."""
+        """Write elements named like parameters. Return False if the text is anything else."""
         found = list(_ELEMENT.finditer(text))
         keys = {element["key"] for element in found}
         is_whole = not _ELEMENT.sub("", text).strip() and len(keys) == len(found)
@@ -235,14 +236,14 @@ class ArgumentsWriter:
         return True
 
     def distrust(self, text: str) -> None:
-        """Text where a parameter is expected may be one whose tags are broken."""
+        """Distrust text where a parameter is expected: it may be a parameter with broken tags."""
         if text.strip():
             self._calls.spoil()
 
     def inline(self, text: str) -> None:
-        """Some models write an object after all, in a format that has parameters.
+        """Write an object that a model has put in place of parameters.
 
-        Other text may be a parameter whose tags are broken: the call lacks it.
+        Other text may be a parameter with broken tags, which the call then lacks.
         """
         if text.lstrip().startswith("{"):
             self.verbatim(text.strip())
@@ -265,7 +266,7 @@ class ArgumentsWriter:
 
 
 class _Text:
-    """A string, escaped as it comes."""
+    """String that is escaped as it arrives."""
 
     def __init__(self, calls: Calls) -> None:
         self._write = calls.write
@@ -280,11 +281,11 @@ class _Text:
         self._write('"' if self._opened else '""')
 
     def truncate(self) -> None:
-        """Everything has been written."""
+        """Do nothing: everything has been written."""
 
 
 class _Whole:
-    """A value that is nothing before it is whole."""
+    """Value that is written only when it is complete."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -298,9 +299,9 @@ class _Whole:
 
 
 class _Repeated(_Whole):
-    """A parameter that is there already: its text is not written again.
+    """Repeated parameter, which is not written again.
 
-    The first has been delivered, so that it stands; another text makes the call malformed.
+    The first value has been delivered, so it counts. A different text makes the call malformed.
     """
 
     def __init__(self, calls: Calls, first: list[str]) -> None:
@@ -316,11 +317,11 @@ class _Repeated(_Whole):
         self._calls.keep_raw(text)
 
     def truncate(self) -> None:
-        """Drop the value: an unfinished one says nothing."""
+        """Drop the value: an unfinished repetition is no evidence."""
 
 
 class _Wrapped(_Whole):
-    """A parameter that may hold all arguments: its whole text decides."""
+    """Parameter that may hold all arguments, which only its whole text shows."""
 
     def __init__(self, arguments: ArgumentsWriter, key: str) -> None:
         super().__init__()
@@ -335,7 +336,7 @@ class _Wrapped(_Whole):
 
 
 class _Typed(_Whole):
-    """A value whose type its whole text decides."""
+    """Value whose type depends on its whole text."""
 
     def __init__(self, calls: Calls, allowed: frozenset[str]) -> None:
         super().__init__()
@@ -355,8 +356,8 @@ class _Typed(_Whole):
         self._write(self.text.strip())
 
 
-class _Said(_Typed):
-    """A value whose type the model names: what is of another contradicts that."""
+class _Declared(_Typed):
+    """Value whose type the model names. A value of another type makes the call malformed."""
 
     def end(self) -> None:
         super().end()
@@ -365,7 +366,7 @@ class _Said(_Typed):
 
 
 class _TextOrNull:
-    """A string from the first character on that cannot belong to a null."""
+    """String or null. It is written as a string once its text can no longer be a null."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls

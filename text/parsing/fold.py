@@ -1,6 +1,6 @@
-"""Events joined: those of one feed by ``Emitter``, those of a whole answer by ``AnswerFold``.
+"""Joining of events: ``Emitter`` joins the events of one feed, ``AnswerFold`` of a whole answer.
 
-A whole answer is what a client has after it joins the stream.
+A folded answer is what a client has after joining the stream.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Folded:
 
 
 def fold(events: Iterable[ParserEvent]) -> Folded:
-    """Join the pieces. Calls come in order of their index."""
+    """Join the pieces of an answer. Calls are in order of their index."""
     answer = AnswerFold()
     for event in events:
         answer.add(event)
@@ -111,14 +111,13 @@ _WHOLE = (Outcome.VALID, Outcome.SCHEMA_MISMATCH, Outcome.UNCHECKED)
 
 
 class Emitter:
-    """Collects the events of one feed, neighbouring pieces of the same text joined.
+    """Collector of the events of one feed, which joins neighbouring pieces of the same text.
 
-    Text of one kind at a time; what is never written makes no event.
+    Text is of one kind at a time, and empty text makes no event. ``fragment`` replaces a FRAGMENT
+    that is left in a text.
 
-    ``fragment`` is what FRAGMENT stands for, where it is left in a text.
-
-    The end of a call waits for what follows it: parts of a call outside of it, or text behind one
-    whose brackets the parser has closed, say that the call was not read as it was meant.
+    The end of a call is held back until something follows it. Parts of a call outside the call, or
+    text after a call whose brackets the parser has closed, show that the call was misread.
     """
 
     __slots__ = ("_end", "_events", "_index", "_is_fragile", "_make", "_parts", "fragment")
@@ -128,12 +127,12 @@ class Emitter:
         self._events: list[ParserEvent] = []
         self._parts: list[str] = []
         self._make: _TextDelta | None = ContentDelta
-        """None for arguments, those of the call ``_index``."""
+        """Event class of the pending text; None for arguments of the call ``_index``."""
         self._index = -1
         self._end: ToolCallEnd | None = None
-        """The end that waits."""
+        """End of a call that is held back."""
         self._is_fragile = False
-        """Text makes it malformed."""
+        """True if text after the call makes it malformed."""
 
     def reasoning(self, text: str) -> None:
         if self._make is not ReasoningDelta:
@@ -159,23 +158,23 @@ class Emitter:
         self._events.append(event)
 
     def hold(self, end: ToolCallEnd, is_fragile: bool) -> None:
-        """The end of a call, for as long as nothing follows."""
+        """Hold back the end of a call until something follows."""
         self.release()
         self._end, self._is_fragile = end, is_fragile
         self._make, self._index = None, -1
 
     def doubt(self) -> None:
-        """The call that ended last was not meant as it was read, if its end still waits."""
+        """Mark the last call as malformed if its end is still held back: the call was misread."""
         if self._end is not None and self._end.outcome in _WHOLE:
             self._end = replace(self._end, outcome=Outcome.MALFORMED)
 
     def doubt_fragile(self) -> None:
-        """Doubt the call that ended last if it lacks its end: what follows may belong to it."""
+        """Doubt the last call if it lacks an end marker: the text after it may belong to it."""
         if self._is_fragile:
             self.doubt()
 
     def release(self) -> None:
-        """Something else begins, or nothing follows."""
+        """Emit the pending text and the end of a call that was held back."""
         if self._parts:
             self._join()
         if self._end is not None:

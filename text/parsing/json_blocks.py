@@ -1,12 +1,12 @@
-"""Routines of formats whose calls are JSON between markers, a table of markers each.
+"""Routines for formats whose calls are JSON between markers. A format is a table of markers.
 
-``JsonBlock``: names and arguments are JSON. A marker that is plain text opens only where JSON of a
-call follows it, and closes only outside of strings. Without a closing marker the calls end with
+``JsonBlock``: names and arguments are JSON. A plain-text marker opens a call only if a call's JSON
+follows it, and closes a call only outside strings. Without a closing marker the calls end with
 their list or object.
 
 ``Sections``: a header, a separator and arguments, between tokens (Kimi K2, DeepSeek V3 and V3.1,
-PLaMo 3). White space around the arguments is no part of them. A call may come without its section,
-and ends at the latest where the next call or the section ends.
+PLaMo 3). White space around the arguments is not part of them. A call may occur without a section.
+It ends at the latest with the next call or the end of the section.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ OBJECT: Follow = {'{"': None, "[": {'{"': None}}
 
 @dataclass(frozen=True, slots=True)
 class JsonBlock:
-    """The markers of one format."""
+    """Markers of one format."""
 
     opener: str
     closer: str = ""
     others: tuple[str, ...] = ()
-    """Further tokens that mean nothing by themselves."""
+    """Other tokens, which mean nothing by themselves."""
     names: tuple[str, ...] = ("name",)
     is_keyed: bool = False
-    """An object has one key, the name, and its value is the arguments."""
+    """True if an object has one key, the name, whose value is the arguments."""
     framing: str = "\n"
     aliases: tuple[str, ...] = ()
-    """Markers that may stand in place of the opener."""
+    """Markers that may replace the opener."""
     begins: Follow = field(default_factory=lambda: BEGINS)
-    """Text that must follow an opener that is plain text."""
+    """Text that must follow a plain-text opener."""
     tags: Tags | None = None
-    """Tags that some models write between the markers in place of JSON."""
+    """Tags that some models write between the markers instead of JSON."""
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -92,23 +92,21 @@ class JsonBlock:
         )
 
     def _read_tags(self, tags: Tags, context: ParsingContext) -> Subroutine:
-        """Calls of offered tools in tags: the marker behind them, or DONE if there are none."""
+        """Read calls of offered tools in tags. Return the marker after them, or DONE."""
         head: Follow = {tags.call: tags.head(context.lexicon, context.calls.names or (NAME,))}
         if (yield Ahead(head, context.lexicon.delimiters())) != Ahead.YES:
             return DONE
         return (yield from tags.read(context))
 
     def _find_ends(self, context: ParsingContext) -> Mapping[str, Follow | None]:
-        """Find the markers that may end a forgotten string, each with the text that must follow
-        it.
-        """
+        """Return the markers that may end an unclosed string, with the text that must follow."""
         again = context.follow(OBJECT, *self.openers)
         return dict.fromkeys(self.openers, OBJECT) | ({self.closer: again} if self.closer else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """The markers of one format. ``begin`` opens a call by its header, if that names one."""
+    """Markers of one format. ``begin`` opens a call if the header names one."""
 
     section: str
     section_end: str
@@ -119,7 +117,7 @@ class Sections:
     inside: tuple[str, ...] = ()
     """Markers around each call that mean nothing by themselves."""
     others: tuple[tuple[str, str], ...] = ()
-    """Markers that models write in place of the section's own."""
+    """Markers that models write instead of the section's own."""
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -160,7 +158,7 @@ class Sections:
     def _between(
         self, delimiters: Delimiters, stray: Framed, context: ParsingContext
     ) -> Subroutine:
-        """Text between calls is content, but for a header whose opening token is missing."""
+        """Read text between calls: content, or a header without its opening token."""
         parts: list[str] = []
         try:
             marker = yield Until(delimiters, parts.append, stray=context.stray)
@@ -179,13 +177,13 @@ class Sections:
         return (yield from self._finish(context))
 
     def _finish(self, context: ParsingContext) -> Subroutine:
-        """The rest of a call, from behind its separator."""
+        """Read the rest of a call, from after its separator."""
         marker = yield from self._arguments_text(context)
         context.calls.close(is_fragile=not context.calls.written)
         return marker
 
     def read(self, context: ParsingContext) -> Subroutine:
-        """One call: returns the marker that ended it. Models write it as an object at times."""
+        """Read one call, or a call written as an object. Return the marker that ended it."""
         header: list[str] = []
         delimiters = context.lexicon.delimiters(self.separator, *self.ends)
         if (yield Next(delimiters, keep=None)) == "{":
@@ -196,7 +194,7 @@ class Sections:
             delimiters, header, lambda name: self.begin(context.calls, name)
         )
         written, inline = "".join(header), ""
-        if marker != self.separator:  # models forget it
+        if marker != self.separator:  # some models omit the separator
             written, brace, inline = written.partition("{")
             inline = brace + inline
         if not self.begin(context.calls, written.strip()):
@@ -211,7 +209,7 @@ class Sections:
         return marker
 
     def _arguments_text(self, context: ParsingContext) -> Subroutine:
-        """Arguments behind the separator, in a fence or not: the marker behind them."""
+        """Read the arguments after the separator, fenced or not. Return the marker after them."""
         delimiters, write = context.lexicon.delimiters(*self.ends), context.calls.write_json
         marker = yield Next(delimiters, keep=None)
         fenced = marker == "`" and (yield skip_fence(delimiters)) == Skipping.YES
@@ -229,7 +227,7 @@ class Sections:
         return marker
 
     def _quotes(self, context: ParsingContext) -> Quotes:
-        """A string is given up where the section goes on or ends, and the output with it."""
+        """Return the markers that may end an unclosed string, before valid text."""
 
         def find() -> Mapping[str, Follow | None]:
             last = context.follow({}, *self.section_ends)

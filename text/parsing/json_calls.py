@@ -1,8 +1,9 @@
 """The routine that JSON tool formats share: ``{"name": ..., "arguments": {...}}``.
 
-Keys come in any order and others are skipped. The arguments go out as they are written, byte for
-byte; those that come before the name wait for it. One object, several in a row or a list of them
-are read. An object without a name is no call: its text is handed back.
+Keys may be in any order, and unknown keys are skipped. Arguments are passed on as written, byte for
+byte. Arguments that precede the name are held back until the name is known. The routine reads one
+object, several in a row, or a list. An object without a name is not a call, and its text is
+returned.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from eaglegate.text.parsing.reader import (
 _FENCE = re.compile(r"`{3}(?:json)?")
 _FENCE_BEGINS = re.compile(r"`{1,3}(?:j(?:so?)?)?\Z")
 _BROKEN = frozenset('":[')
-"""Characters behind an object that belong into one."""
+"""Characters after an object that belong inside an object."""
 NO_CALL = "no call"
-"""End of an object that turned out to be text."""
+"""Returned for an object that turned out to be text."""
 
 
 @dataclass(slots=True)
 class JsonCalls:
-    """Reads call objects up to one of ``delimiters``; ``lost`` gets what turns out to be no call.
+    """Reader of call objects up to one of ``delimiters``. Text that is no call goes to ``lost``.
 
-    ``certain``: a marker has said that calls follow, so that a name alone makes one. Else an
-    object is a call only when it has a name and arguments, and no key but these and ``others``.
+    With ``certain`` a marker has announced calls, so a name alone makes a call. Otherwise an object
+    is a call only if it has a name and arguments, and no other key than ``others``.
     """
 
     calls: Calls
@@ -50,28 +51,28 @@ class JsonCalls:
     lost: TextSink
     certain: bool = True
     closed: bool = True
-    """Whether a marker ends the calls. Else they end with the list, or where other text begins."""
+    """True if a marker ends the calls. Otherwise the end of the list or other text does."""
     names: Sequence[str] = ("name",)
     arguments: Sequence[str] = ("arguments", "parameters")
     others: Sequence[str] = ("type", "id")
     is_keyed: bool = False
-    """The name is the key of the arguments, the only one of an object."""
+    """True if an object has one key, the name, whose value is the arguments."""
     quotes: Quotes | None = None
-    """Marker tokens that may end a string that the model has not closed."""
+    """Marker tokens that may end an unclosed string."""
     tags: Callable[[], Subroutine] | None = None
-    """Reads calls in tags in place of JSON: the marker behind them, DONE if there are none."""
+    """Reads calls in tags instead of JSON. Returns the marker after them, or DONE without calls."""
     unmark: TextSink | None = None
-    """Gets all that follows a plain-text opener, where the output ends before it shows a call."""
+    """Sink for the text after a plain-text opener if the output ends before a call is certain."""
     is_shown: bool = False
-    """Whether an object has the key of a name, or is over."""
+    """True once an object has the key of a name, or has ended."""
 
     def value(self, sink: TextSink) -> JsonValue:
         return JsonValue(self.delimiters, sink, quotes=self.quotes)
 
     def read(self) -> Subroutine:
-        """Objects, in a list or not: the marker that ended them, or DONE.
+        """Read objects, in a list or not. Return the marker that ended them, or DONE.
 
-        A brace too many behind one is none of the text.
+        A superfluous brace after an object is dropped.
         """
         skipped: list[str] = []
         try:
@@ -82,7 +83,7 @@ class JsonCalls:
             raise
 
     def _read(self, skipped: list[str]) -> Subroutine:
-        """``skipped`` gets what precedes an object, and the first one while it shows no call."""
+        """Read objects. Text before a call is certain is collected in ``skipped``."""
         found = self.is_shown
         while True:
             left = "`<" if self.tags and not found else "`"
@@ -112,9 +113,10 @@ class JsonCalls:
                 return DONE
 
     def object(self, unread: TextSink = ignore) -> Subroutine:
-        """One object after its brace: DONE or NO_CALL after it, or the marker before its end.
+        """Read one object from after its brace.
 
-        ``unread`` gets its text where the output ends before it shows a call.
+        Returns DONE or NO_CALL at its end, or the marker that ended it early. ``unread`` gets its
+        text if the output ends before a call is certain.
         """
         one = _Object(self)
         try:
@@ -126,12 +128,12 @@ class JsonCalls:
 
 
 def skip_fence(delimiters: Delimiters) -> Skipping:
-    """Some models write a code fence between the markers and the JSON."""
+    """Skip a code fence, which some models write between the markers and the JSON."""
     return Skipping(_FENCE, _FENCE_BEGINS, delimiters.tokens)
 
 
 class _Object:
-    """One object that may be a call. ``_raw`` is its text for as long as it is none."""
+    """One object that may be a call. ``_raw`` is its text until it is known to be a call."""
 
     def __init__(self, form: JsonCalls) -> None:
         self._form = form
@@ -141,13 +143,13 @@ class _Object:
         self._name = ""
         self._early: list[str] = []
         self._members: dict[str, str] = {}
-        """Other keys, each with its value, as written."""
+        """Other members, each as a key with its value as written."""
         self._argued = False
         self._spoiled = False
         self._moved = False
-        """The arguments stand elsewhere than under their key."""
+        """True if the arguments are not under their usual key."""
         self._is_null = False
-        """The arguments are ``null``: there are none."""
+        """True if the arguments are ``null``, which means no arguments."""
         self._begun = False
         self._given_up = False
 
@@ -155,7 +157,7 @@ class _Object:
         while True:
             end = yield Next(self._delimiters, self._raw.append, keep='"{')
             if end in "{;" and end and self._begun and self._argued:
-                return DONE  # the brace that closes it is forgotten
+                return DONE  # the closing brace is missing
             if end == "{":
                 end = yield Next(self._delimiters, self._raw.append)
             if end == '"':
@@ -168,7 +170,7 @@ class _Object:
                 return end
 
     def finish(self, end: str) -> str:
-        """The object is closed, or the end marker of its call has come."""
+        """Finish the object: it is closed, or the end marker of its call follows."""
         if not self._argued and self._form.certain and end == DONE:
             self._gather()
         if self._may_begin:
@@ -181,7 +183,7 @@ class _Object:
         return end if self._form.certain else NO_CALL
 
     def truncate(self, unread: TextSink) -> None:
-        """The output ends here. A finished name makes a call, a piece of a name does not."""
+        """End the object with the output. Only a finished name makes a call."""
         if not self._form.is_shown:
             unread("".join(self._raw)[1:])
         if self._spoiled:
@@ -192,7 +194,7 @@ class _Object:
             self._form.lost("".join(self._raw))
 
     def _gather(self) -> None:
-        """The arguments of a call that has none: its other members."""
+        """Use the other members as the arguments of a call that has none."""
         tool = self._calls.find(self._name)
         known = tool.properties if tool else {}
         found = {k: v for k, v in self._members.items() if k not in self._form.others or k in known}
@@ -228,7 +230,7 @@ class _Object:
             self._calls.keep_raw("null")
 
     def _member(self) -> Subroutine:
-        """``"key": value``: DONE after it, or the marker before its end."""
+        """Read ``"key": value``. Return DONE, or the marker that ended it early."""
         key: list[str] = []
         end = yield self._form.value(self._both(key))
         if end == DONE:
@@ -267,7 +269,7 @@ class _Object:
         return end
 
     def _wraps(self, key: str, char: str) -> bool:
-        """Whether ``key`` stands in for that of the arguments, its value being an object."""
+        """Return True if ``key`` replaces the key of the arguments and its value is an object."""
         may = self._calls.repairing and not self._argued and key in WRAPPERS
         return may and char == "{" and not self._is_parameter(key)
 
@@ -285,7 +287,7 @@ class _Object:
         return end
 
     def _read_function(self, key: str, char: str) -> Subroutine:
-        """The call in an object of its own, as the API has it, or the name under another key."""
+        """Read a nested call object, as in the API, or the name under another key."""
         if char == "{":
             yield Next(self._delimiters, self._raw.append)
             return (yield from self.members())
@@ -315,7 +317,7 @@ class _Object:
         return (yield self._form.value(self._both(self._early)))
 
     def _read_null(self) -> Subroutine:
-        """Read text that begins like ``null``, which stands for no calls."""
+        """Read arguments that begin like ``null``, which means no arguments."""
         written: list[str] = []
         try:
             end = yield self._form.value(self._both(written))
@@ -334,7 +336,7 @@ class _Object:
         return end
 
     def _give_up(self, char: str) -> Subroutine:
-        """This is no call object; what follows goes where its text belongs."""
+        """Give up on an object that is no call, and read the rest into the right sink."""
         if self._may_begin:
             self._begin()
             self._calls.write_json(char)
@@ -355,11 +357,11 @@ class _Object:
 
 
 _CALL_ID = re.compile(r'"[a-zA-Z0-9]{9}"')
-"""An id that Mistral's templates write behind the arguments, and no parameter of the tool."""
+"""Call id that Mistral's templates write after the arguments. It is not a parameter."""
 
 
 def _text(string: str) -> str:
-    """Read a JSON string's text; empty when it is no JSON string."""
+    """Return the text of a JSON string, or "" if it is not one."""
     try:
         said = json.loads(string)
     except ValueError:

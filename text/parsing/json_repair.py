@@ -1,8 +1,8 @@
-"""Mends the JSON of arguments while it is written, where it can mean only one thing.
+"""Repair of arguments' JSON while it is written, where only one meaning is possible.
 
-Four things only: a comma before a closing bracket, an object that was encoded twice, so that it
-stands in a string, a line break or another control character in a string, and a backslash that
-escapes nothing. Everything else passes as it comes. ``find_missing`` knows brackets that are
+There are four repairs: a comma before a closing bracket, an object that was encoded twice and is
+therefore a string, a control character in a string such as a line break, and a backslash that
+escapes nothing. Everything else passes unchanged. ``find_missing`` finds the brackets that are
 missing at the end.
 """
 
@@ -28,7 +28,7 @@ _MAY_BE_ENCODED = re.compile(r'"(?:\s|\\[nrt]){0,100}\\?\Z')
 
 
 class JsonRepair:
-    """A sink for one JSON value: ``write`` its pieces, then ``end``."""
+    """Sink for one JSON value: ``write`` its pieces, then call ``end``."""
 
     __slots__ = ("_encoded", "_held", "_in_string", "_repair", "_sink", "_started")
 
@@ -36,7 +36,7 @@ class JsonRepair:
         self._sink = sink
         self._repair = repair
         self._held = ""
-        """A comma, or a backslash in a string: what follows decides."""
+        """Comma, or backslash in a string, whose repair depends on the text after it."""
         self._in_string = self._started = False
         self._encoded: Unescaper | None = None
 
@@ -65,13 +65,13 @@ class JsonRepair:
             self._sink(mended)
 
     def end(self) -> None:
-        """The value is over, whole or not: what was held back goes out as it stands."""
+        """End the value, complete or not, and write the text held back unchanged."""
         if self._held:
             self._sink(self._held)
         self._held = ""
 
     def _start(self, text: str) -> bool:
-        """Whether the beginning says what the value is."""
+        """Return True if the beginning shows what the value is."""
         if not text.startswith('"'):
             self._started = bool(text.strip())
         elif not _MAY_BE_ENCODED.match(text):
@@ -104,7 +104,7 @@ class JsonRepair:
         return f'{body}"', end + 1
 
     def _escape(self, found: re.Match[str]) -> str:
-        """A valid escape as it is, anything else as JSON has it."""
+        """Return a valid escape unchanged, and anything else as JSON writes it."""
         escape, char, control = found.groups()
         if escape:
             return found[0]
@@ -131,10 +131,9 @@ class JsonRepair:
 
 @lru_cache(maxsize=1 << 14)
 def mend(piece: str, in_string: bool) -> tuple[str, bool, str, tuple[Repair, ...]]:
-    """Mend a piece inside a value. Results are looked up, since tokens repeat.
+    """Mend a piece inside a value. Results are cached, because tokens repeat.
 
-    Returns the mended text, whether it ends in a string, the text that is held back of it, and the
-    repairs.
+    Returns the mended text, True if it ends in a string, the text held back, and the repairs.
     """
     repairs: list[Repair] = []
     repair = JsonRepair(ignore, repairs.append)
@@ -144,14 +143,14 @@ def mend(piece: str, in_string: bool) -> tuple[str, bool, str, tuple[Repair, ...
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a piece of a string surely has nothing to mend in it, and does not end it."""
+    """Return True if a piece of a string has nothing to mend and does not end the string."""
     return '"' not in text and "\\" not in text and text.isprintable()
 
 
 def find_missing(text: str) -> str:
-    """The brackets that would close ``text``, where that is all it lacks; else nothing.
+    """Return the brackets that would close ``text`` if nothing else is missing, else "".
 
-    An object or a list that has only begun lacks its members, too.
+    An object or list that ends right after its opening bracket also lacks its members.
     """
     closers: list[str] = []
     for found in _BRACKET.finditer(text):

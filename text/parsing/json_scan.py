@@ -1,4 +1,4 @@
-"""Follows JSON while it is written, without parsing it: where a value ends, what a string says."""
+"""Scanners that follow JSON while it is written, to find a value's end or a string's text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SCALAR_END = re.compile(r"[\s,;\]}<\[{]")
 
 
 class JsonScan:
-    """Follows one JSON value at the cost of a regex search.
+    """Scanner of one JSON value, at the cost of a regex search.
 
-    ``in_string`` is true between the quotes of a string. ``broken`` is set by what no JSON string
-    may hold, a raw line break: from then on quotes prove nothing.
+    ``in_string`` is true between the quotes of a string. ``broken`` is set by a raw line break in a
+    string, which JSON forbids: from then on quotes prove nothing.
     """
 
     __slots__ = ("_depth", "_escaped", "_started", "broken", "done", "in_string")
@@ -31,13 +31,13 @@ class JsonScan:
 
     @classmethod
     def inside(cls, in_string: bool) -> JsonScan:
-        """Make a scan that is inside many objects, so that no piece ends the value."""
+        """Make a scanner that is inside many objects, so that no piece ends the value."""
         scan = cls()
         scan._started, scan._depth, scan.in_string = True, DEEP, in_string
         return scan
 
     def feed(self, text: str, at: int = 0, end: int | None = None) -> int:
-        """Follow ``text[at:end]``; the index just past the value, or ``end`` while it is open."""
+        """Follow ``text[at:end]``. Return the index just past the value, or ``end``."""
         end = len(text) if end is None else end
         if self._depth and not self._escaped and end - at <= SHORT:
             depth, closing, in_string, escaped, broken = follow(text[at:end], self.in_string)
@@ -59,7 +59,7 @@ class JsonScan:
         return at
 
     def is_quoted(self, text: str) -> bool:
-        """Whether all of ``text`` is inside the string that is open."""
+        """Return True if all of ``text`` is inside the open string."""
         open_string = self.in_string and not self._escaped and not self.broken
         return open_string and '"' not in text and "\\" not in text and "\n" not in text
 
@@ -109,15 +109,15 @@ class JsonScan:
 
 
 SHORT = 24
-"""Length of pieces whose effect is looked up, since tokens repeat."""
+"""Longest piece whose effect is cached, because tokens repeat."""
 
 
 @lru_cache(maxsize=1 << 14)
 def follow(piece: str, in_string: bool) -> tuple[int, int, bool, bool, bool]:
     """Scan a piece inside a value.
 
-    Returns the growth of the depth, the most that the depth shrinks on the way, and whether the
-    piece ends in a string, ends behind a backslash, and has broken a string.
+    Returns the change of depth, the number of closing brackets, and three flags: the piece ends in
+    a string, it ends with a backslash, and it has broken a string.
     """
     scan = JsonScan.inside(in_string)
     scan._follow(piece, 0, len(piece))
@@ -126,9 +126,9 @@ def follow(piece: str, in_string: bool) -> tuple[int, int, bool, bool, bool]:
 
 
 class JsonText:
-    """A sink that passes a JSON value on without the white space around it.
+    """Sink that passes a JSON value on without the white space around it.
 
-    What follows the value other than white space is passed on as well: then it is no JSON.
+    Other text after the value is passed on as well. The result is then not JSON.
     """
 
     __slots__ = ("_begun", "_held", "_scan", "_sink")
@@ -167,8 +167,8 @@ _SETTLED = re.compile(
     r")*+",
     re.DOTALL,
 )
-"""The part of a JSON string that nothing later changes: half an escape waits for its rest, and the
-first half of a surrogate pair for the second."""
+"""Part of a JSON string that no later text changes. An incomplete escape waits for its rest, and
+the first half of a surrogate pair for the second."""
 _ESCAPE = re.compile(
     rf"\\u([dD][89abAB]{_HEX}{{2}})\\u([dD][c-fC-F]{_HEX}{{2}})|\\u({_HEX}{{4}})|\\(.)", re.DOTALL
 )
@@ -177,9 +177,9 @@ _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"} | {c: c for c
 
 
 class Unescaper:
-    """The text of a JSON string as it is written, up to the quote that closes it.
+    """Decoder of a JSON string while it is written, up to the closing quote.
 
-    ``opening`` is what precedes the text, and is dropped. What follows the string is passed on.
+    ``opening`` precedes the text and is dropped. Text after the string is passed on.
     """
 
     __slots__ = ("_held", "_opening", "closed", "left")
@@ -187,10 +187,10 @@ class Unescaper:
     def __init__(self, opening: str = "") -> None:
         self._opening = opening
         self._held = ""
-        """Text whose meaning a later character may change."""
+        """Text whose meaning later characters may change."""
         self.closed = False
         self.left = ""
-        """Rest behind the string, of the piece that closes it."""
+        """Text after the string, from the piece that closes it."""
 
     def write(self, text: str) -> str:
         if self.closed:
@@ -208,9 +208,7 @@ class Unescaper:
 
 
 def _character(escape: re.Match[str]) -> str:
-    """Decode an escape. One to which JSON gives no meaning stays; half of a surrogate pair is no
-    character.
-    """
+    """Decode an escape. An escape unknown to JSON stays; a lone surrogate becomes U+FFFD."""
     high, low, code, other = escape.groups()
     if high:
         return chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00)

@@ -1,6 +1,6 @@
-"""Markers: tokens where the tokenizer has them as such, else plain text to look for.
+"""Markers: tokens if the tokenizer has them, else plain text to search for.
 
-Holding back what may be the beginning of a marker is decided here and nowhere else.
+Only this module decides how much text is held back as the possible beginning of a marker.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from typing import Any
 
 FRAGMENT = "\udc00"
-"""Stands for a token that plain-text markers are written with, in them and in the text.
+"""Placeholder, in markers and in text, for a token that plain-text markers are written with.
 
-No decoded text holds a lone surrogate, so that the same characters written as ordinary tokens are
-not taken for it.
+Decoded text never contains a lone surrogate, so the same characters written as ordinary tokens are
+not mistaken for the token.
 """
 
 
 FIRST_SIGN, LAST_SIGN = 0xDC01, 0xDCFF
 _SIGNS = re.compile(f"[{chr(FIRST_SIGN)}-{chr(LAST_SIGN)}]")
-"""Signs of marker tokens inside a text that is still to be judged; each stands for one, as
-FRAGMENT does.
-"""
+"""Placeholders for marker tokens in text that has not been judged yet; compare FRAGMENT."""
 
 
 class Delimiters:
-    """Markers that end a piece of text: as tokens, and as a pattern for those that are plain text.
+    """Markers that end a piece of text: some are tokens, and a pattern finds the plain-text ones.
 
-    ``spelled``: those that are tokens may be written with other ones, too.
+    With ``spelled``, a marker that is a token may also be written with other tokens.
     """
 
     __slots__ = ("_beginnings", "_first", "_longest", "markers", "pattern", "tokens")
@@ -39,16 +37,16 @@ class Delimiters:
         written = [marker for marker in named if spelled or marker not in ids]
         self.pattern = re.compile("|".join(map(re.escape, written))) if written else None
         self._first = tuple({marker[0] for marker in written})
-        """The characters that the written ones begin with."""
+        """First characters of the markers that are searched for in text."""
         self._beginnings = re.compile("|".join(map(match_beginnings, written)))
         self._longest = max(map(len, written), default=1)
 
     def find(self, text: str, at: int, more: bool) -> tuple[int, int, str | None]:
         """Find the first marker in ``text[at:]``: its beginning, its end, and the marker.
 
-        Without one, the marker is None and the beginning is that of a possible marker, if there is
-        ``more`` to come. A possible marker that begins before a whole one goes first: only so does
-        the reading not depend on where the text was cut.
+        Without a marker, it is None and the beginning is that of a possible marker if there is
+        ``more`` text to come. A possible marker that begins before a complete one takes precedence,
+        so that the result does not depend on where the text was split.
         """
         size = len(text)
         for char in self._first:
@@ -69,7 +67,7 @@ class Delimiters:
 
 
 def match_beginnings(marker: str) -> str:
-    """A pattern for the proper prefixes of ``marker`` at the end of a text."""
+    """Return a pattern for the proper prefixes of ``marker`` at the end of a text."""
     pattern = ""
     for char in reversed(marker[:-1]):
         pattern = re.escape(char) + (f"(?:{pattern})?" if pattern else "")
@@ -77,7 +75,7 @@ def match_beginnings(marker: str) -> str:
 
 
 class Lexicon:
-    """Makes ``Delimiters`` for one vocabulary, each set once. ``spelled`` as in ``Delimiters``."""
+    """Cache of ``Delimiters`` for one vocabulary. For ``spelled`` see ``Delimiters``."""
 
     def __init__(self, ids: Container[str], spelled: bool = False) -> None:
         self._ids = ids
@@ -88,34 +86,32 @@ class Lexicon:
         self._markers: dict[str, str] = {}
 
     def remember(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Make a value that depends on the vocabulary alone once; it never changes."""
+        """Return a value that depends only on the vocabulary, and make it on first use."""
         if key not in self._remembered:
             self._remembered[key] = make()
         return self._remembered[key]
 
     def sign(self, marker: str) -> str:
-        """The character that stands for a marker token in text."""
+        """Return the character that stands for a marker token in text."""
         if marker not in self._signs:
             sign = chr(FIRST_SIGN + len(self._signs))
             self._signs[marker], self._markers[sign] = sign, marker
         return self._signs[marker]
 
     def words(self, *markers: str) -> tuple[str, ...]:
-        """List the ways in which each marker may stand in a text: as its sign, spelled out, or
-        either.
-        """
+        """List the forms that markers may have in a text: as signs, spelled out, or both."""
         signs = [self.sign(marker) for marker in markers if self.is_token(marker)]
         texts = [marker for marker in markers if self._spelled or not self.is_token(marker)]
         return (*signs, *texts)
 
     def spell(self, text: str) -> str:
-        """``text`` with the markers that its signs stand for."""
+        """Replace the signs in ``text`` by their markers."""
         if text.isascii():
             return text
         return _SIGNS.sub(lambda sign: self._markers[sign[0]], text)
 
     def split(self, text: str) -> list[tuple[str, str]]:
-        """Pieces of text, and the marker behind each; none behind the last."""
+        """Split a text at its signs into pieces, each with the marker after it or ""."""
         pieces, start = [], 0
         for sign in _SIGNS.finditer(text):
             pieces.append((text[start : sign.start()], self._markers[sign[0]]))
@@ -126,7 +122,7 @@ class Lexicon:
         return marker in self._ids
 
     def is_text(self, marker: str) -> bool:
-        """Whether a marker is plain text altogether, for want of a token."""
+        """Return True if a marker is plain text, because the tokenizer has no token for it."""
         return marker not in self._ids and FRAGMENT not in marker
 
     def delimiters(self, *markers: str) -> Delimiters:
@@ -136,20 +132,18 @@ class Lexicon:
 
 
 Follow = dict[str, "Follow | None"]
-"""Words that may come next, white space aside, each with the words behind it; None where the
-reading is settled.
-"""
+"""Words that may come next after white space, each with the words that must follow it, or None."""
 NAME = "\0"
-"""Word of a ``Follow`` that stands for the name of a function or a parameter."""
+"""Word in a ``Follow`` that stands for the name of a function or parameter."""
 LONGEST_BLANK = 100
-"""White space between two tags that belong together; more of it is text."""
+"""Longest white space between two tags that belong together. Longer white space is text."""
 _NAME = re.compile(r"""[^\s<>{}()\[\]"'=,:;|\ud800-\udfff]{1,128}""")
 
 
 def follows(text: str, at: int, follow: Follow | None, more: bool) -> bool | None:
-    """Whether ``text[at:]`` goes on as ``follow`` says; None: not known yet.
+    """Return True if ``text[at:]`` continues with words of ``follow``; None if not known yet.
 
-    The end of the output settles it.
+    A text that ends too early counts as a match at the end of the output.
     """
     if follow is None:
         return True
@@ -161,7 +155,7 @@ def follows(text: str, at: int, follow: Follow | None, more: bool) -> bool | Non
     if at == len(text):
         return None if more else True
     undecided = False
-    for word, then in follow.items():  # one may be the beginning of another
+    for word, then in follow.items():  # a word may be a prefix of another
         verdict: bool | None = False
         if text.startswith(word, at):
             verdict = follows(text, at + len(word), then, more)
@@ -177,10 +171,9 @@ def follows(text: str, at: int, follow: Follow | None, more: bool) -> bool | Non
 
 
 class Quotes:
-    """Marker tokens that may end a string that has not been closed, each with the text that must
-    follow.
+    """Marker tokens that may end an unclosed string, each with the text that must follow.
 
-    Any other marker token in a string is quoted.
+    Any other marker token in a string is quoted text.
     """
 
     __slots__ = ("_delimiters", "closing", "lexicon")

@@ -1,8 +1,8 @@
-"""Formats of reasoning and tool calls, and the context their routines read in.
+"""Formats of reasoning and tool calls, and the context that their routines read in.
 
-``FRAMES`` of a module in ``text/parsing/formats`` has a frame by the name of a parser: what a
-structural tag puts around the arguments of a forced or strict call, as the chat templates named
-there write calls. A format without one can offer tools, but cannot force a call.
+``FRAMES`` in a module of ``text/parsing/formats`` maps a parser's name to a frame: the text that a
+structural tag puts around the arguments of a forced or strict call. It follows the chat templates
+named there. A format without a frame can offer tools but cannot force a call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eaglegate.text.parsing.output import Calls, NewId, Output, random_id
 from eaglegate.text.parsing.reader import Ended, Routine, Subroutine, Until, Want
 
 CallRoutine = Callable[[str, "ParsingContext"], Routine]
-"""Reads what follows the marker that opened it, up to where content begins again."""
+"""Reads calls from after their opening marker up to where content begins again."""
 MessageRoutine = Callable[["ParsingContext"], Routine]
 
 
@@ -28,34 +28,34 @@ MessageRoutine = Callable[["ParsingContext"], Routine]
 class ReasoningFormat:
     """Format of a model's thinking.
 
-    While it thinks, only ``ends`` are structure: a tool call quoted there is thinking.
-    ``starts`` that are plain text count only as the first text of the answer.
+    While the model thinks, only ``ends`` are structure: a tool call quoted there is thinking.
+    Plain-text ``starts`` count only as the first text of the answer.
     """
 
     starts: tuple[str, ...]
     ends: tuple[str, ...]
     framing: str = "\n"
-    """White space the template writes inside the markers, and after the end marker."""
+    """White space that the template writes inside the markers and after the end marker."""
     label: str = ""
-    """Label that the model writes behind a start marker, before the thinking."""
+    """Label that the model writes between a start marker and the thinking."""
     inline: bool = False
-    """The thinking is delivered as content, with its markers."""
+    """True if the thinking is delivered as content, with its markers."""
     channels: MessageRoutine | None = None
-    """Reads the whole message, where that is more than stretches between markers."""
+    """Reads the whole message, if it is more than text between markers."""
     inner: tuple[str, ...] = ()
-    """The other markers of such a message."""
+    """Other markers of such a message."""
     answer: tuple[str, str] | None = None
-    """Markers that some models write around the rest of the answer behind their thinking."""
+    """Markers that some models write around the answer after their thinking."""
     forgets_end: bool = False
-    """The model is known to forget the end marker before a tool call."""
+    """True if the model is known to omit the end marker before a tool call."""
     suffixed: Callable[[str], ReasoningFormat] | None = None
     """Makes the format for tokenizers whose markers end with a suffix."""
     untokened: ReasoningFormat | None = None
-    """The format of models whose tokenizers lack the start marker."""
+    """Format of models whose tokenizers lack the start marker."""
     texts: tuple[str, ...] = ()
     """Special tokens that are text, as in ``ToolFormat``."""
     opening: str = ""
-    """The end of a prompt that opens the thinking, where that is more than a start marker."""
+    """End of a prompt that opens the thinking, if it is more than a start marker."""
 
     @property
     def openings(self) -> tuple[str, ...]:
@@ -76,32 +76,30 @@ class ToolFormat:
     """Markers that open a call, or a section of calls, in content."""
     calls: CallRoutine
     inner: tuple[str, ...] = ()
-    """The other markers, known only between an opener and its end."""
+    """Other markers, known only between an opener and its end."""
     framing: str = "\n"
-    """White space the template writes around calls, and that is no content."""
+    """White space that the template writes around calls. It is not content."""
     closer: str = ""
-    """The marker that closes what an opener opened; without one the end of the answer does."""
+    """Marker that closes a call or section. Without one the end of the answer does."""
     fragment: str = ""
-    """A token that plain-text markers are written with."""
+    """Token that plain-text markers are written with."""
     fragmented: ToolFormat | None = None
-    """The same format for tokenizers that have it: FRAGMENT stands for the token."""
+    """The format for tokenizers that have this token: FRAGMENT stands for it."""
     leads: tuple[str, ...] = ()
-    """Characters that open a call, and stay in the text, as the first of the content."""
+    """First characters of the content that open a call and remain in the text."""
     new_id: NewId = random_id
     suffixed: Callable[[str], ToolFormat] | None = None
-    """The same format for tokenizers whose markers end with a suffix."""
+    """Makes the format for tokenizers whose markers end with a suffix."""
     texts: tuple[str, ...] = ()
-    """Special tokens that are text: markers are written with them."""
+    """Special tokens that are treated as text, because markers are written with them."""
     channels: MessageRoutine | None = None
     """Reads the whole message, as in ``ReasoningFormat``."""
     parts: tuple[str, ...] = ()
-    """Markers of ``inner`` that stand only inside a call: outside, the call before was broken."""
+    """Markers of ``inner`` that occur only inside a call. Outside, the call before was broken."""
     head: Callable[[ParsingContext], Follow] | None = None
-    """Words that calls without a marker begin with."""
+    """Returns the words that calls without a marker begin with."""
     opening: str = ""
-    """Opening as in ``ReasoningFormat``, of a format whose ``channels`` read the thinking as
-    well.
-    """
+    """As in ``ReasoningFormat``, for a format whose ``channels`` read the thinking as well."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -119,7 +117,7 @@ NO_TOOLS = ToolFormat((), no_calls, framing="")
 
 @dataclass(frozen=True, slots=True)
 class ParsingContext:
-    """Lexicon, output and formats that a routine reads with."""
+    """Lexicon, output and formats that a routine works with."""
 
     lexicon: Lexicon
     out: Output
@@ -127,19 +125,19 @@ class ParsingContext:
     reasoning: ReasoningFormat
     starts_in: Phase
     sound: bool = False
-    """A grammar holds the calls: JSON strings are closed, and marker tokens in them quoted."""
+    """True if a grammar constrains calls, so that strings are closed and may quote tokens."""
 
     def remember_quotes(
         self, key: Hashable, closing: Callable[[], Mapping[str, Follow | None]]
     ) -> Quotes:
-        """``quotes``, made once for each vocabulary and ``key``."""
+        """Return ``quotes``, made once for each vocabulary and ``key``."""
         found: Quotes = self.lexicon.remember(
             ("quotes", key, self.sound), lambda: self.quotes(closing())
         )
         return found
 
     def quotes(self, closing: Mapping[str, Follow | None] = MappingProxyType({})) -> Quotes:
-        """Select the marker tokens of ``closing`` that may end a forgotten string."""
+        """Select the marker tokens of ``closing`` that may end an unclosed string."""
         may_end = {} if self.sound else closing
         signs = {self.lexicon.sign(m): f for m, f in may_end.items() if self.lexicon.is_token(m)}
         return Quotes(self.lexicon, signs)
@@ -149,7 +147,7 @@ class ParsingContext:
         return replace(self, out=self.out.rehearse())
 
     def follow(self, then: Follow | None, *markers: str) -> Follow:
-        """Any of ``markers``, as token or text, and ``then``."""
+        """Return a ``Follow`` of any of ``markers``, as token or text, and then ``then``."""
         return dict.fromkeys(self.lexicon.words(*markers), then)
 
     @property
@@ -157,38 +155,38 @@ class ParsingContext:
         return self.out.calls
 
     def stray(self, marker: str) -> None:
-        """A marker token outside of calls leaves nothing; a part of a call doubts the last one."""
+        """Drop a marker token outside calls. If it is part of a call, doubt the last call."""
         if marker in self.tools.parts:
             self.calls.doubt()
 
 
 TagNode = dict[str, Any]
-"""A node of a structural tag."""
+"""Node of a structural tag."""
 
 
 MAX_WHITESPACE = 8
-"""Between two tokens of JSON: without a bound a model can write line breaks until its limit."""
+"""Longest white space between two JSON tokens. Without it a model can write line breaks forever."""
 
 
 def matching(schema: Any) -> TagNode:
-    """JSON that matches ``schema``."""
+    """Return a node for JSON that matches ``schema``."""
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITESPACE}
 
 
 @dataclass(frozen=True, slots=True)
 class CallFrame:
-    """One call is ``begin`` with NAME filled in, the arguments, ``end``."""
+    """Text around one call: ``begin`` with NAME filled in, the arguments, ``end``."""
 
     begin: str
     end: str
     style: str = "json"
-    """Style of the arguments, by xgrammar's name for it."""
+    """xgrammar's name for the style of the arguments."""
     section: tuple[str, str] = ("", "")
     """Text around all calls of an answer."""
     separator: str = ""
     """Text between two calls."""
     before_arguments: tuple[TagNode, ...] = ()
-    """Tags between ``begin`` and the arguments, where that is no fixed text."""
+    """Tags between ``begin`` and the arguments, for text that is not fixed."""
 
     text: tuple[str, str] = ('{"input": "', '"}')
     """Text around the input of a custom tool."""
@@ -200,7 +198,7 @@ class CallFrame:
         return self._call(name, arguments)
 
     def text_call(self, name: str, grammar: TextGrammar) -> TagNode:
-        """A call of a custom tool, whose one argument is a text."""
+        """Return a node for a call of a custom tool, whose only argument is plain text."""
         begin, end = ({"type": "const_string", "value": part} for part in self.text)
         text = {"type": "grammar", "grammar": grammar.ebnf(in_json=self.style == "json")}
         return self._call(name, {"type": "sequence", "elements": [begin, text, end]})
@@ -214,7 +212,7 @@ class CallFrame:
 
     @property
     def trigger(self) -> str:
-        """The text with which a call, or the section of calls, opens."""
+        """Text that opens a call, or the section of calls."""
         return self.section[0] or self.begin.partition("NAME")[0]
 
 
@@ -222,9 +220,9 @@ _NAME = re.compile(r"[\w.:\-]{1,128}")
 
 
 class Ahead:
-    """Whether the text goes on as ``follow`` says: YES or NO, and nothing is taken.
+    """Want that checks if the text continues with ``follow``. Ends with YES or NO, takes nothing.
 
-    With ``lexicon`` marker tokens count as their signs, else they are no text that could go on.
+    With ``lexicon``, marker tokens count as their signs. Otherwise no text continues after one.
     """
 
     __slots__ = ("_follow", "lexicon", "tokens")
@@ -244,16 +242,16 @@ class Ahead:
         return self.YES if verdict else self.NO, text
 
     def plain(self, text: str) -> None:
-        """A marker token is no text that could go on."""
+        """Do nothing: a marker token is no text to check."""
 
     def truncate(self, text: str) -> tuple[str | None, str]:
         return self.NO, text
 
 
 class Looking:
-    """Whether the text begins with ``whole``: YES or NO, and nothing is taken.
+    """Want that checks if the text begins with ``whole``. Ends with YES or NO, takes nothing.
 
-    ``beginning`` matches what may still become it. A marker in ``tokens`` is sent as such.
+    ``beginning`` matches text that may still become ``whole``. A marker in ``tokens`` ends it too.
     """
 
     __slots__ = ("_beginning", "_whole", "tokens")
@@ -276,14 +274,14 @@ class Looking:
         return (None if more and self._beginning.match(text) else self.NO), text
 
     def plain(self, text: str) -> None:
-        """A marker token is no text that could go on."""
+        """Do nothing: a marker token is no text to check."""
 
     def truncate(self, text: str) -> tuple[str | None, str]:
         return self.NO, text
 
 
 class Skipping(Looking):
-    """Takes ``whole``, where the text begins with it and can no longer become more of it."""
+    """Want that takes ``whole`` if the text begins with it and no longer match is possible."""
 
     __slots__ = ()
 
@@ -295,18 +293,18 @@ class Skipping(Looking):
 
 
 _REST = re.compile(r"\s*[\]},:\"]")
-"""Text that no call begins with."""
+"""Text that cannot begin a call."""
 _REST_BEGINS = re.compile(r"\s*\Z")
 
 
 def doubt_cut_call(context: ParsingContext) -> Routine:
-    """Doubt the last call if the text behind an opening marker is its rest: the marker cut it."""
+    """Doubt the last call if an opening marker split it: the text after it is its rest."""
     if context.calls.num and (yield Looking(_REST, _REST_BEGINS)) == Looking.YES:
         context.calls.doubt()
 
 
 def opens(opener: str, follow: Follow, context: ParsingContext) -> Generator[Want, str, bool]:
-    """Whether a plain-text ``opener`` opens anything: not unless the text goes on as it must."""
+    """Return True if ``follow`` comes after a plain-text ``opener``, which then opens a call."""
     try:
         lexicon = context.lexicon
         opened = (yield Ahead(follow, lexicon.delimiters(), lexicon)) == Ahead.YES
@@ -321,7 +319,7 @@ def opens(opener: str, follow: Follow, context: ParsingContext) -> Generator[Wan
 def last_name(
     delimiters: Delimiters, parts: list[str], begin: Callable[[str], object]
 ) -> Subroutine:
-    """A name up to a marker. Where the model ends its answer with the name, it is a call."""
+    """Read a name up to a marker. A name at the end of the model's answer is a call."""
     try:
         return (yield Until(delimiters, parts.append))
     except Ended as ended:

@@ -17,7 +17,7 @@ TAIL = 40
 
 
 def random_id() -> str:
-    """An id of the form clients of the OpenAI API know."""
+    """Return an id in the form that clients of the OpenAI API know."""
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -29,9 +29,9 @@ _TICKS = re.compile(r"`+|[^`]+")
 
 
 class Fence:
-    """Whether a text is inside a code fence, by CommonMark's rules, or in inline code.
+    """Tracker of code fences, by CommonMark's rules, and of inline code.
 
-    Inline code ends with its line: a lone backtick quotes nothing further down.
+    Inline code ends with its line: a lone backtick quotes nothing on later lines.
     """
 
     __slots__ = ("_begins_line", "_mark", "_num_open", "_num_ticks", "line")
@@ -39,13 +39,13 @@ class Fence:
     def __init__(self, mark: str = "") -> None:
         self._mark = mark
         self.line: str | None = ""
-        """The last line, for as long as it may be a fence."""
+        """Last line, while it may be a fence; else None."""
         self._num_open = 0
-        """Backticks that have opened inline code on this line."""
+        """Number of backticks that opened inline code on this line."""
         self._num_ticks = 0
-        """Backticks that the text ends with."""
+        """Number of backticks at the end of the text."""
         self._begins_line = False
-        """Whether only white space precedes them on their line."""
+        """True if only white space precedes those backticks on their line."""
 
     @property
     def is_open(self) -> bool:
@@ -53,16 +53,16 @@ class Fence:
 
     @property
     def is_inline(self) -> bool:
-        """Whether the text is in inline code."""
+        """True if the text ends inside inline code."""
         return bool(self._settle_ticks())
 
     def concerns(self, text: str) -> bool:
-        """Whether ``write`` would change anything."""
+        """Return True if ``write`` would change anything."""
         seen = self.line is not None or self._num_ticks > 0
         return seen or "`" in text or "\n" in text
 
     def copy(self) -> Fence:
-        """Copy the fence without the line that has begun."""
+        """Copy the fence without its unfinished line."""
         return Fence(self._mark)
 
     def write(self, text: str) -> None:
@@ -91,7 +91,7 @@ class Fence:
             blank = blank and not found[0].strip()
 
     def _settle_ticks(self) -> int:
-        """``_num_open`` if no more backticks follow."""
+        """Return ``_num_open`` as it will be if no more backticks follow."""
         num, opened = self._num_ticks, self._num_open
         if not num or self._mark or (num >= 3 and self._begins_line):
             return opened
@@ -110,11 +110,11 @@ class Fence:
 
 
 class Framed:
-    """Text without the white space its template writes around it.
+    """Text without the white space that its template writes around it.
 
-    ``lead`` are the characters dropped before the very first other one. Those in ``trail`` wait
-    until something follows: more text lets them through, a marker drops them. White space that
-    nothing else precedes waits as well: alone it is no text.
+    Characters in ``lead`` are dropped at the beginning. Characters in ``trail`` are held back:
+    more text releases them, a marker drops them. White space at the beginning is held back as
+    well, because white space alone is not text.
     """
 
     __slots__ = (
@@ -139,9 +139,9 @@ class Framed:
         self._dropped = self._break = ""
         self.lead = lead
         self.label = ""
-        """Dropped where the text begins with it."""
+        """Label that is dropped if the text begins with it."""
         self.tail = ""
-        """Text written last."""
+        """Piece of text written last."""
         self.written = False
         self.fence = Fence()
 
@@ -166,7 +166,7 @@ class Framed:
             self._held.append(text[len(body) :])
 
     def _opening(self, text: str) -> str:
-        """The first piece that is not blank, with the blanks before it; nothing before that."""
+        """Return the first piece that is not blank, with the blanks before it; "" until then."""
         if self.label:
             text = "".join([*self._held, text])
             self._held.clear()
@@ -184,32 +184,32 @@ class Framed:
         return text[: len(text) - len(body)].lstrip(self.lead) + body
 
     def marker(self) -> None:
-        """A marker stands here: the white space before it was framing."""
+        """Record a marker: the white space before it was framing."""
         self._dropped = "".join(self._held)
         self._held.clear()
         self._at_marker = True
 
     def unmark(self, marker: str) -> None:
-        """Write a marker as text after all, and the white space before it."""
+        """Write a marker as text after all, with the white space before it."""
         dropped, self._dropped = self._dropped, ""
         self.write(dropped + marker)
 
     def separate(self, text: str) -> None:
-        """Another piece begins: ``text`` stands between them, unless there is white space."""
+        """Begin another piece, separated by ``text`` unless white space separates them already."""
         if self.written and not self.tail[-1:].isspace():
             self._break = text
 
     def end(self) -> None:
-        """The output ends here: white space after text belongs to it, after a marker to none."""
+        """End the output. White space after text is kept, after a marker it is dropped."""
         if self._held and not self._at_marker:
             self._emit("".join(self._held))
         self._held.clear()
 
 
 class Calls:
-    """Writes one tool call after the other; a routine opens, writes and closes.
+    """Writer of one tool call after another. A routine opens, writes and closes each.
 
-    Of the tools named in ``custom`` the one argument is delivered, as text.
+    For tools named in ``custom``, only the single argument is delivered, as text.
     """
 
     def __init__(
@@ -226,12 +226,10 @@ class Calls:
         self._new_id = new_id
         self._parallel = parallel
         self._muted = False
-        """Whether calls are muted: with ``parallel_tool_calls: false`` only the first one is
-        delivered.
-        """
+        """True if calls are not delivered: ``parallel_tool_calls: false`` allows only the first."""
         self._custom = custom
         self.repairing = repairs
-        """Whether what can mean only one thing is mended."""
+        """True if arguments with only one possible meaning are repaired."""
         self._repairs: list[Repair] = []
         self._raw: list[str] = []
         self._text: FreeText | None = None
@@ -242,33 +240,33 @@ class Calls:
         self._parts: list[str] = []
         self._spoiled = self._is_fragile = False
         self.num = 0
-        """Calls opened so far; the next one's index."""
+        """Number of calls opened so far, and the index of the next call."""
         self.open = False
         self.truncated = False
-        """Whether the output ended inside a call."""
+        """True if the output ended inside a call."""
 
     @property
     def tool(self) -> ToolSchema | None:
-        """The offered tool that the open call names."""
+        """Offered tool that the open call names."""
         return self._tools.find(self._name)
 
     def find(self, name: str) -> ToolSchema | None:
-        """The offered tool of that name."""
+        """Return the offered tool of that name."""
         return self._tools.find(name)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tools offered, the longest names first; none where the request does not say."""
+        """Names of the offered tools, longest first; empty if the request names none."""
         return self._tools.names
 
     @property
     def written(self) -> bool:
-        """Whether the open call has arguments so far."""
+        """True if the open call has arguments so far."""
         return any(self._parts)
 
     @property
     def is_bare(self) -> bool:
-        """Whether the open call's arguments are an object without members."""
+        """True if the open call's arguments are an object without members."""
         return "".join(self._parts).strip() in ("", "{}")
 
     def begin(self, name: str, id: str | None = None) -> None:
@@ -293,7 +291,7 @@ class Calls:
             self._out.arguments(self.num - 1, arguments)
 
     def write_json(self, text: str) -> None:
-        """A piece of arguments that the model writes as JSON, mended on the way."""
+        """Write a piece of arguments that the model writes as JSON, with repairs."""
         if self._json is None:
             self.write(text)
             return
@@ -301,20 +299,20 @@ class Calls:
         self._json.write(text)
 
     def repair(self, repair: Repair) -> None:
-        """Counts a repair of the open call, once for each kind."""
+        """Record a repair of the open call, once for each kind."""
         if repair not in self._repairs:
             self._repairs.append(repair)
 
     def keep_raw(self, text: str) -> None:
-        """Keeps what the model wrote where that is not what is delivered."""
+        """Keep the text that the model wrote, if a repair changes it."""
         self._raw.append(text)
 
     def spoil(self) -> None:
-        """The open call can mean several things, so that it is not valid whatever it says."""
+        """Mark the open call as ambiguous, so that it is not valid whatever its arguments are."""
         self._spoiled = True
 
     def rehearse(self, out: Emitter) -> Calls:
-        """The same for a text that is read on trial."""
+        """Return a writer for a text that is read on trial."""
         return Calls(out, self._tools, str, self._parallel, self._custom, self.repairing)
 
     def _deliver(self, text: str) -> None:
@@ -322,10 +320,10 @@ class Calls:
             self._out.arguments(self.num - 1, text)
 
     def close(self, spoiled: bool = False, is_fragile: bool = False) -> None:
-        """The call is finished. One that wrote no arguments at all has none: ``{}``.
+        """Finish the call. A call without any arguments gets ``{}``.
 
-        ``spoiled``: a value was not closed by its own tag, so that it may lack something.
-        ``is_fragile``: the call lacks its end, so that text behind it may belong to it.
+        ``spoiled``: a value was not closed by its own tag, so it may be incomplete.
+        ``is_fragile``: the call lacks its end marker, so text after it may belong to it.
         """
         self._is_fragile = is_fragile
         self._flush()
@@ -341,28 +339,28 @@ class Calls:
         return self._tools.judge(self._name, self._out.spell("".join(self._parts)))
 
     def _close_brackets(self) -> Outcome:
-        """Writes brackets that malformed JSON lacks at the end of its call."""
+        """Write the brackets that malformed JSON lacks at the end of its call."""
         if missing := find_missing("".join(self._parts)):
             self.repair(Repair.MISSING_BRACKET)
             self.write(missing)
         return self._judge()
 
     def end(self, by_model: bool) -> None:
-        """The output ends here. A name that the model ends its answer with is a whole call."""
+        """End the open call with the output. A name that ends the model's answer is a call."""
         if by_model and not self.written:
             self.close()
         else:
             self.truncate()
 
     def truncate(self) -> None:
-        """The output ended inside the call; arguments that are whole all the same count as such."""
+        """End a call that the output cut short. If its arguments are complete, they count."""
         self._flush()
         arguments = self._out.spell("".join(self._parts))
         whole = is_container(arguments)
         self._end(self._trust(self._judge()) if whole else Outcome.TRUNCATED)
 
     def _trust(self, outcome: Outcome) -> Outcome:
-        """Judge a call that could mean several things as malformed."""
+        """Return the outcome, or MALFORMED for an ambiguous call."""
         keeps = not self._spoiled or outcome is Outcome.UNKNOWN_TOOL
         return outcome if keeps else Outcome.MALFORMED
 
@@ -383,19 +381,19 @@ class Calls:
             self._out.hold(end, fragile)
 
     def doubt(self) -> None:
-        """Doubt the last call: the text behind it shows that it was not meant as it was read."""
+        """Doubt the last call: the text after it shows that the call was misread."""
         if not self._muted:
             self._out.doubt()
 
     def _unique(self, id: str | None) -> str:
-        """The model's own id, unless this answer has used it: ids distinguish calls."""
+        """Return the model's own id, or a new one if this answer has used it already."""
         given = self._new_id() if id is None or id in self.ids else id
         self.ids.add(given)
         return given
 
 
 class Output:
-    """The three places a routine writes to, and which of them it is at."""
+    """The three outputs of a routine, and the one that it is writing to."""
 
     def __init__(self, out: Emitter, calls: Calls, thinking: str = "", framing: str = "") -> None:
         self._framing = thinking, framing
@@ -406,9 +404,9 @@ class Output:
         self.release = out.release
         self.phase = Phase.CONTENT
         self.framed = False
-        """Whether the rest of the answer began with a marker of its own."""
+        """True if the answer after the thinking began with a marker of its own."""
 
     def rehearse(self) -> Output:
-        """An empty one, for a text that is read on trial."""
+        """Return an empty output for a text that is read on trial."""
         out = Emitter()
         return Output(out, self.calls.rehearse(out), *self._framing)

@@ -1,8 +1,8 @@
-"""A parser per answer: token ids in, events out, the same for every cut of the output.
+"""Parser of one answer: token ids in, events out, however the ids are split.
 
-``DeltaReader`` reads answers with a parser of the engine's: those of formats that have no routine
-here. What that makes of an answer goes the way of our own events: stop strings, outcomes of calls,
-custom tools and ``parallel_tool_calls`` work. Nothing else in docs/parsers.md holds for it.
+``DeltaReader`` reads answers with a parser of the engine, for formats that have no routine here.
+Its events are handled like our own: stop strings, outcomes of calls, custom tools and
+``parallel_tool_calls`` work. Nothing else in docs/parsers.md applies to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from eaglegate.text.parsing.vocabulary import Decoder
 logger = logging.getLogger(__name__)
 
 _REASONING = Phase.REASONING
-"""Looking up a member of an enumeration costs more than the rest of a test, for every token."""
+"""Phase.REASONING, cached: for every token, looking it up would cost more than the test itself."""
 
 
 class TextReader(Protocol):
@@ -51,7 +51,7 @@ class TokenDecoder(Protocol):
 
 
 class Verbatim:
-    """Everything is content."""
+    """Reader that treats all text as content."""
 
     def __init__(self, out: Emitter) -> None:
         self.text = out.content
@@ -60,14 +60,14 @@ class Verbatim:
         self.text(marker)
 
     def end(self, by_model: bool) -> None:
-        """End the text. Nothing was held back."""
+        """Do nothing: no text was held back."""
 
 
 class Parser:
-    """Reads one answer. ``feed`` any number of times, then ``flush`` once.
+    """Parser of one answer. Call ``feed`` any number of times, then ``flush`` once.
 
-    ``structure`` says which token ids are no text: markers by their text, None for the others.
-    ``singly``: plain text may end the thinking or the answer, so that every token is looked at.
+    ``structure`` maps the token ids that are not text to their marker, or to None without one.
+    ``singly``: plain text may end the thinking or the answer, so tokens are read one by one.
     """
 
     def __init__(
@@ -84,27 +84,27 @@ class Parser:
         self._reader = reader
         self._output = output
         self._reads_runs = stop is None and not singly
-        """Tokens of plain text are text together, whatever they are."""
+        """True if plain-text tokens of one step can be decoded together."""
         self._is_plain = structure.keys().isdisjoint
         self._drain = output.drain
         self._stop = stop
         self._singly = singly
         self._sink = stop.text if stop else reader.text
         self.reasoning_tokens = 0
-        """Tokens spent on thinking, the marker that ends it included."""
+        """Number of tokens spent on thinking, including the end marker."""
 
     @property
     def phase(self) -> Phase:
-        """Phase that is being written."""
+        """Phase of the answer that is being written."""
         return self._output.phase
 
     @property
     def stopped(self) -> str | None:
-        """The stop string that ended the text. What follows it is dropped."""
+        """Stop string that ended the text, after which all text is dropped; None without one."""
         return self._stop.stopped if self._stop else None
 
     def feed(self, token_ids: Sequence[int]) -> list[ParserEvent]:
-        """The events of the tokens of one step, or of any part of the output."""
+        """Return the events of one step's tokens, or of any part of the output."""
         if self._reads_runs and token_ids and self._is_plain(token_ids):
             if self._output.phase is _REASONING:
                 self.reasoning_tokens += len(token_ids)
@@ -122,7 +122,7 @@ class Parser:
         return self._drain()
 
     def flush(self, finish: FinishReason) -> list[ParserEvent]:
-        """The events of what was held back, and of a call that the end cut short."""
+        """Return the events of text that was held back, and of a call that the end cut short."""
         if self._stop and not self.stopped:
             self._stop.settle()
         self._reader.end(finish is FinishReason.STOP and not self.stopped)
@@ -130,7 +130,7 @@ class Parser:
         return self._drain()
 
     def finish_reason(self, finish: FinishReason) -> str:
-        """The client's finish reason, after ``flush``: finished calls turn stop into tool_calls."""
+        """Return the client's finish reason after ``flush``: calls turn stop into tool_calls."""
         calls = self._output.calls
         if finish is not FinishReason.STOP or not calls.num:
             return finish.value
@@ -147,7 +147,7 @@ class Parser:
         self._sink(self._decoder.text(token_ids))
 
     def _one_by_one(self, token_ids: Sequence[int]) -> None:
-        """Count tokens one by one where plain text may start or end the thinking."""
+        """Read tokens one by one, because plain text may start or end the thinking."""
         output = self._output
         for token_id in token_ids:
             if self._stop and self._stop.stopped:
@@ -174,19 +174,19 @@ class Parser:
 
 
 class DeltaParser(Protocol):
-    """Makes events of one answer, all but the ends of calls."""
+    """Foreign parser that makes events from one answer, except the ends of calls."""
 
     def feed(self, text: str, token_ids: Sequence[int], finished: bool) -> list[ParserEvent]: ...
 
 
 class ParserFallback(Protocol):
-    """Makes one for each answer."""
+    """Factory of a ``DeltaParser`` for each answer."""
 
     def make(self, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int]) -> DeltaParser: ...
 
 
 class Recorder:
-    """A decoder that remembers the tokens whose text has not been taken."""
+    """Decoder that remembers the tokens whose text has not been taken."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -203,10 +203,10 @@ class Recorder:
 
 
 class DeltaReader:
-    """Hands text to a foreign parser, and its events to the output.
+    """Reader that passes text to a foreign parser, and the parser's events to the output.
 
-    A special token waits for what follows: the one that ends an answer is none of its text. When
-    the parser raises, the rest of the answer is content.
+    A special token is held back until more follows, because the token that ends an answer is not
+    part of its text. If the parser raises, the rest of the answer is content.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class DeltaReader:
             self._feed(text, taken)
 
     def marker(self, marker: str) -> None:
-        """Marker tokens are text here."""
+        """Do nothing: marker tokens are text here."""
 
     def end(self, by_model: bool) -> None:
         if self._held is not None and not by_model:
@@ -244,7 +244,7 @@ class DeltaReader:
             return
         try:
             events = self._parser.feed(text, token_ids, finished)
-        except Exception as error:  # of whatever kind: the answer goes on
+        except Exception as error:  # whatever it is, the answer continues
             logger.warning("the fallback parser failed (%s): the rest is content", type(error))
             self._parser = None
             self._output.content.write(text)

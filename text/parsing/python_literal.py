@@ -1,7 +1,8 @@
-"""Turns a Python literal into JSON while it is being written.
+"""Conversion of a Python literal to JSON while it is being written.
 
-Models put shell commands between quotes of the kind that the commands have. So a quote closes a
-string only where the literal or the call goes on behind it; else it is part of the string.
+Models quote shell commands with the same kind of quote that the commands contain. Therefore a quote
+closes a string only if the text after it continues the literal or the call. Otherwise the quote is
+part of the string.
 """
 
 from __future__ import annotations
@@ -34,31 +35,31 @@ _ARGUMENT = (
     ),
     re.compile(rf"{_BLANK}(?:,{_BLANK}(?:{_NAME})?+|\){_BLANK}(?:,{_BLANK})?+(?:{_NAME})?+)?+\Z"),
 )
-"""Text behind a closing quote, in brackets and in a call, each with its beginnings."""
+"""Text after a closing quote, in brackets and in a call, each with a pattern for its beginnings."""
 _BETWEEN = rf"(?:{_BLANK}(?:[,)]{_BLANK}){{1,4}}+|[ \t]{{0,9}}\n{_BLANK})"
 _MAY_BE_BETWEEN = re.compile(rf"{_BLANK}(?:[,)]{_BLANK}){{0,4}}+(?:{_NAME})?+\Z")
 
 
 @lru_cache(maxsize=256)
 def _find_next_call(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Another call behind a quote, where commas and parentheses are doubled or missing."""
+    """Return a pattern for another call after a quote, with doubled or missing punctuation."""
     return re.compile(rf"{_BETWEEN}(?:{'|'.join(map(re.escape, names))}){_BLANK}\(")
 
 
 _CONFIRMED = re.compile(r"[\"']\s{0,99}[,)]")
 _LAST = re.compile(rf"{_BLANK}[,)]?{_BLANK}\Z")
 _LONGEST_WORD = 400
-"""A longer word is neither a number nor a name; it goes out as it comes."""
+"""Length from which a word is neither a number nor a name. It is passed on as it arrives."""
 _LONGEST_ESCAPE = len(r"\U0001F600")
 _INNER = "\0"
-"""Stands for a quote inside a string."""
+"""Placeholder for a quote inside a string."""
 _CLOSES = {"[": "]", "(": "]", "{": "}"}
 
 
 class Literal:
-    """One literal up to the comma or bracket behind it, which is left: DONE is sent there.
+    """Want for one literal. Ends with DONE before the comma or bracket after the literal.
 
-    What is no literal is passed on as it stands; the result is then no JSON.
+    Text that is not a literal is passed on unchanged, and the result is then not JSON.
     """
 
     __slots__ = (
@@ -88,26 +89,26 @@ class Literal:
     ) -> None:
         self._sink = sink
         self._names = names
-        """Names of the tools offered: a call of one ends the value."""
+        """Names of the offered tools. A call of one of them ends the value."""
         self._keys = keys
-        """Names of its parameters: a string with one behind a quote may hold the next argument."""
+        """Names of the tool's parameters. After a quote, such a name may begin an argument."""
         self._inner: list[str] = []
-        """The string from a quote of its own kind on that is text."""
+        """The string's text from the first quote of its own kind that did not close it."""
         self._closers: list[str] = []
         self._quote = ""
         self._beside = False
-        """Whether what precedes in the string is a quote of its kind."""
+        """True if the preceding character of the string is a quote of its kind."""
         self._is_text = False
-        """Whether that one belongs to the string."""
+        """True if that quote belongs to the string."""
         self.is_doubtful = False
-        """A quote is doubled at the beginning or the end of a string."""
+        """True if a quote is doubled at the beginning or end of a string."""
         self._comma = False
         self._verbatim = False
         self._tokens = tokens
         self._open = 0
-        """Number of brackets at a brace that opens an object or a set."""
+        """Depth of a brace that opens either an object or a set."""
         self._first: list[str] = []
-        """Text behind the brace, until a colon or a comma tells an object from a set."""
+        """Text after that brace, until a colon or comma distinguishes an object from a set."""
 
     @property
     def tokens(self) -> frozenset[str]:
@@ -135,7 +136,7 @@ class Literal:
         return DONE if ended else None, text[at:]
 
     def truncate(self, text: str) -> tuple[str | None, str]:
-        """An unfinished escape or word is not written; a quote closes if the call went on."""
+        """Drop an unfinished escape or word. A quote closes the string if the call continued."""
         if not _CONFIRMED.match(text) or self._closers or text[0] != self._quote:
             return None, ""
         self._quote = ""
@@ -160,7 +161,7 @@ class Literal:
         return escape.end() if escape else at + 1
 
     def _closing(self, text: str, at: int, more: bool, out: list[str]) -> int:
-        """Judge a quote: it ends the string where the text behind it agrees, else it is text."""
+        """Judge a quote: it ends the string if the text after it fits, else it is text."""
         quote = self._quote
         ends = text.startswith(quote, at)
         if ends and len(quote) == 1:
@@ -185,11 +186,11 @@ class Literal:
         return at + (len(quote) if ends else 1)
 
     def _holds_argument(self) -> bool:
-        """Whether the next argument is in the string, for a damage between the two."""
+        """Return True if the string contains the next argument after damaged text."""
         keys = "|".join(map(re.escape, self._keys))
         text, self._inner = "".join(self._inner), []
         is_odd = text.count(_INNER) % 2 == 1
-        if is_odd and text.endswith(f"{_INNER})"):  # the end of the call, and a quote too many
+        if is_odd and text.endswith(f"{_INNER})"):  # the end of the call and a superfluous quote
             return True
         near = rf"{_INNER}[^{_INNER}]{{0,80}}\b(?:{keys})(?:\W{{0,3}}|</?[\w|]{{1,40}}>)="
         return re.search(near, text) is not None
@@ -261,7 +262,7 @@ class Literal:
 
 
 def _unescape(escape: str) -> str:
-    """Decode an escape; one that Python does not know stands for itself."""
+    """Decode an escape. An escape unknown to Python is returned unchanged."""
     kind, digits = escape[1], escape[2:]
     if kind in _ESCAPES:
         return _ESCAPES[kind]
@@ -272,9 +273,7 @@ def _unescape(escape: str) -> str:
 
 
 def _number(word: str) -> str:
-    """Write a number as it stands where that is JSON, else as Python reads it, else as it
-    stands.
-    """
+    """Return a number unchanged if it is JSON, else as Python reads it, else unchanged."""
     if zeros := _ZEROS.match(word):
         word = zeros[1].strip("+") + zeros[2]
     try:

@@ -1,8 +1,8 @@
-"""Calls that may be quotations, held back until what follows shows what they are.
+"""Calls that may be quotations, held back until the text after them decides.
 
-A section of calls inside open thinking or inside a code fence is a quotation or meant by what
-stands behind it. So is a code fence that an answer begins with: if it is the whole answer, the
-calls in it are meant.
+A section of calls inside open thinking or a code fence may be quoted or meant, which only the text
+after it shows. The same holds for a code fence at the beginning of an answer: if it is the whole
+answer, the calls in it are meant.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ _LAST_LINE = re.compile(r"(?:\A|\n) {0,3}(?:`{3,}|~{3,})[ \t]*\s*\Z")
 def read_unclosed(
     opener: str, meant: Routine, context: ParsingContext
 ) -> Generator[Want, str, str]:
-    """Thinking that a tool call may have ended; returns the marker behind it.
+    """Read thinking that a tool call may have ended, and return the marker after it.
 
-    Some models forget the end marker before a call. Whether a section of calls inside open thinking
-    is quoted or meant only shows behind it, so that it is held back with all that follows: if the
-    thinking is closed later on, it was quoted; if the model ends its answer without that, it was
-    meant. An output that is cut off in the thinking is thinking, unless it is cut off inside a
-    further call directly behind a whole one. ``meant`` reads the section, from behind its opener.
+    Some models omit the end marker before a call. Only later text shows if a section of calls
+    inside open thinking is quoted or meant, so the section and all text after it are held back. If
+    the thinking is closed later, the section was quoted. If the model ends its answer without
+    closing the thinking, the section was meant. If the output is cut off in the thinking, all of it
+    is thinking, unless it is cut off inside another call directly after a complete one. ``meant``
+    reads the section from after its opener.
     """
     kept = _Kept(opener, context.tools.closer)
     delimiters = context.lexicon.delimiters(*context.reasoning.ends, *context.tools.markers)
@@ -51,7 +52,7 @@ def read_unclosed(
 
 
 def is_fenced(marker: str, context: ParsingContext) -> bool:
-    """Whether it opens calls where a code fence is open. A single character proves too little."""
+    """Return True if a marker longer than one character opens calls inside a code fence."""
     opens = marker in context.tools.openers and len(marker) > 1
     return opens and context.out.content.fence.is_open
 
@@ -59,10 +60,10 @@ def is_fenced(marker: str, context: ParsingContext) -> bool:
 def read_fenced(
     opener: str, delimiters: Delimiters, context: ParsingContext, meant: Routine
 ) -> Subroutine:
-    """Read a possible quotation, and return the marker behind it.
+    """Read a possible quotation, and return the marker after it.
 
-    It is one if the fence is closed later. If the model ends its answer without that, it has
-    forgotten to close the fence, and the calls are meant. ``meant`` reads from behind the opener.
+    If the fence is closed later, the calls are quoted. If the model ends its answer without closing
+    the fence, it has forgotten to, and the calls are meant. ``meant`` reads from after the opener.
     """
     kept = _Fenced(opener, context)
     markers = context.lexicon.delimiters(*delimiters.markers, *context.tools.markers)
@@ -78,7 +79,7 @@ def read_fenced(
 
 
 class _Kept:
-    """Markers and text in turn."""
+    """Recording of markers and text, which a routine can read later."""
 
     def __init__(self, opener: str, closer: str) -> None:
         self._opener = opener
@@ -88,7 +89,7 @@ class _Kept:
 
     @property
     def in_a_row(self) -> bool:
-        """Whether whole sections and the beginning of another follow one another directly."""
+        """True if complete sections and the beginning of another follow each other directly."""
         return self._is_open and self._num_closed > 0 and not self._interrupted
 
     def text(self, text: str) -> None:
@@ -118,7 +119,7 @@ class _Kept:
 
 
 class _Fenced(_Kept):
-    """Content, once the fence around it is closed."""
+    """Recording that becomes content when the fence around it is closed."""
 
     def __init__(self, opener: str, context: ParsingContext) -> None:
         super().__init__(opener, context.tools.closer)
@@ -161,9 +162,10 @@ class _Fenced(_Kept):
 
 
 class _FencedAnswer:
-    """An answer that is a code fence, and in it what ``head`` says: NO at what cannot be one.
+    """Want for an answer that is a code fence beginning with ``head``.
 
-    NO takes nothing. An answer that ends without it is held here.
+    Ends with NO, without taking anything, when the answer is something else. Otherwise it holds
+    the whole answer.
     """
 
     NO = "no"
@@ -175,11 +177,11 @@ class _FencedAnswer:
         self._fence = Fence()
         self._parts: list[str] = []
         self.opening = ""
-        """The line that opens the fence."""
+        """Line that opens the fence."""
 
     @property
     def written(self) -> str:
-        """All of it but the opening line."""
+        """Answer so far, without the opening line."""
         return "".join(self._parts)
 
     @property
@@ -209,11 +211,11 @@ class _FencedAnswer:
         return self.NO, self.opening + self.written
 
     def _goes_on(self) -> bool:
-        """Whether something follows the line that has closed the fence."""
+        """Return True if text follows the line that closed the fence."""
         return _LAST_LINE.search(self.written) is None
 
     def plain(self, text: str) -> None:
-        """Every marker token comes as a sign."""
+        """Do nothing: every marker token arrives as a sign."""
 
     def truncate(self, text: str) -> tuple[str | None, str]:
         return self.NO, text
@@ -222,9 +224,9 @@ class _FencedAnswer:
 def read_fenced_answer(
     context: ParsingContext, rest: Callable[[ParsingContext], Routine]
 ) -> Routine:
-    """An answer that is a code fence around calls, and nothing else: then they are meant.
+    """Read an answer that is nothing but a code fence around calls, which are then meant.
 
-    Models that write Markdown put a call into a fence at times. A quotation has words around it.
+    Models that write Markdown sometimes put a call into a fence. A quotation has words around it.
     ``rest`` reads an answer to its end.
     """
     head = _find_head(context)
@@ -239,7 +241,7 @@ def read_fenced_answer(
 
 
 def _find_head(context: ParsingContext) -> Follow:
-    """Find the beginnings of calls: a marker, or the format's head of calls without one."""
+    """Return the beginnings of calls: a marker, or the format's words for calls without one."""
     tools = context.tools
     words: Follow = context.lexicon.remember(
         ("openers", tools.openers),

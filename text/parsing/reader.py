@@ -1,8 +1,8 @@
-"""Drives a format's routine over pieces of text and marker tokens.
+"""Reader that drives a format's routine over pieces of text and marker tokens.
 
-A routine is a generator. It yields a *want*: how to take the text that follows, and which markers
-end it; it is sent the marker that was found. What is written between two markers goes to a sink
-as it arrives. Holding back what may be the beginning of a marker happens here and nowhere else.
+A routine is a generator. It yields a *want*, which says how to take the text that follows and which
+markers end it. It is then sent the marker that was found. Text between two markers goes to a sink
+as it arrives. Text that may be the beginning of a marker is held back here and nowhere else.
 
 A worked example. A format that writes ``<call>NAME: JSON</call>`` is this routine::
 
@@ -14,20 +14,20 @@ A worked example. A format that writes ``<call>NAME: JSON</call>`` is this routi
         yield Until(delimiters("</call>"), ignore)
         context.calls.close()
 
-and ``Reader`` drives it. Of the pieces ``f``, ``: {"a"``, ``: 1}</ca`` and ``ll>``
+and ``Reader`` drives it. Given the pieces ``f``, ``: {"a"``, ``: 1}</ca`` and ``ll>``
 
-- ``f`` goes to ``name``: no colon so far;
+- ``f`` goes to ``name``, as there is no colon so far;
 - ``: {"a"`` ends the first want. The reader sends ``":"`` to the generator, which begins the call
   and yields a ``JsonValue``; `` {"a"`` goes to the call as it arrives;
 - ``: 1}`` ends the value, and DONE is sent; ``</ca`` may be the beginning of a marker and is held
   back;
 - ``ll>`` completes it: ``"</call>"`` is sent, and the generator closes the call.
 
-Any other cutting of the same text gives the same calls. Where the output ends too early, ``Ended``
-is raised at the ``yield``, and the routine settles what it has.
+Any other split of the same text gives the same calls. If the output ends too early, ``Ended`` is
+raised at the ``yield``, and the routine finishes the open call or text.
 
-A marker is a token when the tokenizer has it as one, and then the same characters written as
-ordinary tokens are text. Only markers the tokenizer does not have are looked for in the text.
+A marker is a token if the tokenizer has one for it; then the same characters written as ordinary
+tokens are text. Only markers that the tokenizer lacks are searched for in the text.
 """
 
 from __future__ import annotations
@@ -42,54 +42,54 @@ from eaglegate.text.parsing.markers import Delimiters, Lexicon, Quotes, follows
 
 TextSink = Callable[[str], None]
 DONE = ""
-"""Sent to the routine when what it wanted has ended without a marker."""
+"""Sent to the routine when its want has ended without a marker."""
 _LONGEST_LEFT = 1024
-"""Characters of a want's rest that are taken at once: each want that ends copies the rest of it."""
+"""Most characters of left-over text taken at once: each want that ends copies the remainder."""
 
 
 class Want(Protocol):
-    """A rule for taking the text that follows."""
+    """Rule for taking the text that follows."""
 
     @property
     def lexicon(self) -> Lexicon | None:
-        """Given, marker tokens come as signs inside the text: what follows them matters."""
+        """Lexicon whose signs stand for marker tokens in the text; None if tokens come apart."""
         ...
 
     @property
     def tokens(self) -> frozenset[str]:
-        """The marker tokens that end it; any other is text here."""
+        """Marker tokens that end this want. Any other marker token is text."""
         ...
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        """Take from ``text``: what ended it (None: nothing yet) and what is left over.
+        """Take from ``text``. Return what ended the want, or None, and the text left over.
 
-        With ``more`` the rest may be kept back until more text arrives, else all must be taken.
+        With ``more``, text may be kept back until more arrives. Otherwise all must be taken.
         """
         ...
 
     def plain(self, text: str) -> None:
-        """Take the text of a marker token that ends nothing here."""
+        """Take the text of a marker token that does not end this want."""
         ...
 
     def truncate(self, text: str) -> tuple[str | None, str]:
-        """Take what was kept back when the output was cut off."""
+        """Take text that was kept back when the output was cut off."""
         ...
 
 
 Routine = Generator[Want, str, None]
 Subroutine = Generator[Want, str, str]
-"""A part of a routine, which returns what ended it."""
+"""Part of a routine, which returns the marker that ended it."""
 
 
 class Ended(Exception):
-    """Thrown into a routine where the output ends; ``by_model``: it was not cut off."""
+    """Thrown into a routine when the output ends. ``by_model`` is False if it was cut off."""
 
     def __init__(self, by_model: bool) -> None:
         self.by_model = by_model
 
 
 class _Taking(ABC):
-    """A want for which a cut makes no difference: text that is kept back is taken."""
+    """Want that takes text kept back at a cut like any other text."""
 
     __slots__ = ()
     lexicon: Lexicon | None = None
@@ -102,13 +102,13 @@ class _Taking(ABC):
 
 
 def ignore(text: str) -> None:
-    """A sink for what is neither text nor structure."""
+    """Sink that drops text."""
 
 
 class Until(_Taking):
-    """Text up to one of ``delimiters``, to a sink as it comes; ``stray`` gets other marker tokens.
+    """Want for text up to one of ``delimiters``. ``stray`` gets any other marker token.
 
-    With ``markup`` the text is not the point: what is kept back at a cut is a piece of a marker.
+    With ``markup``, text kept back at a cut is dropped, because it is a part of a marker.
     """
 
     __slots__ = ("_find", "_markup", "_sink", "_wordless", "plain", "tokens")
@@ -141,10 +141,10 @@ class Until(_Taking):
 
 
 class Next(_Taking):
-    """The next character that is no white space, or the marker that stands there.
+    """Want for the next character other than white space, or the marker at that place.
 
-    The sink gets what is taken. A character in ``keep`` is left for the next want; with None any.
-    ``markup`` as in ``Until``.
+    The sink gets the text taken. A character in ``keep`` is left for the next want; None keeps
+    any character. For ``markup`` see ``Until``.
     """
 
     __slots__ = ("_delimiters", "_keep", "_markup", "_sink", "tokens")
@@ -178,19 +178,19 @@ class Next(_Taking):
         return rest[0], rest[1:]
 
     def plain(self, text: str) -> None:
-        """A marker token that ends nothing here is no character either."""
+        """Do nothing: a marker token is not a character."""
 
     def truncate(self, text: str) -> tuple[str | None, str]:
         return (None, "") if self._markup else super().truncate(text)
 
 
 class JsonValue(_Taking):
-    """One JSON value, as written, to a sink. Plain-text markers inside its strings are text.
+    """Want for one JSON value, which goes to a sink as written. Its strings may contain markers.
 
-    Ends with DONE where the value ends, or with a marker where the value is not finished; with
-    ``to_marker`` all the text up to a marker belongs to it. A marker token inside a string is text
-    unless ``quotes`` says that it may end the string, and what follows confirms it. A string with
-    a raw line break is no JSON: its quotes are no protection any more.
+    Ends with DONE at the end of the value, or with a marker if the value is unfinished. With
+    ``to_marker`` all text up to a marker belongs to the value. A marker token inside a string is
+    text unless ``quotes`` says that it may end the string and the text after it confirms that. A
+    string with a raw line break is not JSON, so its quotes protect nothing from there on.
     """
 
     __slots__ = ("_blank", "_find", "_plainly", "_quotes", "_scan", "_sink", "_to_marker", "tokens")
@@ -204,7 +204,7 @@ class JsonValue(_Taking):
     ) -> None:
         self._sink = sink
         self._blank = ""
-        """White space behind the value."""
+        """White space after the value."""
         self._scan = JsonScan()
         self._to_marker = to_marker
         self._quotes = quotes
@@ -252,7 +252,7 @@ class JsonValue(_Taking):
             look = start + 1
 
     def _write_behind(self, text: str) -> None:
-        """Write text behind a whole value as part of it, if it is more than white space."""
+        """Write text after a complete value as part of it, if it is more than white space."""
         body = text.rstrip()
         if body:
             self._write(self._blank + body)
@@ -260,7 +260,7 @@ class JsonValue(_Taking):
         self._blank += text[len(body) :]
 
     def _name(self, marker: str | None) -> str | None:
-        """The marker that a sign stands for."""
+        """Return the marker that a sign stands for."""
         return self._quotes.lexicon.spell(marker) if self._quotes and marker else marker
 
     def plain(self, text: str) -> None:
@@ -269,7 +269,7 @@ class JsonValue(_Taking):
 
 
 class Reader:
-    """Feeds text and marker tokens to a routine."""
+    """Driver that feeds text and marker tokens to a routine."""
 
     __slots__ = ("_held", "_routine", "_want")
 
@@ -279,7 +279,7 @@ class Reader:
         self._held = ""
 
     def text(self, text: str, more: bool = True) -> None:
-        """Take what was held back, and ``text``; without ``more``, nothing is held back again."""
+        """Take the text held back, then ``text``. Without ``more``, hold nothing back again."""
         if self._held:
             text = self._held + text
         while text:
@@ -297,7 +297,7 @@ class Reader:
         self._held = text
 
     def marker(self, marker: str) -> None:
-        """A marker that is a token: what was held back is then no beginning of one."""
+        """Take a marker token. Text held back before it cannot be the beginning of a marker."""
         if self._want.lexicon is None:
             self._settle()
         if self._want.lexicon is not None:
@@ -308,7 +308,7 @@ class Reader:
             self._want.plain(marker)
 
     def end(self, by_model: bool) -> None:
-        """The output is over; the routine learns it as an exception."""
+        """End the output, by raising ``Ended`` in the routine."""
         while self._held and not by_model:
             self._truncate()
         self._settle()
@@ -328,7 +328,7 @@ class Reader:
             self._take_left(rest, want.lexicon)
 
     def _take_left(self, text: str, lexicon: Lexicon | None) -> None:
-        """Take what a want has left, in which tokens are signs."""
+        """Take the text that a want left over, in which signs stand for tokens."""
         for piece, marker in lexicon.split(text) if lexicon else [(text, "")]:
             for start in range(0, len(piece), _LONGEST_LEFT):
                 self.text(piece[start : start + _LONGEST_LEFT])

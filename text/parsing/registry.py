@@ -1,9 +1,9 @@
-"""Parsers by the names that ``vllm serve`` knows, imported when first asked for.
+"""Registry of parsers by the names that ``vllm serve`` uses, each imported on first use.
 
-How models mark their thinking is here, too, one row each. Sources: the chat templates named beside
-the rows. While a model thinks only the end marker is structure, so that a tool call quoted in the
-thinking stays thinking. Text before a start marker is content. A prompt that opens the thinking
-itself says so with ``starts_in``.
+It also has the ways in which models mark their thinking, one row each. Their sources are the chat
+templates named in the rows. While a model thinks, only the end marker is structure, so that a tool
+call quoted in the thinking stays thinking. Text before a start marker is content. If the prompt
+itself opens the thinking, the caller says so with ``starts_in``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eaglegate.text.parsing.message import NO_REASONING, CallFrame, ReasoningFor
 
 @cache
 def _suffix(form: ReasoningFormat, suffix: str) -> ReasoningFormat:
-    """The same format with ``<think:suffix>``."""
+    """Return the format with a suffix in its markers, as in ``<think:suffix>``."""
     starts = tuple(f"{marker[:-1]}{suffix}>" for marker in form.starts)
     ends = tuple(f"{marker[:-1]}{suffix}>" for marker in form.ends)
     return replace(form, starts=starts, ends=ends, suffixed=None)
@@ -29,7 +29,7 @@ THINK = ReasoningFormat(("<think>",), ("</think>",), forgets_end=True)
 parsers of qwen3, glm47 and minimax_m2 end the thinking at a call, too; see ``answer.py``."""
 
 KIMI_K2 = ReasoningFormat(("<think>",), ("</think>",), framing="", forgets_end=True)
-"""Kimi-K2-Thinking: no white space around the markers. It is known to forget ``</think>`` before a
+"""Kimi-K2-Thinking: no white space around the markers. It is known to omit ``</think>`` before a
 section of calls (vllm-project/vllm pull request 32216); see ``answer.py``."""
 
 DEEPSEEK_V3 = ReasoningFormat(("<think>",), ("</think>",), framing="", forgets_end=True)
@@ -42,8 +42,8 @@ MISTRAL = ReasoningFormat(
     forgets_end=True,
     untokened=ReasoningFormat(("<think>",), ("</think>",)),
 )
-"""Magistral; mistral-common writes both as control tokens, without white space around them. The
-first one, of June 2025, has no such tokens and writes ``<think>`` as text."""
+"""Magistral: mistral-common writes both markers as control tokens, without white space around them.
+The first Magistral, of June 2025, lacks these tokens and writes ``<think>`` as text."""
 
 GRANITE = ReasoningFormat(
     ("Here is my thought process:", "Here's my thought process:", "<think>"),
@@ -51,17 +51,17 @@ GRANITE = ReasoningFormat(
     framing=" \n",
     answer=("<response>", "</response>"),
 )
-"""Granite 3.2 with ``thinking`` writes sentences, never tokens; Granite 3.3 ``<think>`` and then
-``<response>`` around the answer, by its own chat template."""
+"""Granite 3.2 with ``thinking`` writes sentences, never tokens. Granite 3.3 writes ``<think>`` and
+then ``<response>`` around the answer, as in its own chat template."""
 
 MINIMAX_M2_APPEND_THINK = ReasoningFormat(("<think>",), ("</think>",), framing="", inline=True)
-"""MiniMax-M2 for clients that send the thinking back inside the content, as vLLM's parser of that
-name: it is delivered as content with its markers, and a tool call quoted in it is still text."""
+"""MiniMax-M2 for clients that send the thinking back inside the content, like vLLM's parser of that
+name: thinking is delivered as content with its markers. A tool call quoted in it is still text."""
 
 ERNIE45 = ReasoningFormat(
     ("<think>",), ("</think>",), answer=("<response>", "</response>"), forgets_end=True
 )
-"""ERNIE-4.5 Thinking: ``<response>`` around the answer, at times."""
+"""ERNIE-4.5 Thinking: sometimes ``<response>`` around the answer."""
 
 HUNYUAN = ReasoningFormat(("<think>",), ("</think>",), answer=("<answer>", "</answer>"))
 """Hunyuan A13B: ``<answer>`` around the answer; all four tags are plain text."""
@@ -135,7 +135,7 @@ _TOOLS: Sequence[tuple[str, str]] = (
     ("step3", "xml_calls:STEP3"),
     ("xlam", "json_lists:XLAM"),
 )
-"""Names that share a routine, and where it is."""
+"""Names that share a routine, and the routine's place."""
 _THINKING: Sequence[tuple[str, ReasoningFormat | str]] = (
     ("cohere_command3 cohere_command4", f"{_FORMATS}.json_lists:COHERE_REASONING"),
     (
@@ -166,8 +166,8 @@ _THINKING: Sequence[tuple[str, ReasoningFormat | str]] = (
         THINK,
     ),
 )
-"""Names that share a way, which is one of the above or beside its calls. ``deepseek_v31``,
-``deepseek_v32``, ``gpt_oss`` and ``think`` are ours."""
+"""Names that share a format, which is defined above or in the module of its calls.
+``deepseek_v31``, ``deepseek_v32``, ``gpt_oss`` and ``think`` are names of our own."""
 TOOL_PARSERS: Mapping[str, str] = {
     name: f"{_FORMATS}.{place}" for names, place in _TOOLS for name in names.split()
 }
@@ -177,7 +177,7 @@ REASONING_PARSERS: Mapping[str, ReasoningFormat | str] = {
 
 
 class UnknownParser(ValueError):
-    """No parser has that name; the message lists those there are."""
+    """Unknown parser name. The message lists the known names."""
 
 
 def tool_parser_names() -> list[str]:
@@ -189,17 +189,17 @@ def reasoning_parser_names() -> list[str]:
 
 
 def routine_names() -> list[str]:
-    """One name of each tool routine."""
+    """Return one name of each tool routine."""
     return [names.split()[0] for names, _ in _TOOLS]
 
 
 def thinking_names() -> list[str]:
-    """One name of each way to mark the thinking."""
+    """Return one name of each reasoning format."""
     return [names.split()[0] for names, _ in _THINKING]
 
 
 def find_unknown_parsers(tool_parser: str | None, reasoning: str | None) -> list[str]:
-    """The names given that have no parser here."""
+    """Return the given names that have no parser here."""
     given = ((tool_parser, TOOL_PARSERS), (reasoning, REASONING_PARSERS))
     return [name for name, known in given if name is not None and name not in known]
 
@@ -219,7 +219,7 @@ def reasoning_format(name: str | None) -> ReasoningFormat:
 
 
 def find_frame(name: str | None) -> CallFrame | None:
-    """Find a tool parser's frame for calls in a grammar; None where calls cannot be forced."""
+    """Return a tool parser's frame for calls in a grammar; None if calls cannot be forced."""
     if name is None or name not in TOOL_PARSERS:
         return None
     frames: Mapping[str, CallFrame] = _load_frames(TOOL_PARSERS[name].partition(":")[0])
@@ -233,7 +233,7 @@ def _load_frames(module: str) -> Mapping[str, CallFrame]:
 
 
 def framed_names() -> list[str]:
-    """Tool parsers whose calls a grammar can force."""
+    """Return the tool parsers whose calls a grammar can force."""
     return [name for name in tool_parser_names() if find_frame(name) is not None]
 
 

@@ -1,12 +1,12 @@
-"""JSON schemas of tools: what clients write, what it allows, and how much work a check of it is.
+"""JSON schemas of tools: their meaning, the types they allow, and the cost of a check.
 
 Clients write ``float``, ``dict`` or ``nullable: true`` where JSON Schema says ``number``,
-``object`` or ``["string", "null"]``. A schema is read as it is meant, for the JSON that parameters
-become and for the judgement of a call alike.
+``object`` or ``["string", "null"]``. A schema is read as it is meant, both for converting
+parameters to JSON and for judging a call.
 
-A schema that comes with a request can be small and still cost hours: ten definitions that each
-refer to the next one twice look at a value a thousand times. A check visits pairs of a schema and
-a value; ``Effort`` counts the visits without making them, each pair once, so that they are bounded.
+A small schema can cost hours: ten definitions that each refer to the next one twice visit a value a
+thousand times. A check visits pairs of a schema and a value. ``Effort`` counts the visits without
+making them, each pair once, so that the count itself is bounded.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ ALIASES: Mapping[str, str] = {
     "uint": "integer",
     "varchar": "string",
 }
-"""Names that other languages have for JSON's types."""
+"""Names of JSON's types in other languages."""
 TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 STRING = frozenset({"string"})
 MAX_DEPTH = 16
 MAX_MODERNISED = 64
-"""Levels of a schema that are translated from an older draft."""
+"""Number of levels of a schema that are translated from an older draft."""
 _VALUES = ("const", "enum", "default", "examples", "example")
-"""Keywords whose content is no schema."""
+"""Keywords whose content is not a schema."""
 
 
 _SCHEMA_MAPS = frozenset(
@@ -66,7 +66,7 @@ _LATEST = "https://json-schema.org/draft/2020-12/schema"
 
 
 def walk_schema(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """``schema`` with each subschema as ``change`` makes it."""
+    """Return a copy of ``schema`` with ``change`` applied to each subschema."""
     found = dict(schema)
     for name, part in schema.items():
         if name in _SCHEMA_MAPS and isinstance(part, dict):
@@ -79,9 +79,9 @@ def walk_schema(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict
 
 
 def modernise(schema: Any, depth: int = 0) -> Any:
-    """A schema of an older draft in the words of draft 2020-12.
+    """Translate a schema of an older draft to draft 2020-12.
 
-    Tuples in ``items``, exclusive bounds that are boolean, and ids that are fragments.
+    This concerns tuples in ``items``, boolean exclusive bounds, and ids that are fragments.
     """
     if not isinstance(schema, dict) or depth > MAX_MODERNISED:
         return schema
@@ -98,7 +98,7 @@ def modernise(schema: Any, depth: int = 0) -> Any:
 
 
 def _modernise_id(schema: dict[str, Any]) -> None:
-    """Drafts before 2019-09 name a place by an id that is a fragment, where an anchor is now."""
+    """Replace an id that is a fragment, as in drafts before 2019-09, by an anchor."""
     if isinstance(given := schema.get("$id"), str) and given.startswith("#"):
         del schema["$id"]
         if anchor := _ANCHOR.fullmatch(given):
@@ -108,7 +108,7 @@ def _modernise_id(schema: dict[str, Any]) -> None:
 
 
 def normalise(schema: Any, depth: int = 0) -> Any:
-    """``schema`` in JSON Schema's own words; an unknown type says nothing."""
+    """Translate a schema to JSON Schema's own keywords. An unknown type is dropped."""
     if isinstance(schema, list):
         return [normalise(part, depth + 1) for part in schema]
     if not isinstance(schema, dict) or depth > 64:
@@ -129,7 +129,7 @@ def normalise(schema: Any, depth: int = 0) -> Any:
 
 
 def _types(named: str | list[Any]) -> str | list[Any]:
-    """``type`` in JSON Schema's words, in the shape it came in."""
+    """Translate ``type`` to JSON Schema's names, as one name or a list as given."""
     if isinstance(named, str):
         name = named.strip().lower()
         name = ALIASES.get(name, name)
@@ -139,7 +139,7 @@ def _types(named: str | list[Any]) -> str | list[Any]:
 
 
 def _allow_null(schema: dict[str, Any]) -> None:
-    """OpenAPI's ``nullable``."""
+    """Apply OpenAPI's ``nullable``."""
     types = schema.get("type")
     if isinstance(types, str):
         schema["type"] = [types, "null"]
@@ -150,7 +150,7 @@ def _allow_null(schema: dict[str, Any]) -> None:
 
 
 def resolve(reference: Any, root: Any) -> Any:
-    """Resolve a reference inside ``root``; None for any other."""
+    """Resolve a reference inside ``root``; return None for any other."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     target = root
@@ -165,16 +165,16 @@ def resolve(reference: Any, root: Any) -> Any:
 
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
-"""Keywords by which a schema says which other members an object may have."""
+"""Keywords that say which unnamed members an object may have."""
 _MEMBERS = ("properties", "patternProperties")
 _IN_PLACE = ("$defs", "definitions", "dependentSchemas", "allOf", "anyOf", "oneOf", "then", "else")
 _HELD = ("items", "prefixItems", "additionalItems", "additionalProperties")
 
 
 def close_objects(schema: Any, root: Any = None, whole: bool = True, depth: int = 0) -> Any:
-    """``schema`` with the objects closed that name their members and say nothing of others.
+    """Close the objects that name their members and do not mention others.
 
-    Grammars read such a schema in the same way. ``whole``: no other schema adds members.
+    Grammars treat such a schema in the same way. ``whole``: no other schema adds members.
     """
     if not isinstance(schema, dict) or depth > 64:
         return schema
@@ -201,7 +201,7 @@ def _close_each(part: Any, is_map: bool, root: Any, whole: bool, depth: int) -> 
 
 
 def _is_closed(schema: Any, root: Any, is_root: bool) -> bool:
-    """Whether an object has the members that its schema names, and no others."""
+    """Return True if an object may have only the members that its schema names."""
     parts = list(_alternatives(schema, root, 0, set()))
     if any(name in part for part in parts for name in _OPEN):
         return False
@@ -211,11 +211,11 @@ def _is_closed(schema: Any, root: Any, is_root: bool) -> bool:
 
 
 _PLAIN = frozenset({"type", "title", "description", "nullable", "default", "examples"})
-"""Keywords of a schema that allows every object, where its type does."""
+"""Keywords that restrict no object: a schema of these alone allows what its type allows."""
 
 
 def properties(root: Any) -> dict[str, list[Any]]:
-    """The schemas of each parameter: of the root, of its branches, of what it refers to."""
+    """Return the schemas of each parameter, from the root, its branches and its references."""
     found: dict[str, list[Any]] = {}
     for part in _alternatives(root, root, 0, set()):
         own = part.get("properties")
@@ -225,7 +225,7 @@ def properties(root: Any) -> dict[str, list[Any]]:
 
 
 def additional(root: Any) -> Any:
-    """The schema of parameters that no property names; None where it does not say."""
+    """Return the schema of parameters that no property names; None if there is none."""
     for part in _alternatives(root, root, 0, set()):
         if isinstance(part.get("additionalProperties"), dict):
             return part["additionalProperties"]
@@ -235,7 +235,7 @@ def additional(root: Any) -> Any:
 def _alternatives(
     schema: Any, root: Any, depth: int, seen: set[int]
 ) -> Iterator[Mapping[str, Any]]:
-    """Each schema once, however many ways lead to it."""
+    """Yield a schema and its branches and references, each once."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH or id(schema) in seen:
         return
     seen.add(id(schema))
@@ -255,7 +255,7 @@ def _is_list(schema: Mapping[str, Any], name: str) -> bool:
 
 
 def kinds(schema: Any, root: Any = None) -> frozenset[str]:
-    """The JSON types a schema allows: any where it says nothing, a string where there is none."""
+    """Return the JSON types a schema allows: all if it names none, a string without a schema."""
     if schema is None:
         return STRING
     return _find_kinds(schema, schema if root is None else root, 0, {}) or TYPES
@@ -264,7 +264,7 @@ def kinds(schema: Any, root: Any = None) -> frozenset[str]:
 def _find_kinds(
     schema: Any, root: Any, depth: int, known: dict[int, frozenset[str]]
 ) -> frozenset[str]:
-    """Empty for a schema that says nothing of types; each schema is looked at once."""
+    """Return the types a schema allows, or none if it names none. Each schema is read once."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return frozenset()
     if id(schema) not in known:
@@ -302,7 +302,7 @@ def _find_types(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _infer_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Infer types from keywords that only one type has."""
+    """Infer types from keywords that apply to only one type."""
     if "properties" in schema or "required" in schema:
         return frozenset({"object"})
     return frozenset({"array"}) if {"items", "prefixItems"} & schema.keys() else frozenset()
@@ -316,21 +316,21 @@ def _kind(value: Any) -> str:
 
 
 MAX_WORK = 300_000
-"""Visits of one check: some 15 ms."""
+"""Limit on the visits of one check, about 15 ms."""
 MAX_PAIRS = 1500
-"""Pairs of schema and value that are counted one by one: some 8 ms."""
+"""Limit on pairs of schema and value that are counted, about 8 ms."""
 MAX_LOOKS = 20_000
-"""Members and items that are looked at to find those pairs: some 8 ms."""
+"""Limit on members and items that are visited to find those pairs, about 8 ms."""
 MAX_VALUES = 30_000
-"""Values in the arguments of a call."""
+"""Limit on the values in the arguments of a call."""
 MAX_PARTS = 1500
-"""Parts of a schema that is compiled, a pattern being twenty."""
+"""Limit on the parts of a schema that is compiled. A pattern counts as twenty."""
 _UNCOUNTED = ("$dynamicRef", "$recursiveRef", "$dynamicAnchor", "$anchor", "$id", "id")
 """Keywords that change what a reference means."""
 
 
 class TooMuchWork(Exception):
-    """A check that is not worth its time."""
+    """Raised if a check would take too much time."""
 
 
 _LISTED = ("allOf", "anyOf", "oneOf")
@@ -338,12 +338,12 @@ _SINGLE = ("not", "if", "then", "else", "propertyNames")
 _COSTLY = frozenset(
     (*_LISTED, *_SINGLE, "$ref", "dependentSchemas", "dependencies", "patternProperties")
 ) | {"pattern", "enum"}
-"""Keywords that look at a value more than once, or for longer than a look."""
+"""Keywords that visit a value more than once, or take longer than a visit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaSize:
-    """``costly``: the work of a check does not follow from the number of values."""
+    """Size of a schema. ``costly``: the work of a check may exceed the number of values."""
 
     num_parts: int
     costly: bool
@@ -354,7 +354,7 @@ class SchemaSize:
 
 
 def measure_schema(schema: Any) -> SchemaSize:
-    """Counts no further than it must."""
+    """Measure a schema, stopping once it is too large to compile."""
     num, costly, waiting = 0, False, [schema]
     while waiting and num <= MAX_PARTS:
         part = waiting.pop()
@@ -371,7 +371,7 @@ def measure_schema(schema: Any) -> SchemaSize:
 
 
 def num_values(value: Any) -> int:
-    """The values inside ``value``, counted no further than MAX_VALUES."""
+    """Return the number of values inside ``value``, counted up to MAX_VALUES."""
     num, waiting = 0, [value]
     while waiting and num <= MAX_VALUES:
         part = waiting.pop()
@@ -384,7 +384,7 @@ def num_values(value: Any) -> int:
 
 
 class Effort:
-    """Counts the visits of one check."""
+    """Counter of the visits of one check."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -392,7 +392,7 @@ class Effort:
         self._looks = 0
 
     def measure(self, value: Any) -> int:
-        """Raises TooMuchWork where counting itself is too much, or does not end."""
+        """Return the number of visits. Raises TooMuchWork if there are too many to count."""
         return self._visit(self._root, value)
 
     def _visit(self, schema: Any, value: Any) -> int:
@@ -438,7 +438,7 @@ class Effort:
 
 
 def _weight(schema: Mapping[str, Any], value: Any) -> int:
-    """A visit by itself: keywords, values to compare, characters for a pattern to read."""
+    """Return the work of one visit: keywords, values to compare, characters to match."""
     work = 1 + len(schema)
     if isinstance(schema.get("enum"), list):
         work += len(schema["enum"])

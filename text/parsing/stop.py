@@ -1,4 +1,4 @@
-"""Stop strings: found in the output's text before any format reads it."""
+"""Search for stop strings in the output's text, before any format reads it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ ROOT = 0
 
 
 class Automaton:
-    """Aho and Corasick's: all of some words in a text, one step for each character.
+    """Aho-Corasick automaton that finds several words in a text, one step per character.
 
     A. V. Aho and M. J. Corasick, Efficient string matching, CACM 18 (1975).
-    ``depth[state]``: characters at the end of the text that begin a word.
-
-    ``longest[state]``: length of the longest word that ends here; 0 for none.
+    ``depth[state]``: number of characters at the end of the text that begin a word.
+    ``longest[state]``: length of the longest word that ends here, or 0.
     """
 
     __slots__ = ("_fail", "_next", "depth", "longest")
@@ -31,7 +30,7 @@ class Automaton:
         self._link()
 
     def step(self, state: int, char: str) -> int:
-        """The state behind ``char``; amortised, a constant number of looks."""
+        """Return the state after ``char``, in amortised constant time."""
         while char not in self._next[state]:
             if state == ROOT:
                 return ROOT
@@ -52,7 +51,7 @@ class Automaton:
         self.longest[state] = len(word)
 
     def _link(self) -> None:
-        """Breadth first: what a state falls back on is shorter, so it is linked already."""
+        """Link each state to its fallback, breadth first: shorter states are linked already."""
         queue = deque(self._next[ROOT].values())
         while queue:
             state = queue.popleft()
@@ -64,16 +63,16 @@ class Automaton:
 
 @lru_cache(maxsize=64)
 def automaton(words: tuple[str, ...]) -> Automaton:
-    """The choices of a request share one."""
+    """Return an automaton that all choices of a request share."""
     return Automaton(words)
 
 
 class StopText:
-    """Passes text on until a stop string is complete; what may begin one waits.
+    """Sink that passes text on until a stop string, and holds back its possible beginning.
 
-    The stop that starts first counts, of those the shortest, however the text is cut. A marker
-    token belongs to the text as well: one that contains a stop string stops, but no stop string
-    reaches across a marker.
+    The stop string that starts first counts, and the shortest of several. The result does not
+    depend on how the text is split. A marker token that contains a stop string also ends the text,
+    but no stop string extends across a marker.
     """
 
     __slots__ = ("_automaton", "_found", "_held", "_include", "_sink", "_state", "stopped")
@@ -85,7 +84,7 @@ class StopText:
         self._state = ROOT
         self._held = ""
         self._found: tuple[int, int] | None = None
-        """Beginning and end, in the held text, of the best stop so far; an earlier one is open."""
+        """Range of the best stop in the held text, while an earlier stop is still possible."""
         self.stopped: str | None = None
 
     def text(self, text: str) -> None:
@@ -95,14 +94,14 @@ class StopText:
             self._stop()
             return
         keep = len(held) - self._automaton.depth[self._state]
-        if self._found is not None:  # it starts behind the open one, which is kept
+        if self._found is not None:  # it starts after the possible earlier stop, which is kept
             self._found = (self._found[0] - keep, self._found[1] - keep)
         self._held = held[keep:]
         if keep:
             self._sink(held[:keep])
 
     def marker(self, marker: str) -> bool:
-        """Let go of what waits; whether it or the marker's own text stops."""
+        """Release the held text. Return True if it or the marker's own text contains a stop."""
         self.settle()
         if self.stopped is None:
             self._scan(marker, 0)
@@ -112,7 +111,7 @@ class StopText:
         return self.stopped is not None
 
     def settle(self) -> None:
-        """No text follows: what is complete stops, what is only begun is text."""
+        """Settle the held text, as no more follows: a complete stop counts, a beginning is text."""
         if self._found is not None:
             self._stop()
             return
@@ -121,7 +120,7 @@ class StopText:
             self._sink(held)
 
     def _scan(self, text: str, at: int) -> bool:
-        """Read on from ``at``; whether a stop is found that no open one starts before."""
+        """Read on from ``at``. Return True if a stop is found and no earlier one is possible."""
         machine, state = self._automaton, self._state
         for at, char in enumerate(text, at + 1):  # noqa: B020
             state = machine.step(state, char)

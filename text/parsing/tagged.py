@@ -1,8 +1,8 @@
-"""A value in tags, up to the closing tag that the rest of the output confirms.
+"""Values in tags, each up to the closing tag that the rest of the output confirms.
 
-A value may well contain its own tags (a file about chat templates does). So a closing tag closes
-only where the routine goes on as it must: after ``</parameter>`` another parameter or the end of
-the call, after that another call or the end of the section. Else it is part of the value.
+A value may contain its own tags (a file about chat templates does). Therefore a closing tag counts
+only if valid text follows: after ``</parameter>`` another parameter or the end of the call, after
+that another call or the end of the section. Otherwise the tag is part of the value.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from eaglegate.text.parsing.reader import DONE, TextSink
 _NAME = re.compile(r"""["']?([^\s"'<>]+)""")
 Taken = tuple[str | None, str]
 FORCED = "forced"
-"""End of a value that its own closing tag has not ended."""
+"""Result for a value that something other than its own closing tag ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The words that may end a value, each with what must follow it.
+    """Words that may end a value, each with the text that must follow.
 
-    A word in ``implied`` opens or closes something else, so that the value ends before it: DONE is
-    sent, and the word left in place. So it is with one in ``forced``, where FORCED is sent. What
-    stands between a word in ``nests`` and one in ``forced`` is quoted: it ends nothing.
-    ``unfinished`` words lack the rest of their tag, up to ``>``.
+    A word in ``implied`` opens or closes something else, so the value ends before it: DONE is sent,
+    and the word is left in place. The same holds for ``forced``, with FORCED in place of DONE. Text
+    between a word in ``nests`` and a word in ``forced`` is quoted and ends nothing. ``unfinished``
+    words lack the rest of their tag, up to ``>``.
     """
 
     words: Mapping[str, Follow | None]
@@ -35,21 +35,21 @@ class Closing:
     forced: Container[str] = ()
     nests: Container[str] = ()
     unfinished: Mapping[str, str] = field(default_factory=dict)
-    """Tags by words that are their beginnings."""
+    """Tags by the words that begin them."""
     unnests: Container[str] = ()
-    """Words that close what a word in ``nests`` has opened, beside those in ``forced``."""
+    """Words, besides those in ``forced``, that close a nesting opened by a word in ``nests``."""
     call: str = ""
-    """The word that opens a call, where a section may hold several."""
+    """Word that opens a call, if a section may contain several."""
     call_ends: Container[str] = ()
     """Words that close a call."""
     parameter: str = ""
-    """The word that opens a value in one."""
+    """Word that opens a value in a call."""
     pairs: Mapping[str, Follow] = field(default_factory=dict)
-    """Text behind a value's closing tag at the end of a call, by the word of the tag."""
+    """Text after a value's closing tag at the end of a call, by the word of the tag."""
 
 
 class Tagged:
-    """A value up to the closing tag that the rest of the output confirms."""
+    """Want for a value up to the closing tag that the rest of the output confirms."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class Tagged:
         words: Mapping[str, Follow | None] | None = None,
     ) -> None:
         self._words = words = words or closing.words
-        """Words of ``closing``, unless this value has some of its own."""
+        """Words that may end this value, by default those of ``closing``."""
         self._delimiters = lexicon.delimiters(*words)
         self._closing = closing
         self._sink = sink
         self._depth = 0
-        """Openings of nested sections so far that have not been closed."""
+        """Number of nested sections that are open."""
         self.lexicon: Lexicon | None = lexicon
         self._spell = lexicon.spell
         self.tokens: frozenset[str] = frozenset()
@@ -88,10 +88,10 @@ class Tagged:
             look = after if tag in closing.nests or tag in closing.forced else start + 1
 
     def plain(self, text: str) -> None:
-        """Every marker token comes as a sign."""
+        """Do nothing: every marker token arrives as a sign."""
 
     def truncate(self, text: str) -> tuple[str | None, str]:
-        """Take text kept back at a cut: a closing tag, all but confirmed, or a piece of one."""
+        """Take text kept back at a cut: an unconfirmed closing tag, or a part of one."""
         start, after, tag = self._delimiters.find(text, 0, more=False)
         if tag is None or tag in self._closing.nests or self._depth:
             return None, ""
@@ -117,48 +117,49 @@ class Tagged:
 
 @dataclass(slots=True)
 class KnownEnds:
-    """Number of coming ends of calls in the section that are known to be no quotations."""
+    """Number of upcoming ends of calls in the section that are known not to be quoted."""
 
     num: int = 0
 
 
 class CallValue(Tagged):
-    """A value in a section that may hold several calls, with text between them.
+    """Want for a value in a section that may contain several calls, with text between them.
 
-    What looks like a call in it is quoted, or it is the next call. Where a call opens inside the
-    value, or ends there and the section does not go on as it must, everything is kept back until
-    the openings and ends that follow say which it was:
+    Text in the value that looks like a call is either quoted or the next call. If a call opens
+    inside the value, or ends there and invalid text follows, everything is kept back until later
+    openings and ends decide:
 
-    - a call that opens and ends with more of the value behind it is quoted;
-    - behind the end of a call stands one more end, as the section demands: the first was quoted;
-    - behind the end of a call another opens and ends, or the output ends: the first was meant;
-    - a call opens, and the section ends with it, one end too few for both: an opening tag is
-      quoted, or the model has forgotten to close the value. Where it names an offered tool at the
+    - If a call opens and ends and more of the value follows, the call is quoted.
+    - If the end of a call is followed by another end that fits the section, the first is quoted.
+    - If the end of a call is followed by another whole call, or by the end of the output, the
+      first end was meant.
+    - If a call opens and the section ends with it, an end is missing: an opening tag is quoted, or
+      the model has omitted the value's closing tag. If the tag names an offered tool at the
       beginning of a line, the call cannot be trusted, and ``doubt`` is called.
 
-    Without ``names`` any name is that of an offered tool. ``known`` is shared by the values of a
-    section, so that none of it is judged twice.
+    Without ``names`` any name counts as an offered tool. ``known`` is shared by the values of a
+    section, so that no end is judged twice.
     """
 
     _kept: list[str] | None = None
     _size = 0
-    """Number of characters kept back before the text."""
+    """Number of characters kept back before the current text."""
     _last = ""
-    """The last character that is surely one of the value."""
+    """Last character that certainly belongs to the value."""
     _seen = False
-    """Whether the value holds what looks like its own closing tag."""
+    """True if the value contains text that looks like its own closing tag."""
     _num_open = 0
-    """Calls that have opened in the value and not ended."""
+    """Number of calls that are open in the value."""
     _first: tuple[int, str] | None = None
-    """The first closing tag with the end of a call behind it that nothing has opened."""
+    """First closing tag that is followed by the end of a call which nothing in the value opened."""
     _behind_first = 0
-    """End of that end of a call."""
+    """Position after that end of a call."""
     _num_ends = _num_later = _num_known = 0
-    """Ends of calls that nothing has opened; calls behind the first; those not demanded."""
+    """Number of unopened ends of calls, of calls after the first end, and of known ends."""
     _paired = False
-    """Whether the end of a call that comes next stands behind a closing tag."""
+    """True if the next end of a call follows a closing tag."""
     _fallback: tuple[int, str] | None = None
-    """The closing tag that ends the value if what has opened in it is a quoted tag."""
+    """Closing tag that ends the value if the tag that opened in it is quoted."""
     _in_doubt = False
 
     def __init__(
@@ -176,7 +177,7 @@ class CallValue(Tagged):
         self._text, self._look = "", 0
 
     def _release(self) -> None:
-        """Release the text kept back: it is a quotation, and part of the value."""
+        """Reset the state after text that was kept back turned out to be part of the value."""
         self._kept, self._size, self._num_open, self._first = None, 0, 0, None
         self._num_ends = self._num_later = self._num_known = self._behind_first = 0
         self._paired, self._fallback, self._in_doubt = False, None, False
@@ -231,7 +232,7 @@ class CallValue(Tagged):
 
     @property
     def _is_meant(self) -> bool:
-        """Whether the first end of a call, which nothing had opened, ended this one."""
+        """True if the first unopened end of a call ended this call."""
         return self._first is not None and (self._num_ends == 1 or self._num_later > 0)
 
     def _open_call(self, start: int) -> None:
@@ -244,7 +245,7 @@ class CallValue(Tagged):
         self._keep(start)
 
     def _end_value(self, start: int, tag: str) -> Taken | None:
-        """A tag that ends the value, or the call with it, if it stands in no other call."""
+        """End the value, or the call with it, at a tag that is not inside another call."""
         if not self._num_open:
             return self._close(self._size + start, tag)
         if not self._first and not self._fallback and tag not in self._closing.implied:
@@ -252,7 +253,7 @@ class CallValue(Tagged):
         return None
 
     def _end_pair(self, start: int, tag: str) -> Taken | None:
-        """A closing tag and the end of a call, and then nothing that the section demands."""
+        """Take a closing tag and the end of a call that are not followed by valid text."""
         if self._num_open:
             self._paired = True
             return None
@@ -287,18 +288,18 @@ class CallValue(Tagged):
         return None
 
     def _close_implied(self, start: int, tag: str) -> Taken:
-        """Close the value without a tag of its own, unless the end of the call is written twice."""
+        """Close the value before another tag, unless the call's end is written twice."""
         between = "".join([*(self._kept or ()), self._text[:start]])[self._behind_first :]
         twice = self._first is not None and not between.strip()
         return self._close_first() if twice else self._close(self._size + start, tag)
 
     def _goes_on(self, more: bool) -> bool:
-        """Whether another call follows."""
+        """Return True if another call follows."""
         following = self._text[self._look :]
         return bool(following.strip() and follows(following, 0, {self._closing.call: None}, more))
 
     def _keep(self, start: int) -> int:
-        """Keep the text back from ``start`` on; where that is in what is kept."""
+        """Keep the text back from ``start`` on. Return that position in the text kept back."""
         if self._kept is not None:
             return self._size + start
         if start:
@@ -308,7 +309,7 @@ class CallValue(Tagged):
         return 0
 
     def _write_kept(self, end: int) -> None:
-        """Write the text kept back, and the text up to ``end``, as part of the value."""
+        """Write the text kept back and the text up to ``end`` as part of the value."""
         text = "".join([*(self._kept or ()), self._text[:end]])
         if text:
             self._last = text[-1]
@@ -318,7 +319,7 @@ class CallValue(Tagged):
             self._release()
 
     def _leave(self, start: int, more: bool) -> Taken:
-        """The text up to ``start`` is settled, or kept back but for the last character."""
+        """Write the text up to ``start``, or keep it back except for its last character."""
         text = self._text
         if self._kept is None:
             if start:
@@ -341,7 +342,7 @@ class CallValue(Tagged):
         return self._close(place, tag)
 
     def _close(self, place: int, tag: str) -> Taken:
-        """The value ends at ``place`` in what is kept and the text."""
+        """End the value at ``place``, counted from the beginning of the text kept back."""
         text = "".join([*self._kept, self._text]) if self._kept else self._text
         if (self._seen and tag in self._closing.implied) or self._is_interrupted(text, place):
             self._doubt()
@@ -350,7 +351,7 @@ class CallValue(Tagged):
         return self._ended(tag), self._rest(text, place, place + len(tag), tag)
 
     def _is_interrupted(self, text: str, place: int) -> bool:
-        """Whether a parameter opens in the value behind the end of a call, and no call before."""
+        """Return True if a parameter opens after the end of a call, without a call before it."""
         if self._first is None or place <= self._first[0]:
             return False
         opening = text.find(self._closing.parameter, self._first[0], place)

@@ -1,7 +1,7 @@
-"""The routine that XML-like tool formats share, a table of tags each.
+"""The routine that XML-like tool formats share. A format is a table of tags.
 
-Only the outermost tags are tokens; the inner ones are plain text, which a value may contain:
-``text/parsing/tagged.py`` finds its end.
+Only the outermost tags are tokens. The inner tags are plain text, which a value may contain, so
+``text/parsing/tagged.py`` finds the value's end.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _TYPE = re.compile(r"""\sstring=["'](true|false)["']\Z""")
 
 @dataclass(frozen=True)
 class Tags:
-    """The tags of one format. ``call`` and ``parameter`` are cut where their name begins."""
+    """Tags of one format. ``call`` and ``parameter`` end where a name begins."""
 
     section: str
     section_end: str
@@ -71,23 +71,23 @@ class Tags:
     parameter: str
     parameter_end: str
     line: str = ""
-    """The line break the template writes inside the parameter tags, if it does."""
+    """Line break that the template writes inside the parameter tags, if any."""
     line_end: str = ""
-    """Text at the end of a value, where it is not ``line``."""
+    """Text at the end of a value, if it is not ``line``."""
     may_line: bool = False
-    """A value may stand on lines of its own: then both line breaks are none of it."""
+    """True if a value may be on lines of its own, whose two line breaks are not part of it."""
     ends: tuple[str, ...] = ()
-    """Further markers that end a section."""
+    """Other markers that end a section."""
     inside: tuple[str, ...] = ()
-    """Tokens around each call. With them other text in a section is part of the markup."""
+    """Tokens around each call. With such tokens, other text in a section is part of the markup."""
     others: tuple[tuple[str, str], ...] = ()
-    """Tags that models write in place of those around a section."""
+    """Tags that models write instead of the section's own."""
     attributes: tuple[str, str] = ("", "")
-    """``call`` and ``parameter`` as models write them that put the name into an attribute."""
+    """``call`` and ``parameter`` in the form of models that put the name into an attribute."""
     strays: tuple[str, ...] = ()
     """Tags of an older format that models write between calls."""
     doubled: bool = False
-    """A tool may be called by its name doubled, as in ``get_weather.get_weather``."""
+    """True if a tool may be called by its doubled name, as in ``get_weather.get_weather``."""
 
     @cached_property
     def outer(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class Tags:
 
     @cached_property
     def spellings(self) -> tuple[Mapping[str, Tags], Mapping[str, Tags]]:
-        """These tags and those with names as attributes, by what opens a call and a parameter."""
+        """These tags and the form with attributes, by the opening of a call and of a parameter."""
         call, parameter = self.attributes
         others = [replace(self, call=call, parameter=parameter, attributes=("", ""))]
         every = (self, *others) if call else (self,)
@@ -113,7 +113,7 @@ class Tags:
 
     @cached_property
     def _tails(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """Closing tags behind a section that is closed, and what may become one."""
+        """Patterns for closing tags after a closed section, and for their beginnings."""
         tags = (self.parameter_end, self.call_end, *self.section_ends)
         whole = rf"(?:\s{{0,99}}+(?:{'|'.join(map(re.escape, tags))}))"
         begun = "|".join(map(match_beginnings, tags))
@@ -121,7 +121,7 @@ class Tags:
 
     @property
     def next_parameters(self) -> tuple[str, ...]:
-        """Beginnings of a parameter's tag behind a value that is not closed."""
+        """Beginnings of a parameter's tag after a value that is not closed."""
         if self.line_end:
             return self.parameter, self.line_end + self.parameter
         return (
@@ -129,7 +129,7 @@ class Tags:
         )
 
     def after_call(self, lexicon: Lexicon) -> Follow:
-        """List the words that may stand behind a call."""
+        """List the words that may follow a call."""
         words: Follow = dict.fromkeys(lexicon.words(*self.outer, *self.inside))
         if self.ends and self.section_end:
             last = dict.fromkeys(lexicon.words(*self.ends))
@@ -149,13 +149,11 @@ class Tags:
         return words
 
     def again(self, lexicon: Lexicon) -> Follow:
-        """List the words that must stand behind the end of a section that nothing inside has
-        announced.
-        """
+        """List the words that must follow the end of a section inside an unclosed value."""
         return {word: {self.call: None} for word in lexicon.words(self.section) if word}
 
     def format(self, framing: str = "\n", fragment: str = "") -> ToolFormat:
-        """``fragment``: a token that the tags are written with."""
+        """Make a tool format. ``fragment`` is a token that the tags are written with."""
         inner: tuple[str, ...] = (*self.section_ends, self.call, self.call_end)
         inner += (self.parameter, self.parameter_end, *self.inside)
         openers = (*self.sections, self.call)
@@ -177,13 +175,13 @@ class Tags:
         return replace(form, fragment=fragment, fragmented=spelled.format(framing))
 
     def _section(self, opener: str, context: ParsingContext) -> Routine:
-        """Calls up to the end of the section. Other text in it is content."""
+        """Read calls up to the end of the section, in which other text is content."""
         lexicon = context.lexicon
         delimiters = lexicon.delimiters(self.call, *self.outer)
         if opener == self.parameter:
-            yield from self._lost(context)
+            yield from self._read_orphan(context)
         elif opener == self.call:
-            opener = yield from self._unwrapped(delimiters, context)
+            opener = yield from self._read_unwrapped(delimiters, context)
         elif lexicon.is_text(opener) and not (yield from opens(opener, {self.call: None}, context)):
             return
         if opener in self.sections:
@@ -196,7 +194,7 @@ class Tags:
                 context.calls.doubt()
 
     def read(self, context: ParsingContext, marker: str = "") -> Subroutine:
-        """A section from behind its opening tag, or ``marker`` in it: the marker that ended it."""
+        """Read a section from after its opening tag or from ``marker``. Return its end marker."""
         calls, parameters = self.spellings
         delimiters = context.lexicon.delimiters(
             *calls, self.call_end, *self.strays, *self.outer, *parameters, self.parameter_end
@@ -221,10 +219,10 @@ class Tags:
                 marker = yield Until(delimiters, stray.write, stray=context.stray, markup=True)
         return marker
 
-    def _lost(self, context: ParsingContext) -> Routine:
-        """A parameter of a call whose opening tag is broken: up to the call's end all is content.
+    def _read_orphan(self, context: ParsingContext) -> Routine:
+        """Read a parameter of a call with a broken opening tag as content, up to the call's end.
 
-        Else a call that stands in the value would run.
+        Otherwise a call quoted in the value would be delivered.
         """
         tools = map(context.calls.find, context.calls.names)
         keys = {key for tool in tools if tool for key in tool.properties}
@@ -238,14 +236,14 @@ class Tags:
         content.write(marker)
 
     def _json(self, context: ParsingContext) -> Subroutine:
-        """Models that write JSON in other places do it here at times."""
+        """Read calls that a model writes as JSON instead of tags."""
         delimiters, write = context.lexicon.delimiters(*self.outer), context.out.content.write
         return (
             yield from JsonCalls(context.calls, delimiters, write, quotes=context.quotes()).read()
         )
 
-    def _unwrapped(self, delimiters: Delimiters, context: ParsingContext) -> Subroutine:
-        """Calls without their section's opening tag: what ended them."""
+    def _read_unwrapped(self, delimiters: Delimiters, context: ParsingContext) -> Subroutine:
+        """Read calls without their section's opening tag. Return the marker that ended them."""
         content = context.out.content
         spelled = bool(self.section) and content.tail.rstrip().endswith(self.section)
         quoted = spelled or content.fence.is_inline
@@ -264,7 +262,7 @@ class Tags:
         return marker
 
     def _head(self, context: ParsingContext) -> Follow:
-        """The rest of an opening tag with the name of a tool, and the beginning of its inside."""
+        """Return the rest of a call's opening tag: a tool's name and the next tag."""
         return self.head(context.lexicon, context.calls.names or (NAME,))
 
     def head(self, lexicon: Lexicon, names: Iterable[str] = (NAME,)) -> Follow:
@@ -281,7 +279,7 @@ class Tags:
 
 
 class _Call:
-    """One call, from behind the beginning of its opening tag."""
+    """Reader of one call, from after the beginning of its opening tag."""
 
     def __init__(
         self, tags: Tags, context: ParsingContext, known: KnownEnds, spellings: Mapping[str, Tags]
@@ -292,14 +290,14 @@ class _Call:
         self._known = known
         self._outer = tags.outer
         self.is_broken = False
-        """Whether a value may go on behind its end."""
+        """True if a value may continue after its end."""
         self._behind: list[str] = []
-        """Text behind a parameter."""
+        """Text after a parameter."""
 
     def read(self, is_broken: bool = False) -> Subroutine:
-        """Returns the marker that ended it, DONE if that was its own closing tag.
+        """Read the call. Return the marker that ended it, or DONE for its own closing tag.
 
-        ``is_broken``: the call may stand in a value of one whose tags are broken.
+        ``is_broken``: the call may be part of a value in an earlier call with broken tags.
         """
         calls = self._context.calls
         name, _, marker = yield from self._header(calls.begin)
@@ -321,7 +319,7 @@ class _Call:
     def _header(
         self, begin: Callable[[str], object] = ignore
     ) -> Generator[Want, str, tuple[str, str | None, str]]:
-        """The rest of an opening tag: the name, a ``string`` attribute, and what ended it."""
+        """Read the rest of an opening tag. Return the name, a ``string`` attribute and the end."""
         parts: list[str] = []
         delimiters = self._context.lexicon.delimiters(">", "\n", *self._outer)
         marker = yield from last_name(delimiters, parts, begin)
@@ -362,7 +360,7 @@ class _Call:
         return DONE if marker in (tags.call_end, *tags.strays) else marker
 
     def _has_value(self, delimiters: Delimiters) -> Generator[Want, str, bool]:
-        """Whether text follows a tag that closes itself. Its slash may be one too many then."""
+        """Return True if text follows a self-closing tag, whose slash may then be a mistake."""
         following = dict.fromkeys(("<", *delimiters.markers))
         lexicon = self._context.lexicon
         if (yield Ahead(following, lexicon.delimiters(), lexicon)) == Ahead.YES:
@@ -396,12 +394,12 @@ class _Call:
         return marker
 
     def _swallows_end(self, text: str) -> bool:
-        """Whether a value ends with the end of a call that nothing in it has opened."""
+        """Return True if a value ends with the end of a call that nothing in it opened."""
         end, call = self._tags.call_end, self._tags.call.rstrip("=").removesuffix(" name")
         return text.rstrip().endswith(end) and text.count(end) > text.count(call)
 
     def _framed(self, arguments: ArgumentsWriter) -> TextSink:
-        """Drops the line breaks that the template writes inside the tags."""
+        """Return a sink that drops the line breaks which the template writes inside the tags."""
         line, sink = self._tags.line, arguments.write
         if line or self._tags.may_line:
             sink = (LeadingBreak(line, sink) if line else OwnLines(sink)).write
@@ -417,7 +415,7 @@ class _Call:
     def _closing(
         self, arguments: ArgumentsWriter
     ) -> tuple[Closing, Mapping[str, Follow | None] | None]:
-        """The tags that end a value; a next parameter is as good, if the tool has it."""
+        """Return the tags that end a value, including the next parameter if the tool has it."""
         tags, lexicon = self._tags, self._context.lexicon
         closing: Closing = lexicon.remember((tags, self._context.sound), self._find_closing)
         if lexicon.is_token(tags.parameter):
@@ -429,7 +427,7 @@ class _Call:
         return closing, {**closing.words, **nexts}
 
     def _find_closing(self) -> Closing:
-        """The tags that end a value, with the line break before them."""
+        """Return the tags that end a value, with the line break before them."""
         tags, lexicon = self._tags, self._context.lexicon
         then = tags.after_parameter(lexicon)
         words: dict[str, Follow | None] = {}
@@ -461,7 +459,7 @@ class _Call:
         return self._outer_closing(closing)
 
     def _outer_closing(self, inner: Closing) -> Closing:
-        """A value that its own tag does not end: a marker token may, or begins a quotation."""
+        """Add the marker tokens that may end a value without its own tag, or begin a quotation."""
         tags, lexicon = self._tags, self._context.lexicon
         if not tags.section:
             quoted = {tags.call: tags.head(lexicon)}
@@ -475,7 +473,7 @@ class _Call:
 
 
 def _allow_drift(then: Follow) -> Follow:
-    """Models add to a closing tag at times: a number, the parameter's name."""
+    """Allow a number or the parameter's name in a closing tag, which models sometimes add."""
     end: Follow = {">": then}
     return {">": then, "=": {NAME: end}, NAME: end}
 

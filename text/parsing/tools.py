@@ -1,7 +1,7 @@
-"""The tools a request offers, the judgement of a call's arguments, and custom tools.
+"""The tools that a request offers, the check of a call's arguments, and custom tools.
 
-No open model's template knows tools without a schema, so a custom tool is offered as a function
-with the one argument ``input``, and what the model writes for it is delivered as text again.
+No open model's template knows tools without a schema. A custom tool is therefore offered as a
+function with the single argument ``input``, whose value is delivered as plain text.
 """
 
 from __future__ import annotations
@@ -39,21 +39,19 @@ from eaglegate.text.parsing.schemas import (
 )
 
 PROGRAM_BYTES = 1 << 16
-"""Limit on the size of one compiled pattern: matching takes time in proportion to it and to the
-text.
-"""
+"""Largest size of a compiled pattern. Matching time grows with it and with the text."""
 _PATTERNS = RegexOptions(size_limit=PROGRAM_BYTES, dfa_size_limit=PROGRAM_BYTES)
-"""Patterns without look-around and back references: they match in linear time."""
+"""Options for patterns without look-around and back references, which match in linear time."""
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """``text`` as a JSON object, None when it is none. NaN and Infinity are no JSON."""
+    """Parse a JSON object; return None for anything else. NaN and Infinity are not JSON."""
     value = _parse(text)
     return value if isinstance(value, dict) else None
 
 
 def is_container(text: str) -> bool:
-    """Whether ``text`` is a whole JSON object or array, so that nothing can follow it."""
+    """Return True if ``text`` is a complete JSON object or array, which nothing can follow."""
     return isinstance(_parse(text), (dict, list))
 
 
@@ -69,11 +67,11 @@ def _refuse_constant(constant: str) -> float:
 
 
 read_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
-"""A JSON text as a value. Raises ValueError, also for NaN and Infinity."""
+"""Parse a JSON text. Raises ValueError, also for NaN and Infinity."""
 
 
 class ToolSchema:
-    """One offered function. Its validator is made when a call needs it."""
+    """Schema of one offered function. Its validator is made on first use."""
 
     def __init__(self, name: str, parameters: Any) -> None:
         self.name = name
@@ -82,9 +80,7 @@ class ToolSchema:
         """Allowed types by parameter; None is any parameter that the schema does not name."""
         self._kinds: dict[int, frozenset[str]] = {}
         self._members: dict[int, tuple[Mapping[str, Any], Any]] = {}
-        """Members by the identity of parts of the parameters' schema, which live as long as
-        this.
-        """
+        """Members by the id() of a part of the schema, which lives as long as this object."""
 
     @cached_property
     def _size(self) -> SchemaSize:
@@ -92,19 +88,19 @@ class ToolSchema:
 
     @cached_property
     def parameters(self) -> Mapping[str, Any]:
-        """The schema, in JSON Schema's own words unless it is too large to be read over."""
+        """Schema of the parameters, translated to JSON Schema's keywords unless it is too large."""
         read = modernise(normalise(self._given)) if self._size.is_compilable else self._given
         return read if isinstance(read, dict) else {}
 
     @cached_property
     def _closed(self) -> dict[str, Any]:
-        """Schema that arguments are judged by."""
+        """Schema that arguments are checked against."""
         closed: dict[str, Any] = close_objects(dict(self.parameters))
         return closed
 
     @cached_property
     def properties(self) -> Mapping[str, Any]:
-        """The schemas of each parameter."""
+        """Schemas of each parameter."""
         return properties(self.parameters)
 
     @cached_property
@@ -112,7 +108,7 @@ class ToolSchema:
         return additional(self.parameters)
 
     def kinds(self, parameter: str) -> frozenset[str]:
-        """The JSON types the schema allows for a parameter."""
+        """Return the JSON types that the schema allows for a parameter."""
         name = parameter if parameter in self.properties else None
         if name not in self._allowed:
             schemas = [self._additional] if name is None else self.properties[name]
@@ -120,20 +116,20 @@ class ToolSchema:
         return self._allowed[name]
 
     def find_kinds(self, schema: Any) -> frozenset[str]:
-        """The JSON types that a part of the parameters' schema allows, read once."""
+        """Return the JSON types that a part of the schema allows, read once."""
         if id(schema) not in self._kinds:
             self._kinds[id(schema)] = kinds(schema, self.parameters)
         return self._kinds[id(schema)]
 
     def find_members(self, schema: Any) -> tuple[Mapping[str, Any], Any]:
-        """The schemas of an object's members by name, and that of the others, read once."""
+        """Return the schemas of an object's members by name, and of unnamed members, read once."""
         if id(schema) not in self._members:
             self._members[id(schema)] = properties(schema), additional(schema)
         return self._members[id(schema)]
 
     @cached_property
     def _validator(self) -> Draft202012Validator | None:
-        """None for a schema that cannot be applied."""
+        """Validator, or None if the schema cannot be applied."""
         if not self._size.is_compilable:
             return None
         try:
@@ -146,7 +142,7 @@ class ToolSchema:
             return None
 
     def judge(self, arguments: Mapping[str, Any]) -> Outcome:
-        """Whether they satisfy the schema, where that can be said in bounded time."""
+        """Check arguments against the schema; UNCHECKED if that takes too long."""
         if self._validator is None or not self._is_cheap(arguments):
             return Outcome.UNCHECKED
         try:
@@ -169,9 +165,7 @@ def _refuse_reference(uri: str) -> Any:
 
 
 class OfferedTools:
-    """Offered tools by name. With ``offered`` None the tools are not known, and no call is
-    unknown.
-    """
+    """Offered tools by name. If ``offered`` is None, no call counts as unknown."""
 
     def __init__(self, offered: Collection[Mapping[str, Any]] | None) -> None:
         self._unstated = offered is None
@@ -179,7 +173,7 @@ class OfferedTools:
 
     @cached_property
     def _by_name(self) -> dict[str, ToolSchema]:
-        """Tools by name, made for the first call: most answers have none."""
+        """Tools by name, made on the first call, because most answers have no call."""
         functions = [tool.get("function", tool) for tool in self._offered]
         return {
             name: ToolSchema(name, function.get("parameters"))
@@ -189,14 +183,14 @@ class OfferedTools:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The longest first; none where the tools are not known."""
+        """Names of the tools, longest first; empty if the tools are not known."""
         return tuple(sorted(self._by_name, key=len, reverse=True))
 
     def find(self, name: str) -> ToolSchema | None:
         return self._by_name.get(name)
 
     def judge(self, name: str, arguments: str) -> Outcome:
-        """Judge a call that was written to its end."""
+        """Return the outcome of a call that was written to its end."""
         tool = self.find(name)
         if tool is None and not self._unstated:
             return Outcome.UNKNOWN_TOOL
@@ -218,13 +212,13 @@ _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 
 
 class FreeText:
-    """``write`` gives what the text grew by, ``end`` what is left when the call is over."""
+    """Text of a custom tool's argument. ``write`` returns the new text, ``end`` the rest."""
 
     __slots__ = ("_held", "_text")
 
     def __init__(self) -> None:
         self._held = ""
-        """All of it until the text begins."""
+        """Arguments before the text begins."""
         self._text: Unescaper | None = None
 
     def write(self, arguments: str) -> str:
@@ -241,8 +235,10 @@ class FreeText:
         return said[: -len(self._text.left)] if self._text.left else said
 
     def end(self) -> str:
-        """Return the rest of the text. Arguments in another shape give their ``input``, or all
-        of them as they are.
+        """Return the rest of the text.
+
+        If the arguments have another shape, it is the value of ``input``, or the arguments as
+        written.
         """
         if self._text is not None:
             return ""
@@ -252,11 +248,11 @@ class FreeText:
         except (ValueError, RecursionError):
             return written
         if isinstance(value, dict) and isinstance(text := value.get(ARGUMENT, ""), str):
-            return "".join(_proper(char, written) for char in text)
+            return "".join(_replace_surrogate(char, written) for char in text)
         return written
 
 
-def _proper(char: str, written: str) -> str:
-    """The same for text that is decoded already; FRAGMENT was written as such."""
+def _replace_surrogate(char: str, written: str) -> str:
+    """Replace a lone surrogate in decoded text, unless it is a FRAGMENT that was written."""
     alone = "\ud800" <= char <= "\udfff" and not (char == FRAGMENT and FRAGMENT in written)
     return REPLACED if alone else char

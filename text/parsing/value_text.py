@@ -1,4 +1,4 @@
-"""The text of a value in tags: tags of its own that are left in it, and line breaks around it."""
+"""Checks and sinks for a value in tags: stray tags in its text, and line breaks around it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from eaglegate.text.parsing.reader import TextSink
 
 
 def has_own_tags(text: str, opening: str, end: str, closed: bool) -> bool:
-    """Whether tags of a value's own are left in its ``text`` by accident.
+    """Return True if a value's ``text`` contains tags of its own format by accident.
 
-    Values quote tags. But a closing tag is no quotation where the value is not ``closed`` by
-    another, or where the value ends with it and nothing in the value has opened it. ``opening`` is
-    the beginning of an opening tag.
+    Values may quote tags. But a closing tag is not a quotation if no other tag ``closed`` the
+    value, or if the value ends with it and nothing in the value opened it. ``opening`` is the
+    beginning of an opening tag.
     """
     if not closed and (FRAGMENT in text or text[-1:].isspace()):
         return True
@@ -25,10 +25,10 @@ def has_own_tags(text: str, opening: str, end: str, closed: bool) -> bool:
 
 
 def holds_next(text: str, opening: str, end: str) -> bool:
-    """Whether a value goes over into the next one, whose tags are broken.
+    """Return True if a value contains the next value, whose tags are broken.
 
-    Then a closing tag in its ``text`` closes nothing there, and an opening tag that nothing
-    closes stands close behind it. Whole elements that a value quotes are opened first.
+    Then its ``text`` has a closing tag that closes nothing, and shortly after it an opening tag
+    that nothing closes. A complete element that a value quotes is opened first.
     """
     last = text.rfind(opening)
     before = text.rfind(end, 0, max(0, last))
@@ -38,21 +38,21 @@ def holds_next(text: str, opening: str, end: str) -> bool:
 
 
 _LONGEST_GAP = 100
-"""Between the closing tag of a value and the opening tag of the next, with one piece too many."""
+"""Longest text between a value's closing tag and the next value's opening tag."""
 _CUT_TAG = re.compile(rf"</?{FRAGMENT}\s*\Z")
 _TAG_AT_END = re.compile(r"\n?<(?:/(?:[^<>\s]{0,64}>?\s{0,99}+)?)?\Z")
 _NEXT_TAG = re.compile(r"(</[^<>\s]{1,64}>)\s{0,99}(<?\s?[^<>\s=/]{1,64}=?)")
 _ALIKE = 0.8
-"""Share of a misspelt tag's letters that are the tag's, in order."""
+"""Least similarity ratio between a misspelt tag and the tag."""
 
 
 class MisspeltEnd:
-    """A sink that keeps back a closing tag at the end of the text.
+    """Sink that keeps back a closing tag at the end of the text.
 
-    If nothing else closes the value, and the tag is the value's own but for its spelling, or has
-    the ``name`` of the parameter, it is no part of the value. Another one that nothing in the value
-    opens was meant to close it, perhaps. ``opening`` is what opens a value; if one that is misspelt
-    follows a closing tag inside the value, the value holds the next one.
+    If nothing else closes the value, a misspelt form of its own tag, or a tag with the ``name`` of
+    the parameter, is not part of the value. Any other closing tag that nothing in the value opens
+    may have been meant to close it. ``opening`` is the beginning of a value's opening tag. If a
+    misspelt opening tag follows a closing tag inside the value, the value contains the next one.
     """
 
     __slots__ = ("_held", "_name", "_opening", "_parts", "_sink", "_tag")
@@ -64,7 +64,7 @@ class MisspeltEnd:
         self._sink = sink
         self._held = ""
         self._parts: list[str] = []
-        """The text from the first angle on."""
+        """Text from the first angle bracket on."""
 
     def write(self, text: str) -> None:
         if self._parts or "<" in text:
@@ -80,7 +80,7 @@ class MisspeltEnd:
             self._sink(text[:end])
 
     def end(self, closed: bool) -> bool:
-        """Whether a tag of the format is left in it. ``closed``: its own tag has ended it."""
+        """Return True if a tag of the format is left in the value, which its own tag ``closed``."""
         held, self._held = self._held, ""
         if not held or (not closed and self._is_own(held)):
             return self._holds_another()
@@ -94,7 +94,7 @@ class MisspeltEnd:
         return bool(word) and f"<{word}" not in "".join(self._parts)
 
     def _holds_another(self) -> bool:
-        """Whether a closing tag in the text has no opening, and a misspelt one follows it."""
+        """Return True if a misspelt opening tag follows a closing tag without an opening."""
         text = "".join(self._parts)
         closing = self._tag[:-1]
         if text.count(closing) <= text.count(self._opening):
@@ -115,7 +115,7 @@ class MisspeltEnd:
 
 
 class LeadingBreak:
-    """A sink that drops the line break, or other opening, that the text begins with."""
+    """Sink that drops a line break, or another opening, at the beginning of the text."""
 
     __slots__ = ("_held", "_line", "_sink")
 
@@ -136,7 +136,7 @@ class LeadingBreak:
 
 
 class OwnLines:
-    """A sink that drops the line break that the text begins with, and then the one at its end."""
+    """Sink that drops a line break at the beginning, and then also one at the end."""
 
     __slots__ = ("_held", "_on_lines", "_sink")
 

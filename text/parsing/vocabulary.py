@@ -21,7 +21,7 @@ _SUFFIXED = re.compile(r"<(?:think|tool_calls?|arg_key|arg_value)(:[^\s>]+)>")
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token of its own, never the product of merges. ``special`` ones are no text."""
+    """Added token, never the product of merges. A ``special`` token is not text."""
 
     id: int
     text: str
@@ -29,7 +29,7 @@ class AddedToken:
 
 
 class _Pieces(dict[int, bytes]):
-    """Bytes by token id, looked up once each: building 160,000 of them would delay the start."""
+    """Bytes by token id, looked up on first use: building all 160,000 would delay the start."""
 
     def __init__(self, piece: Callable[[int], bytes]) -> None:
         super().__init__()
@@ -57,9 +57,9 @@ class _Texts(dict[int, str | None]):
 
 
 class Vocabulary:
-    """Made once per tokenizer and shared by all parsers; it never changes what it says.
+    """Vocabulary of a tokenizer, made once and shared by all parsers. It is immutable.
 
-    ``pieces`` maps a token id to its bytes. ``added`` holds the special and added tokens, by id,
+    ``pieces`` maps a token id to its bytes. ``added`` has the special and added tokens by id,
     ``ids`` their ids by text. ``skip_space`` says that decoding drops one leading space.
     """
 
@@ -79,7 +79,7 @@ class Vocabulary:
         self._texts = _Texts(self.pieces)
         self.encode = encode
         self.size = max([size, *(token_id + 1 for token_id in self.added)])
-        """Ids from here on mean nothing."""
+        """Smallest id after all tokens."""
         self.lexicon = Lexicon(self.ids)
         self.spelled = Lexicon(self.ids, spelled=True)
         self._skip_space = skip_space
@@ -87,8 +87,9 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizers(cls, tokenizer: Tokenizer, ends: tuple[str, ...] = ()) -> Vocabulary:
-        """Make the vocabulary of a Hugging Face ``tokenizers.Tokenizer``. The tokenizer may not
-        know that ``ends`` are special.
+        """Make the vocabulary of a Hugging Face ``tokenizers.Tokenizer``.
+
+        ``ends`` are special tokens even if the tokenizer does not know it.
         """
         added = [
             AddedToken(token_id, token.content, token.special or token.content in ends)
@@ -108,9 +109,7 @@ class Vocabulary:
 
     @classmethod
     def from_transformers(cls, tokenizer: Any) -> Vocabulary:
-        """Make the vocabulary of any tokenizer that ``transformers`` or ``mistral_common`` has
-        loaded.
-        """
+        """Make the vocabulary of a tokenizer loaded by ``transformers`` or ``mistral_common``."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if isinstance(backend, Tokenizer):
             return cls.from_tokenizers(backend)
@@ -123,9 +122,7 @@ class Vocabulary:
 
     @classmethod
     def from_directory(cls, path: Path) -> Vocabulary:
-        """Make the vocabulary of a model folder: from ``tokenizer.json`` when it has one, else
-        through transformers.
-        """
+        """Make the vocabulary of a model folder, from ``tokenizer.json`` or by transformers."""
         file = path / "tokenizer.json" if path.is_dir() else path
         if file.is_file():
             return cls.from_tokenizers(Tokenizer.from_file(str(file)), _ends(file.parent))
@@ -148,10 +145,11 @@ class Vocabulary:
         skip_special: bool,
         texts: tuple[str, ...] = (),
     ) -> Mapping[int, str | None]:
-        """The ids that are no text: markers by their text, None for other special tokens.
+        """Return the ids that are not text: markers with their text, other special tokens with
+        None.
 
-        With ``skip_special`` false these are text, and those in ``texts`` always are. The id of
-        ``fragment`` stands for FRAGMENT.
+        If ``skip_special`` is false, other special tokens are text. Tokens in ``texts`` always are.
+        The id of ``fragment`` stands for FRAGMENT.
         """
         key = markers, fragment, skip_special, texts
         if key not in self._structures:
@@ -168,7 +166,7 @@ class Vocabulary:
 
 
 class Decoder:
-    """Token ids to text, incrementally; characters split across tokens come out whole.
+    """Incremental decoder of token ids to text. Characters split across tokens come out whole.
 
     The text equals ``tokenizer.decode(ids, skip_special_tokens=False)`` of the same ids, except
     that an unfinished character at the very end is dropped: it was not written.
@@ -183,14 +181,14 @@ class Decoder:
         self._pieces = pieces
         self._find_text: Callable[[int], Any] = texts.__getitem__
         self._utf8: IncrementalDecoder | None = None
-        """Made for the first token that has no text of its own."""
+        """Byte decoder, made for the first token that has no text of its own."""
         self._skip_space = skip_space
 
     def text(self, token_ids: Sequence[int]) -> str:
         if (self._utf8 is None or not self._utf8.buffer) and not self._skip_space:
             try:
                 return "".join(map(self._find_text, token_ids))
-            except TypeError:  # one has no text of its own
+            except TypeError:  # a token has no text of its own
                 pass
         pieces = self._pieces
         data = b"".join([pieces[token_id] for token_id in token_ids])
@@ -202,16 +200,14 @@ class Decoder:
         return self._utf8.decode(data)
 
     def flush(self) -> str:
-        """Return the replacement of an unfinished character, when something that is no text
-        follows it.
-        """
+        """Return the replacement for an unfinished character that a non-text token follows."""
         if self._utf8 is None or not self._utf8.buffer:
             return ""
         return self._utf8.decode(b"", final=True)
 
 
 def _ends(folder: Path) -> tuple[str, ...]:
-    """The end-of-sequence token that a model folder's tokenizer_config.json names."""
+    """Return the end-of-sequence token that a folder's tokenizer_config.json names."""
     file = folder / "tokenizer_config.json"
     named = (
         json.loads(file.read_text(encoding="utf-8")).get("eos_token") if file.is_file() else None
@@ -237,7 +233,7 @@ def _decoder_kind(tokenizer: Tokenizer) -> str:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters byte-level BPE writes bytes as: printable ones stand for themselves."""
+    """Return the bytes by the characters that byte-level BPE writes for them."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]
@@ -262,7 +258,7 @@ def _metaspace(tokenizer: Tokenizer) -> Callable[[int], bytes]:
 
 
 def _sentencepiece(token: str) -> bytes:
-    """The bytes of a sentencepiece piece: ``▁`` is a space, ``<0xE2>`` a byte."""
+    """Return the bytes of a sentencepiece piece: ``▁`` is a space, ``<0xE2>`` a byte."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace("▁", " ").encode()
@@ -284,9 +280,7 @@ _PIECES: Mapping[str, _Backend] = {
 
 
 def _slow_piece(tokenizer: Any) -> Callable[[int], bytes]:
-    """Find the bytes of tokens without a fast backend: tiktoken's (Kimi), tekken's,
-    sentencepiece's.
-    """
+    """Return a lookup of token bytes without a fast backend: tiktoken, tekken, sentencepiece."""
     tiktoken = getattr(getattr(tokenizer, "model", None), "decode_single_token_bytes", None)
     if tiktoken is not None:
         return lambda token_id: bytes(tiktoken(token_id))

@@ -1,1 +1,1 @@
-"""Messages and tools to a prompt's text and token ids, by the model's own chat template."""
+"""Rendering of messages and tools to a prompt's token ids, by the model's own chat template."""

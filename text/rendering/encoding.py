@@ -1,8 +1,8 @@
-"""Encode text to token ids in bounded memory and time.
+"""Encoding of text to token ids in bounded memory and time.
 
-A tokenizer takes up to 350 bytes of memory for a byte of text and cannot be interrupted. Long text
-is therefore taken in overlapping windows, each aligned with the one before where both have the
-same tokens; and text that cannot fit by its length alone is refused unread.
+A tokenizer takes up to 350 bytes of memory per byte of text and cannot be interrupted. Long text
+is therefore encoded in overlapping windows. Neighbouring windows are joined where both have the
+same tokens. Text that is too long for the limit whatever its tokens are is refused unread.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from typing import Literal
 from tokenizers import Encoding, Tokenizer
 
 WHOLE = 131_072
-"""Characters tokenized at once where no offsets are needed, which take as long as the tokens."""
+"""Characters tokenized at once where no offsets are needed: computing offsets doubles the time."""
 WINDOW = 32_768
-"""Characters tokenized at once of longer text."""
+"""Characters tokenized at once in longer text."""
 OVERLAP = 1024
 AGREED = 8
-"""Tokens in a row that two windows must share before the seam between them."""
+"""Number of consecutive tokens that two windows must share at the seam between them."""
 NFC_SHRINKS = 3
-"""NFC shortens text at most by this factor, in UTF-8 bytes."""
+"""Largest factor by which NFC shortens text, in UTF-8 bytes."""
 
 
 class PromptTooLong(ValueError):
     """A prompt of more than ``RenderLimits.max_tokens``.
 
-    ``num_tokens`` is its length where ``exact``, else a lower bound: it was not read to its end.
+    ``num_tokens`` is the prompt's length if ``exact``, else a lower bound, because the text was
+    not read to its end.
     """
 
     def __init__(self, num_tokens: int, exact: bool = False) -> None:
@@ -43,7 +44,7 @@ class RenderingCancelled(Exception):
 
 
 class EndSignal:
-    """Says, to any thread, that a result is no longer needed. Nobody waits for it."""
+    """Flag that tells any thread that a result is no longer needed. Nothing waits for it."""
 
     __slots__ = ("_is_set",)
 
@@ -62,16 +63,16 @@ class RenderLimits:
     """Limits of one rendering or tokenization; thread-safe."""
 
     max_tokens: int | None = None
-    """The most tokens a prompt may have."""
+    """Largest number of tokens in a prompt."""
     keep: int | None = None
-    """Drop all but this many tokens at one end; ``max_tokens`` does not apply then."""
+    """Number of tokens to keep at one end, without a ``max_tokens`` check; None keeps all."""
     side: Literal["left", "right"] = "left"
     """The end at which tokens are dropped."""
     ended: EndSignal = field(default_factory=EndSignal)
     """Set when the result is no longer needed."""
 
     def check(self, num_tokens: int, exact: bool = False) -> None:
-        """Check a prompt of ``num_tokens``, or of more where it is not ``exact``.
+        """Check a prompt of ``num_tokens``, or of at least that many if not ``exact``.
 
         Raises PromptTooLong or RenderingCancelled.
         """
@@ -86,7 +87,7 @@ NO_LIMITS = RenderLimits()
 
 @dataclass(frozen=True, slots=True)
 class TokenWindow:
-    """Tokens of a part of the text; ``starts`` and ``ends`` count characters of the whole."""
+    """Tokens of a part of the text; ``starts`` and ``ends`` are offsets in the whole text."""
 
     begin: int
     end: int
@@ -101,7 +102,7 @@ class TokenWindow:
         return cls(begin, end, encoding.ids, starts, ends)
 
     def is_fresh(self, at: int) -> bool:
-        """Whether token ``at`` begins with a character no earlier token has a part of."""
+        """Return True if token ``at`` begins with a character that no earlier token is part of."""
         return at == 0 or self.starts[at] != self.starts[at - 1]
 
 
@@ -111,18 +112,18 @@ class TextEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.token_bytes = measure_longest_token(tokenizer)
-        """Bytes of text one token may stand for; None where there is no bound."""
+        """Largest number of bytes that one token may stand for; None without a bound."""
 
     def encode(
         self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
     ) -> list[int]:
-        """Raises PromptTooLong or RenderingCancelled."""
+        """Encode text, truncated as the limits say. Raises PromptTooLong or RenderingCancelled."""
         ids = self._encode_part(text, add_special_tokens, limits)
         limits.check(len(ids), exact=True)
         return truncate_ids(ids, limits)
 
     def _encode_part(self, text: str, add_special_tokens: bool, limits: RenderLimits) -> list[int]:
-        """Raises PromptTooLong or RenderingCancelled."""
+        """Encode text without a final check. Raises PromptTooLong or RenderingCancelled."""
         self._check_size(text, limits)
         text = self._keep_end(text, limits)
         if len(text) <= WHOLE:
@@ -130,7 +131,7 @@ class TextEncoder:
         return self._encode_long(text, add_special_tokens, limits)
 
     def encode_parts(self, text: str, mark: str, limits: RenderLimits) -> list[int]:
-        """Encode a prompt whose parts, between marks, share no token.
+        """Encode a prompt split at marks, so that no token spans two parts.
 
         Raises PromptTooLong or RenderingCancelled.
         """
@@ -145,7 +146,7 @@ class TextEncoder:
         return truncate_ids(ids.tolist(), limits)
 
     def _check_size(self, text: str, limits: RenderLimits) -> None:
-        """Raises PromptTooLong where the bytes alone are too many."""
+        """Raise PromptTooLong if the number of bytes alone exceeds the limit."""
         if limits.keep is not None or limits.max_tokens is None or self.token_bytes is None:
             return
         num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
@@ -153,7 +154,7 @@ class TextEncoder:
             raise PromptTooLong(-(-num_bytes // self.token_bytes))
 
     def _keep_end(self, text: str, limits: RenderLimits) -> str:
-        """The end of the text that the kept tokens can come from."""
+        """Return the end of the text that can contain the kept tokens."""
         if limits.keep is None or self.token_bytes is None:
             return text
         enough = limits.keep * self.token_bytes + OVERLAP
@@ -168,7 +169,7 @@ class TextEncoder:
             cut = _find_boundary(window, window.end - OVERLAP)
             begin = window.ends[cut - 1] if window.ids else window.end
             following = self._encode_window(text, begin)
-            # Without a seam the cut still gives the same text.
+            # Without a seam, the tokens still decode to the same text.
             seam = _find_seam(window, following) or (cut, 0)
             ids.extend(window.ids[: seam[0]])
             window = _drop_tokens(following, seam[1])
@@ -177,7 +178,7 @@ class TextEncoder:
         return ids.tolist()
 
     def _encode_window(self, text: str, begin: int) -> TokenWindow:
-        """A batch of one: unlike ``encode`` it releases the GIL."""
+        """Encode one window, as a batch of one: unlike ``encode``, a batch releases the GIL."""
         end = min(len(text), begin + WINDOW)
         made = self._tokenizer.encode_batch([text[begin:end]], add_special_tokens=False)
         return TokenWindow.of(made[0], begin, end)
@@ -188,7 +189,7 @@ class TextEncoder:
         return ids
 
     def _find_special_tokens(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokenizer adds before and after a text."""
+        """Return the special tokens that the tokenizer adds before and after a text."""
         whole, plain = self._encode_ids("a", True), self._encode_ids("a", False)
         at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
         return whole[:at], whole[at + len(plain) :]
@@ -201,7 +202,7 @@ def truncate_ids(ids: list[int], limits: RenderLimits) -> list[int]:
 
 
 def _find_boundary(window: TokenWindow, position: int) -> int:
-    """The token before which the text may be cut, near ``position``: it shares no character."""
+    """Return a token near ``position`` that shares no character with the token before it."""
     at = max(1, bisect_left(window.starts, position))
     while at < len(window.ids) - 1 and window.starts[at] < window.ends[at - 1]:
         at += 1
@@ -209,7 +210,7 @@ def _find_boundary(window: TokenWindow, position: int) -> int:
 
 
 def _find_seam(window: TokenWindow, following: TokenWindow) -> tuple[int, int] | None:
-    """The first token in the second half of the overlap from which on both have the same."""
+    """Return the first place in the second half of the overlap where both windows' tokens agree."""
     first = bisect_left(window.starts, following.begin + (window.end - following.begin) // 2)
     for i in range(first, len(window.ids) - AGREED):
         j = bisect_left(following.starts, window.starts[i])
@@ -227,9 +228,9 @@ def _drop_tokens(window: TokenWindow, num: int) -> TokenWindow:
 
 
 def measure_longest_token(tokenizer: Tokenizer) -> int | None:
-    """Bytes of text that one token may stand for; None where there is no bound.
+    """Return the largest number of bytes that one token may stand for; None if there is no bound.
 
-    There is none where text is normalized away, or where added tokens swallow white space.
+    There is no bound if normalization drops text, or if added tokens swallow white space.
     """
     spec = json.loads(tokenizer.to_str())
     kind = (spec.get("normalizer") or {"type": None})["type"]
@@ -241,7 +242,7 @@ def measure_longest_token(tokenizer: Tokenizer) -> int | None:
 
 
 def _drops_characters(pre_tokenizer: object) -> bool:
-    """Whether some characters become no token: white space, or what a pattern removes."""
+    """Return True if some characters become no token: white space, or a removed pattern."""
     if not isinstance(pre_tokenizer, dict):
         return False
     if pre_tokenizer["type"] == "Sequence":

@@ -1,4 +1,4 @@
-"""Renderer without vLLM, and the model files it needs: starts in a fraction of a second."""
+"""Renderer without vLLM, which starts in a fraction of a second, and the files it reads."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ CODED = {
     "deepseek_v4": "DeepSeek writes its prompts in code",
     "gpt_oss": "gpt-oss is rendered through Harmony",
 }
-"""Model types whose prompts no template can render."""
+"""Model types whose prompts are not rendered through a template, with the reason."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class UnsupportedModel(Exception):
-    """A model whose prompts cannot be rendered from a tokenizer.json and a chat template."""
+    """Model whose prompts cannot be rendered from a tokenizer.json and a chat template."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The files of one model. Raises UnsupportedModel when one that a prompt needs is missing."""
+    """Files of one model. Raises UnsupportedModel if a file that a prompt needs is missing."""
 
     name: str
     folder: Path
@@ -48,7 +48,7 @@ class ModelFiles:
 
     @classmethod
     def find(cls, model: str, revision: str | None, tokenizer: str | None) -> ModelFiles:
-        """``model`` and ``tokenizer`` are folders or hub names. Raises UnsupportedModel."""
+        """Find a model's files by folder or hub name. Raises UnsupportedModel."""
         folder = _find_folder(model, revision)
         files = cls(model, folder, folder if tokenizer is None else _find_folder(tokenizer, None))
         kind = files.config.get("model_type", "")
@@ -68,7 +68,7 @@ class ModelFiles:
 
     @property
     def vocab_size(self) -> int | None:
-        """The vocabulary size of the weights; a tokenizer may know fewer tokens."""
+        """Vocabulary size of the weights. A tokenizer may know fewer tokens."""
         size = self._text_config.get("vocab_size")
         return int(size) if size else None
 
@@ -79,7 +79,7 @@ class ModelFiles:
 
     @property
     def default_sampling(self) -> dict[str, float]:
-        """generation_config.json by the field names of ``Sampling``, as vLLM reads it."""
+        """Defaults of generation_config.json, by the field names of ``Sampling``."""
         content = _read_json(self.folder / "generation_config.json")
         found = {name: content[name] for name in SAMPLING if content.get(name) is not None}
         if content.get("max_new_tokens") is not None:
@@ -88,7 +88,7 @@ class ModelFiles:
 
     @property
     def special_tokens(self) -> dict[str, Any]:
-        """Tokens that templates know by name: ``bos_token``, ``eos_token`` and the like."""
+        """Tokens that templates know by name, such as ``bos_token`` and ``eos_token``."""
         content = (
             _read_json(self.tokenizer_folder / "special_tokens_map.json") | self._tokenizer_config
         )
@@ -98,7 +98,7 @@ class ModelFiles:
         return {key: value for key, value in named.items() if value is not None}
 
     def chat_template(self, with_tools: bool) -> str | None:
-        """The model's own template; some models have another one for conversations with tools."""
+        """Return the model's own template. Some models have a separate one for chats with tools."""
         templates = self._read_templates()
         if with_tools and "tool_use" in templates:
             return templates["tool_use"]
@@ -116,7 +116,7 @@ class ModelFiles:
 
     @property
     def tokenizer_info(self) -> dict[str, Any]:
-        """tokenizer_config.json with every token as its text, as ``/tokenizer_info`` gives it."""
+        """Content of tokenizer_config.json for ``/tokenizer_info``, with tokens as texts."""
         info = {"tokenizer_class": "PreTrainedTokenizerFast"} | self._tokenizer_config
         info = {
             key: _flatten_tokens(value) for key, value in info.items() if not key.endswith("_file")
@@ -132,7 +132,7 @@ class ModelFiles:
 
     @property
     def _text_config(self) -> dict[str, Any]:
-        """The config of the language model; multimodal models keep it in ``text_config``."""
+        """Config of the language model. Multimodal models keep it in ``text_config``."""
         config = self.config
         return config | (config.get("text_config") or {})
 
@@ -163,13 +163,13 @@ def _read(path: Path) -> str:
 
 
 def _read_token(token: Any) -> str | None:
-    """A token as tokenizer_config.json has it: its text, or an object that holds it."""
+    """Return a token's text. tokenizer_config.json has the text or an object that holds it."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def _flatten_tokens(value: Any) -> Any:
-    """Tokens that are objects, at any depth, as their texts."""
+    """Replace tokens that are objects by their texts, at any depth."""
     if isinstance(value, dict):
         inner = {key: _flatten_tokens(item) for key, item in value.items()}
         return inner["content"] if isinstance(inner.get("content"), str) else inner
@@ -177,19 +177,25 @@ def _flatten_tokens(value: Any) -> Any:
 
 
 def _name_templates(template: Any) -> dict[str, str]:
-    """One template, or a list of named ones, as a mapping from names."""
+    """Return one template, or a list of named templates, as a mapping from names."""
     if isinstance(template, str):
         return {"default": template}
     return {entry["name"]: entry["template"] for entry in template or ()}
 
 
 class TemplateRenderer:
-    """See ``eaglegate.engine.base.Renderer``. Raises ValueError where the template refuses."""
+    """Renderer that runs the model's chat template; see ``eaglegate.engine.base.Renderer``.
+
+    Its methods raise ValueError if the template refuses a conversation.
+    """
 
     def __init__(
         self, files: ModelFiles, chat_template: str | None = None, parse_special: bool = False
     ) -> None:
-        """``parse_special``: a special token's text in a message becomes the token."""
+        """Load the tokenizer and templates of a model.
+
+        With ``parse_special`` the text of a special token in a message becomes the token.
+        """
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(files.tokenizer_json))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -226,7 +232,7 @@ class TemplateRenderer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         limits: RenderLimits = NO_LIMITS,
     ) -> list[int]:
-        """``chat_template`` overrides the model's, for this request."""
+        """Render a conversation to token ids. ``chat_template`` overrides the model's template."""
         template = self._with_tools if tools else self._plain
         if template is None and chat_template is None:
             raise ValueError("the model has no chat template: give one with --chat-template")
@@ -255,7 +261,7 @@ class TemplateRenderer:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def spells_special_tokens(self, text: str, token_ids: Sequence[int]) -> bool:
-        """Whether ``text``, tokenized again, would have special tokens that these ids do not."""
+        """Return True if tokenizing ``text`` again gives special tokens that the ids lack."""
         added = self._tokenizer.get_added_tokens_decoder()
         return self._special.count(text) > sum(1 for id in token_ids if id in added)
 

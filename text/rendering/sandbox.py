@@ -1,11 +1,11 @@
-"""Run chat templates: in this process if that should be quick, else in a child process.
+"""Execution of chat templates, in this process if they are expected to be quick, else in a child.
 
-A template that turns out not to be is interrupted (``watchdog.py``), and runs in a child from then
-on.
+A template that turns out to be slow is interrupted (``watchdog.py``) and runs in a child process
+from then on.
 
-The child limits memory and CPU time. Each job on its standard input is a length in 8 bytes and
-JSON; so is each answer on standard output: ``["text", ...]`` or ``["refused", why]``. The kernel
-ends a job that takes too long together with the process; one that needs too much memory fails.
+The child limits its memory and CPU time. A job on its standard input is an 8-byte length followed
+by JSON. So is an answer on its standard output: ``["text", ...]`` or ``["refused", why]``. If a job
+takes too long, the kernel kills the process. A job that needs too much memory fails.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from eaglegate.text.rendering.watchdog import RENDER_S, RenderTooSlow, RenderWat
 log = logging.getLogger(__name__)
 
 CPU_S = 5.0
-"""CPU seconds for one prompt; the longest of a real conversation takes a tenth."""
+"""CPU seconds for one prompt. The longest real conversation takes a tenth of this."""
 MEMORY_BYTES = 1 << 30
 MAX_CHARS = 32 << 20
-"""Characters in a prompt: four times the largest body."""
+"""Largest number of characters in a prompt: four times the largest request body."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateInput:
-    """The input of one chat template, as plain data for another process."""
+    """Input of one chat template, as plain data that can be sent to another process."""
 
     source: str
     messages: Sequence[Mapping[str, Any]]
@@ -59,13 +59,13 @@ class TemplateInput:
 
     @property
     def is_usual(self) -> bool:
-        """Any renderer of Hugging Face's templates gives the same prompt, without an error."""
+        """True if every renderer of Hugging Face's templates gives the same prompt."""
         usual = self.messages and not self.continue_final_message and "documents" not in self.kwargs
         return bool(usual) and all(map(_is_usual, self.messages))
 
     @property
     def num_bytes(self) -> int:
-        """The size of the conversation."""
+        """Size of the conversation as JSON."""
         return len(orjson.dumps((self.messages, self.tools, self.kwargs)))
 
     @property
@@ -73,7 +73,7 @@ class TemplateInput:
         return orjson.dumps({name: getattr(self, name) for name in self.__slots__})
 
     def write(self, template: ChatTemplate) -> str:
-        """Raises ValueError where the template raises."""
+        """Write the prompt. Raises ValueError if the template raises."""
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continuing the final message leaves no place for a new one")
         talk = convert_messages(self.messages, in_parts=template.content_in_parts)
@@ -88,7 +88,7 @@ class TemplateInput:
 
 
 def _is_usual(message: Mapping[str, Any]) -> bool:
-    """Whether the message's content is text and its calls are of functions."""
+    """Return True if the message's content is text and all its calls are function calls."""
     content, calls = message.get("content"), message.get("tool_calls")
     if "task" in message or not (content is None or isinstance(content, str)):
         return False
@@ -98,7 +98,7 @@ def _is_usual(message: Mapping[str, Any]) -> bool:
 
 
 def read_message(stream: BinaryIO) -> bytes:
-    """One message; empty at the end of the stream, also in the midst of one."""
+    """Read one message. Return b"" at the end of the stream, even within a message."""
     size = stream.read(8)
     if len(size) < 8:
         return b""
@@ -132,7 +132,7 @@ def compile_template(source: str) -> ChatTemplate:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    # The gateway answers these signals, and needs this process until its requests have ended.
+    # The gateway handles these signals, and needs this process until its requests have finished.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
     while job := read_message(sys.stdin.buffer):
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
@@ -146,23 +146,22 @@ if __name__ == "__main__":
 
 
 SMALL_BYTES = 32 << 10
-"""A conversation up to this size is rendered in this process, by an operator's template."""
+"""Largest conversation that is rendered in this process, by an operator's template."""
 LARGE_BYTES = 1 << 20
-"""A process that rendered this much is ended: it would keep the memory."""
+"""Size of a conversation after which the child is ended, because it would keep the memory."""
 PROCESSES = 2
 PATIENCE_S = 30.0
 POLL_S = 0.05
 ATTEMPTS = 2
 RETRY_S = 1.0
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
-"""Signals by which the interpreter ends for a fault of its own, each time the same template runs.
-"""
+"""Signals of a crash in the interpreter, which would repeat each time the template runs."""
 ROOT = Path(__file__).parents[2]
 TOO_LONG = f"the template took more than {CPU_S:g} s"
 
 
 class RendererLost(RuntimeError):
-    """The process that renders was lost more than once; the same request may succeed later."""
+    """The rendering process was lost more than once. The same request may succeed later."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -170,7 +169,7 @@ class RendererLost(RuntimeError):
 
 
 class TemplateRunner:
-    """Thread-safe; renders at most ``PROCESSES`` prompts at a time in child processes."""
+    """Thread-safe runner that renders at most ``PROCESSES`` prompts at a time in children."""
 
     def __init__(self) -> None:
         self._turns = threading.BoundedSemaphore(PROCESSES)
@@ -181,9 +180,9 @@ class TemplateRunner:
     def write(
         self, writing: TemplateInput, template: ChatTemplate | None, limits: RenderLimits
     ) -> str:
-        """``template`` is the operator's, None for a request's own.
+        """Write a prompt. ``template`` is the operator's, or None for a request's own template.
 
-        Raises ValueError where the template raises, RenderingCancelled when the client has left.
+        Raises ValueError if the template raises, and RenderingCancelled if the client has left.
         """
         if template is not None and not template.is_suspect and writing.num_bytes <= SMALL_BYTES:
             with suppress(RenderTooSlow):
@@ -197,7 +196,7 @@ class TemplateRunner:
             self._turns.release()
 
     def watch(self, template: ChatTemplate, render: Callable[[], Result]) -> Result:
-        """Render in this process. Raises RenderTooSlow, once for a template."""
+        """Render in this process. Raises RenderTooSlow, at most once per template."""
         try:
             return self._watchdog.run(render)
         except RenderTooSlow:
@@ -216,7 +215,7 @@ class TemplateRunner:
             _kill(process)
 
     def _run_in_child(self, job: bytes, limits: RenderLimits) -> str:
-        """A child that is lost says nothing about the template: another one is asked, once.
+        """Render in a child process. A lost child may not be the template's fault, so retry once.
 
         Raises ValueError, RenderingCancelled and RendererLost.
         """
@@ -288,7 +287,7 @@ def _run(process: subprocess.Popen[bytes], job: bytes, limits: RenderLimits) -> 
 
 
 class _ChildLost(Exception):
-    """The child ended without an answer."""
+    """The child process ended without an answer."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"exit status {status}" if status >= 0 else signal.strsignal(-status))

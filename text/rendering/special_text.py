@@ -1,13 +1,13 @@
-"""Texts of special tokens in messages: read as text, not as the tokens themselves.
+"""Protection of special tokens: their texts in messages are encoded as ordinary text.
 
-A tokenizer turns the text ``<|im_end|>`` into the token that ends a message, wherever it stands. A
-user, or a web page that a tool has read, could so end their message and begin one of the system's.
-Here such a text is split after its first character by a mark, the template writes the prompt, and
-the parts between marks are tokenized apart from each other: the text stays as it was, without the
-token. The template's own special tokens have no mark in them.
+A tokenizer turns the text ``<|im_end|>`` into the token that ends a message, wherever it occurs. A
+user, or a web page that a tool has read, could thus end the message and begin a system message.
+This module inserts a mark after the first character of such a text. The template then writes the
+prompt, and the parts between marks are tokenized separately, so that the text stays the same but
+the token does not appear. The template's own special tokens contain no mark.
 
-In messages of users and tools every added token is text (``<tool_call>``, ``<think>``); elsewhere
-only those that the tokenizer calls special are, since templates look for the others in answers.
+In messages of users and tools every added token is protected (``<tool_call>``, ``<think>``).
+Elsewhere only special tokens are, because templates look for the other tokens in answers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import orjson
 from eaglegate.text.rendering.template import parse_arguments
 
 WINDOW = 65_536
-"""Characters searched at once: other threads wait meanwhile."""
+"""Characters searched at once. Other threads wait during a search."""
 UNTRUSTED = frozenset(("user", "tool", "function"))
-"""Roles of messages that others than the application may have written."""
+"""Roles of messages that someone other than the application may have written."""
 HIDING = ('"text":', r"\\u", r"\\/")
-"""Signs in a request's JSON of content in parts, and of escapes inside a call's arguments."""
+"""Substrings of a request's JSON that indicate content in parts, or escapes in arguments."""
 ESCAPED = re.compile(r'["\\\x00-\x1f]')
 Messages = Sequence[Mapping[str, Any]]
 Encode = Callable[[str], list[int]]
@@ -35,7 +35,7 @@ Decode = Callable[[list[int]], str]
 
 
 class SpecialTextRefused(ValueError):
-    """A special token's text that the renderer or tokenizer of a model cannot read as text."""
+    """Text of a special token that the model's tokenizer or renderer cannot treat as text."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class SpecialTextRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class MarkedInput:
-    """Input of a chat template. ``mark`` is empty where there was nothing to mark."""
+    """Input of a chat template. ``mark`` is empty if there was nothing to mark."""
 
     messages: Messages
     tools: Messages | None
@@ -55,7 +55,7 @@ class MarkedInput:
 
 
 class SpecialText:
-    """Finds the texts of a tokenizer's special tokens. Thread-safe."""
+    """Finder of the texts of a tokenizer's special tokens. Thread-safe."""
 
     def __init__(
         self, special: Iterable[str], other: Iterable[str] = (), splits: bool = True
@@ -65,24 +65,24 @@ class SpecialText:
         self._longest = max(map(len, every), default=0)
         self._firsts = {token[0] for token in every}
         self._in_json = not any(map(ESCAPED.search, every))
-        """JSON writes the tokens as they are."""
+        """True if JSON writes the tokens without escapes."""
         self._special = _compile(special)
         self._every = _compile(every)
         self.splits = splits
-        """Parts that are tokenized apart give their text again."""
+        """True if parts tokenized separately decode to the original text."""
 
     @classmethod
     def of(cls, added: Iterable[Any], encode: Encode, decode: Decode) -> SpecialText:
-        """``added`` are the tokenizer's added tokens."""
+        """Make a finder for ``added``, the tokenizer's added tokens."""
         kinds: dict[bool, list[str]] = {True: [], False: []}
         for token in added:
             kinds[bool(token.special)].append(token.content)
-        return cls(kinds[True], kinds[False], _splits(encode, decode))
+        return cls(kinds[True], kinds[False], _keeps_text(encode, decode))
 
     def mark(
         self, messages: Messages, tools: Messages | None, kwargs: Mapping[str, Any]
     ) -> MarkedInput:
-        """Raises SpecialTextRefused."""
+        """Mark the texts of special tokens in a request. Raises SpecialTextRefused."""
         if self._is_plain((messages, tools, kwargs)):
             return MarkedInput(messages, tools, kwargs)
         mark = secrets.token_hex(8)
@@ -96,11 +96,11 @@ class SpecialText:
         return MarkedInput(marked, described, given, mark)
 
     def count(self, text: str) -> int:
-        """The added tokens that a tokenizer would find in ``text``, or more."""
+        """Return an upper bound for the number of added tokens in ``text``."""
         return self._count(text, self._every)
 
     def _is_plain(self, given: Any) -> bool:
-        """Whether certainly no text in it has a special token's: looks at all of it at once."""
+        """Return True if no text in ``given`` can contain a special token's text."""
         if not self._in_json:
             return False
         try:
@@ -120,7 +120,7 @@ class SpecialText:
         return marked
 
     def _mark(self, value: Any, pattern: re.Pattern[str] | None, mark: str) -> Any:
-        """The same object when there is nothing in it to mark."""
+        """Mark all texts in a value. Return the same object if there is nothing to mark."""
         if isinstance(value, str):
             return self._mark_text(value, pattern, mark)
         if isinstance(value, Mapping):
@@ -133,7 +133,7 @@ class SpecialText:
     def _mark_mapping(
         self, value: Mapping[str, Any], pattern: re.Pattern[str] | None, mark: str
     ) -> Mapping[str, Any]:
-        """Arguments of a call are JSON, where a text can be written in other characters."""
+        """Mark a mapping. Arguments of a call are parsed first, because JSON may escape a text."""
         out = {}
         for key, inner in value.items():
             given = inner
@@ -147,7 +147,7 @@ class SpecialText:
     def _part(
         self, parts: Sequence[Any], pattern: re.Pattern[str] | None, mark: str
     ) -> Sequence[Any]:
-        """Parts of a content that form a special token between them are marked apart."""
+        """Separate parts of a content that form a special token together."""
         texts = [
             str(part["text"]) for part in parts if isinstance(part, Mapping) and "text" in part
         ]
@@ -159,7 +159,7 @@ class SpecialText:
         return [{**part, "text": mark + part["text"]} for part in parts]
 
     def _mark_text(self, text: str, pattern: re.Pattern[str] | None, mark: str) -> str:
-        """A mark after the first character of every occurrence, those that overlap too."""
+        """Insert a mark after the first character of every occurrence, even overlapping ones."""
         parts, at = [], 0
         for start in _find(text, pattern, self._longest):
             parts.append(text[at : start + 1])
@@ -168,7 +168,7 @@ class SpecialText:
 
 
 def _find(text: str, pattern: re.Pattern[str] | None, longest: int) -> Iterator[int]:
-    """Yield the offsets at which tokens begin. Other threads get a turn between windows of text."""
+    """Yield the offsets at which tokens begin. Other threads can run between windows of text."""
     if pattern is None:
         return
     for begin in range(0, len(text), WINDOW):
@@ -183,7 +183,7 @@ def _is(one: object, other: object) -> bool:
 
 
 def _compile(tokens: Sequence[str]) -> re.Pattern[str] | None:
-    """Matches nothing at each place where a token begins; linear in the text."""
+    """Compile a pattern that matches the empty string wherever a token begins, in linear time."""
     if not tokens:
         return None
     first = "".join(sorted({re.escape(token[0]) for token in tokens}))
@@ -191,9 +191,9 @@ def _compile(tokens: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _write_trie(tokens: Sequence[str], at: int) -> str:
-    """A pattern of sorted tokens that have their first ``at`` characters in common."""
+    """Write a pattern for sorted tokens that share their first ``at`` characters."""
     if len(tokens[0]) == at:
-        return ""  # what begins with a token need not be read further
+        return ""  # longer tokens with this prefix need no branch of their own
     branches: dict[str, list[str]] = {}
     for token in tokens:
         branches.setdefault(token[at], []).append(token)
@@ -201,6 +201,6 @@ def _write_trie(tokens: Sequence[str], at: int) -> str:
     return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
 
 
-def _splits(encode: Encode, decode: Decode) -> bool:
-    """Whether text tokenized in parts is still the same: some put a blank before each."""
+def _keeps_text(encode: Encode, decode: Decode) -> bool:
+    """Return True if text tokenized in parts decodes unchanged, without added blanks."""
     return decode([id for part in ("ab<", "|cd", "e") for id in encode(part)]) == "ab<|cde"

@@ -1,6 +1,6 @@
 """Chat templates as Hugging Face defines them, run in a Jinja sandbox.
 
-Messages are converted as vLLM converts them, and template variables are filtered.
+Messages are converted the way vLLM converts them, and template variables are filtered.
 """
 
 from __future__ import annotations
@@ -22,25 +22,23 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from eaglegate.text.rendering.template_cost import check_product, is_suspect
 
 TAG = "<eaglegate: the answer goes on here> "
-"""Marks where a final message ends, so that the template's text after it can be dropped."""
+"""Mark at the end of a final message, after which the template's text is dropped."""
 
 
 TemplateMessage = dict[str, Any]
 BILLING = "x-anthropic-billing-header"
-"""A line that some clients put first, different each time: it would defeat every prefix cache."""
+"""First line of some clients' prompts. It differs each time and would defeat every prefix cache."""
 
 
 def convert_messages(
     messages: Sequence[Mapping[str, Any]], *, in_parts: bool
 ) -> list[TemplateMessage]:
-    """Raises ValueError for content that is not text."""
+    """Convert messages for a template. Raises ValueError for content that is not text."""
     return [_convert_message(message, in_parts) for message in messages]
 
 
 def merge_developer(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Join developer messages with the system message at the top, for templates without
-    that role.
-    """
+    """Merge developer messages into the system message, for templates without the role."""
     if not any(message["role"] == "developer" for message in messages):
         return list(messages)
     turned = [_convert_to_system(message) for message in messages]
@@ -123,14 +121,14 @@ def _convert_assistant(message: Mapping[str, Any]) -> TemplateMessage:
 
 
 def _convert_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates write the arguments of a call themselves and need them as an object."""
+    """Parse a call's arguments: templates write arguments themselves and need an object."""
     function = call["function"]
     arguments = parse_arguments(function.get("arguments"))
     return {**call, "function": {**function, "arguments": arguments}}
 
 
 def parse_arguments(given: Any) -> dict[str, Any]:
-    """A model wrote them: anything but a JSON object becomes an empty one, and the chat goes on."""
+    """Parse arguments that a model wrote. Anything but a JSON object becomes an empty object."""
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -146,7 +144,7 @@ RESERVED = frozenset((
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
     "additional_special_tokens",
 ))  # fmt: skip
-"""Variables a request may not set: known to ``apply_chat_template`` or set by the gateway."""
+"""Variables that a request may not set: ``apply_chat_template`` or the gateway sets them."""
 GLOBALS = frozenset((
     "raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner",
 ))  # fmt: skip
@@ -155,11 +153,11 @@ CODED = frozenset((
     "enable_thinking", "thinking", "thinking_effort", "preserve_thinking", "reasoning_effort",
     "documents",
 ))  # fmt: skip
-"""Variables of models whose prompts are written in code, where no template names them."""
+"""Variables of models whose prompts are built in code, so that no template names them."""
 
 
 def filter_variables(given: Mapping[str, Any] | None, read: Iterable[str]) -> dict[str, Any]:
-    """``given`` without variables that a template which reads ``read`` does not read."""
+    """Return the variables of ``given`` that the template reads and that a request may set."""
     if not given:
         return {}
     names = frozenset(read) - RESERVED - GLOBALS
@@ -179,15 +177,15 @@ class GenerationTag(Extension):
 
 DICT_ATTRIBUTES = frozenset(dir(dict))
 PLAIN_TYPES = frozenset({dict, list, str, LoopContext})
-"""Types with attributes of their own alone."""
+"""Types whose attributes depend on nothing but the type."""
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with a short way to what templates do most.
+    """Jinja's sandbox, with shortcuts for the most frequent operations of templates.
 
-    Members of plain dicts, which cost an exception each, and calls of macros, which are safe and
-    take the evaluation context: Jinja finds that out again for every call. Of an attribute, whether
-    it is safe goes by the object's type: found out once.
+    Members of plain dicts are read without the exception that Jinja raises and catches for each.
+    Macros are called directly: they are safe and take the evaluation context, which Jinja checks
+    again on every call. For plain types, the safety of an attribute is cached by type.
     """
 
     intercepted_binops = frozenset({"*", "**", "%"})
@@ -224,20 +222,18 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 REFUSALS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
 )  # fmt: skip
-"""Exceptions that a template raises, besides ValueError."""
+"""Exceptions besides ValueError that a template may raise."""
 
 
 class ChatTemplate:
-    """A compiled chat template. Raises ValueError where the template raises."""
+    """Compiled chat template. Its methods raise ValueError if the template raises."""
 
     def __init__(self, source: str) -> None:
         environment = _create_environment()
         try:
             tree = environment.parse(source)
             self.is_suspect = is_suspect(tree)
-            """Whether the template has to run in a process of its own, since it may take much time
-            or memory.
-            """
+            """True if the template may take much time or memory and needs a child process."""
             self._code = environment.compile("" if self.is_suspect else source)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template cannot be read: {error}") from error
@@ -245,12 +241,12 @@ class ChatTemplate:
         self.source = source
         self.variables = _find_variables(tree, self.is_suspect)
         self.content_in_parts = _iterates_content(tree)
-        """Whether the template expects a message's content as a list of parts."""
+        """True if the template expects a message's content as a list of parts."""
         self.knows_developer = '"developer"' in source or "'developer'" in source
 
     @cached_property
     def _template(self) -> jinja2.Template:
-        """Compiling works out what is constant, so a suspect one is compiled where it runs."""
+        """Compiled template. Compiling evaluates constants, so the child compiles suspect ones."""
         code = self._environment.compile(self.source) if self.is_suspect else self._code
         return jinja2.Template.from_code(
             self._environment, code, self._environment.make_globals({})
@@ -288,7 +284,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> str:
-        """Render up to the end of the last message's content, for the model to continue it."""
+        """Render up to the end of the last message's content, which the model is to continue."""
         marked = [*messages[:-1], _mark_end(messages[-1])]
         text = self.render(marked, tools, variables, add_generation_prompt=False)
         at = text.rfind(TAG.strip())
@@ -299,7 +295,7 @@ class ChatTemplate:
 
 
 def _find_variables(tree: nodes.Template, suspect: bool) -> frozenset[str]:
-    """Names a request may set; of a suspect template, all names that it reads."""
+    """Return the names that a request may set; for a suspect template, all names that it reads."""
     if not suspect:
         return frozenset(meta.find_undeclared_variables(tree))
     return frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
@@ -322,7 +318,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter of Jinja escapes HTML."""
+    """Write JSON. This replaces Jinja's own filter, which escapes HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -337,7 +333,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _iterates_content(tree: nodes.Template) -> bool:
-    """Whether a loop iterates over a message's content, also inside a macro."""
+    """Return True if a loop iterates over a message's content, including loops inside macros."""
     inside = {id(loop) for macro in tree.find_all(nodes.Macro) for loop in _find_loops(macro)}
     if any(
         _is_content(loop.iter) or (_is_named(loop.iter, {"content"}) and id(loop) not in inside)
@@ -356,7 +352,7 @@ def _find_loops(node: nodes.Node) -> list[nodes.For]:
 
 
 def _find_content_parameters(macro: nodes.Macro, tree: nodes.Template) -> set[str]:
-    """The parameters of ``macro`` that receive a message's content."""
+    """Return the parameters of ``macro`` that receive a message's content."""
     names: set[str] = set()
     for call in tree.find_all(nodes.Call):
         if _is_named(call.node, {macro.name}):
@@ -367,7 +363,7 @@ def _find_content_parameters(macro: nodes.Macro, tree: nodes.Template) -> set[st
 
 
 def _is_content(node: nodes.Node | None) -> bool:
-    """``message.content`` or ``message['content']``, also filtered, tested or sliced."""
+    """Return True for ``message.content`` or ``message['content']``, even filtered or sliced."""
     match node:
         case nodes.Filter() | nodes.Test() | nodes.Getitem(arg=nodes.Slice()):
             return _is_content(node.node)
@@ -395,7 +391,7 @@ def _mark_end(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_template(template: str) -> str:
-    """The content of a file, or the template itself, which has line breaks or braces."""
+    """Read a template from a file. Text with line breaks or braces is the template itself."""
     if any(mark in template for mark in "{}\n"):
         return template
     return Path(template).read_text(encoding="utf-8")

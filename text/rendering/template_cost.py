@@ -15,17 +15,17 @@ GROWING = frozenset((
     "center", "expandtabs", "format", "format_map", "indent", "lipsum", "ljust", "rjust",
     "wordwrap", "xmlattr", "zfill",
 ))  # fmt: skip
-"""Filters, methods and functions that make a text as long as a number says."""
+"""Filters, methods and functions that make a text of a given length."""
 LARGE = 100_000
 LARGE_IN_TEXT = re.compile(r"\d{6}")
 MAX_ITEMS = 1 << 20
 MAX_BITS = 4096
 WIDTH = re.compile(r"%[^a-zA-Z%]*(?:\d{4}|\*)")
-"""A number's width in a format, for ``%``."""
+"""Width of a number in a ``%`` format, of four digits or more."""
 
 
 def is_suspect(tree: nodes.Template) -> bool:
-    """Whether one operation may do so; loops are not looked at."""
+    """Return True if a single operation may take much time or memory. Loops are not considered."""
     return any(map(_may_grow, tree.find_all(nodes.Expr)))
 
 
@@ -43,7 +43,7 @@ def _may_grow(node: nodes.Expr) -> bool:
 
 
 def check_product(operator: str, left: Any, right: Any) -> None:
-    """Raises OverflowError for a number or a text that would be huge."""
+    """Raise OverflowError if the result would be a huge number or text."""
     if operator == "%":
         too_large = isinstance(left, str) and WIDTH.search(left) is not None
     elif operator == "**":

@@ -1,8 +1,8 @@
-"""Interrupts a render of this process that takes too long.
+"""Watchdog that interrupts a render in this process if it takes too long.
 
-A template is Python code by the time it runs, and Python can raise an exception in a thread. The
-watchdog does so while the render it watches still runs. One that ends meanwhile takes the exception
-itself, so that it never reaches other code.
+A template is Python code by the time it runs, and Python can raise an exception in another thread.
+The watchdog raises one while the render still runs. A render that ends at that moment catches the
+exception itself, so that it never reaches other code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 RENDER_S = 1.0
-"""The longest render in this process; usual ones take less than 0.001."""
+"""Time limit of a render in this process. A usual one takes less than 0.001 s."""
 POLL_S = 0.25
 
 
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class RenderTooSlow(BaseException):
-    """Raised inside a render; no ``except Exception`` on its way is to stop it."""
+    """Raised inside a render. It is a BaseException so that no ``except Exception`` catches it."""
 
 
 class _Watched:
@@ -36,7 +36,7 @@ class _Watched:
 
 
 class RenderWatchdog:
-    """One thread for all renders; it sleeps while there are none."""
+    """One thread that watches all renders and sleeps while there are none."""
 
     def __init__(self, limit_s: float = RENDER_S) -> None:
         self._limit_s = limit_s
@@ -46,7 +46,7 @@ class RenderWatchdog:
         self._thread: threading.Thread | None = None
 
     def run(self, render: Callable[[], Result]) -> Result:
-        """Raises RenderTooSlow where ``render`` takes too long."""
+        """Run ``render``. Raises RenderTooSlow if it takes too long."""
         mine = _Watched(self._limit_s)
         self._watched.add(mine)
         if not self._busy.is_set():
@@ -59,7 +59,7 @@ class RenderWatchdog:
                 self._take_interrupt()
 
     def _take_interrupt(self) -> None:
-        """Let an interrupt that has not been raised yet be raised here."""
+        """Wait for an interrupt that has not been raised yet, and catch it here."""
         with suppress(RenderTooSlow):
             with self._lock:
                 pass
@@ -86,7 +86,7 @@ class RenderWatchdog:
                 self._busy.set()
 
     def _interrupt_late(self) -> None:
-        """A render marks its end first and looks at its mark then; here it is the other way."""
+        """Interrupt late renders. Its checks mirror ``run``, so that no interrupt is lost."""
         now = time.monotonic()
         for watched in list(self._watched):
             if now > watched.until and not watched.is_interrupted:

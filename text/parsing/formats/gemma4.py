@@ -4,10 +4,10 @@
     <start_function_call>call:get_weather{city:<escape>Paris<escape>,days:2}<end_function_call>
 
 Source: the chat template of google/gemma-4 models as vllm-project/vllm documents it
-(vllm/parser/gemma4.py), and for google/functiongemma-270m-it its parser of that name. Objects and
-lists nest; words that are no JSON become strings. A string ends only where a comma, a colon, a
-bracket or the next key follows its closing token. Where the model has forgotten the first token,
-``call:`` and the name of an offered tool open a call all the same.
+(vllm/parser/gemma4.py), and for google/functiongemma-270m-it vLLM's parser of that name. Objects
+and lists nest, and words that are not JSON become strings. A string ends only if a comma, a colon,
+a bracket or the next key follows its closing token. If the model omits the first token, ``call:``
+and the name of an offered tool still open a call.
 """
 
 from __future__ import annotations
@@ -32,16 +32,14 @@ _SCALARS = TYPES - {"object", "array"}
 _BRACE: Follow = {"{": None}
 _NO_NAME = re.compile(r"[\s,{}\[\]()<>\"']")
 _SWALLOWED = re.compile(r"[,{]\s{0,99}[\w.\-]{1,128}\s{0,99}:")
-"""A key behind a comma or a brace."""
+"""Key after a comma or a brace."""
 BARE = "call:"
-"""Text before the name of a tool. Without the token before it, it opens a call of an offered
-one.
-"""
+"""Text before a tool's name. Without the token before it, it opens only calls of offered tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class BareKeys:
-    """The tokens of one format."""
+    """Tokens of one format."""
 
     call: str
     call_end: str
@@ -71,7 +69,7 @@ class BareKeys:
                     context.calls.doubt()
 
     def _call(self, context: ParsingContext) -> Subroutine:
-        """Returns the marker that ended it, DONE if its last bracket did."""
+        """Read one call. Return the marker that ended it, or DONE after its last bracket."""
         delimiters, calls = context.lexicon.delimiters, context.calls
         header: list[str] = []
 
@@ -128,7 +126,7 @@ class BareKeys:
         return found
 
     def _find_closing(self, context: ParsingContext, in_parentheses: bool) -> Closing:
-        """A string ends at its own token, or where the call is over and the output agrees."""
+        """Return the ends of a string: its own token, or the end of the call before valid text."""
         after: Follow = dict.fromkeys(",:}]") | context.follow(None, self.call_end)
         if in_parentheses:
             after[")"] = context.follow(None, self.call_end, self.call)
@@ -144,7 +142,7 @@ class BareKeys:
 
 
 class _Outside:
-    """Text outside of strings: DONE behind the last bracket, or a marker before it."""
+    """Want for text outside strings. Ends with DONE after the last bracket, or with a marker."""
 
     __slots__ = ("_delimiters", "_members", "tokens")
     lexicon: Lexicon | None = None
@@ -165,23 +163,23 @@ class _Outside:
         self._members.take(text)
 
     def truncate(self, _text: str) -> tuple[str | None, str]:
-        """A piece of a marker."""
+        """Drop a part of a marker."""
         return None, ""
 
 
 class Members:
-    """Writes the JSON of an object, character by character outside of strings; closes the call.
+    """Writer of an object's JSON, character by character outside strings. It closes the call.
 
-    A forgotten comma, a forgotten value and forgotten brackets at the end are made up for, and
-    parentheses around the members and ``=`` behind a key are read as they are meant. A key without
-    a value makes the call malformed.
+    A missing comma, a missing value and missing brackets at the end are filled in. Parentheses
+    around the members and ``=`` after a key are accepted. A key without a value makes the call
+    malformed.
     """
 
     def __init__(self, calls: Calls, in_parentheses: bool = False) -> None:
         self._calls = calls
         self.in_parentheses = in_parentheses
         self._num_parentheses = 0
-        """Number of parentheses that a word has opened."""
+        """Number of open parentheses inside a word."""
         self._write = calls.write
         self._closers: list[str] = []
         self._is_first: list[bool] = []
@@ -189,13 +187,13 @@ class Members:
         self._word: list[str] = []
         self._text: list[str] = []
         self._quote = ""
-        """Quote that opened the string that is being written."""
+        """Quote that opened the current string."""
         self._escaped = self._may_end = False
         self._key = ""
         self.ended = False
 
     def take(self, text: str) -> int:
-        """Takes characters up to the last bracket; how many."""
+        """Take characters up to the last bracket. Return their number."""
         for at, char in enumerate(text):
             if self.ended:
                 return at
@@ -212,7 +210,7 @@ class Members:
         return len(text)
 
     def _take_parenthesis(self, char: str) -> None:
-        """The one that closes the members, or a part of a word."""
+        """Take a parenthesis, which closes the members or belongs to a word."""
         if char == "(" or self._num_parentheses:
             self._num_parentheses += 1 if char == "(" else -1
             self._takes(char)
@@ -222,7 +220,7 @@ class Members:
 
     @property
     def is_behind_value(self) -> bool:
-        """Whether the model may have no more to say."""
+        """True after a value, where the model may end the call."""
         return self._takes == self._take_next
 
     @property
@@ -231,11 +229,11 @@ class Members:
 
     @property
     def is_in_word(self) -> bool:
-        """Whether a value without quotes has begun."""
+        """True if a value without quotes has begun."""
         return not self._is_blank and self._takes == self._take_value
 
     def close_word(self) -> None:
-        """The word is a string whose opening quote is forgotten."""
+        """Write the current word as a string whose opening quote is missing."""
         word = self._take_word()
         write, end = self.string()
         write(word)
@@ -246,7 +244,7 @@ class Members:
         return word
 
     def string(self) -> tuple[TextSink, Callable[[], None]]:
-        """A sink for the text of a string, and what to do at its end."""
+        """Begin a string. Return a sink for its text, and a function to call at its end."""
         parts: list[str] = []
         if self._takes == self._take_next:
             self._expect_member()
@@ -264,7 +262,7 @@ class Members:
         return self._escape, lambda: self._write('"')
 
     def finish(self) -> None:
-        """The call is over: what is open ends here."""
+        """Close the brackets that are open at the end of the call."""
         if self.ended or not self._calls.open:
             return
         if self._takes == self._take_value and self._closers:
@@ -278,14 +276,14 @@ class Members:
 
     @property
     def _allowed(self) -> frozenset[str]:
-        """Allowed types of the member that is being written, where it is a parameter."""
+        """Allowed types of the current member, if it is a parameter."""
         tool = self._calls.tool
         known = len(self._closers) == 1 and self._calls.repairing
         return tool.kinds(self._key) if known and tool is not None else STRING
 
     @property
     def text(self) -> str:
-        """The last string."""
+        """Text of the last string."""
         return "".join(self._text)
 
     def _escape(self, text: str) -> None:
@@ -296,7 +294,7 @@ class Members:
         self._word = [encode_basestring(text)]
 
     def _write_typed(self, text: str, allowed: frozenset[str]) -> None:
-        """A string where the schema wants none."""
+        """Write a string as another type, because the schema allows no string."""
         written = as_json(text, allowed)
         if not written.startswith('"'):
             self._calls.repair(Repair.QUOTED_VALUE)
@@ -304,7 +302,7 @@ class Members:
         self._write(written)
 
     def _take_quoted(self, char: str) -> None:
-        """A string in quotes, as JSON or Python has it."""
+        """Take a character of a quoted string, as in JSON or Python."""
         self._word.append(char)
         self._may_end = char == self._quote and not self._escaped
         self._escaped = char == "\\" and not self._escaped
@@ -312,7 +310,7 @@ class Members:
             self._quote, self._may_end = "", False
 
     def _end_quotes(self, char: str) -> None:
-        """Behind a single quote, which may be an apostrophe."""
+        """End a string after a single quote, unless the quote is an apostrophe."""
         self._may_end = False
         if char in ",:]} \n" or (char == ")" and self.in_parentheses):
             self._quote = ""
@@ -347,7 +345,7 @@ class Members:
             self._word.append(char)
 
     def _take_next(self, char: str) -> None:
-        """Behind a value."""
+        """Take a character after a value."""
         if char == ",":
             self._expect_member()
         elif char in "}]":
@@ -388,20 +386,20 @@ class Members:
             self._separate()
 
     def _separate(self) -> None:
-        """A comma between two members."""
+        """Write a comma between two members."""
         if not self._is_first[-1]:
             self._write(", ")
         self._is_first[-1] = False
 
 
 def _is_broken(text: str, quote: str) -> bool:
-    """Whether a string holds a token that closed it: doubled, or with keys behind it."""
+    """Return True if a string contains its closing token, doubled or followed by keys."""
     at_edge = text.startswith(quote) or text.endswith(quote)
     return at_edge or _SWALLOWED.search(text, text.find(quote)) is not None
 
 
 def _unquote(word: str) -> str:
-    """A key or a value in quotes as what it says, any other as it stands."""
+    """Remove the quotes from a key or value, if it has any."""
     quote = word[:1]
     if not quote or quote not in "\"'" or (quote == "'" and word[-1:] != quote):
         return word

@@ -6,16 +6,16 @@
     <|start|>assistant<|channel|>final<|message|>It rains.<|return|>
 
 Source: openai/harmony docs/format.md and the library itself, which the tests compare with. The
-prompt ends with ``<|start|>assistant``, so that an answer begins inside a header. The header says
-what the body is: with a recipient a call, wherever the recipient stands; else on the analysis
-channel thinking, on any other content (a preamble on commentary is meant for the user). All markers
-are tokens, and bodies are exact. In a string of a call's JSON a token that ends bodies is text,
-unless the next message or the end of the answer follows it. A recipient outside ``functions.`` (a
-built-in tool) is a call by its full name.
+prompt ends with ``<|start|>assistant``, so an answer begins inside a header. The header tells the
+kind of the body. With a recipient, anywhere in the header, the body is a call. Otherwise it is
+thinking on the analysis channel, and content on any other (a preamble on commentary is meant for
+the user). All markers are tokens, and bodies are exact. In a string of a call's JSON, a token that
+ends bodies is text, unless the next message or the end of the answer follows it. A recipient
+outside ``functions.`` (a built-in tool) is a call by its full name.
 
-One routine reads the whole answer, whether gpt-oss is asked for as tool format, as reasoning format
-or as both. Without the tool format a call's body is content. Another tool or reasoning format is
-looked for in the bodies that are content.
+One routine reads the whole answer, if gpt-oss is given as tool format, as reasoning format or as
+both. Without the tool format a call's body is content. Another tool or reasoning format is read
+inside the bodies that are content.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ START, END, RETURN, CALL = "<|start|>", "<|end|>", "<|return|>", "<|call|>"
 CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
 MARKERS = (START, END, RETURN, CALL, CHANNEL, MESSAGE, CONSTRAIN)
 ENDS = (END, RETURN, CALL)
-"""Tokens that end a body. Any other token in it is text."""
+"""Tokens that end a body. Any other token in a body is text."""
 _ROLES = frozenset({"assistant", "user", "system", "developer", "all", "final"})
-"""Recipients that are no tools."""
+"""Recipients that are not tools."""
 _BREAK = "\n\n"
-"""Between two messages that are content."""
+"""Text between two messages that are content."""
 _RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)")
 _ROLE = re.compile(r"\s{0,99}(?:to=|assistant)")
 _ROLE_BEGINS = re.compile(r"\s{0,99}(?:to?|a(?:s(?:s(?:i(?:s(?:t(?:a(?:nt?)?)?)?)?)?)?)?)?\Z")
 _TO = ("commentary to=", "analysis to=")
 _HEADER = re.compile("|".join(_TO))
-"""Header of a call behind another message, where the tokens that open it are forgotten."""
+"""Header of a call after another message, without the tokens that should open it."""
 _HEADER_BEGINS = re.compile("|".join((r"\Z", *map(match_beginnings, _TO))))
 _STRAY = re.compile(r"[\W\d_]{1,16}\Z")
-"""Digits and punctuation, no words."""
+"""Digits and punctuation without words."""
 
 
 def read_channels(context: ParsingContext) -> Routine:
-    """Message after message, from inside the first one's header."""
+    """Read messages one after another, from inside the header of the first."""
     if context.starts_in is Phase.REASONING:
         marker = yield from _read_thinking(context)
     else:
@@ -76,7 +76,7 @@ def read_channels(context: ParsingContext) -> Routine:
 
 
 def _read_opening(context: ParsingContext) -> Subroutine:
-    """The first marker. Text that completes no header is content without one."""
+    """Read up to the first marker. Text that completes no header is content without a header."""
     delimiters = context.lexicon.delimiters(START, CHANNEL, MESSAGE)
     marker = yield Looking(_ROLE, _ROLE_BEGINS, delimiters.tokens)
     if marker == Looking.NO:
@@ -85,7 +85,7 @@ def _read_opening(context: ParsingContext) -> Subroutine:
 
 
 def _read_message(marker: str, context: ParsingContext) -> Subroutine:
-    """One message: the marker that ended its body."""
+    """Read one message. Return the marker that ended its body."""
     begins = context.lexicon.delimiters(START, CHANNEL, MESSAGE)
     if marker in ENDS:
         marker = yield from _skip_stray(context)
@@ -95,7 +95,7 @@ def _read_message(marker: str, context: ParsingContext) -> Subroutine:
     if marker != MESSAGE:
         channel, recipient, marker, inline = yield from _read_header(marker, context)
         if marker in ENDS and recipient and context.tools.channels:
-            context.calls.begin(recipient)  # the marker before its body is forgotten
+            context.calls.begin(recipient)  # the marker before the body is missing
             context.calls.write_json(inline)
             context.calls.close(is_fragile=not inline)
     if marker != MESSAGE:
@@ -106,9 +106,9 @@ def _read_message(marker: str, context: ParsingContext) -> Subroutine:
 
 
 def _skip_stray(context: ParsingContext) -> Subroutine:
-    """The marker behind a message. A few characters without a word before it are noise.
+    """Read up to the marker after a message. A few characters without a word are dropped.
 
-    gpt-oss writes a number there at times; other text is an answer without a header.
+    gpt-oss sometimes writes a number there. Other text is an answer without a header.
     """
     begins = context.lexicon.delimiters(START, CHANNEL, MESSAGE)
     marker = yield Looking(_HEADER, _HEADER_BEGINS, begins.tokens)
@@ -126,7 +126,7 @@ def _skip_stray(context: ParsingContext) -> Subroutine:
 
 
 class _Stray(Skipping):
-    """Takes noise, and gives it to a sink."""
+    """Want that takes stray characters and passes them to a sink."""
 
     __slots__ = ("_sink",)
 
@@ -144,7 +144,7 @@ class _Stray(Skipping):
 def _read_header(
     marker: str, context: ParsingContext
 ) -> Generator[Want, str, tuple[str, str | None, str, str]]:
-    """The channel, the recipient if there is one, the marker behind the header, JSON before it."""
+    """Read a header. Return the channel, the recipient or None, the end marker, and inline JSON."""
     delimiters = context.lexicon.delimiters(*MARKERS)
     parts: dict[str, list[str]] = {START: [], CHANNEL: [], CONSTRAIN: []}
     while marker in parts:

@@ -1,4 +1,4 @@
-"""Inkling: messages in blocks, each behind a token that says what it is.
+"""Inkling: messages in blocks, each after a token that tells its kind.
 
     <|message_model|><|content_thinking|>The user asks ...<|end_message|>
     <|message_model|><|content_invoke_tool_json|>
@@ -6,10 +6,10 @@
     <|message_model|><|content_text|>It rains.<|end_message|>
 
 Source: the parser that vllm-project/vllm has under this name. The prompt ends with
-``<|message_model|>``, so that an answer begins inside a header; the name that may stand there is
-none of the answer. Blocks of raw tool text and tool errors are content.
+``<|message_model|>``, so an answer begins inside a header. The header may contain a name, which is
+not part of the answer. Blocks of raw tool text and tool errors are content.
 
-One routine reads the whole answer, asked for as tool format, as reasoning format or as both.
+One routine reads the whole answer, as tool format, as reasoning format or as both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAME = re.compile(r"\s{0,9}[\w.:/\-]{0,128}")
 
 
 def read_channels(context: ParsingContext) -> Routine:
-    """Block after block, from inside the first one's header."""
+    """Read blocks one after another, from inside the header of the first."""
     marker = MESSAGE
     if context.starts_in is Phase.REASONING:
         marker = yield from _read_block(THINKING, context)
@@ -52,7 +52,7 @@ def read_channels(context: ParsingContext) -> Routine:
 
 
 def _read_header(context: ParsingContext) -> Subroutine:
-    """The marker behind a header. What is no name, or has no kind behind it, is content."""
+    """Read a header up to its marker. Text without a name and a kind is content."""
     header = _Header(context.out.content.write)
     try:
         marker = yield Until(context.lexicon.delimiters(*MARKERS), header.write)
@@ -65,7 +65,7 @@ def _read_header(context: ParsingContext) -> Subroutine:
 
 
 class _Header:
-    """Holds back what may be a name."""
+    """Sink that holds back text that may be a name."""
 
     def __init__(self, sink: TextSink) -> None:
         self._sink = sink

@@ -1,4 +1,4 @@
-"""Models that write JSON calls, one or a list of them, behind a marker.
+"""JSON calls, one or a list, after a marker: Hermes, Granite, Jamba, Mistral, Llama 3 and others.
 
     <tool_call>                                                       Hermes, Qwen 2.5 and Qwen 3,
     {"name": "get_weather", "arguments": {"city": "Paris"}}                 ERNIE 4.5, Granite 4.0
@@ -19,19 +19,22 @@
 Sources: the chat templates of ai21labs/AI21-Jamba-1.5-Mini, tencent/Hunyuan-A13B-Instruct,
 internlm/internlm2_5-7b-chat, microsoft/Phi-4-mini-instruct, swiss-ai/Apertus-8B-Instruct-2509,
 ibm-granite/granite-20b-functioncalling and CohereLabs/c4ai-command-a-03-2025, and the parsers that
-vllm-project/vllm has for them (for ai-sage/GigaChat3 only these). Command writes its answer between
-tokens of its own, which are structure; its call ids are numbers that repeat in each turn, so that
-they are not passed on. NousResearch/Hermes-2-Pro and Qwen/Qwen3 put a line break before each
-``<tool_call>`` that content or another call precedes, and around the JSON; those are framing. Qwen
-has both markers as added tokens. Where a tokenizer has not, the marker is plain text: it opens a
-call only if a brace follows it, and closes one only outside a JSON string. LongCat-Flash
-(meituan-longcat/LongCat-Flash-Chat) writes the same between markers of its own. Of Granite
-(ibm-granite/granite-3.0-8b-instruct and later) ``<|tool_call|>`` is a special token,
-``<tool_call>`` plain text, and the end of the list ends the calls; what follows is content.
-GigaChat ends its content with a token, and older checkpoints announce a call by the words "function
-call" and a token. xLAM (Salesforce/Llama-xLAM-2-8b-fc-r and xLAM-2-3b-fc-r) writes a bare list;
-older models put it into a fence, or behind ``[TOOL_CALLS]`` or ``<tool_call>``. A bare or fenced
-list is one of calls only where its first object names a tool that is offered.
+vllm-project/vllm has for them (for ai-sage/GigaChat3 only these).
+
+- Command writes its answer between tokens of its own, which are structure. Its call ids are numbers
+  that repeat in each turn, so they are not passed on.
+- NousResearch/Hermes-2-Pro and Qwen/Qwen3 put a line break around the JSON, and before each
+  ``<tool_call>`` that follows content or another call. These line breaks are framing. Qwen has both
+  markers as added tokens. If a tokenizer lacks them, the marker is plain text: it opens a call only
+  if a brace follows, and closes a call only outside a JSON string.
+- LongCat-Flash (meituan-longcat/LongCat-Flash-Chat) writes the same between markers of its own.
+- In Granite (ibm-granite/granite-3.0-8b-instruct and later) ``<|tool_call|>`` is a special token,
+  and ``<tool_call>`` plain text. The end of the list ends the calls, and content follows.
+- GigaChat ends its content with a token. Older checkpoints announce a call by the words "function
+  call" and a token.
+- xLAM (Salesforce/Llama-xLAM-2-8b-fc-r and xLAM-2-3b-fc-r) writes a bare list. Older models put it
+  into a fence, or after ``[TOOL_CALLS]`` or ``<tool_call>``. A bare or fenced list contains calls
+  only if its first object names an offered tool.
 
 The whole message is the call in Llama 3.1, 3.2, 3.3 and 4.
 
@@ -39,22 +42,22 @@ The whole message is the call in Llama 3.1, 3.2, 3.3 and 4.
 
 Source: meta-llama/llama-models prompt formats and the chat template of Llama-3.1 (vllm-project/vllm
 keeps a copy, examples/tool_chat_template_llama3.1_json.jinja). Several calls are separated by
-``; ``. A ``<|python_tag|>`` token may stand before them. There is no other marker, so that an
-object is a call only where it opens the content (or follows a call), and only if it has a name and
-parameters (or arguments) and no key that a call has not; another object is content, let go as soon
-as its first other key shows it. Code behind ``<|python_tag|>`` is content too. Llama 4's templates
-write content before a call: there an object with the name of an offered tool is a call anywhere.
+``; ``, and a ``<|python_tag|>`` token may precede them. There is no other marker. Therefore an
+object is a call only at the beginning of the content or after a call, and only if it has a name,
+parameters (or arguments) and no other key. Any other object is content, which is passed on as soon
+as another key shows it. Code after ``<|python_tag|>`` is content as well. Llama 4's templates write
+content before a call, so there an object that names an offered tool is a call anywhere.
 
-Mistral writes such a list, or since tokenizer v11 a name and ``[ARGS]``.
+Mistral writes such a list or, since tokenizer v11, a name and ``[ARGS]``.
 
     [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}]      before v11
     [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]...               from v11
     [TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]{"city": "Paris"}            v11 with an id
 
 Source: mistral-common (mistral_common/tokens/tokenizers/instruct.py: V2, V3, V7, V11, V13), where
-all three markers are control tokens. What follows ``[TOOL_CALLS]`` distinguishes the variants,
-so one routine reads all. A v11 call without ``[ARGS]`` has its arguments from the first brace on.
-Ids have nine letters or digits, since the templates refuse others in the next prompt.
+all three markers are control tokens. The text after ``[TOOL_CALLS]`` distinguishes the variants,
+so one routine reads all of them. In a v11 call without ``[ARGS]`` the arguments begin at the first
+brace. Ids have nine letters or digits, because the templates refuse other ids in the next prompt.
 """
 
 from __future__ import annotations
@@ -160,7 +163,7 @@ def _read_llama(opener: str, context: ParsingContext) -> Routine:
 
 
 def _read_llama_anywhere(opener: str, context: ParsingContext) -> Routine:
-    """Llama 4: an object behind other content, where it begins as a call of an offered tool."""
+    """Read Llama 4's objects, which may follow content if they call an offered tool."""
     if opener == PYTHON:
         yield from _read_llama(opener, context)
         return
@@ -200,7 +203,7 @@ LLAMA4 = ToolFormat((PYTHON, "{"), _read_llama_anywhere, head=_fenced_head)
 
 
 _MEMBER: Follow = {",": {'"': None}}
-"""Text behind arguments that belongs into them."""
+"""Text after the arguments that belongs inside them."""
 _CALL, _ARGUMENTS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_SIGNS = string.ascii_letters + string.digits
 
@@ -228,13 +231,13 @@ def _read_mistral(opener: str, context: ParsingContext) -> Routine:
 
 
 def _find_ends(context: ParsingContext) -> Mapping[str, Follow]:
-    """A string is given up for the next call only where a whole beginning of one follows."""
+    """Return the marker that ends an unclosed string: the next call with a complete head."""
     named: Follow = {'{"': None} | context.follow(None, _ARGUMENTS, _CALL_ID)
     return {_CALL: {"[": {'{"': None}, NAME: named}}
 
 
 def _read_named(first: str, quotes: Quotes, context: ParsingContext) -> Subroutine:
-    """A name, perhaps an id, and arguments: DONE where those end."""
+    """Read a name, an optional id and the arguments. Return DONE after them."""
     name: list[str] = []
     own: list[str] = []
     ends = context.lexicon.delimiters(_ARGUMENTS, _CALL_ID, _CALL, "{")

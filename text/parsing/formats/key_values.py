@@ -1,4 +1,4 @@
-"""Keys and values in tags of their own behind a name: GLM, Hunyuan, K2 Horizon, Solar, Laguna.
+"""Keys and values in separate tags after a name: GLM, Hunyuan, K2 Horizon, Solar, Laguna.
 
     <tool_call>get_weather                                                          GLM-4.5, 4.6
     <arg_key>city</arg_key>
@@ -13,9 +13,9 @@
 Sources: the chat templates of zai-org/GLM-4.5 and GLM-4.6 (ggml-org/llama.cpp keeps a copy of the
 latter, models/templates/GLM-4.6.jinja); GLM-4.7 and poolside's Laguna write the same without line
 breaks. The parsers that vllm-project/vllm has for hy_v3, hy_v4, k2_horizon and solar_open2 describe
-the others. Values are written without framing, strings as they are and others as JSON. All tags
-are added tokens. Where a tokenizer lacks them, a value's end closes only before the next key or
-the end. Hunyuan's checkpoints add a suffix to their tags (``<tool_call:6124c78e>``).
+the others. Values are written without framing, strings as plain text and other values as JSON. All
+tags are added tokens. If a tokenizer lacks them, a value's end tag counts only before the next key
+or the end of the call. Hunyuan's checkpoints add a suffix to their tags (``<tool_call:6124c78e>``).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged
 from eaglegate.text.parsing.value_text import has_own_tags, holds_next
 
 _NAME = re.compile(r"""[^\s"'{}<>()\[\]]+""")
-"""Name of a function. Any other text behind the opening tag is no call, and stays content."""
+"""Name of a function. Any other text after the opening tag is content, not a call."""
 
 
 @dataclass(frozen=True)
 class KeyValues:
-    """The tags of one format; one that is empty does not exist."""
+    """Tags of one format. An empty tag does not exist."""
 
     call: str = "<tool_call>"
     call_end: str = "</tool_call>"
@@ -60,10 +60,10 @@ class KeyValues:
     section: str = ""
     section_end: str = ""
     separator: str = ""
-    """Behind the name."""
+    """Tag after the name."""
     kind: str = ""
     kind_end: str = ""
-    """Around the type of a value, behind its key."""
+    """Tags around the type of a value, after its key."""
 
     @cached_property
     def outer(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class KeyValues:
         return KeyValues(*(f"{tag[:-1]}{suffix}>" if tag else "" for tag in astuple(self)))
 
     def _read(self, opener: str, context: ParsingContext) -> Routine:
-        """Calls, and with a section around them up to its end. Other text in it is content."""
+        """Read one call, or a section of calls. Other text in a section is content."""
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
         between = context.lexicon.delimiters(*self.outer)
         begins: Follow = {NAME: None, "{": None} if opener == self.call else {self.call: None}
@@ -124,13 +124,13 @@ class KeyValues:
         return marker
 
     def _is_key_next(self, context: ParsingContext) -> Generator[Want, str, bool]:
-        """Whether the opening token has been written in place of that of the first key."""
+        """Return True if the model repeated the opening token instead of the first key's."""
         lexicon = context.lexicon
         head: Follow = {NAME: context.follow(None, self.key_end)}
         return (yield Ahead(head, lexicon.delimiters(), lexicon)) == Ahead.YES
 
     def _pass(self, written: str, marker: str, context: ParsingContext) -> Subroutine:
-        """Pass text without a name on as content: it is no call."""
+        """Pass text without a name on as content, because it is not a call."""
         context.out.content.write(written)
         if marker in context.tools.parts:
             context.calls.doubt()
@@ -139,7 +139,7 @@ class KeyValues:
         return (yield Until(context.lexicon.delimiters(*self.outer), ignore))
 
     def _json(self, context: ParsingContext) -> Subroutine:
-        """JSON in place of keys and values: K2 Horizon on demand, GLM at times."""
+        """Read JSON instead of keys and values: K2 Horizon writes it on demand, GLM sometimes."""
         ends = self._follow(context)
         delimiters = context.lexicon.delimiters(*self.outer)
         calls = JsonCalls(
@@ -148,7 +148,7 @@ class KeyValues:
         return (yield from calls.read())
 
     def _follow(self, context: ParsingContext) -> dict[str, Follow | None]:
-        """List the text that must stand behind the end of a call that a value has not announced."""
+        """List the text that must follow the end of a call inside an unclosed value."""
         again: Follow = context.follow({"{": None, NAME: None}, self.call)
         last: Follow = context.follow({}, self.section_end) if self.section_end else {}
         return {self.call_end: {**again, **last}}
@@ -161,14 +161,14 @@ class KeyValues:
         context: ParsingContext,
         first: str = "",
     ) -> Subroutine:
-        """Keys and values; ``inline`` is what stands before the first, or ``first`` is its key."""
+        """Read keys and values. ``inline`` precedes the first key, which ``first`` may be."""
         delimiters = context.lexicon.delimiters(self.key, *self.outer)
         if not first and marker not in (self.key, *self.outer):
             marker = yield from arguments.loose(delimiters, self.key, before=inline)
         elif not first and marker != self.key:
             arguments.inline(inline)
         while marker not in self.outer:
-            if marker != self.key and not first:  # behind a value
+            if marker != self.key and not first:  # after a value
                 marker = yield Until(delimiters, arguments.distrust)
                 continue
             key, kind, loose, marker = yield from self._head(context, first)
@@ -197,10 +197,10 @@ class KeyValues:
     def _head(
         self, context: ParsingContext, first: str = ""
     ) -> Generator[Want, str, tuple[str, str, str, str]]:
-        """A key, the type if there is one, the marker behind them, and text before that marker.
+        """Read a key. Return it, the type or "", text before the next marker, and the marker.
 
-        Models forget tokens, and write them twice: of two keys the second counts, and text between
-        a key and the end of its value is the value.
+        Models omit or repeat tokens. Of two keys the second counts, and text between a key and the
+        end of its value is the value.
         """
         delimiters, keys, kind, loose = (
             context.lexicon.delimiters,
@@ -227,7 +227,7 @@ class KeyValues:
         return found
 
     def _find_closing(self, context: ParsingContext) -> Closing:
-        """A value's own tag; a next key is as good; a section's tag is, where the output agrees."""
+        """Return the tags that may end a value: its own, the next key's, the end of the call."""
         lexicon = context.lexicon
         named = filter(None, (self.key, self.call_end, self.separator, self.section_end))
         calls = context.follow({NAME: context.follow(None, *named)}, self.call)
@@ -246,7 +246,7 @@ class KeyValues:
 
 
 def _split_key(written: str, calls: Calls) -> tuple[str, str]:
-    """The name of a tool and one of its parameters, where the tag between them is missing."""
+    """Split a tool's name from a parameter's name, if the tag between them is missing."""
     for name in calls.names:
         tool, key = calls.find(name), written.removeprefix(name)
         if tool is not None and key != written and key.strip() in tool.properties:
@@ -255,7 +255,7 @@ def _split_key(written: str, calls: Calls) -> tuple[str, str]:
 
 
 def _allow(kind: str, key: str, arguments: ArgumentsWriter) -> frozenset[str] | None:
-    """The type the model names counts where the schema does not know the parameter."""
+    """Return the type that the model names, if the schema does not have the parameter."""
     named = kind.partition("[")[0].strip().lower()
     named = ALIASES.get(named, named)
     return frozenset([named]) if named in TYPES and key not in arguments.properties else None
@@ -273,7 +273,7 @@ def _suffix(tags: KeyValues, suffix: str) -> ToolFormat:
 FORMAT = KeyValues().format()
 HY_V3 = replace(_HY_V3.format(), suffixed=lambda suffix: _suffix(_HY_V3, suffix))
 HY_V4 = replace(_HY_V4.format(), suffixed=lambda suffix: _suffix(_HY_V4, suffix))
-"""Hy4 leaves out the separator."""
+"""Hy4: no separator."""
 K2_HORIZON = KeyValues(
     call="<ifm|tool_call>",
     call_end="</ifm|tool_call>",

@@ -1,4 +1,4 @@
-"""Kimi K3: elements in three tokens, a channel for each part of the answer.
+"""Kimi K3: elements written with three tokens, one element for each part of the answer.
 
     <|open|>think<|sep|>Let me see.<|close|>think<|sep|>
     <|open|>response<|sep|>I look it up.<|close|>response<|sep|>
@@ -7,12 +7,12 @@
     <|close|>call<|sep|><|close|>tools<|sep|>
 
 Source: the XTML format as vllm-project/vllm documents it (vllm/tool_parsers/kimi_k3_tool_parser.py
-and its reasoning parser). Strings are written as they are, other values as JSON; attributes have
-``&quot;`` and ``&amp;``. An element ends only at its own closing tag, where what follows agrees. By
-the template that ggml-org/llama.cpp keeps (models/templates/Kimi-K3.jinja) one ``json`` element may
-hold all arguments. A marker that no tag follows is text.
+and its reasoning parser). Strings are written as plain text, other values as JSON, and attributes
+escape with ``&quot;`` and ``&amp;``. An element ends only at its own closing tag, if valid text
+follows. In the template that ggml-org/llama.cpp keeps (models/templates/Kimi-K3.jinja), one
+``json`` element may contain all arguments. A marker without a tag after it is text.
 
-One routine reads the whole answer, asked for as tool format, as reasoning format or as both.
+One routine reads the whole answer, as tool format, as reasoning format or as both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from eaglegate.text.parsing.value_text import holds_next
 
 OPEN, CLOSE, SEP = MARKERS = ("<|open|>", "<|close|>", "<|sep|>")
 TEXT = "text"
-"""End of a tag that turned out to be text."""
+"""Result for a tag that turned out to be text."""
 _ATTRIBUTE = re.compile(r'(\w+)\s*=\s*"([^"]*)"')
 _HEADER_BEGINS = re.compile(
     r"\s{0,9}+\w{0,64}+(?:\s{1,9}+(?:\w{1,64}+\s{0,9}+(?:=\s{0,9}+(?:\"[^\"]{0,999}+\"?+)?+)?+)?+)*+"
@@ -45,7 +45,7 @@ _HEADER_BEGINS = re.compile(
 
 
 class _Header:
-    """The inside of a tag, up to a marker; TEXT where it goes on as no tag does."""
+    """Want for the inside of a tag up to a marker. Ends with TEXT if the text cannot be a tag."""
 
     __slots__ = ("_delimiters", "_parts", "tokens")
     lexicon: Lexicon | None = None
@@ -63,14 +63,14 @@ class _Header:
         return marker, text[after:] if marker else text[start:]
 
     def plain(self, text: str) -> None:
-        """Any other token stands in no tag."""
+        """Do nothing: a tag contains no other token."""
 
     def truncate(self, _text: str) -> tuple[str | None, str]:
         return None, ""
 
 
 def read_channels(context: ParsingContext) -> Routine:
-    """Element after element."""
+    """Read elements one after another."""
     delimiters, write = context.lexicon.delimiters(*MARKERS), context.out.content.write
     if context.starts_in is Phase.REASONING:
         yield from _read_thinking(context)
@@ -90,14 +90,14 @@ def read_channels(context: ParsingContext) -> Routine:
 
 
 def _read_header(context: ParsingContext) -> Generator[Want, str, tuple[str, str]]:
-    """Read a tag: its end, SEP if it is one, and its inside."""
+    """Read a tag. Return its end, which is SEP for a valid tag, and its inside."""
     parts: list[str] = []
     ended = yield _Header(context.lexicon.delimiters(*MARKERS), parts)
     return ended, "".join(parts)
 
 
 def _parse_header(inside: str) -> tuple[str, dict[str, str]]:
-    """The name and the attributes of a tag."""
+    """Return the name and the attributes of a tag."""
     name, _, rest = inside.strip().partition(" ")
     attributes = {
         found[1]: found[2].replace("&quot;", '"').replace("&amp;", "&")
@@ -125,7 +125,7 @@ def _read_thinking(context: ParsingContext) -> Routine:
 
 
 def _is_skipped(context: ParsingContext) -> Generator[Want, str, bool]:
-    """Whether the model answers at once, though the prompt has opened the thinking."""
+    """Return True if the model answers immediately although the prompt opened the thinking."""
     lexicon = context.lexicon
     elements: Follow = dict.fromkeys(("response", "tools"), context.follow(None, SEP))
     head = context.follow(elements, OPEN)
@@ -133,7 +133,7 @@ def _is_skipped(context: ParsingContext) -> Generator[Want, str, bool]:
 
 
 def _read_call(tool: str, context: ParsingContext) -> Routine:
-    """The arguments of a call, up to its closing tag or the next call."""
+    """Read the arguments of a call, up to its closing tag or the next call."""
     context.calls.begin(tool)
     forced = False
     with ArgumentsWriter(context.calls) as arguments:
@@ -141,7 +141,7 @@ def _read_call(tool: str, context: ParsingContext) -> Routine:
             before: list[str] = []
             marker = yield Until(context.lexicon.delimiters(OPEN, CLOSE), before.append)
             if "".join(before).lstrip().startswith(("argument", "json")):
-                context.calls.spoil()  # the token that opens it is missing
+                context.calls.spoil()  # the token before it is missing
             inside: list[str] = []
             yield Until(context.lexicon.delimiters(SEP), inside.append)
             written = "".join(inside)
@@ -162,7 +162,7 @@ def _read_call(tool: str, context: ParsingContext) -> Routine:
 
 
 def _is_broken(inside: str, name: str, attributes: dict[str, str]) -> bool:
-    """Whether a tag lacks its type, and holds text that is no attribute."""
+    """Return True if a tag contains a marker, or lacks its type and contains other text."""
     if OPEN in inside or CLOSE in inside:
         return True
     return "type" not in attributes and _ATTRIBUTE.sub("", inside).strip() != name
@@ -186,12 +186,12 @@ def _read_argument(
 
 
 def _read_body(name: str, sink: TextSink, context: ParsingContext) -> Generator[Want, str, bool]:
-    """Text up to its element's closing tag, and that tag; whether another tag ended it."""
+    """Read text and its element's closing tag. Return True if another tag ended the text."""
     lexicon = context.lexicon
     words: Follow = {}
     implied, forced = list[str](), list[str]()
     for close in lexicon.words(CLOSE):
-        words[close + name] = context.follow(_then(name, context), SEP)
+        words[close + name] = context.follow(_follow_body(name, context), SEP)
         if name in ("argument", "json"):
             words[close + "call"] = context.follow(_after_call(context), SEP)
             forced.append(close + "call")
@@ -204,17 +204,15 @@ def _read_body(name: str, sink: TextSink, context: ParsingContext) -> Generator[
     return ended == FORCED
 
 
-def _then(name: str, context: ParsingContext) -> Follow | None:
-    """List the text that must follow a tag: only an argument's text may quote anything."""
+def _follow_body(name: str, context: ParsingContext) -> Follow | None:
+    """List the text that must follow a closing tag. Only an argument may quote tags."""
     if name not in ("argument", "json"):
         return None
     return context.follow(None, OPEN, CLOSE) | {"call": context.follow(None, SEP)}
 
 
 def _after_call(context: ParsingContext) -> Follow:
-    """List the text that must stand behind the end of a call that its argument has not
-    announced.
-    """
+    """List the text that must follow the end of a call inside an unclosed argument."""
     last = context.follow({"tools": context.follow({}, SEP)}, CLOSE)
     return {**last, **context.follow({"call tool=": None}, OPEN)}
 

@@ -1,4 +1,4 @@
-"""MiniMax M3: XML calls whose every tag stands behind a token, and whose values nest.
+"""MiniMax M3: XML calls with a token before every tag, and with nested values.
 
     ]<]minimax[>[<tool_call>
     ]<]minimax[>[<invoke name="create_order">
@@ -7,9 +7,9 @@
     ]<]minimax[>[</invoke>
     ]<]minimax[>[</tool_call>
 
-Source: the parser that vllm-project/vllm has under this name. A parameter is an element of its
-name. The elements in it are members of an object, or of a list where the schema says so or all are
-called ``item``. A value that can only be a string is text, whatever it contains.
+Source: the parser that vllm-project/vllm has under this name. A parameter is an element with the
+parameter's name. The elements in it are members of an object, or of a list if the schema says so or
+if all are called ``item``. A value that can only be a string is text, whatever it contains.
 """
 
 from __future__ import annotations
@@ -32,31 +32,29 @@ from eaglegate.text.parsing.tools import ToolSchema
 TOKEN = "]<]minimax[>["
 _INVOKE = re.compile(r"""<invoke\s+name=["']?([^"'\s]+)["']?\s*\Z""")
 _PARAMETER = re.compile(r"""parameter\s+name=["']?([^"'\s]+)["']?\s*""")
-"""A parameter as MiniMax M2 opens it."""
+"""Opening of a parameter in the form of MiniMax M2."""
 _LONGEST_NAME = 128
 _TAGS = {
     token: re.compile(rf"{re.escape(token)}<(/?)([^<>\s]{{1,{_LONGEST_NAME}}})>")
     for token in (TOKEN, FRAGMENT)
 }
-"""Patterns of tags by the token's form in the text: the same characters in other tokens are
-text.
-"""
+"""Patterns of tags by the token's form in the text. With other tokens the characters are text."""
 _MAX_DEPTH = 64
 _MAX_WORDS = 3
-"""Between two parameters, beside the first; more is part of the value."""
+"""Most words between two parameters, besides the first. More words are part of the value."""
 ANY: dict[str, Any] = {}
-"""The schema that allows everything."""
+"""Schema that allows everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """``token`` is how the token stands in the text."""
+    """Tool format; ``token`` is the form of the token in the text."""
 
     token: str = TOKEN
 
     @property
     def _end(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """The end of a section behind a call that none has opened, and what may become it."""
+        """Patterns for the end of a section that nothing opened, and for its beginnings."""
         tag = f"{self.token}</tool_call>"
         begun = match_beginnings(tag)
         return re.compile(rf"\s{{0,99}}+{re.escape(tag)}"), re.compile(
@@ -68,7 +66,7 @@ class Elements:
         return ToolFormat(openers, self._read, (self.token,), closer=f"{self.token}</tool_call>")
 
     def _read(self, opener: str, context: ParsingContext) -> Routine:
-        """Calls up to the end of the section, or of the call that has none."""
+        """Read calls up to the end of their section, or one call without a section."""
         head: Follow = {'"': {NAME: None}, "'": {NAME: None}, NAME: None}
         wrapped = opener.endswith("<tool_call>")
         begins: Follow = {self.token: None} if wrapped else head
@@ -94,7 +92,7 @@ class Elements:
                 return
 
     def _tag(self, context: ParsingContext, sink: TextSink = ignore) -> Subroutine:
-        """The next tag, without its closing angle."""
+        """Read the next tag, without its closing angle bracket."""
         yield Until(context.lexicon.delimiters(self.token), sink, markup=True)
         return (yield from self._rest(context))
 
@@ -104,7 +102,7 @@ class Elements:
         return "".join(parts)
 
     def _call(self, name: str, context: ParsingContext) -> Subroutine:
-        """One call: the tag that ended it, or nothing where that was its own."""
+        """Read one call. Return the tag that ended it, or DONE for its own closing tag."""
         context.calls.begin(name)
         with ArgumentsWriter(context.calls) as arguments:
             loose: list[str] = []
@@ -120,7 +118,7 @@ class Elements:
         return DONE if tag == "</invoke" else tag
 
     def _swallows_call(self, text: str, opening: str, end: str) -> bool:
-        """Whether a value goes on behind its closing tag, whole or broken, and its call's end."""
+        """Return True if a value contains its own closing tag and then the end of its call."""
         token = re.escape(self.token)
         found = re.search(rf"{re.escape(end)}|{token}(?!<)", text)
         if found is None or opening in text[: found.start()]:
@@ -129,7 +127,7 @@ class Elements:
         return bool(ended) and f"{self.token}<invoke " not in between
 
     def _find_next(self, key: str, arguments: ArgumentsWriter) -> Follow:
-        """Another tag; behind a few words only one that the call may well go on with."""
+        """Return the text that must follow a value: a tag; after a few words, a plausible tag."""
         names = arguments.properties.keys() - arguments.given - {key}
         sure: Follow = {"/invoke>": None, **{f"{name}>": None for name in names}}
         words: Follow = {f"{self.token}<": sure}
@@ -138,7 +136,7 @@ class Elements:
         return {f"{self.token}<": None, NAME: words}
 
     def _parameter(self, key: str, arguments: ArgumentsWriter, context: ParsingContext) -> Routine:
-        """A value up to its own closing tag. Where elements nest, one of the same name may."""
+        """Read a value up to its own closing tag. Nested elements may have the same name."""
         end, opening = f"{self.token}</{key}>", f"{self.token}<{key}>"
         if named := _PARAMETER.fullmatch(key):
             key, end = named[1], f"{self.token}</parameter>"
@@ -169,13 +167,13 @@ class Elements:
 def _take_unopened(
     key: str, text: str, arguments: ArgumentsWriter, context: ParsingContext
 ) -> None:
-    """A closing tag that nothing has opened: the text before it is the parameter of its name."""
+    """Take the text before an unopened closing tag as the parameter with the tag's name."""
     if not text.strip():
         return
     if key in arguments.given or key not in arguments.properties:
         context.calls.spoil()
         return
-    if text.lstrip().startswith(f"<{key}>"):  # its opening tag lacks the token
+    if text.lstrip().startswith(f"<{key}>"):  # the opening tag lacks its token
         context.calls.spoil()
     arguments.begin(key)
     arguments.write(text.strip())
@@ -184,19 +182,19 @@ def _take_unopened(
 
 @dataclass(slots=True)
 class _Element:
-    """``schema`` is None where the elements beside it decide what the one around it is."""
+    """Open element. ``schema`` is None while the kind of the enclosing element is unknown."""
 
     name: str
     schema: Any
     text: list[str] = field(default_factory=list)
     children: list[tuple[str, _Element | str]] = field(default_factory=list)
-    """Children by name; closed ones of a known schema as JSON."""
+    """Children with their names. Closed children with a known schema are JSON."""
 
 
 class _Value:
-    """A value whose elements become JSON one by one, each when it is closed.
+    """Value whose elements become JSON one by one, each when it is closed.
 
-    A closing tag that closes nothing is text.
+    An unopened closing tag is text.
     """
 
     def __init__(self, token: str, schema: Any, tool: ToolSchema) -> None:
@@ -208,7 +206,7 @@ class _Value:
         self._left = ""
         """Text that may end with the beginning of a tag."""
         self.is_broken = False
-        """Whether text stands between elements, or one is not closed."""
+        """True if there is text between elements, or an element is not closed."""
 
     @property
     def written(self) -> str:
@@ -233,7 +231,7 @@ class _Value:
         self._left = text[settled:]
 
     def end(self) -> str:
-        """The JSON of all of it."""
+        """Return the value as JSON."""
         self._stack[-1].text.append(self._left)
         self.is_broken |= len(self._stack) > 1
         while len(self._stack) > 1:
@@ -241,7 +239,7 @@ class _Value:
         return self._as_json(self._stack[0], self._stack[0].schema)
 
     def _close(self) -> None:
-        """The innermost element is whole."""
+        """Close the innermost element."""
         element = self._stack.pop()
         whole = element if element.schema is None else self._as_json(element, element.schema)
         self._stack[-1].children.append((element.name, whole))
@@ -252,9 +250,7 @@ class _Value:
         return ANY if schema is None else schema
 
     def _find_schema(self, parent: Any, name: str) -> Any:
-        """Find the schema of an element inside one of the schema ``parent``; None where that is
-        not known yet.
-        """
+        """Return the schema of an element inside ``parent``; None if it is not known yet."""
         if parent is None:
             return None
         allowed = self._tool.find_kinds(parent)
@@ -289,7 +285,7 @@ class _Value:
         return self._as_object(element, schema, text)
 
     def _as_object(self, element: _Element, schema: Any, text: str) -> str:
-        """Members by name; those that share one become a list."""
+        """Write members by name. Members with the same name become a list."""
         members: dict[str, list[str]] = {}
         for name, child in element.children:
             written = self._child(child, self._member(schema, name))

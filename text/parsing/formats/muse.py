@@ -11,10 +11,10 @@
 Source: the parsers that vllm-project/vllm has under these names. A message to ``self`` is thinking,
 one to ``user`` or ``commentary`` is content, one to ``developer`` is dropped, and only one to a
 tool holds calls. Without a recipient Spark thinks and Glimmer answers. The prompt ends with
-``<|start|>assistant``, so that an answer begins inside a header. A tool that is offered by a bare
-name is called by its name doubled (``get_weather.get_weather``).
+``<|start|>assistant``, so an answer begins inside a header. A tool with a bare name is called by
+its doubled name (``get_weather.get_weather``).
 
-One routine reads the whole answer, asked for as tool format, as reasoning format or as both.
+One routine reads the whole answer, as tool format, as reasoning format or as both.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _TAGS = Tags(
     doubled=True,
 )
 _BEGINS = (_TAGS.section, _TAGS.call)
-"""Markers that calls begin with: models forget the section's tag at times."""
+"""Markers that calls begin with. Models sometimes omit the section's tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipients:
-    """Whom a message that is no call is for; ``""`` is one without a recipient."""
+    """Recipients of messages that are not calls; ``""`` means no recipient."""
 
     thinking: frozenset[str]
     content: frozenset[str]
@@ -72,7 +72,7 @@ class Recipients:
         )
 
     def read(self, context: ParsingContext) -> Routine:
-        """Message after message, from inside the first one's header."""
+        """Read messages one after another, from inside the header of the first."""
         delimiters = context.lexicon.delimiters(START, MESSAGE, *_BEGINS)
         if context.starts_in is Phase.REASONING:
             yield from self._read_body("self", context)
@@ -99,7 +99,7 @@ class Recipients:
             )
 
     def _read_body(self, recipient: str, context: ParsingContext, marker: str = "") -> Routine:
-        """``marker`` is what stands before it: calls come without ``<|message|>`` at times."""
+        """Read a body after ``marker``. Models sometimes write calls without ``<|message|>``."""
         out, delimiters = context.out, context.lexicon.delimiters(*ENDS)
         if recipient in self.thinking:
             out.phase = Phase.REASONING
@@ -118,7 +118,7 @@ class Recipients:
 
 
 def _read_calls(context: ParsingContext, marker: str = "") -> Subroutine:
-    """Sections up to the end of the message, whose other text is none of the answer."""
+    """Read sections up to the end of the message. Other text in the message is dropped."""
     delimiters = context.lexicon.delimiters(*_BEGINS, *ENDS)
     while marker not in ENDS:
         if marker not in _BEGINS:

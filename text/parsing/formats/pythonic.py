@@ -4,14 +4,13 @@
 
 Source: the Llama 3.2 and Llama 4 prompt formats of meta-llama/llama-models, and their templates
 (vllm-project/vllm keeps copies, examples/tool_chat_template_llama4_pythonic.jinja and
-tool_chat_template_llama3.2_pythonic.jinja). There is no marker: the list opens calls only where it
-is the first of the content and a name and a parenthesis follow the bracket; any other bracket is
-text. Llama 4 may put the list between the tokens ``<|python_start|>`` and ``<|python_end|>``.
+tool_chat_template_llama3.2_pythonic.jinja). There is no marker: a list opens calls only at the
+beginning of the content, and only if a name and a parenthesis follow the bracket. Any other bracket
+is text. Llama 4 may put the list between the tokens ``<|python_start|>`` and ``<|python_end|>``.
 
-Arguments are Python literals and become JSON: ``True`` and ``None`` are words, strings lose their
-quotes' style. A literal has a type of its own, so that the schema is not asked; but Llama 4's
-template writes every value in quotes, and there the schema decides where it allows no string. What
-is no literal makes the call malformed, and is delivered as it stands.
+Arguments are Python literals, which become JSON. A literal has a type of its own, so the schema is
+not needed. But Llama 4's template quotes every value, and there the schema decides if it allows no
+string. Text that is not a literal makes the call malformed and is delivered as written.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 @dataclass(frozen=True, slots=True)
 class Pythonic:
-    """``quoted``: the template writes every value in quotes, so that the schema says its type."""
+    """Tool format. ``quoted``: the template quotes every value, so the schema decides its type."""
 
     quoted: bool = False
     start: str = "<|python_start|>"
     end: str = "<|python_end|>"
     bracketed: bool = True
-    """Calls stand in a list; else each on a line, between the markers."""
+    """True if calls are in a list, else each is on a line between the markers."""
     anywhere: bool = False
-    """A list may follow other content, where it begins with a call of an offered tool."""
+    """True if a list that begins with a call of an offered tool may follow other content."""
     marked: bool = False
-    """Calls of any shape stand between the markers: a list, without brackets, in JSON."""
+    """True if calls between the markers may also be written without brackets or as JSON."""
 
     def format(self) -> ToolFormat:
         openers = (self.start, "[") if self.anywhere else (self.start,)
@@ -87,9 +86,7 @@ class Pythonic:
             yield Next(context.lexicon.delimiters(self.end), keep=None)
 
     def _read_others(self, delimiters: Delimiters, context: ParsingContext) -> Routine:
-        """Read text that is no list of calls. It is content, unless the markers say that it must
-        be calls.
-        """
+        """Read text that is not a list of calls. It is content, unless markers announced calls."""
         write = context.out.content.write
         if not self.marked:
             yield Next(delimiters, write)
@@ -102,7 +99,7 @@ class Pythonic:
             yield Until(delimiters, ignore if empty else write)
 
     def _list(self, delimiters: Delimiters, context: ParsingContext, opener: str = "") -> Routine:
-        """Behind the opening bracket, ``opener`` where it is text until a call follows."""
+        """Read a list from after its bracket. ``opener`` is the bracket if it may still be text."""
         names = context.lexicon.delimiters("(", "]", self.start, self.end)
         marker = ""
         while not (marker == "]" and self.bracketed) and marker not in delimiters.markers:
@@ -127,7 +124,7 @@ class Pythonic:
     def _call(
         self, name: str, context: ParsingContext, delimiters: Delimiters
     ) -> Generator[Want, str, tuple[str, str]]:
-        """The marker behind a call, and the name of the next one where that is in its place."""
+        """Read a call. Return the marker after it, and the next call's name if that replaces it."""
         context.calls.begin(name)
         with ArgumentsWriter(context.calls) as arguments:
             marker, following = yield from self._arguments(arguments, context, delimiters)
@@ -143,7 +140,7 @@ class Pythonic:
             marker = yield Until(keys, parts.append)
             key = _skip_commas("".join(parts))
             if marker == "(" and context.calls.find(key.rstrip()):
-                return marker, key.rstrip()  # the parenthesis that closes this call is forgotten
+                return marker, key.rstrip()  # the closing parenthesis of this call is missing
             if marker not in ("=", "("):
                 if key:
                     arguments.verbatim(key)
@@ -187,7 +184,7 @@ class Pythonic:
     def _wrapped(
         self, key: str, arguments: ArgumentsWriter, context: ParsingContext, delimiters: Delimiters
     ) -> Routine:
-        """All arguments in a dictionary under a key that the tool does not have."""
+        """Read all arguments from a dictionary under a key that the tool does not have."""
         parts: list[str] = []
         try:
             yield Literal(parts.append, delimiters.tokens, context.calls.names)
@@ -205,10 +202,7 @@ def _fenced_head(context: ParsingContext) -> Follow:
 
 
 def _skip_commas(text: str) -> str:
-    """``text`` behind the commas and the white space that separate it from what precedes it.
-
-    Models write two closing parentheses at times.
-    """
+    """Strip separating commas and white space, and a repeated closing parenthesis."""
     text = text.lstrip()
     while text.startswith((",", ")")):
         text = text[1:].lstrip()
@@ -216,14 +210,14 @@ def _skip_commas(text: str) -> str:
 
 
 def _unquote(value: str, allowed: frozenset[str]) -> str:
-    """A value in quotes as what the schema wants, any other as it is."""
+    """Convert a quoted value to the type that the schema allows."""
     return as_json(json.loads(value), allowed) if _STRING.fullmatch(value) else value
 
 
 PYTHONIC = Pythonic().format()
 LFM2 = Pythonic(start="<|tool_call_start|>", end="<|tool_call_end|>", marked=True).format()
-"""LiquidAI/LFM2-1.2B: the list stands between two tokens, and text may follow. A prompt can ask for
-JSON calls in its place."""
+"""LiquidAI/LFM2-1.2B: a list between two tokens, which text may follow. A prompt can ask for JSON
+calls instead."""
 OLMO3 = Pythonic(start="<function_calls>", end="</function_calls>", bracketed=False).format()
 """allenai/Olmo-3-7B-Instruct: a call on each line, between two tags."""
 LLAMA4 = Pythonic(quoted=True, anywhere=True).format()

@@ -5,7 +5,7 @@
 
 Source: MoonshotAI/Kimi-K2 docs/tool_call_guidance.md ("Manually Parsing Tool Calls") and the chat
 templates of Kimi-K2-Instruct and Kimi-K2-Thinking, which write no white space around the markers.
-The header is the model's own call id and is passed on, because the next prompt must repeat it.
+The header is the model's own call id. It is passed on, because the next prompt must repeat it.
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
     ```json
@@ -16,10 +16,10 @@ The header is the model's own call id and is passed on, because the next prompt 
     <｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
 Source: the chat templates of deepseek-ai/DeepSeek-V3 and DeepSeek-R1 (vllm-project/vllm keeps a
-copy with tools, examples/tool_chat_template_deepseekv3.jinja). The markers are tokens; the fence
-is plain text, and closes only at the end of the call. By the chat template of DeepSeek-V3.1
-(examples/tool_chat_template_deepseekv31.jinja there) calls follow one another "without separators
-or spaces", and content stands directly before the section.
+copy with tools, examples/tool_chat_template_deepseekv3.jinja). The markers are tokens. The fence is
+plain text and closes only at the end of the call. In the chat template of DeepSeek-V3.1
+(examples/tool_chat_template_deepseekv31.jinja there) calls follow each other "without separators
+or spaces", and content directly precedes the section.
 
     <|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|>
     <|plamo:begin_tool_name:plamo|>get_weather<|plamo:end_tool_name:plamo|>
@@ -28,8 +28,8 @@ or spaces", and content stands directly before the section.
     <|plamo:end_tool_request:plamo|><|plamo:end_tool_requests:plamo|>
 
 Source: the parser of PLaMo 3 in vllm-project/vllm. ``<|plamo:begin_``, ``<|plamo:end_``
-and ``:plamo|>`` are special tokens and the words between them are not, so that all markers are
-looked for in the text.
+and ``:plamo|>`` are special tokens, but the words between them are not, so all markers are searched
+for in the text.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _begin_kimi(calls: Calls, header: str) -> bool:
 
 
 def _find_offered(header: str, calls: Calls) -> str:
-    """The tool that a drifted header means: clients write ids without dots and colons."""
+    """Return the tool that an inexact header means: clients write ids without dots and colons."""
     bare = header.removeprefix("functions").lstrip("._")
     for name in (bare, _INDEX.sub("", bare), _INDEX.sub("", header)):
         if calls.find(name):
@@ -85,7 +85,7 @@ KIMI_K2 = Sections(
 
 
 def _begin_deepseek(calls: Calls, header: str) -> bool:
-    """The header is the function's name, and there is no call without one."""
+    """Begin a call whose header is the function's name. Return False without a name."""
     if not _NO_NAME.search(header):
         calls.begin(header)
         return True
@@ -94,12 +94,12 @@ def _begin_deepseek(calls: Calls, header: str) -> bool:
 
 _FENCE = "` \t\r\n"
 KIND = "function"
-"""Word that V3 writes before the separator, where V3.1 has the name."""
+"""Word that V3 writes before the separator, where V3.1 writes the name."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Versions(Sections):
-    """Both ways to write a call: models of one version write the other's at times."""
+    """Both forms of a call, because models of one version sometimes write the other's form."""
 
     def read(self, context: ParsingContext) -> Subroutine:
         delimiters, calls = context.lexicon.delimiters, context.calls
@@ -134,7 +134,7 @@ class _Versions(Sections):
         return marker
 
     def _name(self, context: ParsingContext) -> Generator[Want, str, tuple[str, str]]:
-        """V3's name, behind the separator, and the marker behind it."""
+        """Read V3's name after the separator. Return it and the marker after it."""
         written: list[str] = []
         ends = context.lexicon.delimiters("```", "{", *self.ends)
         marker = yield from last_name(ends, written, lambda name: self.begin(context.calls, name))
@@ -145,7 +145,7 @@ class _Versions(Sections):
         return JsonValue(delimiters, context.calls.write_json, True, self._quotes(context))
 
     def _arguments(self, opening: str, context: ParsingContext) -> Tagged:
-        """Arguments in a fence, or without V3.1's protection of strings."""
+        """Return a want for arguments in a fence, whose strings are not protected as in V3.1."""
         write = JsonText(context.calls.write_json).write
         if opening == "{":
             write(opening)
@@ -155,7 +155,7 @@ class _Versions(Sections):
         return Tagged(context.lexicon, closing, write)
 
     def _again(self, context: ParsingContext) -> Follow:
-        """List the text behind a call whose end is forgotten."""
+        """List the text that may follow a call without an end marker."""
         return context.follow({NAME: None}, self.call) | context.follow({}, self.section_end)
 
     def _find_closing(self, context: ParsingContext) -> Closing:
@@ -190,7 +190,7 @@ _PLAMO_NAME_END = "<|plamo:end_tool_name:plamo|>"
 
 
 def _begin_plamo(calls: Calls, header: str) -> bool:
-    """The header is a name, its end, and the beginning of the arguments."""
+    """Begin a call whose header is a name, its end marker and the start of the arguments."""
     return _begin_deepseek(calls, header.partition(_PLAMO_NAME_END)[0].strip())
 
 

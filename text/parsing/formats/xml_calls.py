@@ -20,16 +20,16 @@
     </｜DSML｜function_calls>
 
 Sources: the chat template of MiniMaxAI/MiniMax-M2 (ggml-org/llama.cpp keeps a copy,
-models/templates/unsloth-MiniMax-M2.jinja): a line break before and after the section's opening
-tag, none inside the parameter tags; strings as they are, other values as JSON. The others as the
-parsers of vllm-project/vllm describe them. The sections' tags are tokens, the inner ones plain text
-(see ``text/parsing/tagged.py``); MiniCPM5 has no section.
+models/templates/unsloth-MiniMax-M2.jinja) has a line break before and after the section's opening
+tag and none inside the parameter tags. Strings are plain text, other values JSON. The other formats
+follow the parsers of vllm-project/vllm. The sections' tags are tokens, the inner tags plain text
+(see ``text/parsing/tagged.py``). MiniCPM5 has no section.
 
 DeepSeek: encoding/encoding_dsv32.py of deepseek-ai/DeepSeek-V3.2 (ggml-org/llama.cpp renders the
-same in models/templates/DeepSeek-V3.2.jinja). ``string`` says whether a value is a string as it is
-or JSON. Two line breaks stand before the section. The tags are plain text around the token
-``｜DSML｜``, so that tags spelled without that token are text. Models of one version write the
-section of another at times, and misspell its name.
+same in models/templates/DeepSeek-V3.2.jinja). ``string`` is true for a plain string and false for
+JSON. Two line breaks precede the section. The tags are plain text around the token ``｜DSML｜``, so
+tags spelled without that token are text. Models of one version sometimes write the section of
+another version, or misspell its name.
 
 Names in the tags, one call to a ``<tool_call>``: Qwen3-Coder, Qwen3.5 and others.
 
@@ -43,13 +43,13 @@ Names in the tags, one call to a ``<tool_call>``: Qwen3-Coder, Qwen3.5 and other
 
 Source: the chat template of Qwen/Qwen3-Coder-480B-A35B-Instruct (vllm-project/vllm keeps a copy,
 examples/tool_chat_template_qwen3coder.jinja). It writes a line break after ``<parameter=...>`` and
-before ``</parameter>``, which are no part of the value, strings as they are, objects and lists as
-JSON, and other values as Python prints them (``True``, ``None``). ``<tool_call>`` and
-``</tool_call>`` are added tokens, the inner tags plain text: ``text/parsing/tagged.py`` says how
-a value that contains them is read. Models write the names as attributes at times
-(``<function name="get_weather">``) or behind a blank (``<function get_weather>``), and the closing
+before ``</parameter>``, which is not part of the value. Strings are plain text, objects and lists
+JSON, and other values are written as Python prints them (``True``, ``None``). ``<tool_call>`` and
+``</tool_call>`` are added tokens, the inner tags plain text; ``text/parsing/tagged.py`` reads
+values that contain them. Models sometimes write names as attributes
+(``<function name="get_weather">``) or after a blank (``<function get_weather>``), or the closing
 tag of an older format (``</function_invocation>``). A ``<function=`` outside ``<tool_call>`` opens
-a call only where it names an offered tool.
+a call only if it names an offered tool.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ _MINICPM5 = Tags(
 
 MINIMAX_M2 = _M2.format()
 DOTS = _DOTS.format()
-"""rednote-hilab/dots.llm: the same in a section of its own."""
+"""rednote-hilab/dots.llm: MiniMax-M2's tags in a section of its own."""
 STEP3 = _STEP3.format()
-"""stepfun-ai/step3: tokens and the word "function" stand around each call."""
+"""stepfun-ai/step3: tokens and the word "function" around each call."""
 MINICPM5 = replace(
     _MINICPM5.format(), texts=("<function", "</function>", "<param", "</param>", "<![CDATA[", "]]>")
 )
-"""openbmb/MiniCPM5: a call of an offered tool is one wherever it stands; its tags are text, special
-tokens or not. A value may stand in CDATA."""
+"""openbmb/MiniCPM5: a call of an offered tool counts anywhere. Its tags are treated as text even if
+they are special tokens. A value may be in CDATA."""
 
 _V32 = Tags(
     section="<｜DSML｜function_calls>",
@@ -135,9 +135,9 @@ _V41 = Tags(
 
 V32 = _V32.format(fragment="｜DSML｜")
 V4 = _V4.format(fragment="｜DSML｜")
-"""DeepSeek V4 renames the section."""
+"""DeepSeek V4: another name of the section."""
 V41 = _V41.format(fragment="｜DSML｜")
-"""DeepSeek V4.1 puts a space behind the token."""
+"""DeepSeek V4.1: a space after the token."""
 
 CODER = Tags(
     section="<tool_call>",
