@@ -230,13 +230,23 @@ class SupervisedEngine(EnginePool):
         dtype: str,
         pause: Callable[[], Awaitable[None]] = never_pause,
     ) -> AnswerScores:
-        """See ``eaglegate.engine.base.ScoresAnswers``. An engine that is away is not waited for."""
+        """See ``eaglegate.engine.base.ScoresAnswers``. An engine that is away is not waited for.
+
+        EngineDead says that the engine died by itself: one that a signal from outside has ended
+        proves nothing about the answer.
+        """
         session = self._live_session
         if session is None:
             raise EngineFailed(self._reason)
         if not isinstance(session.engine, ScoresAnswers):
             raise EngineFailed("This engine cannot score answers.")
-        return await session.engine.score(request, answer, dtype, pause)
+        try:
+            return await session.engine.score(request, answer, dtype, pause)
+        except EngineDead as error:
+            self._handle_death(session, str(error))
+            if session.failure is FailureKind.KILLED:
+                raise EngineFailed(str(error)) from None
+            raise
 
     async def drop_prefix(self, request: EngineRequest | None) -> int:
         """See ``eaglegate.engine.base.DropsBlocks``. An engine that is away is not waited for."""

@@ -305,7 +305,7 @@ class Auditor:
 
     def _judge_grammar(self, answer: FinishedAnswer) -> tuple[str, AuditOutcome, str] | None:
         constraint = answer.request.constraint
-        if constraint is None or answer.finish is not FinishReason.STOP:
+        if constraint is None or not answer.ends_its_grammar:
             return None
         breach = find_breach(constraint, self._decode(answer.text_tokens))
         if breach is None:

@@ -28,6 +28,15 @@ class FinishedAnswer:
     """Whether a violation's file may hold its tokens."""
 
     @property
+    def ends_its_grammar(self) -> bool:
+        """Whether nothing but the end of its grammar can have ended it: no token or repetition that
+        the client had named.
+        """
+        sampling = self.request.sampling
+        named = sampling.repetition is not None or self.token_ids[-1] in sampling.stop_token_ids
+        return self.finish is FinishReason.STOP and not named
+
+    @property
     def text_tokens(self) -> tuple[int, ...]:
         return self.token_ids[:-1] if self.stopped else self.token_ids
 

@@ -34,7 +34,7 @@ from eaglegate.engine.speculation.audit.records import (
 from eaglegate.engine.speculation.audit.scores import AnswerScores, never_pause, split_audit
 from eaglegate.engine.speculation.policy import DepthSource, SpeculationPolicy
 from eaglegate.engine.steps import read_steps
-from eaglegate.engine.types import Constraint, EngineRequest, Sampling
+from eaglegate.engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
 from eaglegate.text.events import FinishReason
 
 DRAFT = DraftVersion("abc", "/drafts/abc", "/drafts/abc")
@@ -462,6 +462,25 @@ async def test_a_constrained_answer_is_read_without_its_stop_token() -> None:
         await lab.settle(2)
     assert [record.outcome for record in lab.notes.records] == ["lossless", "violated"]
     assert not lab.engine.scored
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(8, temperature=0.0, stop_token_ids=(5, ord("s"))),
+        Sampling(8, temperature=0.0, repetition=RepetitionStop(1, 4, 2)),
+    ],
+)
+async def test_a_constrained_answer_that_the_client_has_cut_proves_nothing(
+    sampling: Sampling,
+) -> None:
+    lab = Lab()
+    text = tuple(map(ord, "yes"))
+    (last,) = steps(text, cuts=(3,))
+    lab.engine.script = [structs.replace(last, finish=FinishReason.STOP, stop_token=text[-1])]
+    await audit(lab, constraint=Constraint("choice", choices=("yessir", "no")), sampling=sampling)
+    assert not lab.notes.records
+    assert lab.notes.drops == ["rules"]
 
 
 @pytest.mark.parametrize(
