@@ -354,11 +354,12 @@ def list_parts(entry: ExplainedRequest) -> list[Row]:
     engine_s = max(0.0, first - record.queued)
     known = [track.queued_s for track in entry.tracks if track.queued_s is not None]
     queued = min(engine_s, max(known, default=0.0))
-    recovery = sum(seconds for track in entry.tracks for _, seconds, _ in track.interruptions)
+    recovery = list(_sum_recoveries(entry.tracks, record.facts.arrived + first))
+    recovery[0] = min(recovery[0], engine_s - queued)
     after = max(0.0, record.duration - first)
     reading = min(times.reading, after)
     writing = min(times.writing, after - reading)
-    recovery = min(recovery, after - reading - writing)
+    recovery[1] = min(recovery[1], after - reading - writing)
     gateway = max(0.0, record.queued - times.rendering - times.compiling)
     parts = {
         "receiving": entry.before_s,
@@ -366,9 +367,9 @@ def list_parts(entry: ExplainedRequest) -> list[Row]:
         "rendering": min(times.rendering, record.queued),
         "grammar": min(times.compiling, record.queued),
         "engine queue": queued,
-        "prefill": engine_s - queued,
-        "decode": after - reading - writing - recovery,
-        "recovery": recovery,
+        "prefill": engine_s - queued - recovery[0],
+        "decode": after - reading - writing - recovery[1],
+        "recovery": sum(recovery),
         "parsing": reading,
         "writing": writing,
         "closing": entry.after_s,
@@ -378,6 +379,21 @@ def list_parts(entry: ExplainedRequest) -> list[Row]:
         {"name": name, "ms": _ms(seconds), "share": round(seconds / whole, 4)}
         for name, seconds in parts.items()
     ]
+
+
+def _sum_recoveries(tracks: Sequence[ChoiceTrack], first_at: float) -> tuple[float, float]:
+    """Seconds of recovery before and after the first token. A moment in which several choices wait
+    counts once.
+    """
+    losses = sorted(
+        (at, at + seconds) for track in tracks for at, seconds, _ in track.interruptions
+    )
+    before = after = until = 0.0
+    for at, end in losses:
+        begin, until = max(at, until), max(end, until)
+        before += max(0.0, min(until, first_at) - begin)
+        after += max(0.0, until - max(begin, first_at))
+    return before, after
 
 
 def split_decode(entry: ExplainedRequest, planner: Mapping[str, Any]) -> Row | None:

@@ -130,7 +130,7 @@ class SequenceTimeline:
         """The engine's part of the request, once it runs, likewise."""
 
     def add_step(self, step: Step) -> None:
-        if step.queued_s is not None:
+        if self.queued_s is None:  # later ones are of engines that go on with the answer
             self.queued_s = step.queued_s
         if step.finish is not None:
             self.preemptions = step.preemptions

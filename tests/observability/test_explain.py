@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
@@ -59,29 +60,36 @@ class Traffic:
         losses: Sequence[float] = (),
         times: RequestTimes | None = None,
         status: int = 200,
+        choices: int = 1,
     ) -> str:
-        """One exchange: each step after so many seconds; a loss at each of ``losses``."""
+        """One exchange: each step after so many seconds; a loss at each of ``losses``. All choices
+        get the same.
+        """
         self.num += 1
         name, began = f"req-{self.num}", self.now
+        sequences = tuple(f"{name}-{at}" for at in range(choices))
         arrived = self.now = self.now + 0.01
         self.now += 0.5
         facts = RequestFacts(
-            name, "chat", "m", "default", "chat", "", True, 12, (f"{name}-0",), arrived, self.now,
+            name, "chat", "m", "default", "chat", "", True, 12, sequences, arrived, self.now,
             messages=({"role": "user", "content": SECRET},), times=times or RequestTimes(),
         )  # fmt: skip
         observation = self.telemetry.begin(facts)
-        timeline = self.telemetry._sequences[f"{name}-0"]
+        timelines = [self.telemetry._sequences[one] for one in sequences]
         for seconds, step in steps:
             until = self.now + seconds
             for loss in losses:
                 if self.now < began + loss <= until:
                     self.now = began + loss
-                    self.telemetry.record_interruption("resumed", f"{name}-0")
+                    for one in sequences:
+                        self.telemetry.record_interruption("resumed", one)
             self.now = until
-            timeline.add_step(step)
-            observation.choice(f"{name}-0")(ContentDelta(SECRET))
+            for one, timeline in zip(sequences, timelines, strict=True):
+                timeline.add_step(step)
+                observation.choice(one)(ContentDelta(SECRET))
         tokens = sum(len(step.token_ids) for _, step in steps)
-        observation.choice(f"{name}-0")(Finish("stop", Usage(12, tokens, cached=8)))
+        for one in sequences:
+            observation.choice(one)(Finish("stop", Usage(12, tokens, cached=8)))
         observation.end(ending)
         self.now += 0.02
         exchange = HttpExchange(f"http-{self.num}", "POST", "/v1/chat/completions", "", began)
@@ -191,6 +199,30 @@ def test_the_time_until_an_answer_goes_on_is_recovery(traffic: Traffic) -> None:
     losses = row["choices"][0]["interruptions"]
     assert [loss["outcome"] for loss in losses] == ["resumed", "resumed"]
     assert [entry["id"] for entry in traffic.ring.list()["failed"]] == [row["id"]]
+
+
+def test_choices_that_wait_together_recover_once(traffic: Traffic) -> None:
+    steps = (STEPS[0], (2.0, verify(3, 3)), (3.0, Step((1,), finish=FinishReason.STOP)))
+    parts = parts_of(traffic.explain(traffic.answer(steps, losses=(1.21,), choices=3)))
+    assert parts["recovery"] == pytest.approx(1500, abs=1)
+    assert parts["decode"] == pytest.approx(3500, abs=1)
+
+
+def test_a_recovery_before_the_first_token_is_not_of_decoding(traffic: Traffic) -> None:
+    steps = ((4.0, STEPS[0][1]), *STEPS[1:])
+    row = traffic.explain(traffic.answer(steps, losses=(1.51,)))
+    parts = parts_of(row)
+    assert parts["recovery"] == pytest.approx(3000, abs=1)
+    assert parts["prefill"] == pytest.approx(950, abs=1)
+    assert parts["decode"] == pytest.approx(400, abs=1)
+    assert sum(parts.values()) == pytest.approx(row["wall_ms"], rel=1e-3)
+
+
+def test_the_queue_of_an_engine_that_goes_on_is_recovery(traffic: Traffic) -> None:
+    later = structs.replace(verify(3, 3), queued_s=0.15)
+    last = (0.1, Step((1,), finish=FinishReason.STOP))
+    row = traffic.explain(traffic.answer((STEPS[0], (2.0, later), last), losses=(1.21,)))
+    assert parts_of(row)["engine queue"] == 50
 
 
 def test_decoding_is_split_by_the_planner_s_costs(traffic: Traffic) -> None:
