@@ -1,7 +1,8 @@
-"""Trials of a change on a part of live traffic: a draft, rules of speculation or a worker.
+"""Trials of a change on part of the live traffic: a draft, speculation rules or a worker.
 
-``sequential.py`` holds the statistics, ``canary.py`` runs a trial of a change: a draft
-(``changes.py``), rules of speculation (``rules.py``) or a worker (``workers.py``). The
-interface of a change is in ``arms.py``; a new kind is one more class and a field of the POST.
-``draft_command.py`` is the command line. Nothing here runs unless it is asked for. docs/canary.md.
+``sequential.py`` has the statistics and ``canary.py`` runs a trial. The change is a draft
+(``changes.py``), speculation rules (``rules.py``) or a worker (``workers.py``). ``arms.py`` defines
+the interface of a change; a new kind is one more class and a field of the POST body.
+``draft_command.py`` is the command line. Nothing here runs until a canary is started. See
+docs/canary.md.
 """

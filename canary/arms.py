@@ -1,5 +1,5 @@
-"""The arms of a canary: the change, sums over the requests of each arm, and the limits of a
-collapse.
+"""Arms of a canary: the interface of a change, sums over each arm's requests, and collapse
+limits.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class ArmSums:
     requests: int = 0
     failed: int = 0
     timed: int = 0
-    """Requests with a TPOT. ``tokens`` and ``decode_s`` sum over these requests alone."""
+    """Requests with a TPOT. ``tokens`` and ``decode_s`` are sums over these requests only."""
     tokens: int = 0
     decode_s: float = 0.0
 
     def add(self, record: RequestRecord, whole: bool = True) -> None:
-        """Add a request. ``whole``: this arm served all of it, so that its time counts for this
-        arm.
+        """Add a request. ``whole`` is True if this arm served all of it; only then is its time
+        counted.
         """
         self.requests += 1
         self.failed += record.ending in FAILURES
@@ -62,20 +62,22 @@ class ArmSums:
 
 @dataclass(frozen=True, slots=True)
 class ArmsNow:
-    """Sums of both arms, by which a change is watched while its candidate serves."""
+    """Sums of both arms, used to watch for a collapse while the candidate serves."""
 
     candidate: ArmSums
-    """Sums of the current block."""
+    """Sums over the current block."""
     control: ArmSums
-    """Sums of the whole canary."""
+    """Sums over the whole canary."""
 
 
 class CanaryChange(Protocol):
-    """A change that a canary can try. ``control`` and ``candidate`` name the arms for people."""
+    """A change that a canary can try. ``control`` and ``candidate`` are names for display."""
 
     kind: str
     by_slots: bool
-    """Whether all traffic meets one arm at a time; else ``start`` begins to draw sessions."""
+    """True if all traffic is served by one arm at a time. If False, ``start`` begins to assign
+    sessions.
+    """
 
     @property
     def control(self) -> str: ...
@@ -84,7 +86,7 @@ class CanaryChange(Protocol):
     def candidate(self) -> str: ...
 
     async def start(self) -> None:
-        """Check that the change can be made. Raises ChangeRefused, and the engine's own errors."""
+        """Check that the change is possible. Raises ChangeRefused and engine errors."""
         ...
 
     async def enter(self, arm: Arm) -> None:
@@ -92,12 +94,12 @@ class CanaryChange(Protocol):
         ...
 
     def find_arm(self, record: RequestRecord) -> Arm | None:
-        """Find the arm that served all of this request; None if it counts for neither."""
+        """Return the arm that served the whole request; None if the request counts for neither."""
         ...
 
     def find_start(self, record: RequestRecord) -> Arm | None:
-        """Find the arm in which the request began, whatever served it later; None if it counts for
-        neither.
+        """Return the arm in which the request began, regardless of which arm finished it; None if
+        the request counts for neither.
         """
         ...
 
@@ -108,36 +110,38 @@ class CanaryChange(Protocol):
     async def promote(self) -> None: ...
 
     async def roll_back(self) -> None:
-        """Conclude the trial against the candidate. ``leave`` follows."""
+        """Decide the trial against the candidate. ``leave`` is called afterwards."""
         ...
 
     async def leave(self) -> None:
-        """End the trial, whatever happened. A second call changes nothing."""
+        """End the trial, whatever its outcome. A second call has no effect."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Describe the change as it was asked for."""
+        """Describe the requested change."""
         ...
 
     def measure_cost(self) -> dict[str, float]:
-        """Measure the trial's cost beyond the cost that every kind of change reports."""
+        """Return costs of the trial in addition to those that the canary itself reports."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CollapseLimits:
-    """Limits beyond which a candidate is rolled back at once."""
+    """Limits beyond which a candidate is rolled back immediately."""
 
     acceptance: float = 0.5
-    """A draft: below this share of the control's accepted tokens per verify step."""
+    """For a draft: minimum accepted tokens per verify step, as a share of the control's."""
     steps: int = 50
-    """Verify steps of both drafts before that is judged."""
+    """Verify steps that each draft needs before acceptance is judged."""
     slower: float = 4.0
-    """Any other change: above so many times the control's time per output token."""
+    """For other changes: maximum time per output token, as a multiple of the control's."""
     failing: float = 0.5
-    """Likewise: more failed requests than the control's by this share."""
+    """For other changes: maximum share of failed requests above the control's share."""
     requests: int = 20
-    """Ended requests of an arm before that is judged; of a control that has fewer none failed."""
+    """Finished requests that an arm needs before it is judged. A control with fewer counts as free
+    of failures.
+    """
 
 
 def draw_arm(is_candidate: bool) -> Arm:
@@ -145,7 +149,7 @@ def draw_arm(is_candidate: bool) -> Arm:
 
 
 def check_collapse(arms: ArmsNow, limits: CollapseLimits) -> None:
-    """Raises Collapsed."""
+    """Raise Collapsed if the candidate exceeds a limit."""
     ours, theirs = arms.candidate, arms.control
     if ours.requests >= limits.requests:
         failing = ours.failed / ours.requests
@@ -161,19 +165,21 @@ def check_collapse(arms: ArmsNow, limits: CollapseLimits) -> None:
 
 
 def find_tpot(record: RequestRecord) -> float | None:
-    """Compute the mean TPOT of a request's choices."""
+    """Return the mean TPOT of a request's choices; None if no choice has one."""
     tpots = [choice.tpot for choice in record.choices if choice.tpot is not None]
     return fmean(tpots) if tpots else None
 
 
 def measure_ending(record: RequestRecord) -> Iterator[tuple[str, float]]:
-    """Yield the metrics of the arm in which a request began; none if its client left."""
+    """Yield metrics that count for the arm in which the request began; none if the client left."""
     if record.ending in FAILURES or record.ending is Ending.COMPLETED:
         yield "failed", float(record.ending in FAILURES)
 
 
 def measure_request(record: RequestRecord) -> Iterator[tuple[str, float]]:
-    """The metrics of one ended request; those of its slice have the workload behind a colon."""
+    """Yield the metrics of a finished request. Metrics of its slice end with a colon and the
+    workload.
+    """
     totals, workload = record.totals, record.slices.labels.workload
     yield from measure_ending(record)
     sliced = {"tpot": find_tpot(record), "acceptance": totals.acceptance_length}

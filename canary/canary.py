@@ -1,9 +1,9 @@
-"""A canary: a change meets a part of the live traffic until it is decided.
+"""A canary: part of the live traffic is served with a change until a verdict is reached.
 
-The change (``changes.py``) is on trial: whatever happens to the engine or the gateway, what comes
-up again is what served before. One that concerns the whole engine, such as its draft, serves
-randomly chosen *slots* of time in turn with the control (``sequential.py``); one that concerns
-single requests can serve randomly drawn *sessions* beside it.
+The change (``changes.py``) stays on trial: if the engine or the gateway restarts, it serves what
+served before. A change of the whole engine, such as its draft, is served in randomly chosen *slots*
+of time that alternate with the control (``sequential.py``). A change of single requests can be
+served to randomly drawn *sessions* at the same time as the control.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Values = dict[str, dict[Hashable, list[float]]]
 
 
 STOPPED, FAILED = "stopped", "failed"
-"""Endings of a canary without a verdict."""
+"""Outcomes of a canary that ended without a verdict."""
 
 
 class CanaryBusy(Exception):
@@ -57,17 +57,17 @@ class CanaryBusy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CanaryPlan:
-    """The way in which a candidate is tried."""
+    """Settings of a trial."""
 
     slot_s: float = 30.0
-    """Seconds of a slot, where there are slots; half a block."""
+    """Seconds of a slot. A block is two slots long, even if the arms serve at the same time."""
     watch_s: float = 1.0
-    """Seconds between two checks of a serving candidate for a collapse."""
+    """Seconds between two collapse checks of a serving candidate."""
     rules: CanaryRules = field(default_factory=CanaryRules)
 
     @staticmethod
     def count_blocks(slot_s: float, max_s: float) -> int:
-        """Count the blocks that fit into ``max_s`` seconds; at least one."""
+        """Return the number of blocks that fit into ``max_s`` seconds, at least one."""
         return max(1, int(max_s / (2 * slot_s)))
 
 
@@ -92,17 +92,17 @@ class Canary:
         self._values: dict[Arm, Values] = {arm: {} for arm in Arm}
         self._sums = {arm: ArmSums() for arm in Arm}
         self._watched = ArmSums()
-        """Sums of the candidate in this block."""
+        """The candidate's sums in the current block."""
         self._block = 0
         self._began: dict[Hashable, int] = {}
-        """The block in which each session began, where sessions are drawn."""
+        """The block in which each session began, if arms are drawn by session."""
         self._failed_late: set[Hashable] = set()
-        """Sessions of which a failure was counted after that block; once each."""
+        """Sessions with a failure counted after their own block. Each session counts once."""
         self._served_s = 0.0
-        """Seconds in which the candidate served."""
+        """Seconds during which the candidate has served."""
 
     async def start(self) -> None:
-        """See ``CanaryChange.start``."""
+        """Check and start the change. See ``CanaryChange.start``."""
         await self.change.start()
 
     async def run(self) -> CanaryFindings:
@@ -114,13 +114,13 @@ class Canary:
         finally:
             self._traffic.watch_requests(None)
             await self.change.leave()
-        told = self.describe()
+        summary = self.describe()
         log.warning(
             "canary ended: %s: %s%s",
             self.findings.verdict,
             self.findings.reason,
-            "".join(f"; {row['text']}" for row in told["evidence"][:1]),
-            extra={"fields": {"canary": told}},
+            "".join(f"; {row['text']}" for row in summary["evidence"][:1]),
+            extra={"fields": {"canary": summary}},
         )
         return self.findings
 
@@ -131,7 +131,7 @@ class Canary:
                 self._test.add(await self._run_block())
                 self.findings = found = self._test.judge()
         except Collapsed as why:
-            log.warning("canary rolls back at once: %s", why)
+            log.warning("rolling back the canary at once: %s", why)
             return replace(found, verdict=CanaryVerdict.ROLL_BACK, reason=str(why), ended=True)
         except Interrupted as why:
             return replace(found, verdict=CanaryVerdict.UNDECIDED, reason=str(why), ended=True)
@@ -185,9 +185,7 @@ class Canary:
             await self.change.roll_back()
 
     def measure_cost(self) -> dict[str, float]:
-        """Measure the candidate's share of the traffic, and its seconds of decoding beyond the
-        control's rate.
-        """
+        """Return the candidate's traffic, and its decoding time beyond the control's rate."""
         ours, theirs = self._sums[Arm.CANDIDATE], self._sums[Arm.CONTROL]
         extra_s = ours.decode_s - ours.tokens * theirs.token_s if theirs.tokens else 0.0
         return {
@@ -221,7 +219,7 @@ class Canary:
 
 
 def describe_evidence(evidence: dict[str, Any]) -> dict[str, Any]:
-    """Numbers and words. JSON has no infinity: an open end is null."""
+    """Describe a metric's evidence as JSON values and text. Infinite ends become null."""
     interval = evidence.pop("interval")
     ends = {end: interval[end] if math.isfinite(interval[end]) else None for end in ("low", "high")}
     row = {**evidence, "mean": interval["mean"], **ends, "blocks": interval["blocks"]}
@@ -237,14 +235,19 @@ class CanaryRunner:
         self._starting = False
         self.last: Canary | None = None
         self.verdicts = dict.fromkeys((*CanaryVerdict, STOPPED, FAILED), 0)
-        """Each is there from the start: Prometheus sees no increase where a series begins."""
+        """Number of canaries by outcome. All outcomes start at 0, because Prometheus sees no
+        increase when a series first appears.
+        """
 
     @property
     def running(self) -> bool:
         return self._task is not None and not self._task.done()
 
     async def start(self, change: CanaryChange, plan: CanaryPlan) -> Canary:
-        """Raises CanaryBusy, ChangeRefused, DraftRefused, DraftSwapBusy and EngineError."""
+        """Start a canary.
+
+        Raises CanaryBusy, ChangeRefused, DraftRefused, DraftSwapBusy and EngineError.
+        """
         if self.running or self._starting:
             raise CanaryBusy("Another canary is running; stop it, or wait for its verdict.")
         canary = Canary(plan, change, self.changes.traffic)
@@ -269,15 +272,15 @@ class CanaryRunner:
         self.verdicts[verdict] += 1
 
     async def stop(self) -> None:
-        """End it without a verdict: the control serves."""
+        """End the canary without a verdict; the control serves again."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task})
-            if self.last is not None:  # a task that had not begun cannot end the trial itself
+            if self.last is not None:  # a cancelled task that never ran did not end the trial
                 await self.last.change.leave()
 
     def describe(self) -> dict[str, Any] | None:
-        """The running canary, or the last one."""
+        """Describe the running canary, or the last one; None before the first."""
         if self.last is None:
             return None
         return {**self.last.describe(), "running": self.running}

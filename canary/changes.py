@@ -1,4 +1,6 @@
-"""The changes that a canary can try (``CanaryChange``): another draft, other rules, one worker."""
+"""The changes that a canary can try (``CanaryChange``): another draft, speculation rules, or a
+worker.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SERVES_NO_MORE = "the candidate serves no more: an engine restart, or an operator"
+NO_LONGER_SERVES = "the candidate no longer serves: the engine restarted or an operator intervened"
 
 
 class DraftChange:
-    """Another draft. One engine has one draft at a time: it serves in slots, on trial."""
+    """Trial of another draft. An engine has one draft at a time, so the arms alternate in slots."""
 
     kind = "draft"
     by_slots = True
@@ -55,13 +57,13 @@ class DraftChange:
         self._drafts, self._traffic = drafts, traffic
         self._limits, self._clock = limits or CollapseLimits(), clock
         self._slots: list[tuple[float, Arm]] = []
-        """Start of each slot, with its arm."""
+        """Start time and arm of each slot."""
         self._began = Totals()
-        """Steps of the candidate before it served in this canary."""
+        """The candidate's steps before this canary."""
         self._slot = Totals()
-        """Steps of the candidate before it served in this slot."""
+        """The candidate's steps before the current slot."""
         self._arm = Arm.CONTROL
-        """Arm that serves unless something happens to the engine."""
+        """The arm that should be serving, unless the engine restarted."""
 
     @property
     def control(self) -> str:
@@ -82,13 +84,16 @@ class DraftChange:
         self._arm = Arm.CANDIDATE
 
     async def enter(self, arm: Arm) -> None:
-        """Raises Interrupted; Collapsed where the engine was lost while the candidate served."""
+        """Switch to the draft of this arm.
+
+        Raises Interrupted, or Collapsed if the engine was lost while the candidate served.
+        """
         serving = self._drafts.serving
         if serving is None or serving.fingerprint not in (self.control, self.candidate):
-            raise Interrupted("a draft could not be exchanged: another draft was loaded meanwhile")
+            raise Interrupted("a draft could not be exchanged: another draft has been loaded")
         assert self.version is not None
         if self._arm is Arm.CANDIDATE and serving.fingerprint != self.candidate:
-            raise Collapsed(SERVES_NO_MORE)
+            raise Collapsed(NO_LONGER_SERVES)
         try:
             if arm is Arm.CANDIDATE:
                 await self._drafts.try_again(self.version)
@@ -96,19 +101,19 @@ class DraftChange:
                 await self._drafts.rollback()
         except (EngineError, DraftRefused, DraftSwapBusy) as error:
             if self._arm is Arm.CANDIDATE and isinstance(error, EngineDead):
-                raise Collapsed(SERVES_NO_MORE) from error
+                raise Collapsed(NO_LONGER_SERVES) from error
             raise Interrupted(f"a draft could not be exchanged: {error}") from error
         self._arm = arm
         self._slots.append((self._clock(), arm))
         self._slot = self._traffic.total_of(self.candidate)
 
     def find_arm(self, record: RequestRecord) -> Arm | None:
-        """Find the arm of a request; None for a request that ran over a swap."""
+        """Return the request's arm; None if the draft was swapped during the request."""
         return self.find_start(record) if len(record.drafts) == 1 else None
 
     def find_start(self, record: RequestRecord) -> Arm | None:
-        """Find the arm by its draft, or by the slot of its admission where it failed before a draft
-        served it.
+        """Return the arm of the request's first draft, or of the slot in which it was admitted if
+        it failed before a draft served it.
         """
         if record.drafts:
             arms = {self.control: Arm.CONTROL, self.candidate: Arm.CANDIDATE}
@@ -117,10 +122,10 @@ class DraftChange:
         return next((arm for began, arm in reversed(self._slots) if began <= admitted), None)
 
     def check(self, arms: ArmsNow) -> None:  # noqa: ARG002
-        """Raises Collapsed."""
+        """Raise Collapsed if the candidate no longer serves or its acceptance collapsed."""
         serving = self._drafts.serving
         if serving is None or serving.fingerprint != self.candidate:
-            raise Collapsed(SERVES_NO_MORE)
+            raise Collapsed(NO_LONGER_SERVES)
         now, control = (self._traffic.total_of(name) for name in (self.candidate, self.control))
         steps, least = now.verify_steps - self._slot.verify_steps, self._limits.steps
         if steps < least or control.verify_steps < least:
@@ -153,7 +158,7 @@ class DraftChange:
         return {"path": self.path}
 
     def measure_cost(self) -> dict[str, float]:
-        """Verify steps, and those beyond the control's rate."""
+        """Return the trial's verify steps, and the number of them beyond the control's rate."""
         ours, theirs = (self._traffic.total_of(name) for name in (self.candidate, self.control))
         steps = ours.verify_steps - self._began.verify_steps
         tokens = steps + ours.accepted - self._began.accepted
@@ -164,7 +169,7 @@ class DraftChange:
 
 @dataclass(slots=True)
 class CanaryChanges:
-    """Makes what a canary of this gateway can try."""
+    """Creates the changes that this gateway's canaries can try."""
 
     traffic: Telemetry
     policy: SpeculationPolicy
@@ -181,7 +186,7 @@ class CanaryChanges:
         return RulesChange(rules, self.policy, self.memory, share, self.losses)
 
     def try_worker(self, worker: str) -> WorkerChange:
-        """Raises ChangeRefused."""
+        """Create a trial of a worker. Raises ChangeRefused."""
         fleet = self.require_fleet()
         # Only a gateway with workers loads the fleet.
         from eaglegate.canary.workers import WorkerChange
@@ -189,7 +194,7 @@ class CanaryChanges:
         return WorkerChange(worker, fleet, self.policy)
 
     def release(self, worker: str) -> None:
-        """Send requests to a worker again that was rolled back. Raises ChangeRefused."""
+        """Return a rolled-back worker to normal routing. Raises ChangeRefused."""
         held = self.require_fleet().reservations.held
         if worker not in held:
             raise ChangeRefused(
@@ -198,7 +203,7 @@ class CanaryChanges:
         held.discard(worker)
 
     def require_fleet(self) -> Fleet:
-        """Raises ChangeRefused."""
+        """Return the fleet. Raises ChangeRefused if there is none."""
         if self.fleet is None:
             raise ChangeRefused("This gateway has an engine of its own and no workers.")
         return self.fleet

@@ -1,4 +1,4 @@
-"""Calls to a gateway's operator endpoints: drafts and canaries."""
+"""Client of a gateway's operator endpoints for drafts and canaries."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 TIMEOUT_S = 600.0
-"""A large draft is inspected and copied before it is loaded."""
+"""Long enough for a large draft, which is inspected and copied before it is loaded."""
 
 
 class CallFailed(Exception):
-    """The gateway refused or could not be reached; the message says why."""
+    """The gateway refused the call or could not be reached. The message says why."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
-        """None: there was no answer."""
+        """HTTP status; None if there was no answer."""
 
 
 def add_gateway_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--url``, ``--json`` and ``--key`` to a command that asks a running gateway."""
+    """Add ``--url``, ``--json`` and ``--key`` to a command that calls a running gateway."""
     parser.add_argument(
         "--url", default="http://127.0.0.1:8000", help="operator address (default: %(default)s)"
     )
@@ -40,7 +40,10 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
 def send(
     url: str, body: Mapping[str, Any] | None, key: str | None, method: str | None = None
 ) -> dict[str, Any]:
-    """GET without a body, POST with one, or another method. Raises CallFailed."""
+    """Send a request and return its JSON answer. The method defaults to POST with a body, else GET.
+
+    Raises CallFailed.
+    """
     headers = {"content-type": "application/json"}
     if key:
         headers["authorization"] = f"Bearer {key}"
@@ -53,7 +56,7 @@ def send(
 
 
 def fetch(request: Request, timeout_s: float = TIMEOUT_S) -> bytes:
-    """The body of an answer. Raises CallFailed."""
+    """Return the body of the answer. Raises CallFailed."""
     try:
         with urlopen(request, timeout=timeout_s) as response:
             return bytes(response.read())
@@ -72,20 +75,20 @@ def _read_message(error: HTTPError) -> str:
 
 
 class GatewayClient:
-    """The operator endpoints of one gateway. Every method raises CallFailed."""
+    """Client of one gateway's operator endpoints. Every method raises CallFailed."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url, self._key = url.rstrip("/"), key
 
     def find_promoted(self) -> Mapping[str, Any]:
-        """The promoted draft: ``fingerprint``, ``path``, ``source``."""
+        """Return the promoted draft: ``fingerprint``, ``path``, ``source``."""
         promoted = send(f"{self.url}/admin/draft", None, self._key)["promoted"]
         if not promoted:
             raise CallFailed(f"{self.url} serves no draft that can be exchanged.", 409)
         return dict(promoted)
 
     def find_canary(self) -> Mapping[str, Any] | None:
-        """The running canary or the last one."""
+        """Return the running canary or the last one; None before the first."""
         found = send(f"{self.url}/admin/canary", None, self._key)["canary"]
         return None if found is None else dict(found)
 

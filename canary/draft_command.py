@@ -1,4 +1,4 @@
-"""``eaglegate draft`` and ``canary``: exchange a running gateway's draft, try a change."""
+"""``eaglegate draft`` and ``eaglegate canary``: swap a running gateway's draft, or try a change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eaglegate.canary.effects import describe_effect
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; 1 when the gateway refuses."""
+    """Run the command. Return 1 if the gateway refuses."""
     options = _make_argument_parser().parse_args(argv)
     try:
         answer = _call(options)
@@ -49,7 +49,7 @@ def _make_argument_parser() -> argparse.ArgumentParser:
         help="try these rules, as PUT /admin/speculation takes them",
     )
     canary.add_argument("--worker", metavar="URL", help="try this worker against the others")
-    canary.add_argument("--release", metavar="URL", help="use a worker that was rolled back again")
+    canary.add_argument("--release", metavar="URL", help="return a rolled-back worker to service")
     canary.add_argument(
         "--primary",
         choices=("acceptance", "tpot"),
@@ -70,7 +70,7 @@ def _make_argument_parser() -> argparse.ArgumentParser:
 
 
 def _call(options: argparse.Namespace) -> dict[str, Any]:
-    """Raises CallFailed."""
+    """Send the command to the gateway. Raises CallFailed."""
     if options.command == "canary":
         return _call_canary(options)
     body: dict[str, Any] | None = None
@@ -83,7 +83,7 @@ def _call(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _call_canary(options: argparse.Namespace) -> dict[str, Any]:
-    """Raises CallFailed."""
+    """Send a canary command to the gateway. Raises CallFailed."""
     url = options.url.rstrip("/") + "/admin/canary"
     if options.stop:
         return send(url, None, options.key, "DELETE")
@@ -102,7 +102,7 @@ def _call_canary(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_rules(text: str | None) -> Any:
-    """Raises CallFailed."""
+    """Parse the rules given as JSON. Raises CallFailed."""
     try:
         return None if text is None else json.loads(text)
     except ValueError as error:
@@ -110,7 +110,7 @@ def _read_rules(text: str | None) -> Any:
 
 
 def _resolve(path: str) -> str:
-    """A folder of this machine by its full name: the gateway may run elsewhere in it."""
+    """Return the absolute path of a local folder: the gateway may run in another directory."""
     return str(Path(path).resolve()) if Path(path).is_dir() else path
 
 

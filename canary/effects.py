@@ -1,7 +1,7 @@
 """A canary's evidence in words: ``TPOT 25 % slower (10 % to 40 % slower)``.
 
-Evidence is oriented, so that above 0 the candidate is better, and in logarithms where arms are
-compared by their ratio. People read what happened to the metric itself.
+Evidence is oriented: above 0 the candidate is better. It is logarithmic for metrics compared by
+ratio. The words describe the change of the metric itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """A metric's name, and the words for its rise and its fall."""
+    """Name of a metric, and words for its rise and fall."""
 
     name: str
     rose: str
@@ -33,7 +33,7 @@ WORDINGS = {
 
 
 def describe_effect(evidence: Mapping[str, Any]) -> str:
-    """Describe a row of the ``evidence`` of ``GET /admin/canary``."""
+    """Describe one row of ``evidence`` in ``GET /admin/canary``."""
     base, _, workload = evidence["metric"].partition(":")
     wording = WORDINGS.get(base) or Wording(base, "higher", "lower", True)
     name = f"{wording.name} of {workload}" if workload else wording.name
@@ -49,9 +49,7 @@ def describe_effect(evidence: Mapping[str, Any]) -> str:
 
 
 def _change(wording: Wording, value: float) -> float:
-    """Compute the change of the metric itself: in per cent of the control's, or in percentage
-    points.
-    """
+    """Return the metric's own change, in per cent of the control or in percentage points."""
     turned = value if wording.higher_is_better else -value
     return 100 * (math.expm1(turned) if wording.is_ratio else turned)
 

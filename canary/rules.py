@@ -1,4 +1,4 @@
-"""A canary of other rules of speculation, and the memory of those it promoted."""
+"""Canary of other speculation rules, and the stored rules that earlier canaries promoted."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ log = logging.getLogger(__name__)
 
 
 class PromotedRules:
-    """Remembers the rules that a canary promoted in place of those on the command line.
+    """Remembers promoted rules, which replace those of the command line.
 
-    In the folder of the promoted draft; without one they end with the process.
+    They are stored in the folder of the promoted draft. Without a folder, they are lost when the
+    process ends.
     """
 
     def __init__(self, folder: str | None, configured: SpeculationRules) -> None:
@@ -54,7 +55,7 @@ class PromotedRules:
         """Return the rules for a gateway that starts."""
         promoted = self.recall()
         if promoted is not None:
-            log.warning("serving the promoted rules of speculation: %s", describe_rules(promoted))
+            log.warning("serving the promoted speculation rules: %s", describe_rules(promoted))
         return promoted or self._rules
 
     def remember(self, rules: SpeculationRules) -> None:
@@ -65,10 +66,13 @@ class PromotedRules:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, known)
         except OSError as error:
-            log.error("the promoted rules cannot be remembered: %s", error)
+            log.error("cannot store the promoted rules: %s", error)
 
     def recall(self) -> SpeculationRules | None:
-        """Read the rules promoted in place of the configured ones, without the keys' depths."""
+        """Read the promoted rules; None if there are none or the configured rules have changed.
+
+        Key depths are not included.
+        """
         if self._path is None:
             return None
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -78,26 +82,26 @@ class PromotedRules:
         return None
 
     def forget(self) -> None:
-        """Forget the promoted rules, because an operator has set others: a restart returns to the
-        configured ones.
+        """Delete the promoted rules after an operator set others: a restart uses the configured
+        rules.
         """
         if self._path is None:
             return
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
-            log.error("the promoted rules cannot be forgotten: %s", error)
+            log.error("cannot delete the promoted rules: %s", error)
 
 
 def describe_rules(rules: SpeculationRules) -> dict[str, Any]:
-    """Describe the rules that differ from the defaults, as JSON types, without the keys' depths."""
+    """Describe the rules that differ from the defaults as JSON values, without key depths."""
     plain, default = asdict(rules), asdict(SpeculationRules())
     del plain["key_depths"]
     return {name: value for name, value in plain.items() if value != default[name]}
 
 
 def read_rules(described: dict[str, Any]) -> SpeculationRules:
-    """Read the rules of ``describe_rules``. Raises KeyError, TypeError and ValueError."""
+    """Read the output of ``describe_rules``. Raises KeyError, TypeError and ValueError."""
     flags = {name: read_flag(one) for name, one in described.get("workload_flags", {}).items()}
     return SpeculationRules(
         flag=read_flag(described.get("flag", {})),
@@ -112,10 +116,10 @@ def read_flag(described: dict[str, Any]) -> SpeculationFlag:
 
 
 class RulesChange:
-    """Other rules of speculation: for all requests in slots, or for a share of the sessions.
+    """Trial of other speculation rules: for all requests in slots, or for a share of the sessions.
 
-    A request's rules are those of its arm when it came; of one that ran over the end of a slot only
-    its ending counts. A request that asks for a depth of its own is on neither side.
+    A request has the rules of its arm at arrival. If it outlasts its slot, only its ending counts.
+    A request with a depth of its own belongs to neither arm.
     """
 
     kind = "speculation"
@@ -139,7 +143,7 @@ class RulesChange:
         self._last_loss: EngineLoss | None = None
         self._slot: Arm | None = None
         self._slot_at = -1.0
-        """Start of this slot."""
+        """Start of the current slot."""
 
     @property
     def control(self) -> str:
@@ -150,7 +154,7 @@ class RulesChange:
         return json.dumps(describe_rules(self._candidate))
 
     async def start(self) -> None:
-        """Raises ChangeRefused."""
+        """Begin the trial. Raises ChangeRefused."""
         if self._candidate == self._control:
             raise ChangeRefused("The candidate's rules are the rules in force.")
         self._last_loss = find_last(self._losses())
@@ -161,15 +165,15 @@ class RulesChange:
             )
 
     async def enter(self, arm: Arm) -> None:
-        """Raises Interrupted."""
+        """Begin a slot of this arm. Raises Interrupted."""
         self._check_rules()
         self._policy.trial = PolicyTrial(lambda _: arm, self._candidate)
         self._slot, self._slot_at = arm, self._clock()
         self._last_loss = find_last(self._losses())
 
     def find_arm(self, record: RequestRecord) -> Arm | None:
-        """Find the arm of a request, None if it waited for its turn since before this slot and may
-        have the rules of the last one.
+        """Return the request's arm; None if it was queued before this slot and may have the
+        previous slot's rules.
         """
         facts = record.facts
         if self.by_slots and (facts.arm is not self._slot or facts.admitted < self._slot_at):
@@ -180,7 +184,7 @@ class RulesChange:
         return record.facts.arm
 
     def check(self, arms: ArmsNow) -> None:
-        """Raises Collapsed and Interrupted."""
+        """Raise Collapsed or Interrupted if the trial cannot continue."""
         self._check_rules()
         if find_last(self._losses()) is not self._last_loss:
             raise Collapsed("an engine was lost while the candidate served")
@@ -188,7 +192,7 @@ class RulesChange:
 
     def _check_rules(self) -> None:
         if self._policy.rules != self._control:
-            raise Interrupted("the rules of speculation were changed meanwhile")
+            raise Interrupted("the speculation rules were changed during the trial")
 
     async def promote(self) -> None:
         self._policy.rules = self._candidate

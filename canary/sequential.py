@@ -1,26 +1,26 @@
-"""A sequential test of a change, which may be looked at after every block of traffic.
+"""A sequential test of a change, valid after every block of traffic.
 
-Time is cut into *slots* in which all traffic meets one arm: the control or the candidate. Two slots
-in random order make a *block*. What a block tells of a metric is one number: the difference of the
+Time is divided into *slots* in which one arm, the control or the candidate, serves all traffic. Two
+slots in random order form a *block*. A block yields one number per metric: the difference of the
 arms' means over sessions (of logarithms, for ratios). Sessions within a slot are alike and share
-its load, so blocks are the independent units, never requests or steps. Where arms are drawn by
-session both serve at the same time, and a block is a span of time with the sessions that begin in
-it: a session that counted in two blocks would make them depend on each other.
+its load, so the independent units are blocks, never requests or steps. If arms are drawn by
+session, both serve at the same time, and a block is a span of time with the sessions that begin in
+it. A session that counted in two blocks would make these blocks dependent.
 
-A block weighs as much as its sessions make it precise: the difference of means of n and m sessions
-has a variance in proportion to 1/n + 1/m. A quiet hour cannot drown a busy one.
+A block's weight is its precision: the difference of the means of n and m sessions has a variance
+proportional to 1/n + 1/m. A quiet hour cannot outweigh a busy one.
 
-The mean of the blocks' differences has a confidence *sequence*: intervals that hold the true value
-at all times at once with probability 1 - alpha, so that stopping at the first clear answer is
-sound. It is the anytime-valid t interval: the e-process of the t test with a normal mixture over
+The mean of the differences has a confidence *sequence*: intervals that contain the true value at
+all times simultaneously with probability 1 - alpha, so that it is sound to stop at the first clear
+answer. It is the anytime-valid t interval: the e-process of the t test with a normal mixture over
 the effect size and the right Haar prior over the scale (Lai 1976; Perez-Ortiz et al. 2022), exact
-for normal differences of unknown variance in proportion to 1 / weight. Differences are clipped and
+for normal differences of unknown variance proportional to 1 / weight. Differences are clipped and
 their variance has a floor, so that neither an outlier nor a run of equal blocks decides.
 
-What drifts through the blocks makes neighbours alike. In slots the random order of each pair gives
+A drift over time makes neighbouring blocks alike. With slots, the random order of each pair gives
 the drift a random sign, so the differences stay uncorrelated. Arms that serve at the same time have
-no such sign: one may be slower for minutes, as a worker on a shared host. Their blocks then count
-for fewer (``measure_dependence``).
+no such sign: one may be slower for minutes, such as a worker on a shared host. Their blocks then
+count as fewer independent ones (``measure_dependence``).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from statistics import fmean
 from typing import Any
 
 SPREAD = 1.0
-"""Variance of the mixture over effect sizes in standard deviations of a block."""
+"""Variance of the mixture over effect sizes, in units of a block's standard deviation."""
 STRONGEST = 0.95
-"""The largest correlation of neighbouring blocks that is reckoned with."""
+"""The largest assumed correlation between neighbouring blocks."""
 
 
 class CanaryVerdict(StrEnum):
@@ -53,15 +53,15 @@ class Scale(StrEnum):
     RATIO = "ratio"
     """Candidate over control, from means of logarithms; values must be positive."""
     DIFFERENCE = "difference"
-    """Candidate minus control: for shares."""
+    """Candidate minus control, for shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guardrail:
     """A metric that must not become worse than ``margin``.
 
-    A ratio's margin is relative: 0.02 is two per cent. ``floor`` is the least standard deviation of
-    a block's difference that is believed.
+    A ratio's margin is relative: 0.02 is two per cent. ``floor`` is the smallest standard deviation
+    assumed for a block's difference.
     """
 
     metric: str
@@ -71,16 +71,17 @@ class Guardrail:
     floor: float = 0.005
     clip: float = 1.0
     by_slice: bool = False
-    """Compared within each slice, and the differences averaged: what the traffic is made of changes
-    from slot to slot, and acceptance differs more between workloads than between drafts."""
+    """Compare the arms within each slice, and average the differences. The mix of traffic changes
+    from slot to slot, and acceptance differs more between workloads than between drafts.
+    """
 
     @property
     def prefix(self) -> str:
-        """Prefix of the names of the metric's slices, as in ``acceptance:tools``."""
+        """Name prefix of the metric's slices, as in ``acceptance:tools``."""
         return f"{self.metric}:"
 
     def orient(self, difference: float) -> float:
-        """The difference so that higher is better."""
+        """Clip the difference, and orient it so that higher is better."""
         bounded = max(-self.clip, min(self.clip, difference))
         return bounded if self.higher_is_better else -bounded
 
@@ -106,7 +107,7 @@ class BlockDifference:
 
     value: float
     weight: float = 1.0
-    """1 / variance, but for a factor that all blocks share."""
+    """1 / variance, up to a factor common to all blocks."""
 
 
 def find_interval(
@@ -116,11 +117,12 @@ def find_interval(
     spread: float = SPREAD,
     dependent: bool = False,
 ) -> Interval:
-    """The interval after these blocks; it is without ends while there are too few.
+    """Return the interval after these blocks; it is infinite while there are too few.
 
-    The t test of a line through the origin: sqrt(weight) * value on sqrt(weight). Weights are in
-    units of the first block's, which is known before anything is tested. ``floor`` is the least
-    standard deviation of a block of mean weight. ``dependent`` blocks may be like their neighbours.
+    This is the t test of a line through the origin: sqrt(weight) * value on sqrt(weight). Weights
+    are in units of the first block's weight, which is known before anything is tested. ``floor`` is
+    the smallest standard deviation assumed for a block of mean weight. ``dependent`` means that
+    blocks may resemble their neighbours.
     """
     count = len(found)
     if count < 2:
@@ -143,10 +145,10 @@ def find_interval(
 
 
 def measure_dependence(rest: Sequence[float]) -> float:
-    """Estimate the number of blocks that are worth one independent block; ``rest`` are residuals.
+    """Estimate how many blocks are worth one independent block; ``rest`` are the residuals.
 
-    The formula is that of an autoregression of first order, (1 + r) / (1 - r). In few blocks the
-    correlation r of neighbours is seen too small on average (Kendall 1954) and is uncertain, so
+    The formula is that of a first-order autoregression, (1 + r) / (1 - r). With few blocks, the
+    estimated correlation r of neighbours is too small on average (Kendall 1954) and uncertain, so
     both errors are added to it.
     """
     count, squares = len(rest), math.fsum(one * one for one in rest)
@@ -159,7 +161,7 @@ def measure_dependence(rest: Sequence[float]) -> float:
 
 
 SessionValues = Mapping[Hashable, Sequence[float]]
-"""The values of one metric in one slot, by session."""
+"""Values of one metric in one slot, by session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class SlotPair:
     candidate: Mapping[str, SessionValues]
 
     def compare(self, guardrail: Guardrail) -> BlockDifference | None:
-        """The oriented difference; None where an arm has no session with a value."""
+        """Return the oriented difference; None if an arm has no session with a value."""
         slices = self.find_slices(guardrail) if guardrail.by_slice else set()
         names = slices or {guardrail.metric}
         found = [one for name in sorted(names) if (one := self._subtract(name, guardrail.scale))]
@@ -181,7 +183,9 @@ class SlotPair:
         return BlockDifference(guardrail.orient(mean), weight)
 
     def _subtract(self, metric: str, scale: Scale) -> tuple[float, float] | None:
-        """The candidate's mean minus the control's, after its weight: the precision it has."""
+        """Return the weight of the difference, which is its precision, and the candidate's mean
+        minus the control's.
+        """
         arms = [arm.get(metric, {}) for arm in (self.control, self.candidate)]
         control, candidate = (average_sessions(sessions, scale) for sessions in arms)
         if control is None or candidate is None:
@@ -189,7 +193,7 @@ class SlotPair:
         return 1 / math.fsum(1 / len(sessions) for sessions in arms), candidate - control
 
     def find_slices(self, guardrail: Guardrail) -> set[str]:
-        """The metrics of its slices."""
+        """Return the names of the metric's slices."""
         prefix = guardrail.prefix
         return {name for name in (*self.control, *self.candidate) if name.startswith(prefix)}
 
@@ -200,7 +204,7 @@ class SlotPair:
 
 
 def average_sessions(sessions: SessionValues, scale: Scale) -> float | None:
-    """The mean over sessions of each session's mean, or of its logarithm."""
+    """Return the mean of the sessions' means, or of their logarithms; None without values."""
     means = [fmean(values) for values in sessions.values() if values]
     if scale is Scale.RATIO:
         means = [math.log(mean) for mean in means if mean > 0]
@@ -215,12 +219,12 @@ FAILURE_GUARDRAILS = (
 
 @dataclass(frozen=True, slots=True)
 class CanaryRules:
-    """Rules by which a canary is decided.
+    """Rules that decide a canary.
 
-    ``primary`` must become better; every guardrail must stay above its margin. A guardrail that is
-    shown to be below its margin rolls back, and so does a primary that is shown to be worse.
-    ``alpha`` bounds the chance of a wrong promotion, and that of a wrong rollback, however often
-    one looks.
+    ``primary`` must improve and every guardrail must stay above its margin. A guardrail shown to be
+    below its margin causes a rollback, and so does a primary metric shown to be worse. ``alpha``
+    bounds the probability of a wrong promotion, and that of a wrong rollback, however often the
+    test is evaluated.
     """
 
     primary: Guardrail = Guardrail("acceptance", higher_is_better=True, margin=0.0, by_slice=True)
@@ -230,7 +234,7 @@ class CanaryRules:
         *FAILURE_GUARDRAILS,
     )
     slice_margin: float = 0.03
-    """Loss of the primary metric that is tolerated in any slice."""
+    """Loss of the primary metric that is tolerated in each slice."""
     alpha: float = 0.05
     min_blocks: int = 6
     min_sessions: int = 20
@@ -238,8 +242,9 @@ class CanaryRules:
 
     @classmethod
     def for_tpot(cls, slice_margin: float = 0.05, **rules: Any) -> CanaryRules:
-        """Make rules for a change that must make answers faster. Acceptance does not affect the
-        verdict.
+        """Make rules for a change that must make answers faster.
+
+        Acceptance does not affect the verdict.
         """
         primary = Guardrail("tpot", higher_is_better=False, margin=0.0, by_slice=True)
         return cls(primary, FAILURE_GUARDRAILS, slice_margin, **rules)
@@ -254,19 +259,19 @@ class MetricEvidence:
     margin: float
     better: bool
     worse: bool
-    """The whole interval lies below the margin."""
+    """True if the whole interval is below the margin."""
     tolerable: bool
-    """The whole interval lies above the margin."""
+    """True if the whole interval is above the margin."""
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryFindings:
-    """A verdict and why."""
+    """A verdict and its reason."""
 
     verdict: CanaryVerdict
     reason: str
     ended: bool
-    """No further block can change it."""
+    """True if no further block can change the verdict."""
     blocks: int
     sessions: int
     evidence: tuple[MetricEvidence, ...] = field(default_factory=tuple)
@@ -275,7 +280,7 @@ class CanaryFindings:
 class CanaryTest:
     """Collects blocks and judges them.
 
-    ``concurrent``: the arms of a block served at the same time, not in turn in random order.
+    ``concurrent`` means that the arms of a block serve at the same time instead of in random order.
     """
 
     def __init__(self, rules: CanaryRules, concurrent: bool = False) -> None:
@@ -302,7 +307,7 @@ class CanaryTest:
                 self._differences[name].append(difference)
 
     def judge(self) -> CanaryFindings:
-        """The verdict so far; it may be asked for after every block."""
+        """Return the current verdict. May be called after every block."""
         rules = self.rules
         primary, *others = [self._gather(one) for one in self._guardrails.values()]
         enough = self.blocks >= rules.min_blocks and len(self._sessions) >= rules.min_sessions
@@ -310,7 +315,7 @@ class CanaryTest:
         verdict, reason = decide(primary, others, "" if enough else self._describe_data())
         ended = last or verdict is not CanaryVerdict.UNDECIDED
         if last and verdict is CanaryVerdict.UNDECIDED:
-            reason = f"the longest duration is over: {reason}"
+            reason = f"the maximum duration has passed: {reason}"
         evidence = (primary, *others)
         return CanaryFindings(verdict, reason, ended, self.blocks, len(self._sessions), evidence)
 
@@ -322,8 +327,12 @@ class CanaryTest:
         )
 
     def _gather(self, guardrail: Guardrail) -> MetricEvidence:
-        """A promotion needs every metric to hold, so each may err with ``alpha``; one is enough
-        for a rollback, so they share it. Both claims are about one end of the interval."""
+        """Evaluate one metric.
+
+        A promotion needs every metric to hold, so each test may err with probability ``alpha``. One
+        metric suffices for a rollback, so the metrics share ``alpha``. Both claims concern one end
+        of the interval.
+        """
         holds = self._find_interval(guardrail, self.rules.alpha)
         strict = self._find_interval(guardrail, self._share_alpha(guardrail.metric))
         return MetricEvidence(
@@ -336,14 +345,17 @@ class CanaryTest:
         )
 
     def _find_interval(self, guardrail: Guardrail, alpha: float) -> Interval:
-        """Each of its ends errs with ``alpha``."""
+        """Return an interval each of whose ends errs with probability ``alpha``."""
         found = self._differences[guardrail.metric]
         both = min(1.0, 2 * alpha)
         return find_interval(found, both, guardrail.floor, dependent=self._concurrent)
 
     def _share_alpha(self, metric: str) -> float:
-        """Half of it for the metrics of the rules. A slice that appears as the n-th takes 1 in
-        n (n + 1) of the other half: however many follow, all shares together stay below alpha."""
+        """Return the metric's share of alpha.
+
+        The metrics of the rules share one half. The n-th slice to appear gets 1 / (n (n + 1)) of
+        the other half, so the sum stays below alpha however many slices follow.
+        """
         known = 1 + len(self.rules.guardrails)
         place = list(self._guardrails).index(metric) + 1
         parts = known if place <= known else (place - known) * (place - known + 1)
@@ -353,7 +365,7 @@ class CanaryTest:
 def decide(
     primary: MetricEvidence, others: Sequence[MetricEvidence], lacking: str
 ) -> tuple[CanaryVerdict, str]:
-    """The verdict and why; ``lacking`` says which data is still waited for, if any."""
+    """Return the verdict and its reason; ``lacking`` describes missing data, if any."""
     for one in (primary, *others):
         if one.worse:
             return CanaryVerdict.ROLL_BACK, f"{one.metric} is worse than its margin"

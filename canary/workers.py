@@ -1,4 +1,4 @@
-"""A canary of one worker of a fleet, which carries another draft or was changed otherwise."""
+"""Canary of one worker of a fleet, which has another draft or some other change."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 
 class WorkerChange:
-    """One worker against the others, by session.
+    """Trial of one worker against the others, by session.
 
-    The sessions of the candidate are those that belong to it by their hash, so that no session
-    moves when the canary starts or ends well. Requests without a session are drawn by their id:
-    load and known prefixes, which choose their worker otherwise, would make the arms differ. A
-    request counts for the arm it was drawn for, wherever a failure moved it.
+    The candidate's sessions are those that hash to it, so no session moves when the canary starts
+    or succeeds. Requests without a session are assigned by their id, because the usual routing by
+    load and cached prefixes would make the arms differ. A request counts for its assigned arm, even
+    if a failure moved it to another worker.
     """
 
     kind = "worker"
@@ -53,11 +53,11 @@ class WorkerChange:
 
     @property
     def control(self) -> str:
-        """The other workers, by their number when the canary began."""
+        """The number of other workers when the canary began, in words."""
         return f"{len(self._names) - 1} other workers"
 
     async def start(self) -> None:
-        """Raises ChangeRefused."""
+        """Begin the trial. Raises ChangeRefused."""
         known = {one.name: one for one in self._fleet.list_status()}
         found = known.get(self.candidate)
         if found is None:
@@ -82,7 +82,7 @@ class WorkerChange:
         return draw_arm(find_owner(unit, self._names) == self.candidate)
 
     async def enter(self, arm: Arm) -> None:
-        """There are no slots."""
+        """Do nothing, since there are no slots."""
 
     def find_arm(self, record: RequestRecord) -> Arm | None:
         return record.facts.arm
@@ -91,7 +91,7 @@ class WorkerChange:
         return record.facts.arm
 
     def check(self, arms: ArmsNow) -> None:
-        """Raises Collapsed and Interrupted."""
+        """Raise Collapsed or Interrupted if the trial cannot continue."""
         found = self._find_status()
         if found is None or found.state is WorkerState.DRAINING:
             raise Interrupted("the worker was removed from the fleet")
@@ -106,11 +106,11 @@ class WorkerChange:
 
     async def promote(self) -> None:
         log.warning(
-            "worker %s is better: make its change on the other workers, too", self.candidate
+            "worker %s is better: apply its change to the other workers as well", self.candidate
         )
 
     async def roll_back(self) -> None:
-        """New requests go to the other workers until an operator releases it."""
+        """Send new requests to the other workers until an operator releases the candidate."""
         self._fleet.reservations.held.add(self.candidate)
         log.warning("worker %s is held: it gets no new requests", self.candidate)
 

@@ -1,8 +1,8 @@
-"""Captured requests: records of requests that ended, redacted, encrypted and bounded.
+"""Captured requests: redacted, encrypted and bounded records of finished requests.
 
-The gateway writes (``capture.py``, one record per request) where ``--capture`` names a folder.
-``files.py`` reads and writes the files, within the bounds of ``limits.py``. ``record.py`` holds
-their format, and ``redaction.py`` and ``patterns.py`` remove what must not be kept. ``eaglegate
-capture`` (``command.py``) and the lab read them. A gateway without a capture loads ``limits.py``
-alone. docs/capture.md.
+The gateway writes one record per request (``capture.py``) when ``--capture`` names a folder.
+``files.py`` reads and writes the files, within the bounds of ``limits.py``. ``record.py`` defines
+their format, and ``redaction.py`` and ``patterns.py`` remove text that must not be kept.
+``eaglegate capture`` (``command.py``) and the lab read the files. A gateway without a capture loads
+only ``limits.py``. See docs/capture.md.
 """

@@ -1,8 +1,8 @@
-"""Audits of captured requests, in files beside the records.
+"""Audits of captured requests, in separate files next to the records.
 
-An audit may end after its request's record was written, so each is a line of its own, which names
-the record by ``id``. The files are ``audits-TIME-PID-N.jsonl``: readers of traces, such as AIPerf,
-take nothing but requests. A line holds neither text nor token ids.
+An audit may end after its request's record was written. Each audit is therefore a line of its own
+that names the record by ``id``. The files are named ``audits-TIME-PID-N.jsonl``, because readers of
+traces such as AIPerf accept only requests. A line contains neither text nor token ids.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from eaglegate.engine.events import RequestFacts
 from eaglegate.engine.speculation.audit.records import AuditRecord
 
 AUDIT_BYTES = 1024
-"""Memory of an audit that waits to be written, about."""
+"""Approximate memory of an audit that waits to be written, in bytes."""
 REMEMBERED = 4096
-"""Choices of captured requests whose audits are written: the last ones."""
+"""Captured choices whose audits can still be written; older choices are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class CapturedAudit:
     """The verdict on one choice of a captured request."""
 
     id: str
-    """``CaptureRecord.id`` of the request."""
+    """``CaptureRecord.id`` of the audited request."""
     session: str
     """``CaptureRecord.session``, the salted hash."""
     choice: int
@@ -52,11 +52,11 @@ class CapturedAudit:
     """How the answer was chosen: greedy, seeded, sampled or grammar."""
     detail: str
     depth: int
-    """The most drafts that one of its steps verified."""
+    """The largest number of drafts that one of the choice's steps verified."""
     draft: str
     tokens: int
     at: float
-    """Unix time of the audit's end."""
+    """Unix time at which the audit ended."""
     key: str | None = None
     """The public name of the API key."""
 
@@ -65,12 +65,12 @@ _FIELDS = tuple(item.name for item in fields(CapturedAudit))
 
 
 def format_audit(audit: CapturedAudit) -> bytes:
-    """One line, without its end."""
+    """Return the audit as one line, without the line break."""
     return orjson.dumps({"version": VERSION, **asdict(audit)})
 
 
 def parse_audit(line: bytes) -> CapturedAudit:
-    """Raises DamagedRecord, or CaptureError for a line of a later version of the format."""
+    """Parse one line. Raises DamagedRecord, or CaptureError for a newer version of the format."""
     try:
         row: Mapping[str, Any] = orjson.loads(line)
         check_version(row)
@@ -84,18 +84,20 @@ def parse_audit(line: bytes) -> CapturedAudit:
 def read_audits(
     path: Path, cipher: MultiFernet | None = None, skip: Skip = lambda _: None
 ) -> Iterator[CapturedAudit]:
-    """The audits in a capture folder, or in one file of audits. See ``read_records``."""
+    """Read the audits of a capture folder, or of one file. See ``read_records``."""
     for file in list_files(path, AUDITS):
         yield from parse_lines(file, cipher, skip, parse_audit)
 
 
 def name_request(request: str, redactor: Redactor | None, hashes: SaltedHashes) -> str:
-    """A request's name in a capture. Clients may choose it, so it is treated as text."""
+    """Return the request's name in a capture. Clients may choose the name, so it is redacted like
+    text.
+    """
     return str(redactor.redact(request)) if redactor else hashes.hash_text(request)
 
 
 class AuditCapture:
-    """Writes the audits of captured requests, on a thread of its own."""
+    """Writes the audits of captured requests on its own thread."""
 
     def __init__(
         self,
@@ -105,20 +107,20 @@ class AuditCapture:
         cipher: MultiFernet | None,
     ) -> None:
         self._hashes, self._cipher = hashes, cipher
-        self._redactor = copy(redactor)  # it has a state, and the records' thread uses the other
+        self._redactor = copy(redactor)  # stateful, and the records' thread uses the original
         self._captured: OrderedDict[str, tuple[RequestFacts, str]] = OrderedDict()
-        """Facts and session of the request by the engine's name of each choice."""
+        """Facts and session of each captured request, by the engine's name of each choice."""
         self._writer = CaptureWriter(folder.beside(AUDITS), self._format)
 
     def expect(self, facts: RequestFacts, session: str) -> None:
-        """Write the audits of a request that is captured."""
+        """Register a captured request, so that its audits are written."""
         known = replace(facts, messages=(), tools=())
         self._captured |= dict.fromkeys(facts.sequences, (known, session))
         while len(self._captured) > REMEMBERED:
             self._captured.popitem(last=False)
 
     def record(self, audit: AuditRecord) -> None:
-        """An audit has ended, of a captured request or of another one. Never waits."""
+        """Queue a finished audit if its request was captured. Never waits."""
         if (found := self._captured.pop(audit.request, None)) is not None:
             self._writer.put((audit, *found), AUDIT_BYTES)
 

@@ -1,4 +1,4 @@
-"""Choice of the requests to capture, and the way from an ended request to a record."""
+"""Selection of the requests to capture, and conversion of finished requests to records."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from eaglegate.observability.sequence import SequenceTimeline
 from eaglegate.text.events import Phase
 
 TOKEN_BYTES = 8
-"""Memory of a token id in a tuple, about."""
+"""Approximate memory of a token id in a tuple, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """A request as it ended; made on the event loop, read on the writer's thread."""
+    """A finished request, created on the event loop and read on the writer's thread."""
 
     record: RequestRecord
     session: str
@@ -47,13 +47,13 @@ class EndedRequest:
     path: str
     body: bytes
     arrived: float
-    """Unix time."""
+    """Unix time of the request's arrival."""
     speculation: SpeculationInfo | None
 
 
 class RequestCapture:
-    """Capture of requests. ``Telemetry`` asks it whether to capture one, and hands it over
-    at its end.
+    """Capture of requests. ``Telemetry`` calls ``select`` when a request starts and ``submit`` when
+    it ends.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class RequestCapture:
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Capture to ``folder``. Without a ``redactor``, in mode ``hashes``, no text is
-        captured.
+        """Capture to ``folder``. Without a ``redactor`` the mode is ``hashes``, which captures no
+        text.
         """
         self._share = share
         self._salt = secrets.token_bytes(16)
@@ -78,12 +78,15 @@ class RequestCapture:
         self.audits = AuditCapture(folder, hashes, redactor, cipher)
 
     def set_decode(self, decode: Decode) -> None:
-        """Set the decoder with which redaction reads token ids, once a tokenizer is loaded."""
+        """Set the decoder that redaction uses to read token ids, once a tokenizer is loaded."""
         if self._formatter.redactor is not None:
             self._formatter.redactor.decode = decode
 
     def select(self, facts: RequestFacts) -> str | None:
-        """The session of a request to be captured, else None. All of a session, or none of it."""
+        """Return the request's session if the request is to be captured, else None.
+
+        All requests of a session are captured, or none.
+        """
         if self._share <= 0:
             return None
         session = facts.session or begin_of_conversation(facts) or facts.id
@@ -101,7 +104,7 @@ class RequestCapture:
         sent: tuple[str, bytes],
         speculation: SpeculationInfo | None,
     ) -> None:
-        """A selected request has ended; ``sent`` is its path and its body. Never waits."""
+        """Queue a selected request that has ended; ``sent`` is its path and body. Never waits."""
         path, body = sent
         arrived = self._wall() - (self._clock() - record.facts.arrived)
         ended = EndedRequest(record, session, tuple(timelines), path, body, arrived, speculation)
@@ -117,9 +120,10 @@ class RequestCapture:
 
 
 def begin_of_conversation(facts: RequestFacts) -> str:
-    """A session for clients that name none: the messages up to the user's first, and the key.
+    """Return a session for a client that names none: a hash of the key and the messages up to the
+    first user message.
 
-    They are the same in every turn of a conversation.
+    These are the same in every turn of a conversation.
     """
     head: list[Any] = []
     for message in facts.messages:
@@ -133,7 +137,7 @@ def begin_of_conversation(facts: RequestFacts) -> str:
 
 
 class RecordFormatter:
-    """Makes the line of an ended request, on the writer's thread."""
+    """Formats a finished request as one line, on the writer's thread."""
 
     def __init__(
         self,
@@ -152,7 +156,7 @@ class RecordFormatter:
         return line if self._cipher is None else self._cipher.encrypt(line)
 
     def make_record(self, ended: EndedRequest) -> CaptureRecord:
-        """Raises RecordDropped."""
+        """Build the record. Raises RecordDropped."""
         redactor = self.redactor
         if redactor is not None:
             redactor.begin()
@@ -177,7 +181,7 @@ class RecordFormatter:
         return record if redactor is None else redact_ids(redactor, record)
 
     def _describe_request(self, ended: EndedRequest, content: Mapping[str, Any]) -> CaptureRecord:
-        """Describe the request, its caller and its end, without prompts and choices."""
+        """Describe the request, its caller and its ending, without prompts and choices."""
         redactor, speculation = self.redactor, ended.speculation
         facts, record = ended.record.facts, ended.record
         return CaptureRecord(
@@ -207,9 +211,7 @@ class RecordFormatter:
     def _make_content(
         self, ended: EndedRequest, prompts: Sequence[CapturedPrompt]
     ) -> dict[str, Any]:
-        """Make the record's content as the mode allows, with exactly one of AIPerf's three
-        inputs.
-        """
+        """Return the content that the mode allows, with exactly one of AIPerf's three inputs."""
         facts = ended.record.facts
         length = prompts[0].tokens if prompts else facts.prompt_tokens
         redactor = self.redactor
@@ -238,7 +240,7 @@ class RecordFormatter:
     def _make_prompts(
         self, requests: Sequence[EngineRequest | None]
     ) -> tuple[list[CapturedPrompt], dict[tuple[int, ...], int]]:
-        """Every prompt once, and where each is."""
+        """Return each distinct prompt once, and the index of each prompt."""
         places: dict[tuple[int, ...], int] = {}
         for request in requests:
             if request is not None:
@@ -272,13 +274,15 @@ class RecordFormatter:
         )
 
     def _name_template(self, template: str) -> str:
-        """The fingerprint is of the text without a salt, so that known texts could be tried."""
+        """Return the template's fingerprint, salted in mode ``hashes``. Without a salt, known
+        templates could be guessed from it.
+        """
         if self.redactor is not None or not template:
             return template
         return self._hashes.hash_text(template)
 
     def _list_sampling(self, request: EngineRequest | None) -> dict[str, Any]:
-        """List the sampling fields that are not neutral; in mode ``hashes`` only numbers."""
+        """List the sampling fields that are not neutral; in mode ``hashes``, only numbers."""
         if request is None:
             return {}
         values = {
@@ -306,7 +310,7 @@ _NEUTRAL: dict[str, Any] = {
 
 
 def redact_ids(redactor: Redactor, record: CaptureRecord) -> CaptureRecord:
-    """Read what its token ids spell, and keep them only where nothing was found in the record."""
+    """Check the text of the token ids. Keep the ids only if no pattern was found in the record."""
     for prompt in record.prompts:
         redactor.read(prompt.token_ids or ())
     for choice in record.choices:
@@ -329,9 +333,10 @@ def _milliseconds(seconds: float | None) -> float | None:
 def _join_log(
     log: Sequence[tuple[Phase, list[Step]]],
 ) -> tuple[tuple[int, ...], tuple[CapturedStep, ...], tuple[tuple[str, int], ...]]:
-    """Tokens, decode steps, and runs of tokens by phase; in C where it is done per token.
+    """Return the tokens, the decode steps, and the runs of tokens by phase.
 
-    Steps are plain tuples here, which are written like a ``CapturedStep`` and made faster.
+    The work per token runs in C. Steps are plain tuples here: they serialize like a
+    ``CapturedStep`` and are faster to create.
     """
     token_ids: list[int] = []
     steps: list[Any] = []

@@ -1,4 +1,4 @@
-"""``eaglegate capture``: look at captures, export and import them, delete what belongs to a key."""
+"""``eaglegate capture``: inspect, export and import captures, and delete the records of a key."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from eaglegate.capture.record import (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status 1 for a capture that cannot be read."""
+    """Run the command. Return 1 if a capture cannot be read."""
     options = _make_parser().parse_args(argv)
     try:
         options.run(options, load_cipher(options.key_file))
@@ -69,11 +69,11 @@ def _make_parser() -> argparse.ArgumentParser:
     export = add("export", export_capture, "convert to another format, decrypted")
     export.add_argument("--to", required=True, choices=(MOONCAKE, OPENAI_BATCH))
     export.add_argument("--out", type=Path, required=True, help="file to create; - for stdout")
-    bring = add("import", import_trace, "make a capture file of a trace or of OpenAI Batch JSONL")
+    bring = add("import", import_trace, "make a capture file from a trace or OpenAI Batch JSONL")
     bring.add_argument(
         "--out", type=Path, required=True, help="file to create; encrypted if there is a key"
     )
-    delete = add("delete", delete_records, "delete the requests of an API key, or all")
+    delete = add("delete", delete_records, "delete the requests of a key or session, or all")
     chosen = delete.add_mutually_exclusive_group(required=True)
     chosen.add_argument(
         "--key", metavar="NAME", help="delete the requests of the API key with this public name"
@@ -84,16 +84,16 @@ def _make_parser() -> argparse.ArgumentParser:
     delete.add_argument(
         "--unreadable",
         action="store_true",
-        help="also delete lines that cannot be read: damaged ones, and those of lost keys",
+        help="also delete lines that cannot be read: damaged lines and lines of lost keys",
     )
     chosen.add_argument(
-        "--all", action="store_true", help="delete every file, and the salt of the hashes"
+        "--all", action="store_true", help="delete every file and the salt of the hashes"
     )
     return parser
 
 
 MOST_NAMED = 10
-"""Unreadable parts that an error names."""
+"""Maximum number of unreadable parts that an error lists."""
 MOONCAKE, OPENAI_BATCH = "mooncake", "openai-batch"
 
 
@@ -109,7 +109,7 @@ HEAD = ("workload", "context", "requests", "sessions", "prompt", "output", "step
 
 
 def format_statistics(records: Iterable[CaptureRecord]) -> str:
-    """A table by workload and context, and what the requests came to."""
+    """Format a table by workload and context, followed by the number of requests per ending."""
     sums: dict[tuple[str, str], Counter[str]] = {}
     sessions: dict[tuple[str, str], set[str]] = {}
     endings: Counter[str] = Counter()
@@ -171,7 +171,7 @@ def print_records(options: argparse.Namespace, cipher: MultiFernet | None) -> No
 
 
 def find_verdicts(path: Path, cipher: MultiFernet | None) -> dict[str, list[str]]:
-    """The outcomes of the audits in a capture folder, by the request's id."""
+    """Return the outcomes of the audits in a capture folder, by request id."""
     found: dict[str, list[str]] = {}
     for audit in read_audits(path, cipher, _warn) if path.is_dir() else ():
         found.setdefault(audit.id, []).append(audit.outcome)
@@ -179,7 +179,7 @@ def find_verdicts(path: Path, cipher: MultiFernet | None) -> dict[str, list[str]
 
 
 def export_capture(options: argparse.Namespace, cipher: MultiFernet | None) -> None:
-    """Export a capture with the fields that the other format has. Times begin at 0."""
+    """Export a capture with the fields that the other format supports. Times begin at 0."""
     records = read_records(options.file, cipher, _warn)
     rows = to_mooncake(records) if options.to == MOONCAKE else to_openai_batch(records)
     count = 0
@@ -197,7 +197,7 @@ def _open_new(path: Path) -> Any:
 
 
 def to_mooncake(records: Iterable[CaptureRecord]) -> Iterator[dict[str, Any]]:
-    """Yield Mooncake rows in the order of arrival."""
+    """Yield Mooncake rows in order of arrival."""
     found = sorted(records, key=_arrival)
     first = _arrival(found[0]) if found else 0.0
     for record in found:
@@ -207,12 +207,14 @@ def to_mooncake(records: Iterable[CaptureRecord]) -> Iterator[dict[str, Any]]:
 
 
 def _arrival(record: CaptureRecord) -> float:
-    """Milliseconds."""
+    """Return the time of arrival in milliseconds."""
     return 1000 * record.arrived if record.arrived is not None else record.timestamp or 0.0
 
 
 def to_openai_batch(records: Iterable[CaptureRecord]) -> Iterator[dict[str, Any]]:
-    """Raises CaptureError for a capture without bodies."""
+    """Yield the requests in OpenAI's Batch format. Raises CaptureError for a capture without
+    bodies.
+    """
     for number, record in enumerate(records, 1):
         body = record.request_body()
         body.pop("stream", None)
@@ -247,7 +249,7 @@ def _read_foreign(file: Path) -> Iterator[CaptureRecord]:
 
 
 def read_foreign(line: bytes) -> CaptureRecord:
-    """A line of a trace, or of an OpenAI Batch file. Raises DamagedRecord."""
+    """Parse a line of a trace or of an OpenAI Batch file. Raises DamagedRecord."""
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -270,9 +272,9 @@ def read_foreign(line: bytes) -> CaptureRecord:
 
 
 def delete_records(options: argparse.Namespace, cipher: MultiFernet | None) -> None:
-    """Raises CaptureError before anything is deleted where a line cannot be read.
+    """Delete the chosen records. Raises CaptureError before any deletion if a line cannot be read.
 
-    A gateway that writes to a file deleted or replaced here goes on in a new one.
+    A gateway whose current file is deleted or replaced here continues in a new file.
     """
     files, audits = list_files(options.file), []
     if options.file.is_dir():
@@ -310,7 +312,7 @@ DELETED, UNREADABLE = "deleted", "unreadable"
 def check_readable(
     files: Sequence[Path], audits: Sequence[Path], cipher: MultiFernet | None
 ) -> None:
-    """Raises CaptureError, which names what cannot be read."""
+    """Raise CaptureError, naming the unreadable parts, if a file cannot be read completely."""
     unreadable: list[str] = []
     for file in files:
         deque(read_file(file, cipher, unreadable.append), maxlen=0)
@@ -334,15 +336,16 @@ def rewrite_file(
     cipher: MultiFernet | None,
     unreadable: bool,
 ) -> Counter[str]:
-    """Replace the file by one without these records, at once; what is gone.
+    """Atomically replace the file by one without the deleted records. Return the counts of removed
+    records.
 
-    What cannot be read goes as well where ``unreadable`` says so. Raises CaptureError otherwise.
+    Unreadable parts are removed too if ``unreadable`` is true; otherwise they raise CaptureError.
     """
     counts: Counter[str] = Counter()
 
     def skip(why: str) -> None:
         if not unreadable:
-            raise CaptureError(f"{why}; this file and those after it are as they were")
+            raise CaptureError(f"{why}; this file and the files after it are unchanged")
         _warn(why)
         counts[UNREADABLE] += 1
 

@@ -1,14 +1,15 @@
-"""Capture files: written off the event loop, bounded in size and age; read back by commands.
+"""Capture files: written off the event loop, bounded in size and age, and read back by commands.
 
-One thread empties a bounded queue once a second: waking it for each request would cost more than
-the writing. What does not fit, or cannot be written, is dropped and counted; nothing waits for it.
-A record is one ``write``; a record that was written in part, as on a
-full disk, is taken back. Files are ``capture-TIME-PID-N.jsonl``, mode 0600 in a folder of 0700.
-``audits.py`` writes in the same way, to files whose names begin with ``audits``.
+One thread empties a bounded queue once per second: waking it for each request would cost more than
+the writing. Records that do not fit or cannot be written are dropped and counted; requests never
+wait. A record is one ``write``. A partly written record, as on a full disk, is removed again. Files
+are named ``capture-TIME-PID-N.jsonl`` and have mode 0600, in a folder of mode 0700. ``audits.py``
+uses the same writer for files whose names begin with ``audits``.
 
-A record is one line, so that a file is readable to its last whole record, however it was cut off.
-With a key, a line is the Fernet token (AES-128-CBC with HMAC-SHA256) of the record; rotated files
-may be gzipped. This module and ``record.py`` are the format; they import nothing else of ours.
+A record is one line, so a truncated file is readable up to its last complete record. With a key, a
+line is the record's Fernet token (AES-128-CBC with HMAC-SHA256). Rotated files may be gzipped. This
+module and ``record.py`` define the format; they import nothing else of the gateway except
+``limits.py``.
 """
 
 from __future__ import annotations
@@ -44,19 +45,21 @@ logger = logging.getLogger(__name__)
 QUEUE_REQUESTS = 2048
 QUEUE_BYTES = 64 << 20
 GATHER_S = 1.0
-"""Seconds for which ended requests are gathered before they are written."""
+"""Seconds between two batches of writes."""
 PRUNE_EVERY_S = 60.0
 RETRY_S = 10.0
-"""Seconds for which records are dropped after a failed write, before the disk is tried again."""
+"""Seconds after a failed write during which records are dropped before the disk is tried again."""
 LOG_EVERY_S = 60.0
 CLOSE_S = 5.0
 
 QUEUE, DISK, SIZE, SLOW, FAULT = REASONS = ("queue", "disk", "size", "slow", "fault")
-"""Why a record was dropped."""
+"""Reasons for dropping a record."""
 
 
 class RecordDropped(Exception):
-    """A record that its formatter does not want written: the reason, and why for the log."""
+    """The formatter refuses to write a record. ``reason`` is for the metric, the message for the
+    log.
+    """
 
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(why)
@@ -65,21 +68,24 @@ class RecordDropped(Exception):
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 RECORDS, AUDITS = "capture", "audits"
-"""The begin of a file's name: what a writer puts into it."""
+"""File name prefixes, by content."""
 KEY_FILE_VARIABLE = "EAGLEGATE_CAPTURE_KEY_FILE"
 _TOKEN = b"gAAAA"
-"""First bytes of every Fernet token."""
+"""The first bytes of every Fernet token."""
 _GZIP = b"\x1f\x8b"
 CHUNK_BYTES = 1 << 20
 
 
 def make_cipher(keys: Sequence[str]) -> MultiFernet | None:
-    """The first key encrypts, all decrypt; None without keys. Raises ValueError for a wrong one."""
+    """Make a cipher: the first key encrypts, all keys decrypt. Return None without keys.
+
+    Raises ValueError for an invalid key.
+    """
     return MultiFernet([Fernet(key) for key in keys]) if keys else None
 
 
 def read_keys(path: Path) -> list[str]:
-    """Fernet keys, one per line. Raises OSError."""
+    """Read Fernet keys, one per line. Raises OSError."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
@@ -95,7 +101,7 @@ def add_key_file_argument(parser: argparse.ArgumentParser | argparse._ArgumentGr
 
 
 def load_cipher(key_file: Path | None) -> MultiFernet | None:
-    """Make a cipher of the keys in a file. Raises OSError, and ValueError for a wrong key."""
+    """Make a cipher from the keys in a file. Raises OSError, and ValueError for an invalid key."""
     return make_cipher(read_keys(key_file)) if key_file else None
 
 
@@ -105,14 +111,14 @@ def write_records(
     cipher: MultiFernet | None = None,
     compress: bool = False,
 ) -> int:
-    """A new file of these records; how many there are."""
+    """Write a new file of records, and return their number."""
     return write_lines(path, map(format_record, records), cipher, compress)
 
 
 def write_lines(
     path: Path, lines: Iterable[bytes], cipher: MultiFernet | None, compress: bool
 ) -> int:
-    """A new file of these lines, encrypted with ``cipher``; how many there are."""
+    """Write a new file of lines, encrypted with ``cipher``, and return their number."""
     count = 0
     with gzip.open(path, "wb") if compress else path.open("wb") as file:
         for line in lines:
@@ -132,10 +138,10 @@ def _ignore(_: str) -> None:
 def read_records(
     path: Path, cipher: MultiFernet | None = None, skip: Skip = _ignore
 ) -> Iterator[CaptureRecord]:
-    """The records of a file, or of all files of a capture folder, in the order of their names.
+    """Read the records of a file, or of all files of a capture folder in order of their names.
 
-    ``skip`` is called with a sentence for each line that is damaged or cut. Raises CaptureError for
-    a file that is not there, holds no readable record at all, or is encrypted and no key was given.
+    ``skip`` is called with a sentence for each damaged or truncated line. Raises CaptureError for a
+    file that does not exist, contains no readable record, or is encrypted when no key was given.
     """
     for file in list_files(path):
         whole = 0
@@ -147,14 +153,14 @@ def read_records(
 
 
 def read_file(file: Path, cipher: MultiFernet | None, skip: Skip) -> Iterator[CaptureRecord]:
-    """See ``read_records``; a file without any record is empty."""
+    """Read the records of one file. See ``read_records``; a file without records is allowed."""
     return parse_lines(file, cipher, skip, parse_record)
 
 
 def parse_lines(
     file: Path, cipher: MultiFernet | None, skip: Skip, parse: Callable[[bytes], Line]
 ) -> Iterator[Line]:
-    """The lines of a file. ``parse`` raises DamagedRecord for one that is to be skipped."""
+    """Yield the parsed lines of a file, skipping those for which ``parse`` raises DamagedRecord."""
     for number, line in enumerate(read_lines(file, skip), 1):
         try:
             yield parse(decrypt_line(line, cipher, file))
@@ -163,9 +169,9 @@ def parse_lines(
 
 
 def list_files(path: Path, content: str = RECORDS) -> list[Path]:
-    """The file ``path``, or the files of a folder: those of audits, or all others.
+    """Return the file ``path``, or the files of a folder: the audits, or all others.
 
-    Raises CaptureError.
+    Raises CaptureError if ``path`` does not exist.
     """
     if path.is_dir():
         files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES)]
@@ -178,7 +184,7 @@ def list_files(path: Path, content: str = RECORDS) -> list[Path]:
 
 
 def read_lines(path: Path, skip: Skip = _ignore) -> Iterator[bytes]:
-    """Lines that are not empty; the last may be cut."""
+    """Yield the lines that are not empty. The last one may be truncated."""
     rest = b""
     with path.open("rb") as file:
         chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
@@ -197,7 +203,7 @@ def is_gzipped(path: Path) -> bool:
 
 
 def _inflate(chunks: Iterable[bytes], skip: Skip) -> Iterator[bytes]:
-    """One member after the other, as of files that were gzipped apart and put together."""
+    """Decompress all gzip members in turn: compressed files may have been concatenated."""
     member = None
     for chunk in chunks:
         rest = chunk
@@ -206,15 +212,15 @@ def _inflate(chunks: Iterable[bytes], skip: Skip) -> Iterator[bytes]:
             try:
                 yield member.decompress(rest)
             except zlib.error:
-                skip("its gzip data is damaged: what follows cannot be read")
+                skip("its gzip data is damaged: the rest cannot be read")
                 return
             rest, member = member.unused_data, None if member.eof else member
     if member:
-        skip("its gzip data is cut: what followed cannot be read")
+        skip("its gzip data is truncated: the rest cannot be read")
 
 
 def decrypt_line(line: bytes, cipher: MultiFernet | None, file: Path) -> bytes:
-    """Raises DamagedRecord, or CaptureError without a key."""
+    """Decrypt a line if it is encrypted. Raises DamagedRecord, or CaptureError without a key."""
     if not line.startswith(_TOKEN):
         return line
     if cipher is None:
@@ -226,7 +232,7 @@ def decrypt_line(line: bytes, cipher: MultiFernet | None, file: Path) -> bytes:
 
 
 def make_private(directory: Path) -> None:
-    """Make the folder, or take it and its captures from other users. Raises OSError."""
+    """Create the folder, or remove other users' access to it and its captures. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     _tighten(directory, 0o700)
     for path in directory.iterdir():
@@ -260,7 +266,7 @@ class CaptureFolder:
         wall: Callable[[], float] = time.time,
         content: str = RECORDS,
     ) -> None:
-        """Raises OSError."""
+        """Open the folder, creating it if needed. Raises OSError."""
         make_private(directory)
         self._directory = directory
         self.limits = limits
@@ -270,19 +276,19 @@ class CaptureFolder:
         self._size = 0
         self._opened = 0.0
         self._others = 0
-        """Bytes of all other files, when last counted."""
+        """Total bytes of all other files when last counted."""
         self._pruned = 0.0
         self._number = 0
         self.prune()
 
     def beside(self, content: str) -> CaptureFolder:
-        """Another writer's files in the same folder. Raises OSError."""
+        """Return a folder object for another writer's files in the same folder. Raises OSError."""
         return CaptureFolder(self._directory, self.limits, self._wall, content)
 
     def append(self, line: bytes) -> None:
-        """Write one record, in one system call but for a disk that fills.
+        """Write one record in one system call, unless the disk fills up.
 
-        Raises OSError; then nothing of it is left in the file.
+        Raises OSError and leaves no part of the record in the file.
         """
         if self._file < 0 or self._is_full(len(line)):
             self._open_next()
@@ -316,14 +322,16 @@ class CaptureFolder:
         self.prune()
 
     def _take_back(self) -> None:
-        """Cut what was written of a record that did not fit; else begin another file."""
+        """Remove a partly written record; if that fails, close the file so that the next record
+        starts a new one.
+        """
         try:
             os.ftruncate(self._file, self._size)
         except OSError:
             self.close()
 
     def prune(self, more: int = 0) -> None:
-        """Delete the oldest files until ``more`` bytes fit, and every file past its age."""
+        """Delete the oldest files until ``more`` bytes fit, and every file beyond its age."""
         self._pruned = now = self._wall()
         found = []
         for path in self._directory.iterdir():
@@ -348,7 +356,7 @@ class CaptureFolder:
 
 @dataclass(frozen=True, slots=True)
 class CaptureCounts:
-    """Since the start."""
+    """Counts since the start of the process."""
 
     records: int
     bytes: int
@@ -356,7 +364,7 @@ class CaptureCounts:
 
 
 class CaptureWriter:
-    """``put`` never waits; ``format`` turns an item into a line, on the writer's thread."""
+    """Writes items on its own thread. ``put`` never waits; ``format`` turns an item into a line."""
 
     def __init__(self, folder: CaptureFolder, format: Callable[[Any], bytes]) -> None:
         self._folder = folder
@@ -377,7 +385,7 @@ class CaptureWriter:
         return thread
 
     def put(self, item: Any, size: int) -> None:
-        """``size`` is about what the item holds in memory, in bytes."""
+        """Queue an item. ``size`` is its approximate memory in bytes."""
         waiting = self._put_bytes - self._taken_bytes
         if waiting + size > QUEUE_BYTES or len(self._queue) >= QUEUE_REQUESTS:
             self._drop(QUEUE, "the writer is behind")
@@ -385,7 +393,7 @@ class CaptureWriter:
         self._queue.append((item, size))
         self._put_bytes += size
         if not self._thread.is_alive() and not self._closing.is_set():
-            logger.error("the thread that writes captures has died; another one is started")
+            logger.error("capture writer thread died; starting a new one")
             self._thread = self._start()
         if not self._ready.is_set():
             self._ready.set()
@@ -395,7 +403,7 @@ class CaptureWriter:
         return CaptureCounts(self._records, self._bytes, dropped)
 
     def close(self) -> None:
-        """Write what waits, for a few seconds at most."""
+        """Write the queued items, for at most a few seconds."""
         self._closing.set()
         self._ready.set()
         self._thread.join(CLOSE_S)
@@ -406,7 +414,7 @@ class CaptureWriter:
             self._closing.wait(GATHER_S)
             self._ready.clear()
             self._write_all()
-        self._write_all()  # what came between that and the closing
+        self._write_all()  # items queued since the last pass
         self._folder.close()
 
     def _write_all(self) -> None:

@@ -1,4 +1,4 @@
-"""Modes and bounds of a capture, for settings: a gateway without a capture loads this alone."""
+"""Modes and limits of a capture. A gateway without a capture loads only this module."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 FULL, HASHES = MODES = ("full", "hashes")
 PARTS = 16
-"""A file holds at most this part of all bytes and of the age, so that the oldest can go alone."""
+"""A file holds at most ``1 / PARTS`` of all bytes and of the maximum age, so that the oldest part
+can be deleted alone.
+"""
 LARGEST_PART = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureLimits:
-    """``max_bytes`` of all files together; files older than ``max_age_s`` are deleted."""
+    """Limits of a capture: ``max_bytes`` for all files together, ``max_age_s`` for each file."""
 
     max_bytes: int = 1 << 30
     max_age_s: float = 7 * 86400.0

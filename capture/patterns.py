@@ -1,8 +1,9 @@
-"""Regular expressions that take time in proportion to the text, whatever the text is (RE2).
+"""Regular expressions that run in time linear in the text (RE2).
 
-Python's own backtrack: a usual pattern for e-mail addresses takes ten seconds for 32,000 letters,
-during which no other thread runs. RE2 lets them run, too. Patterns are written as for Python; what
-RE2 cannot do, such as looking around, is refused. ``\\w``, ``\\d`` and ``\\s`` mean Unicode's.
+Python's own engine backtracks: a common pattern for e-mail addresses takes ten seconds on 32,000
+letters, during which no other thread runs. RE2 also releases the interpreter lock. Patterns use
+Python's syntax; features that RE2 lacks, such as lookaround, are refused. ``\\w``, ``\\d`` and
+``\\s`` have Python's Unicode meaning.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ OUTSIDE = {
     "S": f"[^{SPACES}]",
     "Z": r"\z",
 }
-"""Python's meaning of each escape, in RE2's syntax."""
+"""Python's meaning of each escape in RE2's syntax, outside brackets."""
 INSIDE = {"w": LETTERS, "d": r"\p{Nd}", "D": r"\P{Nd}", "s": SPACES}
-"""The same within brackets. ``\\W`` and ``\\S`` stay those of ASCII, which match more."""
+"""The same inside brackets. ``\\W`` and ``\\S`` keep their ASCII meaning there, which matches more.
+"""
 ANCHORS = frozenset({"^", "$", r"\A", r"\Z", r"\z"})
 END = r"(?:\n?\z)"
-"""Python's ``$`` also matches before a line break at the end."""
+"""Equivalent of Python's ``$``, which also matches before a final line break."""
 _SET = r"\[\^?\]?(?:\[:\^?\w+:\]|\\.|[^\]\\])*\]"
 _PIECE = re.compile(rf"{_SET}|\\Q.*?(?:\\E|$)|\\[pPx]\{{[^}}]*\}}|\\.|.", re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
@@ -43,17 +45,17 @@ Check = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One pattern, as it was given and without its anchors."""
+    """One compiled pattern, with and without its anchors."""
 
     anchored: Any
     free: Any
-    """Matches wherever ``anchored`` would match a part of the text."""
+    """Matches any text in which some part would match ``anchored``."""
 
 
 def compile_pattern(source: str) -> Pattern:
-    """Raises ValueError for a pattern that RE2 does not take, or that matches everywhere."""
+    """Compile a pattern. Raises ValueError if RE2 rejects it or it matches the empty string."""
     if _BOUNDARY.search(source):
-        raise ValueError(rf"'{source}': \b and \B know only ASCII letters: leave them out")
+        raise ValueError(rf"'{source}': \b and \B support only ASCII letters: leave them out")
     anchored = _compile(source, "".join(_translate(source)))
     free = _compile(source, "".join(_translate(source, anchors=False)))
     if free.search(b""):
@@ -95,7 +97,7 @@ def encode(text: str) -> bytes:
 def find_spans(patterns: Sequence[Pattern], text: bytes, check: Check) -> list[Span]:
     """Find the spans that any pattern matches, in order, merged where they overlap or touch.
 
-    ``check`` is called before every search; what it raises ends them.
+    ``check`` is called before every search; an exception from it ends the search.
     """
     found: list[Span] = []
     for pattern in patterns:
@@ -114,7 +116,7 @@ def find_spans(patterns: Sequence[Pattern], text: bytes, check: Check) -> list[S
 
 
 def contains_any(patterns: Sequence[Pattern], text: bytes, check: Check) -> bool:
-    """Whether a part of the text is what any of them matches, wherever it stands."""
+    """Return True if any part of the text matches one of the patterns, ignoring anchors."""
     for pattern in patterns:
         check()
         if pattern.free.search(text):

@@ -1,9 +1,10 @@
-"""The capture format: JSON lines that AIPerf reads as ``mooncake_trace``, one request each.
+"""The capture format: JSON lines that AIPerf reads as ``mooncake_trace``, one per request.
 
-At the top level stand AIPerf's own fields: ``timestamp`` (milliseconds since the capture began),
+The top-level fields are AIPerf's: ``timestamp`` (milliseconds since the capture began),
 ``output_length``, and exactly one of ``messages`` (with ``tools``), ``text_input`` and
-``input_length`` (with ``hash_ids`` of 512-token blocks). All that is ours is under ``eaglegate``.
-Traces without our key, such as Mooncake's, are read too. ``files.py`` reads and writes files.
+``input_length`` (with ``hash_ids`` of 512-token blocks). All other fields are under ``eaglegate``.
+Traces without that key, such as Mooncake's, are readable too. ``files.py`` reads and writes the
+files.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ import orjson
 
 VERSION = 1
 OURS = "eaglegate"
-"""The one key at the top level that is not AIPerf's."""
+"""The only top-level key that is not AIPerf's."""
 BLOCK = 16
-"""Tokens per hash in ``CapturedPrompt.blocks``, as vLLM's prefix cache counts them."""
+"""Tokens per hash in ``CapturedPrompt.blocks``, the block size of vLLM's prefix cache."""
 TRACE_BLOCK = 512
 """Tokens per hash in the ``hash_ids`` that AIPerf and Mooncake read."""
 
 
 class CaptureError(ValueError):
-    """A capture that cannot be read; the message says what to do."""
+    """A capture cannot be read. The message says what to do."""
 
 
 class DamagedRecord(CaptureError):
-    """One line that is no record; those around it may be."""
+    """A line is not a valid record. The lines around it may still be valid."""
 
 
 class CapturedStep(NamedTuple):
-    """One decode step (``eaglegate.engine.types.DecodeStep``); zeros at the end are not written."""
+    """One decode step (``eaglegate.engine.types.DecodeStep``). Trailing zeros are not written."""
 
     drafted: int
     accepted: int
@@ -43,31 +44,31 @@ class CapturedStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CapturedPrompt:
-    """The prompt as the engine was given it."""
+    """A prompt as the engine received it."""
 
     tokens: int
     token_ids: tuple[int, ...] | None = None
-    """None in mode ``hashes``, and where a redaction rule found something in the record."""
+    """None in mode ``hashes``, or if a redaction rule matched anywhere in the record."""
     blocks: tuple[int, ...] | None = None
     """Salted hashes of the prompt up to the end of each 16-token block, in mode ``hashes``."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedChoice:
-    """One choice of the answer. Tokens that ``steps`` do not deliver came from prefill."""
+    """One choice of the answer. Tokens that are in no step came from prefill."""
 
     prompt: int = 0
     """Index into ``CaptureRecord.prompts``."""
     tokens: int = 0
     token_ids: tuple[int, ...] | None = None
-    """None in mode ``hashes``, and where a redaction rule found something in the record."""
+    """None in mode ``hashes``, or if a redaction rule matched anywhere in the record."""
     steps: tuple[CapturedStep, ...] = ()
     phases: tuple[tuple[str, int], ...] = ()
     """Runs of tokens by phase, in order: ``(("reasoning", 34), ("content", 20))``."""
     finish: str | None = None
-    """None when the answer did not reach its end."""
+    """Finish reason; None if the answer was not completed."""
     tools: tuple[str, ...] = ()
-    """Outcomes of its tool calls (``eaglegate.engine.events.Outcome``)."""
+    """Outcomes of the choice's tool calls (``eaglegate.engine.events.Outcome``)."""
     cached: int = 0
     """Prompt tokens served from the prefix cache."""
     seed: int | None = None
@@ -75,14 +76,14 @@ class CapturedChoice:
 
 @dataclass(frozen=True, slots=True)
 class CaptureRecord:
-    """One request. What a foreign trace does not say keeps its default."""
+    """One captured request. Fields that a foreign trace lacks keep their defaults."""
 
     timestamp: float | None = None
     """Milliseconds since the capture began."""
     session_id: str | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
-    """Messages as a client of chat completions sent them. For other APIs, as the chat
-    template got them.
+    """Messages as the client sent them to chat completions. For other APIs, messages as passed to
+    the chat template.
     """
     tools: tuple[Mapping[str, Any], ...] | None = None
     text_input: str | None = None
@@ -91,8 +92,9 @@ class CaptureRecord:
     hash_ids: tuple[int, ...] | None = None
     delay: float | None = None
     session: str = ""
-    """Salted hash; requests with the same value belong together. ``session_id``, the same, is
-    there only beside ``messages``: AIPerf adds earlier turns to those of a session otherwise."""
+    """Salted hash of the session. ``session_id`` has the same value but is only set with
+    ``messages``: AIPerf would otherwise add the session's earlier turns.
+    """
     id: str = ""
     arrived: float | None = None
     """Unix time in seconds."""
@@ -102,45 +104,48 @@ class CaptureRecord:
     """chat, completions, responses or messages"""
     path: str = "/v1/chat/completions"
     body: Mapping[str, Any] | None = None
-    """The request's body; None in mode ``hashes``. ``request_body`` adds what stands above."""
+    """The request's body without the fields above; None in mode ``hashes``. ``request_body``
+    returns the complete body.
+    """
     model: str = ""
     key: str | None = None
     """The public name of the API key."""
     stream: bool = False
     workload: str = ""
     context: str = ""
-    """Bucket of the prompt's length, as in the metrics."""
+    """Bucket of the prompt's length, with the same names as in the metrics."""
     template: str = ""
     lane: str = ""
     depth: int | None = None
-    """Draft tokens per step that the request was given; None: the engine's own."""
+    """Draft tokens per step that the request was given; None for the engine's default."""
     method: str = ""
     """Method of speculation: none, eagle3, eagle3.1, ..."""
     draft: str = ""
-    """``fingerprint_draft`` of the draft, joined by + where a swap fell into the request; its name
-    where there are no files, as with workers."""
+    """``fingerprint_draft`` of the draft, or the draft's name if it has no local files, as on
+    workers. Fingerprints are joined by + if a swap happened during the request.
+    """
     ending: str = ""
     """``eaglegate.engine.events.Ending``"""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """The fields of ``eaglegate.engine.types.Sampling`` that are not neutral."""
     constraint: str = ""
-    """The kind of the grammar that held the output, if one did."""
+    """Kind of the grammar that constrained the output; empty without one."""
     prompts: tuple[CapturedPrompt, ...] = ()
     choices: tuple[CapturedChoice, ...] = ()
     queued_ms: float | None = None
     ttft_ms: float | None = None
     duration_ms: float | None = None
     redacted: bool = False
-    """A redaction rule replaced something."""
+    """True if a redaction rule replaced something."""
 
     @property
     def tokens(self) -> int:
-        """Output tokens of all choices."""
+        """Number of output tokens of all choices."""
         return sum(choice.tokens for choice in self.choices) or self.output_length or 0
 
     @property
     def cluster(self) -> str:
-        """Independent unit of statistics that the record belongs to."""
+        """The independent statistical unit that the record belongs to."""
         return self.session or self.session_id or self.id
 
     @property
@@ -148,7 +153,9 @@ class CaptureRecord:
         return bool(self.sampling.get("temperature", 1.0) == 0)
 
     def request_body(self) -> dict[str, Any]:
-        """A body to send to ``path`` again. Raises CaptureError where none was captured."""
+        """Return a body that can be sent to ``path`` again. Raises CaptureError if none was
+        captured.
+        """
         if self.body is None and self.messages is None and self.text_input is None:
             raise CaptureError("the record holds no body and no messages (--capture-mode hashes)")
         body = dict(self.body or {})
@@ -162,7 +169,7 @@ class CaptureRecord:
         return shared | body
 
     def trajectories(self) -> Iterator[tuple[tuple[int, ...], CapturedChoice]]:
-        """Prompt and choice of every answer whose token ids were captured."""
+        """Yield the prompt and choice of every answer whose token ids were captured."""
         for choice in self.choices:
             prompt = self.prompts[choice.prompt].token_ids
             if prompt is not None and choice.token_ids:
@@ -182,7 +189,7 @@ _CUT, _WITHOUT_CUT = itemgetter(3), itemgetter(0, 1, 2)
 
 
 def format_record(record: CaptureRecord) -> bytes:
-    """One line, without its end. Defaults are left out."""
+    """Return the record as one line, without the line break. Defaults are left out."""
     ours = {name: v for name, default in _OWN_DEFAULTS if (v := getattr(record, name)) != default}
     ours["prompts"] = [_strip(_read_slots(prompt)) for prompt in record.prompts]
     ours["choices"] = [_strip(_choice_fields(choice)) for choice in record.choices]
@@ -209,7 +216,7 @@ def _strip(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_version(row: Mapping[str, Any]) -> None:
-    """Raises CaptureError for a line of a later version of the format."""
+    """Raise CaptureError for a newer version of the format."""
     if row.get("version", VERSION) > VERSION:
         raise CaptureError(
             f"format version {row['version']} is newer than this reader's ({VERSION}): "
@@ -218,7 +225,7 @@ def check_version(row: Mapping[str, Any]) -> None:
 
 
 def parse_record(line: bytes) -> CaptureRecord:
-    """Raises DamagedRecord, or CaptureError for a record of a later version of the format."""
+    """Parse one line. Raises DamagedRecord, or CaptureError for a newer version of the format."""
     try:
         row = orjson.loads(line)
         if not isinstance(row, dict):
@@ -257,7 +264,9 @@ def _parse_choice(row: Mapping[str, Any]) -> CapturedChoice:
 
 
 def coarsen(blocks: Sequence[int], tokens: int) -> tuple[int, ...]:
-    """``hash_ids`` of 512-token blocks out of those of 16 tokens; the last may be partial."""
+    """Return the ``hash_ids`` of 512-token blocks from hashes of 16-token blocks; the last block
+    may be partial.
+    """
     each = TRACE_BLOCK // BLOCK
     whole = blocks[each - 1 : tokens // BLOCK : each]
     return (*whole, blocks[-1]) if tokens % TRACE_BLOCK else tuple(whole)

@@ -1,4 +1,4 @@
-"""Redaction of requests before they reach the disk: everything, redacted text, or hashes."""
+"""Redaction of requests before they are written: full records with redacted text, or hashes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ from eaglegate.capture.record import BLOCK, CapturedPrompt, CaptureRecord
 
 REDACTED = "[redacted]"
 LIMIT_S = 0.05
-"""Processor time that the redaction of one record may take."""
+"""CPU time allowed for the redaction of one record, in seconds."""
 SALT_FILE = "salt"
 PROMPT_FIELDS = frozenset(
     {"messages", "tools", "functions", "prompt", "input", "system", "instructions"}
 )
-"""Fields that the prompt is made of: its token ids would still say what these said."""
+"""Fields that make up the prompt. They cannot be dropped: the prompt's token ids would still
+contain their text.
+"""
 TOKEN_FIELDS = frozenset({"logit_bias", "allowed_token_ids", "stop_token_ids"})
-"""Fields of single token ids: one of them may spell what a pattern matches."""
+"""Fields that contain single token ids, any of which may spell text that a pattern matches."""
 NUMBER_FIELDS = frozenset(
     {
         "frequency_penalty", "logprobs", "max_completion_tokens", "max_output_tokens", "max_tokens",
@@ -42,11 +44,11 @@ NUMBER_FIELDS = frozenset(
         "repetition_penalty", "seed", "temperature", "top_k", "top_logprobs", "top_p",
     }
 )  # fmt: skip
-"""Settings of a request: their numbers are kept, for a replay needs them."""
+"""Request settings whose numbers are kept, because a replay needs them."""
 GAPS = ("", " ", "\n", "\n\n")
-"""Separators that chat templates put between the parts of a content."""
+"""Separators that chat templates put between the parts of a message."""
 ESCAPED_TIMES = 3
-"""Levels of JSON within strings of JSON that are looked through."""
+"""Levels of JSON strings nested in JSON strings that are searched."""
 _ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|(["\\/bfnrt]))')
 _ESCAPED = dict(zip("bfnrt", "\b\f\n\r\t", strict=True))
 
@@ -55,10 +57,10 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass
 class Redactor:
-    """Replaces what matches a pattern, and leaves fields of the body out.
+    """Replaces text that matches a pattern, and drops configured fields of the body.
 
-    A record in which anything was found keeps no token ids: they spell the same text. While there
-    is nothing to decode ids with, none are kept.
+    A record with a match keeps no token ids, because they spell the same text. No record keeps them
+    while there is no decoder to check them with.
     """
 
     patterns: tuple[Pattern, ...] = ()
@@ -67,12 +69,12 @@ class Redactor:
     limit_s: float = LIMIT_S
     clock: Callable[[], float] = time.thread_time
     found: bool = field(default=False, init=False)
-    """Something was found since ``begin``."""
+    """True if a pattern matched since ``begin``."""
     _ends: float = field(default=0.0, init=False)
 
     @classmethod
     def of(cls, patterns: Sequence[str], dropped: Sequence[str]) -> Redactor:
-        """Raises ValueError."""
+        """Compile the patterns and check the field names. Raises ValueError."""
         for name in dropped:
             if name in PROMPT_FIELDS:
                 raise ValueError(
@@ -82,17 +84,17 @@ class Redactor:
         return cls(tuple(map(compile_pattern, patterns)), frozenset(dropped))
 
     def begin(self) -> None:
-        """A new request."""
+        """Start a new record."""
         self.found = False
         self._ends = self.clock() + self.limit_s
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether the token ids of this record may be kept, as far as it has been read."""
+        """True if the record's token ids may be kept, judged by the parts read so far."""
         return not self.patterns or (self.decode is not None and not self.found)
 
     def redact_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """``body`` without the fields that are dropped, its texts and numbers redacted."""
+        """Return ``body`` without the dropped fields, with its texts and numbers redacted."""
         kept = {name: value for name, value in body.items() if name not in self.dropped}
         if not self.patterns:
             return kept
@@ -108,7 +110,7 @@ class Redactor:
         return {**self.redact(kept), **prompt, **settings}
 
     def redact(self, value: Any) -> Any:
-        """``value`` with every text and number in it redacted, keys included."""
+        """Return ``value`` with every text and number in it redacted, including keys."""
         if not self.patterns or value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
@@ -139,7 +141,9 @@ class Redactor:
         return redacted.decode("utf-8", "surrogatepass")
 
     def _redact_json(self, text: str) -> str:
-        """A text that is JSON, as arguments of tool calls are: what is in it is redacted."""
+        """Redact the values inside a text that is itself JSON, such as the arguments of a tool
+        call.
+        """
         if not text.lstrip().startswith(("{", "[", '"')):
             return text
         try:
@@ -150,7 +154,9 @@ class Redactor:
         return text if redacted == value else orjson.dumps(redacted).decode()
 
     def _redact_number(self, value: float) -> float | str:
-        """Whole numbers of more than 64 bits are read as floats, which hold their first digits."""
+        """Redact a number. Integers above 64 bits arrive as floats, which preserve only the leading
+        digits; they are always redacted.
+        """
         forms = {str(value)}
         if isinstance(value, float) and value.is_integer():
             forms.add(str(int(value)))
@@ -161,7 +167,7 @@ class Redactor:
         return REDACTED
 
     def _redact_split(self, items: list[Any]) -> list[Any]:
-        """Parts of a content are one text to the model: what they spell together."""
+        """Redact text parts that match only when joined: the model reads them as one text."""
         parts = [item for item in items if is_text_part(item)]
         if len(parts) < 2:
             return items
@@ -181,7 +187,7 @@ class Redactor:
         return [{**item, "text": REDACTED} if id(item) in hidden else item for item in items]
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Look for patterns in the text of these ids, wherever in it they stand."""
+        """Search the text of these token ids for the patterns, at any position."""
         if not self.keeps_ids or self.decode is None or not self.patterns:
             return
         began = self.clock()
@@ -201,7 +207,9 @@ class Redactor:
                 self.redact(one)
 
     def strip_ids(self, record: CaptureRecord) -> CaptureRecord:
-        """``record`` without what this one may not keep, once all of it has been read."""
+        """Return ``record`` without the token ids that it may not keep. Call it after everything
+        was read.
+        """
         record = replace(record, redacted=self.found)
         if self.patterns:
             sampling = {k: v for k, v in record.sampling.items() if k not in TOKEN_FIELDS}
@@ -219,13 +227,13 @@ class Redactor:
         )
 
     def _check(self) -> None:
-        """Raises RecordDropped."""
+        """Raise RecordDropped if the time limit is exceeded."""
         if self.clock() > self._ends:
             raise RecordDropped(SLOW, f"its redaction takes more than {1000 * self.limit_s:.0f} ms")
 
 
 def holds_ids(prompt: Any) -> bool:
-    """Whether a body's prompt is token ids, or several prompts of which one is."""
+    """Return True if the prompt is a list of token ids, or a list with at least one such prompt."""
     if not isinstance(prompt, list):
         return False
     return any(isinstance(one, int) or holds_ids(one) for one in prompt)
@@ -236,7 +244,7 @@ def is_text_part(item: Any) -> bool:
 
 
 def unescape(text: str) -> str:
-    """Replace JSON's escapes in a text, as in arguments that are part of a longer text."""
+    """Replace JSON escapes in a text, such as arguments quoted inside a longer text."""
 
     def spell(match: re.Match[str]) -> str:
         code, character = match.groups()
@@ -251,7 +259,7 @@ def unescape(text: str) -> str:
 
 
 class SaltedHashes:
-    """Hashes that say which things are the same, and nothing else without the salt."""
+    """Salted hashes. They show which values are equal and, without the salt, nothing else."""
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
@@ -261,8 +269,11 @@ class SaltedHashes:
         return digest.hexdigest()
 
     def hash_prompt(self, token_ids: Sequence[int]) -> CapturedPrompt:
-        """Each hash is of the prompt from its start to the end of the block, so that equal hashes
-        mean equal prefixes; 48 bits, which every JSON reader keeps exact."""
+        """Hash the prompt at the end of each block.
+
+        Each hash covers the prompt from its start, so equal hashes mean equal prefixes. Hashes have
+        48 bits, which every JSON reader represents exactly.
+        """
         state = hashlib.blake2b(key=self._salt, digest_size=6)
         blocks = []
         for at in range(0, len(token_ids), BLOCK):
@@ -272,7 +283,8 @@ class SaltedHashes:
 
 
 def load_salt(directory: Path) -> bytes:
-    """The salt of a capture folder, made on first use; without it, hashes cannot be guessed.
+    """Return the salt of a capture folder, created on first use. Without it, hashes cannot be
+    guessed.
 
     Raises OSError.
     """

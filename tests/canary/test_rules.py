@@ -59,5 +59,5 @@ def test_a_file_that_cannot_be_written_is_logged(
     (tmp_path / "file").write_text("")
     memory = PromotedRules(str(tmp_path / "file"), CONFIGURED)
     memory.remember(PROMOTED)
-    assert "cannot be remembered" in caplog.text
+    assert "cannot store the promoted rules" in caplog.text
     assert memory.choose() == CONFIGURED
