@@ -1,17 +1,18 @@
-"""Admission of requests to the engine: bounds, fair shares and a Retry-After that holds.
+"""Admission of requests to the engine: bounds, fair shares and an accurate Retry-After.
 
 A request *enters* before any work is done for it, is *admitted* to the engine when its turn comes,
-and *leaves* when its response is over, however it ends. What cannot be served in time is refused
-at once, because a place in the queue that leads nowhere takes one from another request.
+and *leaves* when its response ends, for whatever reason. A request that cannot be served in time is
+refused immediately, so that it does not take a place in the queue from another request.
 
-Classes go before one another; within a class keys share by weight (``fair_order``), both the
-places in the engine and those in the queue:
+Higher classes go first. Within a class, keys share the places in the engine and in the queue by
+weight (``fair_order``):
 
-- a full queue makes room for a request of a higher class, or of a key that has fewer waiting for
-  its weight, and refuses (or displaces) the newest of the key that has the most;
-- some places stay free for higher classes, where there are any, and for active keys of the same
-  class that have less than their share, so that their next request need not wait for another's end;
-- a request too large for all that holds up the others once it is overdue, and then runs.
+- A full queue makes room for a request of a higher class, or of a key with a smaller backlog for
+  its weight, by displacing the newest request of the key with the largest backlog.
+- Some places stay free for higher classes, if any are configured, and for active keys of the same
+  class that are below their share. Their next request need not wait for another one to end.
+- A request with too many sequences for the free places blocks the others once it is overdue, and
+  runs next.
 """
 
 from __future__ import annotations
@@ -30,30 +31,32 @@ from eaglegate.server.errors import GatewayError, InvalidRequest, TooManyRequest
 Clock = Callable[[], float]
 
 SLACK = 1.25
-"""Typical service times a request should have left when its turn comes: answers that arrive just
-after their deadline are the most expensive kind of refusal."""
+"""A request needs this many typical service times left before its deadline when its turn comes. An
+answer that arrives just after its deadline is the most expensive kind of refusal.
+"""
 KEPT_FREE = 16
-"""One place in so many stays free for higher classes, and one for keys below their share."""
+"""One place in ``KEPT_FREE`` stays free for higher classes, and one for keys below their share."""
 OVERDUE_S = 30.0
 OVERDUE_TIMES = 16.0
-"""A request that waited longer than this, and than so many typical service times, gets its turn
-even if other keys have to wait for it; once in that time for each key."""
+"""A request that waited longer than ``OVERDUE_S`` and this many typical service times is overdue:
+other keys wait until it runs. Each key gets one such turn per period.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Bounds on requests that run and wait. A reload replaces all of them at once."""
+    """Limits on running and waiting requests. A reload replaces all of them at once."""
 
     running: int = 256
-    """Sequences (choices) in the engine at a time."""
+    """Maximum number of sequences (choices) in the engine."""
     queued: int = 1024
-    """Requests waiting for their turn."""
+    """Maximum number of requests waiting for their turn."""
     queued_tokens: int = 1 << 20
-    """Prompt tokens of the requests that wait."""
+    """Maximum number of prompt tokens in waiting requests."""
 
     @property
     def reserved(self) -> int:
-        """Places of ``running`` that one kind of others finds free."""
+        """Places kept free for each kind of preferred request (see ``KEPT_FREE``)."""
         return max(1, self.running // KEPT_FREE) if self.running > 1 else 0
 
 
@@ -66,7 +69,7 @@ def _call_later(seconds: float, what: Callable[[], None]) -> object:
 
 @dataclass(eq=False, slots=True)
 class AdmissionTicket:
-    """One request's place, from entering to leaving: a context that ends with the latter."""
+    """A request's place from entering to leaving. As a context manager, it leaves on exit."""
 
     admission: Admission
     requester: Requester
@@ -88,13 +91,13 @@ class AdmissionTicket:
         self.admission._leave(self)
 
     async def admit(self, sequences: int, tokens: int) -> None:
-        """Wait for the turn. Raises TooManyRequests, and InvalidRequest for too many sequences."""
+        """Wait for admission. Raises TooManyRequests, and InvalidRequest for too many sequences."""
         self.admission._take_places(self, sequences)
         self.sequences, self.tokens = sequences, tokens
         await self.admission._admit(self)
 
     def record_served(self) -> None:
-        """The request came to its own end: it counts in the rate."""
+        """Count the completed request in the service rate."""
         if self.admitted is not None:
             held = self.admission.clock() - self.admitted
             self.admission.rate.note(held, self.sequences)
@@ -102,7 +105,7 @@ class AdmissionTicket:
 
 @dataclass(eq=False)
 class Admission:
-    """The queue in front of the engine; one event loop."""
+    """The queue in front of the engine. All calls come from one event loop."""
 
     bounds: AdmissionLimits = field(default_factory=AdmissionLimits)
     clock: Clock = time.monotonic
@@ -115,27 +118,32 @@ class Admission:
         self.running = 0
         """Sequences in the engine."""
         self.queued = 0
-        """Requests that entered and were not admitted yet."""
+        """Requests that have entered and are not yet admitted."""
         self.queued_tokens = 0
         self._order = FairQueue[AdmissionTicket](self.clock)
         self._in_flight: Counter[str] = Counter()
         self._places: Counter[str] = Counter()
-        """Sequences that each key has in the queue and in the engine, and requests being read."""
+        """Concurrency in use by each key: sequences queued or running, and requests still being
+        read.
+        """
         self._alarm: object = None
         self._empty = asyncio.Event()
         self._empty.set()
 
     @property
     def num_in_flight(self) -> int:
-        """Requests that entered and have not left."""
+        """Number of requests that have entered and not left."""
         return self._in_flight.total()
 
     def check(self, requester: Requester = ANYBODY) -> None:
-        """Raises TooManyRequests when this requester may not enter now; changes nothing."""
+        """Raise TooManyRequests if the requester could not enter now. Changes nothing."""
         self._find_displaceable(self._flow(requester))
 
     def enter(self, requester: Requester) -> AdmissionTicket:
-        """A context to be in at once. Raises TooManyRequests, before anything was done for it."""
+        """Return a ticket to be used as a context manager immediately.
+
+        Raises TooManyRequests before any work is done for the request.
+        """
         flow = self._flow(requester)
         self._find_displaceable(flow)
         self._check_concurrency(requester, 1)
@@ -154,21 +162,21 @@ class Admission:
         return ticket
 
     async def wait_until_empty(self) -> None:
-        """Return when everybody has left."""
+        """Wait until every request has left."""
         await self._empty.wait()
 
     def reject_waiting(self, error: GatewayError) -> None:
-        """End the waiting of all who wait."""
+        """Reject all waiting requests with ``error``."""
         for flow in self._order:
             while flow.waiting:
                 self._end_waiting(flow.waiting[-1], error)
 
     def count_places(self, requester: Requester) -> int:
-        """Count the places that the requester's key holds of its concurrency."""
+        """Return the number of concurrency places that the requester's key has in use."""
         return self._places.get(requester.flow, 0)
 
     def count_by_key(self) -> dict[str, dict[str, int]]:
-        """Count each key's sequences in the engine and requests in the queue."""
+        """Return each key's running sequences and queued requests."""
         keys = [flow for flow in self._order if flow.name.startswith("key ")]
         return {
             flow.name.removeprefix("key "): {"running": flow.running, "queued": len(flow.queued)}
@@ -188,7 +196,7 @@ class Admission:
             raise ticket.displaced
         left = self.bounds.running - self.running - ticket.sequences
         if not self._order.num_waiting and left >= len(Priority) * (self.bounds.reserved + 1):
-            self._order.catch_up(ticket.flow)  # nobody waits, and no reserve can be short
+            self._order.catch_up(ticket.flow)  # the queue is empty and all reserves stay free
             self._start(ticket)
             return
         self._order.queue(ticket.flow, ticket)
@@ -209,7 +217,7 @@ class Admission:
                 self._admit_waiting()
 
     def _admit_waiting(self) -> None:
-        """Admit as many as fit, in their order."""
+        """Admit waiting requests in order, as many as fit."""
         while self._order.num_waiting and (ticket := self._next_ticket()) is not None:
             self._stop_waiting(ticket)
             self._start(ticket)
@@ -219,8 +227,11 @@ class Admission:
             self._alarm = self.later(1.0, self._retry_admission)
 
     def _next_ticket(self) -> AdmissionTicket | None:
-        """The first that fits. One that does not holds up those behind it, except keys of its
-        class that have less than their share."""
+        """Return the next ticket that fits.
+
+        A ticket that does not fit blocks later ones, except those of keys in its class that are
+        below their share.
+        """
         turns = self._order.list_by_turn()
         shares = self._order.compute_shares(self.bounds.running)
         held_up: Priority | None = None
@@ -241,7 +252,9 @@ class Admission:
     def _fits(
         self, ticket: AdmissionTicket, overdue: bool, shares: dict[Flow[AdmissionTicket], float]
     ) -> bool:
-        """Whether there is room for the ticket. One that is larger than the bound runs alone."""
+        """Return True if there is room for the ticket. A ticket larger than the limit runs
+        alone.
+        """
         kept = 0 if overdue else self._count_reserved(ticket, shares)
         left = self.bounds.running - self.running - ticket.sequences
         return left >= kept or not (self.running or kept)
@@ -249,7 +262,7 @@ class Admission:
     def _count_reserved(
         self, ticket: AdmissionTicket, shares: dict[Flow[AdmissionTicket], float]
     ) -> int:
-        """Count the places that ``ticket`` must leave to others: never all of them."""
+        """Return the number of places that ``ticket`` must leave free; never all of them."""
         flow, kept = ticket.flow, self.bounds.reserved
         active = {other.priority for other in shares}
         above = [level for level in self.classes | active if level < flow.priority]
@@ -270,7 +283,7 @@ class Admission:
         return waited > max(OVERDUE_S, OVERDUE_TIMES * self.rate.typical_s)
 
     def _retry_admission(self) -> None:
-        """Nobody's leaving is going to call for the next turn."""
+        """Retry admission on a timer, because no running request will trigger it by leaving."""
         self._alarm = None
         self._admit_waiting()
 
@@ -314,18 +327,21 @@ class Admission:
     # -- the places in the queue
 
     def _find_displaceable(self, flow: Flow[AdmissionTicket]) -> AdmissionTicket | None:
-        """Whom a request of ``flow`` displaces, if anybody. Raises TooManyRequests."""
+        """Return the ticket that a request of ``flow`` would displace; None if there is room.
+
+        Raises TooManyRequests if the request may displace none.
+        """
         if self.queued < self.bounds.queued:
             return None
         own = (len(flow.queued) + 1) / flow.weight
         rival = self._order.find_rival(flow, lambda other: other.backlog, own)
         if rival is None:
-            waiting = f"{self.queued} requests are waiting, the most there may be"
+            waiting = f"{self.queued} requests are waiting, which is the limit"
             raise self._queue_full_error(waiting, flow)
         return next(reversed(rival.queued))
 
     def _make_room_for_tokens(self, ticket: AdmissionTicket) -> None:
-        """The same for the prompt tokens of those that are ready. Raises TooManyRequests."""
+        """Displace waiting requests until the queue's prompt tokens fit. Raises TooManyRequests."""
         excess = self.queued_tokens - self.bounds.queued_tokens
         flow, chosen = ticket.flow, []
         left = {other: list(other.waiting) for other in self._order if other.waiting}
@@ -352,20 +368,22 @@ class Admission:
             self._end_waiting(ticket, error)
 
     def _unqueue(self, ticket: AdmissionTicket, error: GatewayError) -> None:
-        """A refused request takes no place in the queue, even before it has left."""
+        """Remove a refused request from the queue before it leaves."""
         ticket.displaced = error
         del ticket.flow.queued[ticket]
         self.queued -= 1
 
     # -- refusals
     def _take_places(self, ticket: AdmissionTicket, sequences: int) -> None:
-        """An answer of several choices counts as often. Raises TooManyRequests, InvalidRequest."""
+        """Count one concurrency place per sequence. Raises TooManyRequests and InvalidRequest."""
         self._check_concurrency(ticket.requester, sequences, ticket.places)
         self._places[ticket.flow.name] += sequences - ticket.places
         ticket.places = sequences
 
     def _check_concurrency(self, requester: Requester, wanted: int, own: int = 0) -> None:
-        """``own`` of the places that the request wants are its own already."""
+        """Check the key's concurrency limit; ``own`` of the wanted places are already held by this
+        request.
+        """
         most = requester.concurrency
         if most is None:
             return
@@ -386,7 +404,7 @@ class Admission:
             )
 
     def _check_deadline(self, requester: Requester, ahead: float) -> None:
-        """Refuse, where others wait, what could only use up time that they have and it has not."""
+        """Refuse a request that would miss its deadline while others wait for the engine."""
         if requester.deadline is None or not any(flow.waiting for flow in self._order):
             return
         wait = self.rate.wait_s(ahead, self.bounds.running) or 0.0
@@ -416,5 +434,7 @@ class Admission:
         )
 
     def _retry_after_s(self, flow: Flow[AdmissionTicket]) -> float:
-        """Seconds until the flow's next request would run, from its place in the fair order."""
+        """Return the seconds until the flow's next request would run, from its place in the fair
+        order.
+        """
         return self.rate.retry_after_s(self._order.count_ahead(flow) + 1, self.bounds.running)

@@ -1,15 +1,15 @@
-"""Cost of a request before it reaches the engine, charged before the work is done.
+"""Costs of a request before it reaches the engine, charged before the work is done.
 
-Three things run out while requests are read, rendered and tokenized, and each is bounded here:
-*bytes* of bodies that are held at a time, *tokens* of the key's minute, and the *turns* of those
-that need a thread or a process for long. Bytes count from the first that comes in until the
-response is over. Turns go round the keys, so that many large requests of one key delay another's by
-one at most.
+Reading, rendering and tokenizing requests uses three resources, each of which is bounded here:
+*bytes* of bodies held in memory, *tokens* of the key's rate limit, and *turns* for requests that
+occupy a thread or a process for long. Bytes count from the first one received until the response
+ends. Turns rotate among the keys, so that many large requests of one key delay another key's
+request by at most one turn.
 
-Tokens are paid in advance: an estimate from the bytes before they are parsed, then those of the
-prompt with those reserved for the answer. The request settles for what it used. One that is refused
-before its prompt is tokenized, or for its tokens, pays nothing; one that is refused otherwise pays
-the estimate.
+Tokens are paid in advance: first an estimate from the body's size, then the prompt's tokens and a
+reservation for the answer. When the request ends, it settles for the tokens that it used. A request
+refused before its prompt is tokenized, or for its number of tokens, pays nothing. A request refused
+for another reason pays the estimate.
 """
 
 from __future__ import annotations
@@ -30,82 +30,86 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 HELD_BYTES = 96 << 20
-"""Bytes that all request bodies may hold together."""
+"""Bytes that all request bodies together may hold."""
 READ_BYTES = 64 << 20
-"""Bytes that readers of stored answers may hold together. Slow readers hold up no request bodies.
+"""Bytes that clients reading stored answers may hold together. Slow readers do not block request
+bodies.
 """
 SHARE = 0.5
-"""Share of either limit that one key may hold."""
+"""Share of either limit that one key may use."""
 BYTES_PER_TOKEN = 16
-"""Bytes of a body that are charged as one token before it is read. Text usually has 4 bytes a
-token, so the estimate is rarely too high."""
+"""Bytes of a body charged as one token before it is parsed. Text usually has 4 bytes per token, so
+the estimate is rarely too high.
+"""
 TURNS = 2
-"""Large requests that are prepared at a time."""
+"""Number of large requests that are prepared at the same time."""
 SMALL_BYTES = 64 << 10
-"""A body of so many is parsed at once."""
+"""Bodies up to this size are parsed immediately on the event loop."""
 RETRY_S = 2.0
 
 
 @dataclass(eq=False, slots=True)
 class RequestCharge:
-    """Charges of one request. ``close`` it when its response is over."""
+    """Charges of one request. Call ``close`` when its response ends."""
 
     budget: RequestBudget
     name: str | None = None
-    """The key's public name."""
+    """Public name of the API key."""
     quota: KeyQuota | None = None
     num_bytes: int = 0
     num_stored: int = 0
     prepaid: float = 0.0
     """Tokens paid in advance."""
     estimated: float = 0.0
-    """Tokens of the estimate, set when the prompt is tokenized."""
+    """The estimate in tokens, due once the prompt is tokenized."""
     shares: int = 1
-    """Holders that still need the bytes: the response, and a background run."""
+    """Number of users of the bytes: the response, and possibly a background run."""
 
     def hold(self, num_bytes: int) -> None:
-        """More of the body is there, or of what it refers to. Raises TooManyRequests."""
+        """Charge further bytes of the body, or of stored objects it refers to. Raises
+        TooManyRequests.
+        """
         self.budget.bodies.hold(self.name, num_bytes)
         self.num_bytes += num_bytes
 
     def hold_stored(self, num_bytes: int) -> None:
-        """Hold ``num_bytes`` of a stored answer that goes to a client. Raises TooManyRequests."""
+        """Charge the bytes of a stored answer that is sent to a client. Raises TooManyRequests."""
         self.budget.stored.hold(self.name, num_bytes)
         self.num_stored += num_bytes
 
     def estimate(self) -> None:
-        """Pay for the body before it is parsed: no more than a prompt may have."""
+        """Pay an estimate for the body before it is parsed, at most the longest possible prompt."""
         if self.quota is not None:
             tokens = min(self.num_bytes // BYTES_PER_TOKEN, self.budget.longest_prompt)
             self.prepaid += self.quota.pay(tokens)
 
     def begin_tokenizing(self) -> None:
-        """The work that the estimate is for is done now, whatever becomes of the request."""
+        """Make the estimate due: its work is now done, whatever happens to the request."""
         self.estimated = self.prepaid
 
     def reserve(self, prompt: int, answer: int | None) -> None:
-        """Pay for the prompt and its answer in place of the estimate.
+        """Pay for the prompt and its answer, in place of the estimate.
 
-        Raises TooManyRequests and InvalidRequest (``KeyQuota.reserve``); then nothing is paid, or
-        the time in Retry-After would not be enough.
+        Raises TooManyRequests and InvalidRequest (``KeyQuota.reserve``). Nothing is paid then,
+        since a payment would make the Retry-After too short.
         """
         if self.quota is not None:
             self._settle(0)
             self.prepaid = self.quota.reserve(prompt, answer)
 
     def settle(self, prompt: int, answer: int) -> None:
-        """The request has used so many tokens, and is over."""
+        """Replace the advance payment by the tokens that the finished request used."""
         self._settle(prompt + answer)
         self.estimated = 0
         if self.quota is not None:
             self.quota.note_answer(answer)
 
     def extend(self) -> None:
-        """Hold the bytes for a background run, too; it closes the charge once more."""
+        """Keep the bytes for a background run as well, which calls ``close`` once more."""
         self.shares += 1
 
     def close(self) -> None:
-        """Give the bytes back when the last that needs them is over, and tokens not settled."""
+        """Release the bytes and unsettled tokens when the last user is done."""
         self.shares -= 1
         if self.shares == 0:
             self.budget.bodies.release(self.name, self.num_bytes)
@@ -114,14 +118,16 @@ class RequestCharge:
                 self._settle(self.estimated)
 
     async def parse(self, work: Callable[[], Result]) -> Result:
-        """The result of reading the body: off the event loop, in its turn, where it is large."""
+        """Return the result of ``work``, which parses the body. A large body is parsed in a thread
+        when its key has a turn.
+        """
         if self.num_bytes <= SMALL_BYTES:
             return work()
         async with self.budget.turn(self.name):
             return await asyncio.to_thread(work)
 
     def _settle(self, tokens: float) -> None:
-        """``tokens`` are what was to be paid, in place of what was prepaid."""
+        """Replace the advance payment by ``tokens``."""
         prepaid, self.prepaid = self.prepaid, 0
         if self.quota is not None:
             self.quota.pay(tokens - prepaid)
@@ -129,7 +135,7 @@ class RequestCharge:
 
 @dataclass(eq=False)
 class HeldBytes:
-    """Bytes of one kind that are held at a time: of all clients, and of one key."""
+    """Bytes of one kind held in memory, limited in total and per key."""
 
     kind: str
     most: int
@@ -137,7 +143,7 @@ class HeldBytes:
     _of_keys: Counter[str | None] = field(default_factory=Counter)
 
     def hold(self, name: str | None, num_bytes: int) -> None:
-        """Raises TooManyRequests."""
+        """Charge bytes to a key. Raises TooManyRequests."""
         share = self.most if name is None else int(self.most * SHARE)
         if self.total + num_bytes > self.most or self._of_keys[name] + num_bytes > share:
             raise TooManyRequests(
@@ -158,16 +164,16 @@ class HeldBytes:
 
 @dataclass(eq=False)
 class RequestBudget:
-    """One per gateway; one event loop."""
+    """Budget shared by all requests of a gateway. All calls come from one event loop."""
 
     held_bytes: int = HELD_BYTES
     turns: int = TURNS
     longest_prompt: int = 1 << 62
-    """Tokens of the model's context, once it is known."""
+    """Context length of the model in tokens, set once it is known."""
     read_bytes: int = READ_BYTES
     _taken: int = 0
     _waiting: dict[str | None, deque[asyncio.Future[None]]] = field(default_factory=dict)
-    """Waiting requests by key, in the order of the keys' next turns."""
+    """Waiting requests by key. Keys are in the order of their next turns."""
 
     def __post_init__(self) -> None:
         self.bodies = HeldBytes("requests", self.held_bytes)
@@ -175,7 +181,7 @@ class RequestBudget:
 
     @property
     def held(self) -> int:
-        """Bytes of bodies."""
+        """Bytes held by request bodies."""
         return self.bodies.total
 
     def open(self, name: str | None = None, quota: KeyQuota | None = None) -> RequestCharge:
@@ -183,7 +189,7 @@ class RequestBudget:
 
     @asynccontextmanager
     async def turn(self, name: str | None) -> AsyncIterator[None]:
-        """Wait until it is this key's turn, and have it."""
+        """Wait for this key's turn, and hold it inside the context."""
         if self._taken >= self.turns:
             await self._wait(name)
         else:
@@ -204,7 +210,7 @@ class RequestBudget:
             raise
 
     def _pass_on(self) -> None:
-        """Give the turn to the next key, and put that key at the end of the line."""
+        """Pass the turn to the next key, and move that key to the end of the line."""
         while self._waiting:
             name = next(iter(self._waiting))
             line = self._waiting.pop(name)

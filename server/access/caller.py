@@ -13,13 +13,17 @@ from eaglegate.server.errors import InvalidRequest, TooManyRequests
 Clock = Callable[[], float]
 MINUTE_S = 60.0
 FADE = 0.9
-"""Factor by which the longest answer's weight shrinks with every shorter answer."""
+"""Factor by which the remembered longest answer shrinks with each shorter answer."""
 GUESS = 1 / 8
-"""The share of its minute that a key's first answer is taken for, where it has no bound."""
+"""Share of the tokens per minute that is reserved for a key's first answer, if the request sets no
+limit.
+"""
 
 
 class RateBucket:
-    """Holds up to ``per_minute``, fills at that rate, and can be overdrawn by as much."""
+    """Token bucket: holds up to ``per_minute``, refills at that rate, and can be overdrawn by the
+    same amount.
+    """
 
     def __init__(self, per_minute: int, clock: Clock) -> None:
         self.per_minute = per_minute
@@ -35,40 +39,40 @@ class RateBucket:
         return self._level
 
     def wait_s(self, amount: float) -> float:
-        """Seconds until ``amount`` is there; 0 when it is."""
+        """Return the seconds until ``amount`` is available; 0 if it is."""
         return max(0.0, (amount - self.level) * MINUTE_S / self.per_minute)
 
     def take(self, amount: float) -> float:
-        """Take ``amount``, or as much of it as may be overdrawn; how much that was.
+        """Take ``amount`` as far as the overdraft allows, and return the amount taken.
 
-        What is negative is given back.
+        A negative amount is returned to the bucket.
         """
         before = self.level
         self._level = min(float(self.per_minute), max(-float(self.per_minute), before - amount))
         return before - self._level
 
     def resume(self, earlier: RateBucket) -> None:
-        """Continue with what an earlier bucket has used, in the same share of the minute."""
+        """Continue at the relative fill level of an earlier bucket."""
         self._level = self.per_minute * earlier.level / earlier.per_minute
 
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """Remainder of a limit. ``what`` is requests, tokens or concurrency."""
+    """Current state of a limit. ``what`` is requests, tokens or concurrency."""
 
     what: str
     limit: int
     remaining: int
     full_s: float
-    """Seconds until all of it is there again, if nothing is used."""
+    """Seconds until the limit is fully restored, if nothing is used."""
 
 
 class KeyQuota:
     """Requests and tokens per minute of one key; None for no limit.
 
-    A key may enter while its bucket of tokens is not empty. A request reserves the tokens of its
-    prompt and those that its answer may have, and settles when the answer is over. Debts are at
-    most one minute's tokens, so that no key is locked for longer than two.
+    A key may enter while its token bucket is not empty. A request reserves its prompt's tokens and
+    the possible tokens of its answer, and settles when the answer ends. The debt is at most one
+    minute's tokens, so no key is blocked for more than two minutes.
     """
 
     def __init__(
@@ -82,10 +86,14 @@ class KeyQuota:
         self._requests = None if requests is None else RateBucket(requests, clock)
         self._tokens = None if tokens is None else RateBucket(tokens, clock)
         self._longest: float | None = None
-        """Tokens of the longest of the last answers; None before the first."""
+        """Length of the longest recent answer in tokens, fading over time; None before the first
+        answer.
+        """
 
     def take(self, prepaid: float = 0.0) -> None:
-        """Pay for one request, which has paid so many tokens already. Raises TooManyRequests."""
+        """Pay for one request, which has already prepaid ``prepaid`` tokens. Raises
+        TooManyRequests.
+        """
         if self._tokens is not None:
             self._refuse(self._tokens, "tokens", "key_tokens_exceeded", 1 - prepaid)
         if self._requests is not None:
@@ -93,15 +101,15 @@ class KeyQuota:
             self._requests.take(1)
 
     def pay(self, tokens: float) -> float:
-        """Pay for tokens, or take back what is negative; how many it was."""
+        """Pay for tokens, and return the number paid. A negative number is a refund."""
         return 0.0 if self._tokens is None else self._tokens.take(tokens)
 
     def reserve(self, prompt: int, answer: int | None) -> float:
-        """Pay for a prompt and for its answer; how many tokens it was.
+        """Pay for a prompt and its answer, and return the number of tokens paid.
 
-        ``answer`` is the most that the request asks for; without it, the answer is taken to be as
-        long as the longest of the last ones. Raises TooManyRequests while there is no room, and
-        InvalidRequest where there never will be.
+        ``answer`` is the request's own limit. Without one, the answer is assumed to be as long as
+        the longest recent one. Raises TooManyRequests while the tokens are not available, and
+        InvalidRequest if they never will be.
         """
         if self._tokens is None:
             return 0.0
@@ -118,18 +126,18 @@ class KeyQuota:
         return self._tokens.take(prompt + min(answer, minute))
 
     def note_answer(self, tokens: int) -> None:
-        """An answer was this long."""
+        """Record the length of an answer."""
         self._longest = max(tokens, FADE * (self._longest or 0.0))
 
     def describe(self) -> Iterator[LimitState]:
-        """Yield the remainder of each limit of the key."""
+        """Yield the current state of each limit of the key."""
         for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None:
                 limit, left = bucket.per_minute, max(0, int(bucket.level))
                 yield LimitState(what, limit, left, bucket.wait_s(limit))
 
     def resume(self, earlier: KeyQuota) -> None:
-        """Continue where the quota that this one replaces has come to."""
+        """Continue with the usage of the quota that this one replaces."""
         self._longest = earlier._longest
         for bucket, before in (
             (self._requests, earlier._requests),
@@ -151,55 +159,58 @@ class KeyQuota:
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """``name`` is the API key's public name, None without keys."""
+    """A caller's identity in admission. ``name`` is the API key's public name, None without
+    keys.
+    """
 
     name: str | None = None
     priority: Priority = Priority.NORMAL
     quota: KeyQuota | None = None
     concurrency: int | None = None
-    """Requests of this key at a time; None for no bound."""
+    """Maximum number of concurrent answers of the key; None for no limit."""
     deadline: float | None = None
-    """Deadline by admission's clock. A request that cannot meet it is refused."""
+    """Deadline on admission's clock. A request that cannot meet it is refused."""
     weight: float = 1.0
     client: str = ""
-    """The address of the client, which stands for a key where there are none."""
+    """Address of the client, which takes the place of a key if none is configured."""
 
     @property
     def flow(self) -> str:
-        """Whose share the request counts in."""
+        """Name of the flow whose share the request counts in."""
         return f"client {self.client}" if self.name is None else f"key {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key; ``name`` is what logs, metrics and rules know it by."""
+    """One API key. ``name`` identifies it in logs, metrics and rules."""
 
     name: str
     digest: bytes
     priority: Priority = Priority.NORMAL
     weight: float = 1.0
-    """Share of the places relative to other keys of the class."""
+    """Share of the places, relative to other keys of the same class."""
     models: frozenset[str] | None = None
-    """None for all."""
+    """Models that the key may use; None for all."""
     concurrency: int | None = None
     quota: KeyQuota | None = None
     depth: int | None = None
     expires: float | None = None
-    """Unix time."""
+    """Unix time of expiry."""
     admin: bool = False
     latency_ms: float | None = None
-    """Milliseconds per output token that the key's latency class keeps, 0 for no objective in
-    milliseconds; None for keys of no latency class."""
+    """Latency objective in milliseconds per output token; 0 for a latency class without a number,
+    None for keys in no latency class.
+    """
     step_weight: float = 1.0
-    """Share in steps beside a latency class."""
+    """Share of the engine's steps that a batch key gets next to a latency class."""
     named: bool = True
-    """An operator chose the name; otherwise it is derived from the hash."""
+    """True if an operator chose the name; otherwise it is derived from the hash."""
 
     @property
     def owner(self) -> str:
-        """Whom stored responses belong to: stable whatever other keys there are.
+        """Owner of the key's stored responses, independent of all other keys.
 
-        A named key keeps what it owns when its secret changes.
+        A named key keeps its responses when its secret changes.
         """
         return f"key:{self.name}" if self.named else f"sha256:{self.digest.hex()}"
 
@@ -209,14 +220,16 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """``key`` is None where no keys are configured; ``timeout_s`` None without a deadline."""
+    """The caller of a request. ``key`` is None if no keys are configured, ``timeout_s`` None
+    without a deadline.
+    """
 
     key: ApiKey | None = None
     timeout_s: float | None = None
     session: str | None = None
-    """Client's name for the session that the request belongs to."""
+    """The client's name for the session that the request belongs to."""
     client: str = ""
-    """The client's address, or the network it counts as one of."""
+    """The client's address, or the network that it is counted by."""
 
     def to_requester(self, deadline: float | None = None) -> Requester:
         """Return the identity under which admission counts this caller."""

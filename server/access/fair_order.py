@@ -1,8 +1,8 @@
-"""Fair queueing over API keys, and the service rate that Retry-After follows from.
+"""Fair queueing over API keys, and the service rate behind Retry-After.
 
-A key's requests are a *flow*. Within a class the flow that has had the least of the engine, for
-its weight, goes first (start-time fair queueing); what is shared out is the time that places are
-held. A flow that had nothing to do starts level with the others: idle time earns nothing.
+A key's requests form a *flow*. Within a class, the flow that has used the least of the engine for
+its weight goes first (start-time fair queueing). Usage is the time for which places are held. A
+flow that was idle starts level with the others: idle time earns no credit.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from enum import IntEnum
 from typing import Generic, Protocol, TypeVar
 
 ACTIVE_S = 60.0
-"""A flow without requests counts this long among those that share the places."""
+"""A flow without requests still counts as active for this many seconds when places are shared."""
 LEARNING = 0.2
-"""Weight of the last request in a flow's mean."""
+"""Weight of the latest request in a flow's moving average."""
 UNKNOWN_S = 1.0
-"""Seconds that a place is taken to be held before any was."""
+"""Seconds for which a place is assumed to be held before any measurement."""
 
 
 class QueuedRequest(Protocol):
-    """Attributes of a queued request that decide its place in the order."""
+    """Attributes of a queued request that decide its order."""
 
     entered: float
     tokens: int
@@ -33,10 +33,10 @@ Ticket = TypeVar("Ticket", bound=QueuedRequest)
 
 
 class Priority(IntEnum):
-    """The class of a key: a higher one's requests go first."""
+    """The class of a key. Requests of higher classes go first."""
 
     OPERATOR = -1
-    """Keys of admins, unless they are given another class."""
+    """Admin keys, unless another class is configured for them."""
     HIGH = 0
     NORMAL = 1
     LOW = 2
@@ -44,7 +44,7 @@ class Priority(IntEnum):
 
 @dataclass(eq=False, slots=True)
 class Flow(Generic[Ticket]):
-    """The requests of one key or, without keys, of one client address."""
+    """The requests of one key or, if no keys are configured, of one client address."""
 
     name: str
     priority: Priority
@@ -52,22 +52,22 @@ class Flow(Generic[Ticket]):
     running: int = 0
     """Sequences in the engine."""
     queued: dict[Ticket, None] = field(default_factory=dict)
-    """Requests that entered and are neither admitted nor displaced, the newest last."""
+    """Requests that have entered and are neither admitted nor displaced, newest last."""
     waiting: deque[Ticket] = field(default_factory=deque)
     """Queued requests that are ready to run, in order."""
     tokens: int = 0
-    """Prompt tokens of those that wait."""
+    """Prompt tokens of the waiting requests."""
     charged: float = 0.0
     """Place-seconds over weight: the flow's virtual time."""
     held_s: float | None = None
-    """Seconds its sequences hold a place on average."""
+    """Average seconds for which one of its sequences holds a place."""
     seen: float = 0.0
     overdue: float = 0.0
-    """Time at which a request of this flow last held up others to get its turn."""
+    """Time of the flow's last turn that made others wait."""
 
     @property
     def backlog(self) -> float:
-        """Requests over weight: what the queue is shared by."""
+        """Queued requests over weight, by which the queue is shared."""
         return len(self.queued) / self.weight
 
     def active(self, now: float) -> bool:
@@ -79,20 +79,20 @@ class Flow(Generic[Ticket]):
 
 
 class FairQueue(Generic[Ticket]):
-    """The flows there are, and the virtual time of each class."""
+    """All flows, and the virtual time of each class."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._flows: dict[tuple[Priority, str], Flow[Ticket]] = {}
         self._time: dict[Priority, float] = dict.fromkeys(Priority, 0.0)
         self.num_waiting = 0
-        """Requests that are ready to run."""
+        """Number of requests that are ready to run."""
 
     def __iter__(self) -> Iterator[Flow[Ticket]]:
         return iter(self._flows.values())
 
     def flow(self, priority: Priority, name: str, weight: float) -> Flow[Ticket]:
-        """Return the flow of a requester, and make it where there is none."""
+        """Return the flow of a requester, creating it if needed."""
         found = self._flows.get((priority, name))
         if found is None:
             self._forget_idle()
@@ -101,18 +101,18 @@ class FairQueue(Generic[Ticket]):
         return found
 
     def list_by_turn(self) -> list[Flow[Ticket]]:
-        """The flows that wait, in the order of their turns."""
+        """Return the flows with waiting requests, in order of their turns."""
         waiting = [flow for flow in self if flow.waiting]
         return sorted(
             waiting, key=lambda flow: (flow.priority, flow.charged, flow.waiting[0].entered)
         )
 
     def catch_up(self, flow: Flow[Ticket]) -> None:
-        """Start a flow that had nothing waiting level with the others of its class."""
+        """Advance a flow that had nothing waiting to the virtual time of its class."""
         flow.charged = max(flow.charged, self._time[flow.priority])
 
     def queue(self, flow: Flow[Ticket], place: Ticket) -> None:
-        """``place`` is ready to run."""
+        """Add a request that is ready to run."""
         if not flow.waiting:
             self.catch_up(flow)
         flow.waiting.append(place)
@@ -120,25 +120,27 @@ class FairQueue(Generic[Ticket]):
         self.num_waiting += 1
 
     def unqueue(self, flow: Flow[Ticket], place: Ticket) -> None:
-        """``place`` runs, or gives up."""
+        """Remove a request that now runs or gave up."""
         flow.waiting.remove(place)
         flow.tokens -= place.tokens
         self.num_waiting -= 1
 
     def charge(self, flow: Flow[Ticket], sequences: int, typical_s: float) -> float:
-        """A request of ``flow`` is admitted: charge what it may cost, and return that."""
+        """Charge an admitted request's expected cost to ``flow``, and return it."""
         self._time[flow.priority] = max(self._time[flow.priority], flow.charged)
         cost = sequences * (flow.held_s or typical_s or UNKNOWN_S)
         flow.charged += cost / flow.weight
         return cost
 
     def settle(self, flow: Flow[Ticket], charged: float, sequences: int, seconds: float) -> None:
-        """Replace a leaving request's expected charge with its actual cost."""
+        """Replace a leaving request's expected cost with its actual cost."""
         flow.charged += (sequences * seconds - charged) / flow.weight
         flow.learn(seconds)
 
     def compute_shares(self, places: int) -> dict[Flow[Ticket], float]:
-        """Compute the places that each active flow may hold when all want more; at least one."""
+        """Return the places that each active flow may hold when all flows want more; at least
+        one.
+        """
         now = self._clock()
         active = [flow for flow in self if flow.active(now)]
         total = dict.fromkeys(Priority, 0.0)
@@ -147,8 +149,11 @@ class FairQueue(Generic[Ticket]):
         return {flow: max(1.0, places * flow.weight / total[flow.priority]) for flow in active}
 
     def count_ahead(self, flow: Flow[Ticket]) -> float:
-        """Requests that go before a new one of ``flow``: all of higher classes, and of each other
-        key as many as it is due for its weight meanwhile."""
+        """Return the number of requests ahead of a new one of ``flow``.
+
+        These are all requests of higher classes and, of each other key, as many as its weight
+        entitles it to in the meantime.
+        """
         due = (len(flow.queued) + 1) / flow.weight
         others = (other for other in self if other is not flow)
         return len(flow.queued) + sum(_count_before(other, flow, due) for other in others)
@@ -156,8 +161,11 @@ class FairQueue(Generic[Ticket]):
     def find_rival(
         self, flow: Flow[Ticket], size: Callable[[Flow[Ticket]], float], own: float
     ) -> Flow[Ticket] | None:
-        """Whose newest request gives way to one of ``flow``: the flow with the largest ``size`` in
-        the lowest class there is, or in the own class if that is larger than ``own``."""
+        """Return the flow whose newest request gives way to one of ``flow``; None if there is none.
+
+        It is the flow with the largest ``size`` in the lowest class that has any, or in the same
+        class if its size exceeds ``own``.
+        """
         for priority in reversed(Priority):
             if priority < flow.priority:
                 break
@@ -184,10 +192,10 @@ Clock = Callable[[], float]
 
 
 class ServiceRate:
-    """Rate of service, from the time that requests held their places. Idle hours do not change it.
+    """Service rate, computed from the time for which requests held their places.
 
-    A gateway with P places, held for H seconds by a request, serves P / H requests per second while
-    others wait (Little's law), however few came before.
+    A gateway with P places, each held for H seconds, serves P / H requests per second while others
+    wait (Little's law). Idle time does not change the estimate.
     """
 
     SAMPLES = 128
@@ -199,11 +207,13 @@ class ServiceRate:
         self._ended: deque[tuple[float, float]] = deque(maxlen=self.SAMPLES)
         self._held: deque[float] = deque(maxlen=self.SAMPLES)
         self._sorted: list[float] = []
-        """The seconds in ``_ended``, in order."""
+        """The durations in ``_ended``, sorted."""
         self._mean_held_s = 0.0
 
     def note(self, seconds: float, sequences: int = 1) -> None:
-        """A request was served, ``seconds`` after its admission, in ``sequences`` places."""
+        """Record a request that ended ``seconds`` after its admission and held ``sequences``
+        places.
+        """
         if len(self._ended) == self.SAMPLES:
             self._sorted.remove(self._ended[0][1])
         self._ended.append((self._clock(), seconds))
@@ -213,7 +223,7 @@ class ServiceRate:
 
     @property
     def per_s(self) -> float | None:
-        """Requests per second of the last minute; None without two of them."""
+        """Requests per second over the last minute; None with fewer than two requests."""
         now = self._clock()
         recent = [at for at, _ in self._ended if at >= now - self.RECENT_S]
         if len(recent) < 2 or recent[0] == now:
@@ -222,16 +232,18 @@ class ServiceRate:
 
     @property
     def typical_s(self) -> float:
-        """The median time from admission to end; 0 while unknown."""
+        """Median time from admission to end; 0 while unknown."""
         return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
 
     def wait_s(self, requests: float, places: int) -> float | None:
-        """Seconds until ``requests`` have been served in ``places``; None while unknown."""
+        """Return the seconds until ``requests`` have been served in ``places``; None while
+        unknown.
+        """
         if not self._ended:
             return None
         return requests * self._mean_held_s / max(1, places)
 
     def retry_after_s(self, requests: float, places: int) -> float:
-        """The Retry-After of a request that would be behind ``requests`` others."""
+        """Return the Retry-After of a request that has ``requests`` others ahead of it."""
         wait = self.wait_s(requests, places)
         return self.UNKNOWN_S if wait is None else min(self.MAX_S, max(self.MIN_S, wait))

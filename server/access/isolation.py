@@ -1,8 +1,8 @@
-"""Whose prompts may share the engine's prefix cache.
+"""Isolation of the engine's prefix cache between tenants.
 
-A prompt that another tenant has sent before is answered sooner, so the time to the first token
-tells whether it was sent. Each named key therefore has a cache of its own: its name goes into the
-salt of the engine's block hashes. Keys given in plain text have no names and share one.
+A prompt that is already cached is answered sooner, so the time to the first token reveals whether
+another tenant has sent it. Each named key therefore has a cache of its own: its name is part of the
+salt of the engine's block hashes. Keys given in plain text have no names and share one cache.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class CacheIsolation:
-    """``shared``: names of keys that share one cache, or ``all``."""
+    """Cache isolation between keys. ``shared`` has the names of keys that share one cache, or
+    ``all``.
+    """
 
     shared: frozenset[str] = frozenset()
 
     def salt(self, key: ApiKey | None, given: str | None) -> str | None:
-        """The salt of a request: None shares the common cache.
+        """Return the salt of a request; None means the common cache.
 
-        ``given`` is the client's own. It divides the cache of its key further and never leads into
-        another's: names of keys have no colon.
+        ``given`` is the client's own salt. It subdivides the cache of the client's key and never
+        leads into another key's cache, because key names contain no colon.
         """
         if key is None or not key.named:
             return given
@@ -36,7 +38,7 @@ class CacheIsolation:
 
 
 def check_names(shared: Collection[str], keys: Collection[str]) -> None:
-    """Raises ConfigError for a name that no key has: its misspelt key would share nothing."""
+    """Raise ConfigError for a name that belongs to no key, such as a misspelt one."""
     for name in shared:
         if name != ALL and name not in keys:
             raise ConfigError(

@@ -1,5 +1,6 @@
-"""Classes of API keys in the engine's steps: ``--key-class NAME=latency[:30ms]`` and
-``NAME=batch[:WEIGHT]``. A key without a class is ``batch`` with weight 1.
+"""Step classes of API keys: ``--key-class NAME=latency[:30ms]`` and ``NAME=batch[:WEIGHT]``.
+
+A key without a class is ``batch`` with weight 1.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LIGHTEST, HEAVIEST = 0.01, 1000.0
 
 
 def assign_classes(ring: KeyRing, classes: Iterable[str]) -> KeyRing:
-    """The ring with the classes that ``--key-class`` gives. Raises ConfigError."""
+    """Return the ring with the classes of ``--key-class`` applied. Raises ConfigError."""
     keys = {key.name: key for key in ring.keys}
     given: set[str] = set()
     for text in classes:
@@ -47,7 +48,7 @@ def _apply(text: str, keys: dict[str, ApiKey]) -> tuple[str, ApiKey]:
         known = ", ".join(sorted(keys)) or "none"
         raise ConfigError(f"--key-class: there is no API key '{name}'; the keys are {known}")
     if found["latency"]:
-        # A request of the class that waits behind others in admission has no latency to keep.
+        # Latency keys also go first in admission: waiting there would break their objective.
         priority = min(key.priority, Priority.HIGH)
         return name, replace(key, latency_ms=float(found["ms"] or 0), priority=priority)
     weight = float(found["weight"] or 1)

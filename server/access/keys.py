@@ -1,21 +1,21 @@
 """API keys: hashed at rest, named, limited.
 
-A key is 32 random bytes, so a plain SHA-256 of it cannot be reversed by guessing, and looking one
-up costs microseconds. Keys come from flags, the environment and a file, which is YAML::
+A key is 32 random bytes, so its plain SHA-256 cannot be reversed by guessing, and a lookup takes
+microseconds. Keys come from flags, the environment and a YAML file::
 
     keys:
       - name: agents
         sha256: 9f86d0...            # `eaglegate key agents` prints both halves
         priority: high               # high, normal (default) or low
-        weight: 2                    # share of the places among keys of its class; 1 when left out
-        models: [demo]               # all when left out
+        weight: 2                    # share of the places within its class; default 1
+        models: [demo]               # default: all
         requests_per_minute: 600
         tokens_per_minute: 100000
         concurrency: 16
-        depth: 3                     # draft tokens per step when the request does not say
+        depth: 3                     # draft tokens per step if the request sets none
         expires: 2027-01-31          # a date (its end, UTC) or a time with a zone
-        admin: false                 # true opens /metrics, /debug and /admin; such a key's requests
-                                     # go before every class unless it is given one
+        admin: false                 # true opens /metrics, /debug and /admin; without a priority,
+                                     # an admin key's requests go before all others
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from eaglegate.server.errors import ConfigError, Unauthenticated
 
 PREFIX = "eg-"
 MIN_LENGTH = 16
-"""Characters of a key given in plain text; shorter ones could be guessed from their hash."""
+"""Minimum length of a key given in plain text. Shorter keys could be guessed from their hash."""
 
 ADMIN: dict[str, Any] = {"name": "admin", "admin": True, "priority": Priority.OPERATOR}
-"""Entry of the key that ``--admin-api-key`` gives."""
+"""Attributes of the key from ``--admin-api-key``."""
 NAME_DIGITS = 8
-"""Hexadecimal digits of the hash in the name of a key given in plain text."""
+"""Hexadecimal digits of the hash that name a key given in plain text."""
 
 Limit = Annotated[int, Field(ge=1)]
 
@@ -54,31 +54,34 @@ def hash_key(key: str) -> bytes:
 
 
 def generate_key() -> str:
-    """A new key in plain text; only its user keeps it."""
+    """Return a new key in plain text. It is not stored anywhere."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def generate_key_entry(name: str) -> tuple[str, str]:
-    """A fresh key in plain text, and its line for the file."""
+    """Return a new key in plain text, and its entry for the key file."""
     key = generate_key()
     return key, f'- name: {name}\n  sha256: "{hash_key(key).hex()}"\n'
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """All keys there are; swapped whole when the file is loaded again."""
+    """All API keys, replaced as a whole when the file is reloaded."""
 
     keys: tuple[ApiKey, ...] = ()
     clock: Callable[[], float] = field(default=time.time, compare=False)
     required: bool = False
-    """A key is asked for even where there is none: then nobody may enter."""
+    """True if a key is required even if none is configured; then all API requests are refused."""
 
     def __bool__(self) -> bool:
-        """Whether a key is asked for."""
+        """Return True if a key is required."""
         return self.required or bool(self.keys)
 
     def find(self, given: str | None) -> ApiKey:
-        """Raises Unauthenticated. Takes the same time whichever key it is, if any."""
+        """Return the key that matches ``given``. Raises Unauthenticated.
+
+        The time it takes does not depend on which key matches, if any.
+        """
         if not given:
             raise Unauthenticated(
                 "An API key is required: send it as 'Authorization: Bearer KEY' or "
@@ -94,10 +97,10 @@ class KeyRing:
         return found[0]
 
     def succeed(self, earlier: KeyRing) -> KeyRing:
-        """This ring in the place of ``earlier``.
+        """Return this ring as the successor of ``earlier``.
 
-        Keys that were there before continue with what they have used of their minute, and a gateway
-        that asked for keys goes on asking, whatever became of its keys.
+        Keys in both rings keep the usage of their current minute. A gateway that required keys
+        continues to require them, even if none are left.
         """
         quotas = {key.name: key.quota for key in earlier.keys}
         for key in self.keys:
@@ -107,7 +110,7 @@ class KeyRing:
         return replace(self, required=bool(self or earlier))
 
     def describe_lockout(self) -> str:
-        """A warning where a key is asked for and there is none; empty otherwise."""
+        """Return a warning if a key is required but none exists, else an empty string."""
         if self.keys or not self.required:
             return ""
         return (
@@ -121,7 +124,7 @@ class KeyRing:
 
     @property
     def given_names(self) -> list[str]:
-        """Names that an operator chose, in the order of the file."""
+        """Names chosen by an operator, in the order of the file."""
         return [key.name for key in self.keys if key.named]
 
     @property
@@ -131,7 +134,7 @@ class KeyRing:
 
 
 class KeyEntry(BaseModel):
-    """One key in the file."""
+    """One entry of the key file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -179,9 +182,9 @@ class KeyFile(BaseModel):
 
 
 def load_keys(path: str | None, plain: Iterable[str] = (), admin: str | None = None) -> KeyRing:
-    """Keys of the file, then those given in plain text. Raises ConfigError.
+    """Load the keys of the file, then those given in plain text. Raises ConfigError.
 
-    A file without keys lets nobody in.
+    A file without keys still requires one, so every API request is refused.
     """
     keys = [] if path is None else _read_file(Path(path))
     keys += [_make_unnamed_key(key, f"API key {at}") for at, key in enumerate(plain, 1)]
@@ -192,7 +195,7 @@ def load_keys(path: str | None, plain: Iterable[str] = (), admin: str | None = N
 
 
 def _make_unnamed_key(key: str, where: str) -> ApiKey:
-    """A key without a name: its hash gives it one, whatever its place among the others."""
+    """Make a key named after its hash, so that its name does not depend on its position."""
     if len(key) < MIN_LENGTH:
         raise ConfigError(
             f"an API key must have at least {MIN_LENGTH} characters, {where} has {len(key)}; "
@@ -227,7 +230,7 @@ def _check_unique(keys: list[ApiKey]) -> None:
 
 
 def _to_timestamp(expires: datetime | date) -> float:
-    """A date counts to its end; a time without a zone is UTC."""
+    """Convert to Unix time. A date means the end of that day; a time without a zone is UTC."""
     if not isinstance(expires, datetime):
         expires = datetime.combine(expires, datetime.min.time()) + timedelta(days=1)
     return (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp()

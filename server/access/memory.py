@@ -1,9 +1,9 @@
-"""Memory, watched: over a bound new work is refused, before the kernel ends the process.
+"""Memory monitoring: above a bound, new work is refused before the kernel kills the process.
 
-The bound is a share of what there is: of the control group's limit, of ``--memory-limit``, or of
-the machine. A share that the engine itself fills when it has started would refuse everything, so
-then the bound is half way from there to the limit. While nothing is under way a request is let in
-whatever is used: refusing it would free nothing.
+The bound is a share of the available memory: the control group's limit, ``--memory-limit``, or the
+machine's memory. If the started engine alone exceeds that share, everything would be refused; the
+bound is then half way between its use and the limit. While no request is in flight, one is always
+admitted, since refusing it would free nothing.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ log = logging.getLogger(__name__)
 GIB = 1024**3
 SHARE = 0.9
 EASE = 0.05
-"""Work is taken again when this share of the limit is free below the bound."""
+"""Work is accepted again once use is below the bound by this share of the limit."""
 EVERY_S = 0.25
 MOST_S = 2.0
 GROWTH = 0.25 * GIB
-"""Bytes per second: memory is looked at again before it could reach the bound at this rate, after
-``EVERY_S`` at the soonest and ``MOST_S`` at the latest."""
+"""Assumed fastest growth in bytes per second. Memory is sampled again before it could reach the
+bound at this rate, after ``EVERY_S`` at the earliest and ``MOST_S`` at the latest.
+"""
 RELIEVE_S = 5.0
-"""Between two attempts to give freed memory back to the system."""
+"""Seconds between two attempts to return freed memory to the system."""
 RETRY_S = 5
 WALK_S = 30.0
-"""Seconds after which a process's descendants are looked up again, unless one of them is gone
-before.
-"""
+"""Seconds after which a process's descendants are listed again, unless one has exited before."""
 ROOT = Path("/sys/fs/cgroup")
 
 
 class MemorySource(Protocol):
-    """Something that is used up to a limit, in bytes."""
+    """Memory with a limit, in bytes."""
 
     @property
     def limit(self) -> int: ...
@@ -55,9 +54,7 @@ class MemorySource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """Memory that the kernel counts against a control group, without page cache that it could
-    drop.
-    """
+    """Memory that the kernel charges to a control group, minus reclaimable page cache."""
 
     limit: int
     current: Path
@@ -71,7 +68,7 @@ class ControlGroup:
 
 @dataclass(slots=True)
 class ProcessTree:
-    """A process and its descendants; memory they share is counted once."""
+    """Memory of a process and its descendants. Shared memory is counted once."""
 
     limit: int
     pid: int = field(default_factory=os.getpid)
@@ -92,7 +89,7 @@ class ProcessTree:
 
 
 class MemoryMonitor:
-    """``shedding`` while more is used than the bound of any source."""
+    """Watches memory sources. ``shedding`` is True while one of them is above its bound."""
 
     def __init__(self, find_sources: Sequence[MemorySource]) -> None:
         self._sources = list(find_sources)
@@ -101,7 +98,7 @@ class MemoryMonitor:
         self.shedding = False
 
     def settle(self) -> None:
-        """Set the bounds above the present use, which is taken to be permanent."""
+        """Set the bounds above the current use, which is assumed to be permanent."""
         self._used = [source.used() for source in self._sources]
         for at, source in enumerate(self._sources):
             self._bounds[at] = max(SHARE * source.limit, (self._used[at] + source.limit) / 2)
@@ -119,9 +116,9 @@ class MemoryMonitor:
             self.shedding = False
             log.warning("load shedding ended: %s", self.summary)
 
-    def check(self, under_way: int) -> None:
-        """Raises Unavailable where ``in_flight`` requests have used up what there is."""
-        if self.shedding and under_way:
+    def check(self, in_flight: int) -> None:
+        """Raise Unavailable if memory is short and ``in_flight`` requests may release some."""
+        if self.shedding and in_flight:
             raise Unavailable(
                 f"This gateway is short of memory: {self.summary}. Retry after the time in "
                 "Retry-After.",
@@ -131,7 +128,7 @@ class MemoryMonitor:
 
     @property
     def summary(self) -> str:
-        """Describe the use of the tightest memory limit."""
+        """Use of the tightest memory limit, in words."""
         at = self._tightest()
         return (
             "" if at is None else f"{self._used[at] / GIB:.2f} of {self.limit / GIB:.2f} GiB used"
@@ -154,7 +151,7 @@ class MemoryMonitor:
         return max(range(len(shares)), key=shares.__getitem__, default=None)
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Sample memory until cancelled."""
         looks_per_relief = int(RELIEVE_S / EVERY_S)
         looks = 0
         while self._sources:
@@ -165,7 +162,7 @@ class MemoryMonitor:
             await asyncio.sleep(self.next_look_s())
 
     def next_look_s(self) -> float:
-        """Seconds until memory is to be looked at again: see ``GROWTH``."""
+        """Return the seconds until memory is sampled again (see ``GROWTH``)."""
         if self.shedding:
             return EVERY_S
         room = min(bound - used for bound, used in zip(self._bounds, self._used, strict=True))
@@ -173,9 +170,9 @@ class MemoryMonitor:
 
 
 def find_sources(given: int | None) -> list[MemorySource]:
-    """Find the memory limits to watch: the control group's, and ``given`` or the machine's.
+    """Return the memory sources to watch: the control group, and ``given`` bytes or the machine.
 
-    There are none where ``given`` is 0.
+    The list is empty if ``given`` is 0.
     """
     if given == 0:
         return []
@@ -188,9 +185,9 @@ def find_sources(given: int | None) -> list[MemorySource]:
 
 
 def find_control_groups(memberships: str, root: Path = ROOT) -> Iterator[ControlGroup]:
-    """Yield the control groups of /proc/self/cgroup that have a limit, and their parents.
+    """Yield the control groups of /proc/self/cgroup and their parents that have a limit.
 
-    Reads versions 2 and 1.
+    Supports cgroup versions 1 and 2.
     """
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -208,14 +205,18 @@ def find_control_groups(memberships: str, root: Path = ROOT) -> Iterator[Control
 
 
 def release_free_memory() -> None:
-    """Give back what is free: the allocator keeps it, and the kernel counts it as used."""
+    """Return free memory to the system: the allocator keeps it, and the kernel counts it as
+    used.
+    """
     gc.collect()
     with suppress(OSError, AttributeError):  # not every C library has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _walk_up(top: Path, path: str) -> Iterator[Path]:
-    """A container may see its own group as the root, whatever the path says."""
+    """Yield the group's folder and its parents. In a container, its own group may be the root,
+    whatever ``path`` is.
+    """
     folder = top / path.strip("/")
     while folder != top:
         yield folder
@@ -236,7 +237,7 @@ def _read_total_memory() -> int:
 
 
 def _read_field(text: str, name: str) -> int:
-    """The number after ``name`` at the beginning of a line; 0 without one."""
+    """Return the number after ``name`` at the beginning of a line; 0 without one."""
     _, _, rest = f"\n{text}".partition(f"\n{name}")
     return _parse_number(rest.split(maxsplit=1)[0]) if rest else 0
 

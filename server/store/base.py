@@ -1,4 +1,4 @@
-"""What a store keeps, and its limits."""
+"""The stored types and their limits."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response with the input that led to it."""
+    """One response with its input."""
 
     id: str
     owner: str
-    """``Key.owner`` of the API key that made it; empty without keys."""
+    """``ApiKey.owner`` of the key that created the response; empty without keys."""
     created: float
     """Unix time in seconds."""
     response: dict[str, Any]
     input: list[dict[str, Any]]
-    """The items of its own request; those before it hang on ``previous``."""
+    """The input items of its own request. Earlier items belong to ``previous``."""
     previous: str | None = None
     held_until: float | None = None
-    """Unix time until which a gateway says that it is making the response; None when it is done."""
+    """Unix time until which a gateway claims to be generating the response; None when it is
+    complete.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class StoreLimits:
 
     items: int = 10_000
     bytes: int = 8 << 20
-    """Bytes of a conversation's items, as JSON."""
+    """Maximum size of a conversation's items as JSON."""
     conversations: int = 10_000
     owner_bytes: int = 1 << 30
 
@@ -46,12 +48,14 @@ class StoredConversation:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Limits of stored responses. Older ones than ``seconds`` go, and the oldest beyond a limit."""
+    """Limits of stored responses. Responses older than ``seconds`` are removed, then the oldest
+    ones beyond a limit.
+    """
 
     seconds: float = 30 * 86400.0
     most: int = 100_000
-    """Responses of all owners."""
+    """Maximum number of responses of all owners together."""
     bytes: int = 16 << 30
-    """Their bytes, as JSON."""
+    """Maximum size of all responses as JSON."""
     owner_bytes: int = 4 << 30
-    """Bytes of one owner's responses."""
+    """Maximum size of one owner's responses."""

@@ -1,4 +1,4 @@
-"""Conversations and their items, in the database of the responses."""
+"""Conversations and their items, in the same database as the responses."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ ITEMS = Table(
 
 
 RunQuery = Callable[..., Awaitable[Any]]
-"""Does work where the database is used: ``run(what, work, *given)``. Raises StoreFailed."""
+"""Runs a query on a database thread: ``run(what, work, *given)``. Raises StoreFailed."""
 
 
 def remove_old(connection: Connection, oldest: float) -> None:
-    """Conversations not used since ``oldest``, in Unix time."""
+    """Remove conversations not used since ``oldest``, in Unix time."""
     old = select(CONVERSATIONS.c.id).where(CONVERSATIONS.c.used < oldest)
     connection.execute(delete(ITEMS).where(ITEMS.c.conversation.in_(old)))
     connection.execute(delete(CONVERSATIONS).where(CONVERSATIONS.c.used < oldest))
 
 
 def find_items(connection: Connection, ids: Sequence[str], owner: str) -> dict[str, dict[str, Any]]:
-    """Items of the owner's conversations, by id."""
+    """Return items of the owner's conversations by id."""
     mine = CONVERSATIONS.c.owner == owner
     joined = ITEMS.join(CONVERSATIONS, ITEMS.c.conversation == CONVERSATIONS.c.id)
     found: dict[str, dict[str, Any]] = {}
@@ -74,7 +74,7 @@ def find_items(connection: Connection, ids: Sequence[str], owner: str) -> dict[s
 
 
 class SqlConversationStore:
-    """Keeps conversations per owner, and their items in order. All methods raise StoreFailed."""
+    """Stores conversations per owner, and their items in order. All methods raise StoreFailed."""
 
     def __init__(
         self, engine: Engine, run: RunQuery, limits: StoreLimits, retention_s: float
@@ -85,9 +85,9 @@ class SqlConversationStore:
         self._retention_s = retention_s
 
     async def put(self, conversation: StoredConversation) -> None:
-        """Add, or replace the metadata of the one with the same id.
+        """Add a conversation, or replace the metadata of an existing one.
 
-        Raises InvalidRequest when the owner may have no more.
+        Raises InvalidRequest if the owner has reached its limit.
         """
         await self._run("stored", self._put, conversation)
 
@@ -96,19 +96,24 @@ class SqlConversationStore:
         return found
 
     async def delete(self, id: str, owner: str) -> bool:
-        """Delete a conversation with its items, and return whether there was one."""
+        """Delete a conversation with its items, and return True if it existed."""
         return bool(await self._run("deleted", self._delete, id, owner))
 
     async def check(self, id: str, items: list[dict[str, Any]], param: str) -> None:
-        """Raises InvalidRequest, naming ``param``, when ``items`` are too much to be added."""
+        """Raise InvalidRequest, naming ``param``, if ``items`` do not fit into the conversation."""
         await self._run("read", self._check, id, items, param)
 
     async def append(self, id: str, items: list[dict[str, Any]], param: str = "items") -> None:
-        """The same, when they are; of a conversation that is gone nothing is kept."""
+        """Append items, unless the conversation was deleted.
+
+        Raises InvalidRequest, naming ``param``, if they do not fit.
+        """
         await self._run("stored", self._append, id, items, param, 1)
 
     async def append_answer(self, id: str, items: list[dict[str, Any]]) -> None:
-        """Append a turn's input and output. It may pass the limit once, up to twice its size."""
+        """Append a turn's input and output, which may exceed the conversation's limits up to
+        twofold.
+        """
         await self._run("stored", self._append, id, items, "conversation", 2)
 
     async def num_bytes(self, id: str) -> int:
@@ -116,12 +121,12 @@ class SqlConversationStore:
         return int(await self._run("read", self._num_bytes, id))
 
     async def items(self, id: str) -> list[dict[str, Any]]:
-        """The oldest first."""
+        """Return the conversation's items, oldest first."""
         found: list[dict[str, Any]] = await self._run("read", self._items, id)
         return found
 
     async def remove(self, id: str, item: str) -> bool:
-        """Whether the conversation had that item."""
+        """Remove an item, and return True if the conversation contained it."""
         return bool(await self._run("deleted", self._remove, id, item))
 
     def _put(self, conversation: StoredConversation) -> None:
@@ -145,7 +150,9 @@ class SqlConversationStore:
     def _check_owner(
         self, connection: Connection, owner: str, more: int, counted: bool = False
     ) -> None:
-        """Raises InvalidRequest; ``more`` bytes are to be added, or were counted already."""
+        """Raise InvalidRequest if ``more`` bytes exceed the owner's limit; ``counted`` if they are
+        already added.
+        """
         total = func.coalesce(func.sum(CONVERSATIONS.c.num_bytes), 0)
         wanted = select(total).where(CONVERSATIONS.c.owner == owner)
         size = connection.execute(wanted).scalar_one()
@@ -220,7 +227,9 @@ class SqlConversationStore:
         return 0 if row is None else int(row.num_bytes)
 
     def _check_room(self, row: Any, items: int, size: int, param: str, times: int) -> None:
-        """Raises InvalidRequest, which undoes what was added."""
+        """Raise InvalidRequest if the conversation is too large, which rolls back the
+        transaction.
+        """
         items, size = row.num_items + items, row.num_bytes + size
         limits = self._limits
         if items > times * limits.items or size > times * limits.bytes:

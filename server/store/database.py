@@ -1,4 +1,4 @@
-"""The database of the store: opened, checked and shrunk."""
+"""Opening, checking and shrinking the store's database."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from sqlalchemy.pool import StaticPool
 log = logging.getLogger(__name__)
 
 FREE_PAGES = 64
-"""Pages that may stay free: the next responses need them."""
+"""Free pages that are left in the file for the next responses."""
 PAGES_AT_A_TIME = 8192
 MIN_SECRET = 4
-"""Characters of a value in a URL's query that is kept out of messages."""
+"""Minimum length of a URL query value that is hidden in messages."""
 
 
 class StoreError(ValueError):
-    """A store that cannot be opened; the message says which and why."""
+    """A store cannot be opened. The message names the store and the reason."""
 
 
 def default_url() -> str:
-    """A file of this user's."""
+    """Return the URL of an SQLite file in the user's home folder."""
     return f"sqlite:///{Path.home()}/.local/state/eaglegate/responses.sqlite"
 
 
 def sqlite_directory(url: str) -> Path | None:
-    """Return the folder of an SQLite store's file; None for a database that is no file."""
+    """Return the folder of an SQLite store's file; None if the database is not a file."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -43,7 +43,7 @@ def sqlite_directory(url: str) -> Path | None:
 
 
 def connect(url: str) -> Engine:
-    """Open a database. Only the owner may read an SQLite file, since it holds prompts."""
+    """Open a database. An SQLite file is readable only by its owner, since it contains prompts."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
         return create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
@@ -60,9 +60,9 @@ def connect(url: str) -> Engine:
 
 
 def _sqlite_path(parsed: URL) -> Path | None:
-    """The file of an SQLite URL; None for a database in memory and for one that is not SQLite's.
+    """Return the file of an SQLite URL; None for in-memory and other databases.
 
-    With ``?uri=true`` the name is SQLite's own URI: ``file:/var/lib/r.sqlite``.
+    With ``?uri=true`` the name is an SQLite URI: ``file:/var/lib/r.sqlite``.
     """
     name = str(parsed.database or "")
     if name.startswith("file:") and parsed.query.get("uri"):
@@ -73,7 +73,7 @@ def _sqlite_path(parsed: URL) -> Path | None:
 
 
 def hide_password(url: str) -> str:
-    """The URL without its password and its query, which may hold another."""
+    """Return the URL without its password and its query, which may contain another password."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -83,7 +83,7 @@ def hide_password(url: str) -> str:
 
 
 def hide_secrets(text: str, url: str) -> str:
-    """``text``, which a driver wrote, without what is secret in the URL it was given."""
+    """Return a driver's message without the secrets of the URL that the driver received."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -96,9 +96,9 @@ def hide_secrets(text: str, url: str) -> str:
 
 
 def _list_query_values(url: URL) -> Iterator[str]:
-    """Yield the values of a URL's query, without values too short to be secret.
+    """Yield the values of a URL's query that are long enough to be secrets.
 
-    A short value, such as a number, may be part of any word.
+    A short value, such as a number, could be part of any word.
     """
     for given in url.query.values():
         values = (given,) if isinstance(given, str) else given
@@ -106,19 +106,21 @@ def _list_query_values(url: URL) -> Iterator[str]:
 
 
 def check_columns(engine: Engine, tables: Iterable[Table]) -> None:
-    """Raises StoreError for tables that an earlier version of the gateway made."""
+    """Raise StoreError if tables were created by an earlier, incompatible version of the
+    gateway.
+    """
     for table in tables:
         known = {column["name"] for column in inspect(engine).get_columns(table.name)}
         missing = [column.name for column in table.columns if column.name not in known]
         if missing:
             raise StoreError(
-                f"{table.name} is of an earlier version and has no {' and no '.join(missing)}; "
+                f"{table.name} is from an earlier version and has no {' and no '.join(missing)}; "
                 "choose another database, or remove its tables named eaglegate_*"
             )
 
 
 def enable_shrinking(engine: Engine) -> None:
-    """Make a new file one that can shrink."""
+    """Enable incremental vacuum, which takes effect in new SQLite files."""
 
     @event.listens_for(engine, "connect")
     def set_auto_vacuum(connection: Any, _record: Any) -> None:
@@ -126,7 +128,9 @@ def enable_shrinking(engine: Engine) -> None:
 
 
 def shrink(engine: Engine) -> None:
-    """Give free pages back, not too many at a time. Never raises: they serve the next rows."""
+    """Return free pages to the file system, a limited number per call. Never raises: unreturned
+    pages are reused.
+    """
     try:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             driver = connection.connection.driver_connection
@@ -136,7 +140,7 @@ def shrink(engine: Engine) -> None:
                 # One step frees one page, and ``execute`` takes only one.
                 driver.executescript(f"PRAGMA incremental_vacuum({pages})")
     except (SQLAlchemyError, sqlite3.Error) as error:
-        log.warning("the response store could not be shrunk: %s", error)
+        log.warning("cannot shrink the response store: %s", error)
 
 
 def _pragma(driver: Any, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Index of stored items: it finds the response that holds an item, by the item's id."""
+"""Index of stored items: finds the response that contains an item by the item's id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 MAX_ID = 64
 AT_A_TIME = 500
-"""Values in one statement."""
+"""Number of values in one SQL statement."""
 
 METADATA = MetaData()
 INDEX = Table(
@@ -29,9 +29,9 @@ def add(
     response: Mapping[str, Any],
     items: Iterable[Mapping[str, Any]],
 ) -> None:
-    """Items of ``response``, which has its id, owner and created.
+    """Index the items of ``response``, a row with its id, owner and creation time.
 
-    An item belongs to the first response that has it, which made it or was given it.
+    An item belongs to the first response that contains it as input or output.
     """
     owner = response["owner"]
     ids = list(dict.fromkeys(str(item["id"])[:MAX_ID] for item in items if item.get("id")))
@@ -44,7 +44,7 @@ def add(
 
 
 def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
-    """Insert rows of the index. Rows that another gateway has just inserted stay."""
+    """Insert rows into the index. Rows that another gateway has just inserted are kept."""
     try:
         with connection.begin_nested():
             connection.execute(insert(INDEX), rows)
@@ -55,7 +55,7 @@ def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
 
 
 def responses_with(connection: Connection, ids: Sequence[str], owner: str) -> dict[str, list[str]]:
-    """Responses, each with those of ``ids`` that are in it."""
+    """Return the responses that contain any of ``ids``, each with those ids."""
     found: dict[str, list[str]] = {}
     for some in _batch(ids):
         wanted = select(INDEX.c.response, INDEX.c.id).where(

@@ -1,4 +1,6 @@
-"""Responses in a database: an SQLite file by default, anything SQLAlchemy reaches by its URL."""
+"""Storage of responses in SQL: an SQLite file by default, or any database that SQLAlchemy
+supports.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +51,16 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 SWEEP_EVERY = 100
-"""Puts between two sweeps of what is too old or too much."""
+"""Number of stored responses between two sweeps."""
 SWEEP_BYTES = 64 << 20
 SWEEP_SHARE = 16
-"""Bytes put between them: so many, or this part of what one owner may have."""
+"""A sweep also runs after ``SWEEP_BYTES``, or after ``1 / SWEEP_SHARE`` of the smaller retention
+limit.
+"""
 LONGEST_HISTORY = 1000
-"""Responses that may hang on one another by previous_response_id."""
+"""Maximum length of a chain of responses linked by previous_response_id."""
 CONNECTIONS = 8
-"""Connections at a time to a database that is not a file."""
+"""Concurrent connections to a database server."""
 
 METADATA = MetaData()
 RESPONSES = Table(
@@ -74,21 +78,23 @@ RESPONSES = Table(
     Column("num_bytes", Integer, nullable=False),
     Index("eaglegate_responses_usage", "owner", "created", "num_bytes"),
 )
-"""``output`` is kept apart from the response, whose tools a reader of the history does not need;
-``size`` is that of input and output, and ``num_bytes`` that of all three."""
+"""``output`` is stored separately from the response, because readers of the history do not need the
+response's other members, such as its tools. ``size`` is that of input and output, ``num_bytes``
+that of all three columns.
+"""
 
 
 class SqlResponseStore:
-    """Keeps responses per owner: one never sees those of another. All methods raise StoreFailed.
+    """Stores responses per owner; owners cannot see each other's. All methods raise StoreFailed.
 
-    Calls run in threads of their own: one for SQLite, whose connection takes one at a time.
-    ``conversations`` are kept in the same database.
+    Calls run in separate threads: one thread for SQLite, whose connection handles one call at a
+    time. ``conversations`` are stored in the same database.
     """
 
     def __init__(
         self, url: str, retention: Retention | None = None, limits: StoreLimits | None = None
     ) -> None:
-        """Raises StoreError."""
+        """Open the store, creating missing tables. Raises StoreError."""
         self._retention = retention or Retention()
         self._limits = limits or StoreLimits()
         self._puts = self._bytes_put = 0
@@ -108,49 +114,51 @@ class SqlResponseStore:
         )
 
     async def put(self, stored: StoredResponse) -> None:
-        """Add, or replace the one with the same id."""
+        """Add a response, or replace the one with the same id."""
         await self._run("stored", self._put, stored)
 
     async def get(self, id: str, owner: str) -> StoredResponse | None:
         return await self._run("read", self._get, id, owner)
 
     async def items(self, ids: list[str], owner: str, most: int) -> dict[str, dict[str, Any]]:
-        """Items by id, of the owner's responses and conversations; unknown ones are not there.
+        """Return items of the owner's responses and conversations by id. Unknown ids are left out.
 
-        Reading stops when they have more than ``most`` bytes.
+        Reading stops once the items exceed ``most`` bytes.
         """
         return await self._run("read", self._items, ids, owner, most)
 
     async def history_bytes(self, id: str, owner: str) -> int | None:
-        """Return the bytes of the response and its predecessors; None when one is missing."""
+        """Return the size of the response and its predecessors; None if one is missing."""
         return await self._run("read", self._history_bytes, id, owner)
 
     async def history(self, id: str, owner: str) -> list[dict[str, Any]]:
-        """Their input and output, the oldest first."""
+        """Return the input and output of the response and its predecessors, oldest first."""
         return await self._run("read", self._history, id, owner)
 
     async def settle(self, stored: StoredResponse) -> bool:
-        """Replace one that is held, which ends that; False when it was settled or deleted."""
+        """Replace a held response by its final state. Return False if it was already settled or
+        deleted.
+        """
         return await self._run("stored", self._settle, stored)
 
     async def hold(self, ids: list[str], until: float) -> set[str]:
-        """Hold responses longer; returns those that still are, neither settled nor deleted."""
+        """Extend the hold on responses, and return those that are still held."""
         return await self._run("stored", self._hold, ids, until)
 
     async def delete(self, id: str, owner: str) -> bool:
-        """Whether there was one."""
+        """Delete a response, and return True if it existed."""
         return await self._run("deleted", self._delete, id, owner)
 
     async def sweep(self) -> None:
-        """Remove what is too old or too much, and give its room back. Never raises."""
+        """Remove expired and surplus responses, and shrink the database. Never raises."""
         await asyncio.get_running_loop().run_in_executor(self._threads, self._sweep)
 
     async def aclose(self) -> None:
-        await self._run("left", self._engine.dispose)
+        await self._run("closed", self._engine.dispose)
         self._threads.shutdown(wait=False)
 
     async def _run(self, what: str, work: Callable[..., Result], *given: object) -> Result:
-        """Raises StoreFailed."""
+        """Run a query on a database thread. Raises StoreFailed."""
         with self._translate_errors(what):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
 
@@ -195,7 +203,7 @@ class SqlResponseStore:
         return None if row is None else _from_row(row)
 
     def _items(self, ids: list[str], owner: str, most: int) -> dict[str, dict[str, Any]]:
-        """One response after another: they may be large, and all of them too much."""
+        """Read items response by response, because all of them together may be too large."""
         with self._engine.connect() as connection:
             found = conversations.find_items(connection, ids, owner)
             left = [id for id in ids if id not in found]
@@ -229,9 +237,7 @@ class SqlResponseStore:
         return [item for text in texts for item in orjson.loads(text)]
 
     def _chain(self, id: str, owner: str, *columns: Any) -> Select[Any]:
-        """Select columns of the response and its predecessors, the oldest first, in one
-        statement.
-        """
+        """Select columns of the response and its predecessors, oldest first, in one statement."""
         table, readable = RESPONSES.c, self._readable(owner)
         first = select(table.id, table.previous, literal(0).label("depth"))
         chain = first.where(table.id == id, *readable).cte("chain", recursive=True)
@@ -255,19 +261,19 @@ class SqlResponseStore:
         return found
 
     def _sweep(self) -> None:
-        """Remove surplus responses. A failure is logged only: a full disk has no room for deleting
-        either.
+        """Remove surplus responses. A failure is only logged: deleting, too, may fail on a full
+        disk.
         """
         try:
             self._remove_surplus()
             if self._is_sqlite:
                 shrink(self._engine)
         except SQLAlchemyError as error:
-            log.error("old responses could not be removed: %s", self._read_cause(error))
+            log.error("cannot remove old responses: %s", self._read_cause(error))
 
     @contextmanager
     def _translate_errors(self, what: str) -> Iterator[None]:
-        """The cause goes to the log: it may name hosts and files."""
+        """Log the cause, which may name hosts and files, and raise StoreFailed without it."""
         try:
             yield
         except (SQLAlchemyError, OSError) as error:
@@ -276,7 +282,7 @@ class SqlResponseStore:
             raise StoreFailed(failure, retry_after_s=5) from error
 
     def _read_cause(self, error: Exception) -> str:
-        """Return the database's own message, without the statement and the secrets of the URL."""
+        """Return the database's own message without the statement and the URL's secrets."""
         return hide_secrets(str(getattr(error, "orig", None) or error), self._url)
 
     def _remove_surplus(self) -> None:
@@ -290,7 +296,7 @@ class SqlResponseStore:
 
 
 def _prepare(engine: Engine) -> None:
-    """Make the tables that are not there yet. Raises StoreError for those of another version."""
+    """Create missing tables. Raises StoreError for tables of another version."""
     if engine.dialect.name == "sqlite":
         enable_shrinking(engine)
     for metadata in (METADATA, conversations.METADATA, items.METADATA):
@@ -299,7 +305,7 @@ def _prepare(engine: Engine) -> None:
 
 
 def _find_surplus(connection: Connection, retention: Retention) -> dict[str, tuple[int, int]]:
-    """Find the surplus of each owner, as (responses, bytes)."""
+    """Return the surplus of each owner as (responses, bytes)."""
     table = RESPONSES.c
     size = func.coalesce(func.sum(table.num_bytes), 0)
     used = connection.execute(select(table.owner, func.count(), size).group_by(table.owner)).all()
@@ -313,7 +319,7 @@ def _find_surplus(connection: Connection, retention: Retention) -> dict[str, tup
 
 
 def _share(used: dict[str, int], most: int) -> dict[str, int]:
-    """Compute the amount that each owner may keep. Owners that use little keep all of it."""
+    """Return the amount that each owner may keep. Owners below their share keep everything."""
     kept, left = {}, most
     for at, (amount, owner) in enumerate(sorted((amount, owner) for owner, amount in used.items())):
         kept[owner] = min(amount, left // (len(used) - at))

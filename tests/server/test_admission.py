@@ -292,7 +292,7 @@ async def test_what_a_full_queue_refuses_costs_no_request():
         Admission(AdmissionLimits(running=1, queued=0), clock),
         KeyQuota("a", 1, clock=clock),
     )
-    with pytest.raises(TooManyRequests, match="the most there may be"):
+    with pytest.raises(TooManyRequests, match="which is the limit"):
         Client(admission, Requester("a", quota=quota))
     quota.take()
 

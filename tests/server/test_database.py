@@ -164,7 +164,7 @@ def test_a_file_in_use_is_not_shrunk_and_the_log_says_so(tmp_path, caplog):
     with sqlite3.connect(path, timeout=0) as other:
         other.execute("BEGIN EXCLUSIVE")
         shrink(connect(f"sqlite:///{path}?timeout=0"))
-    assert "could not be shrunk: database is locked" in caplog.text
+    assert "cannot shrink the response store: database is locked" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ async def test_a_full_queue_has_room_for_a_key_below_its_share():
     assert refused(flood) == flood[-4:], "the newest give way"
     assert "fewer waiting" in str(flood[-1].task.exception())
     for key in (VICTIM, FLOOD):
-        with pytest.raises(TooManyRequests, match="the most there may be"):
+        with pytest.raises(TooManyRequests, match="which is the limit"):
             admission.check(key)
         with pytest.raises(TooManyRequests):
             Client(admission, key)

@@ -76,7 +76,7 @@ async def test_a_sweep_that_fails_is_logged_and_ends_nothing(caplog):
     with store._engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE eaglegate_responses")
     await store.sweep()
-    assert "old responses could not be removed: no such table" in caplog.text
+    assert "cannot remove old responses: no such table" in caplog.text
 
 
 async def test_sqlite_is_given_one_call_at_a_time():
