@@ -1,4 +1,4 @@
-"""The ASGI application: routes, middleware, and every error in the API's own shape.
+"""The ASGI application: routes, middleware, and errors in each API's own format.
 
 A request passes, from the socket inwards:
 
@@ -8,13 +8,13 @@ A request passes, from the socket inwards:
     RootPathMiddleware   server/http/middleware.py      with --root-path
     ApiCorsMiddleware    server/http/auth.py            with --allowed-origins
     HeadMiddleware       server/http/middleware.py      HEAD is GET without a body
-    AuthMiddleware       server/http/auth.py            host, origin, key; memory; ``charge``
-    NoticeHeader         server/apis/shared/request.py  names the fields that were ignored
+    AuthMiddleware       server/http/auth.py            host, origin, key, memory, charge
+    NoticeHeader         server/apis/shared/request.py  lists the ignored fields
     DirectRoutes         below                          APIs that generate, without FastAPI
     FastAPI              server/apis/operations/        everything else
 
-``DirectRoutes`` calls ``server/apis/shared/route.py``: ``respond``. FastAPI has the same routes for
-the OpenAPI document alone.
+``DirectRoutes`` calls ``respond`` in ``server/apis/shared/route.py``. FastAPI has the same routes,
+but only for the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ def create_app(
     more_routes: Iterable[BaseRoute] = (),
     stateful: Iterable[APIRouter] = (),
 ) -> FastAPI:
-    """``more_routes`` are those of other packages, such as /metrics.
+    """Create the application.
 
-    ``stateful`` are APIs that store answers or run what outlives a request: ``apis/responses``.
+    ``more_routes`` come from other packages, such as /metrics. ``stateful`` are APIs that store
+    answers or run work that outlives a request, such as ``apis/responses``.
     """
     prefix = gateway.settings.root_path.rstrip("/")
     servers = [{"url": prefix}] if prefix else None
@@ -94,7 +95,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         servers=servers,
-        redirect_slashes=False,  # a redirect goes where the client's Host header says
+        redirect_slashes=False,  # a redirect would go to the client's Host header
     )
     for routes in (
         admin.router(gateway),
@@ -113,14 +114,14 @@ def create_app(
 
 
 class DirectRoutes:
-    """ASGI middleware, the innermost one: calls the endpoints that generate without FastAPI.
+    """Innermost ASGI middleware, which calls the generating endpoints without FastAPI.
 
-    They take the request and give the response, so that FastAPI would have nothing to do for them;
-    its routes are what the OpenAPI document is made of.
+    These endpoints read the request and build the response themselves, so FastAPI would add only
+    overhead. Its routes exist for the OpenAPI document.
     """
 
     def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint], refuse: Refuse) -> None:
-        """``endpoints`` by path, of POST; ``refuse`` answers their GatewayErrors."""
+        """``endpoints`` are POST endpoints by path; ``refuse`` answers their GatewayErrors."""
         self._app = app
         self._endpoints = endpoints
         self._refuse = refuse
@@ -151,11 +152,9 @@ def _make_generation_routes(gateway: Gateway) -> APIRouter:
 
     @routes.post("/invocations", openapi_extra=describe_body(ChatRequest, CompletionRequest))
     async def invocations(request: Request) -> Response:
-        """Serve SageMaker's path as vLLM does.
+        """Generate on SageMaker's path, as vLLM does.
 
-        It is chat completions where the body has ``messages``, and completions where it has
-        ``prompt``.
-
+        A body with ``messages`` is a chat completion; a body with ``prompt`` is a completion.
         """
         return await respond(request, gateway, _select)
 
@@ -195,7 +194,7 @@ def _select(body: Any) -> GenerationApi[Any]:
 
 
 def _add_middleware(app: FastAPI, gateway: Gateway, prefix: str, refuse: Refuse) -> None:
-    """The last one added sees a request first."""
+    """Add the middleware. The one added last sees a request first."""
     endpoints = {
         route.path: route.endpoint
         for route in app.routes
@@ -212,7 +211,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway, prefix: str, refuse: Refuse)
 
 
 def _add_error_handlers(app: FastAPI, gateway: Gateway) -> Refuse:
-    """Returns the handler of a GatewayError."""
+    """Add the error handlers, and return the handler of GatewayErrors."""
 
     async def handle_gateway_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, GatewayError)
@@ -248,7 +247,10 @@ def _from_http(error: HTTPException, request: Request) -> GatewayError:
 
 
 def _from_validation(error: RequestValidationError) -> GatewayError:
-    """A parameter of the path or the query; bodies are read by server/apis/shared/request.py."""
+    """Return the error for an invalid path or query parameter.
+
+    Bodies are validated in server/apis/shared/request.py.
+    """
     first = error.errors()[0]
     name = str(first["loc"][-1])
     return InvalidRequest(f"Invalid value for '{name}': {first['msg']}.", param=name)

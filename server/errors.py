@@ -1,4 +1,4 @@
-"""Errors that clients receive (``from_engine`` maps engine errors to them).
+"""Errors that clients receive. ``from_engine`` maps engine errors to them.
 
 GatewayError              500  server_error
  +-- InvalidRequest       400  invalid_request_error
@@ -16,9 +16,9 @@ GatewayError              500  server_error
  +-- Unavailable          503  service_unavailable
  |    +-- StoreFailed     503
  +-- DeadlineExceeded     504  timeout_error
- +-- ReaderTooSlow        never sent: the client does not read
+ +-- ReaderTooSlow        never sent, because the client does not read
 
-A message names the rule, the given value and what to do.
+A message states the rule, the given value and what to do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from eaglegate.engine.errors import (
 
 
 class GatewayError(Exception):
-    """An error response in the API's format; ``str(error)`` is the message."""
+    """An error response. ``str(error)`` is the message that the client sees."""
 
     status = 500
     type = "server_error"
@@ -53,7 +53,9 @@ class GatewayError(Exception):
         retry_after_s: float | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> None:
-        """``details`` is what Anthropic's clients read to recover by themselves."""
+        """Create the error. ``details`` are machine-readable facts from which Anthropic's clients
+        recover.
+        """
         super().__init__(message)
         self.param = param
         self.code = code or self.code
@@ -61,7 +63,7 @@ class GatewayError(Exception):
         self.details = details
 
     def headers(self) -> dict[str, str]:
-        """Headers that belong to the answer, such as Retry-After in whole seconds."""
+        """Return the response headers of the error, such as Retry-After in whole seconds."""
         if self.retry_after_s is None:
             return {}
         return {"retry-after": str(max(1, ceil(self.retry_after_s)))}
@@ -86,7 +88,7 @@ class MethodNotAllowed(InvalidRequest):
     status = 405
     code = "method_not_allowed"
     allowed = ""
-    """The value of the header Allow."""
+    """Value of the Allow header."""
 
     def headers(self) -> dict[str, str]:
         return {"allow": self.allowed}
@@ -124,7 +126,7 @@ class Unauthenticated(GatewayError):
     type = "authentication_error"
     code = "invalid_api_key"
     challenge = "Bearer"
-    """The authentication scheme of WWW-Authenticate."""
+    """Authentication scheme in the WWW-Authenticate header."""
 
     def headers(self) -> dict[str, str]:
         return {"www-authenticate": self.challenge}
@@ -149,7 +151,7 @@ class Unavailable(GatewayError):
 
 
 class StoreFailed(Unavailable):
-    """The store of responses is unreachable; the cause is in the log."""
+    """The response store is unreachable. The cause is in the log."""
 
     code = "store_failed"
 
@@ -165,7 +167,7 @@ class ReaderTooSlow(GatewayError):
 
 
 def openai_body(error: GatewayError) -> dict[str, Any]:
-    """OpenAI's error object."""
+    """Return the error in OpenAI's format."""
     return {
         "error": {
             "message": str(error),
@@ -189,7 +191,7 @@ _ANTHROPIC_TYPES = {
 
 
 def anthropic_body(error: GatewayError) -> dict[str, Any]:
-    """Anthropic's error object."""
+    """Return the error in Anthropic's format."""
     kind = _ANTHROPIC_TYPES.get(error.status)
     if kind is None:
         kind = "invalid_request_error" if error.status < 500 else "api_error"
@@ -198,25 +200,26 @@ def anthropic_body(error: GatewayError) -> dict[str, Any]:
 
 
 def error_body(path: str, error: GatewayError) -> dict[str, Any]:
-    """The error object of the API that ``path`` belongs to."""
+    """Return the error in the format of the API that ``path`` belongs to."""
     anthropic = path == "/v1/messages" or path.startswith("/v1/messages/")
     return anthropic_body(error) if anthropic else openai_body(error)
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used; the message names the flag, the value and the rule."""
+    """A setting cannot be used. The message names the flag, the value and the rule."""
 
 
 PROMPT_PARAM = {"completions": "prompt", "responses": "input"}
-"""The field of each API's prompt; 'messages' for the others."""
+"""Field that contains the prompt, by API; 'messages' for all others."""
 
 
 def context_overflow(
     api: str, num_prompt: int, wanted: int, longest: int, exact: bool = True
 ) -> InvalidRequest:
-    """The API's own error message; ``wanted`` counts only if the prompt itself fits.
+    """Make the error for a prompt that does not fit, with the message of the request's API.
 
-    ``num_prompt`` is a lower bound where it is not ``exact``.
+    ``wanted`` output tokens are mentioned only if the prompt itself fits. ``num_prompt`` is a lower
+    bound unless ``exact``.
     """
     param = PROMPT_PARAM.get(api, "messages")
     write = _anthropic_message if api == "messages" else _openai_message
@@ -248,7 +251,7 @@ def _anthropic_message(_: str, num_prompt: int, shown: str, wanted: int, longest
 
 
 def from_engine(error: EngineError) -> GatewayError:
-    """The HTTP error of an engine error, by its class or the nearest base class."""
+    """Map an engine error to a GatewayError by its class or nearest base class."""
     for kind in type(error).__mro__:
         if kind in _ENGINE_ERRORS:
             made = _ENGINE_ERRORS[kind](error)

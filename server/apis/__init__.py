@@ -1,8 +1,8 @@
-"""The APIs, a folder each.
+"""The APIs, one package each.
 
-``request.py`` is what a client may send, ``to_job.py`` the rules that span fields,
-``response.py`` turns events into frames or one body. ``server/app.py`` has the routes of those
-that store nothing, ``responses/route.py`` those of the one that does. ``shared`` holds what several
-APIs have in common, ``operations`` the endpoints that generate nothing. Called by ``server.app``
-alone. A new API is a new folder and its route in ``server/app.py``.
+``request.py`` defines the request body, ``to_job.py`` applies the rules that span several fields,
+and ``response.py`` turns events into frames or one body. ``server/app.py`` has the routes of
+stateless APIs and ``responses/route.py`` those of the Responses API. ``shared`` has code common to
+several APIs, ``operations`` the endpoints that generate nothing. Only ``server.app`` calls these
+packages. A new API is a new package with a route in ``server/app.py``.
 """

@@ -1,9 +1,9 @@
-"""Backends: where a gateway's tokens come from; the command line chooses one.
+"""Backends, which provide a gateway's tokens. The command line chooses one.
 
-``in_process.py`` runs vLLM in this process and its children; ``remote.py`` drives remote workers.
-A backend gives ``server/cli/serve.py`` the engine, the renderer and the vocabulary. A new kind of
-engine is one more module here, with a ``RenderingBackend`` that makes it, and a row in ``BACKENDS``
-of ``server/cli/command_line.py``.
+``in_process.py`` runs vLLM in this process and its children; ``remote.py`` uses remote workers. A
+backend gives ``server/cli/serve.py`` the engine, the renderer and the vocabulary. A new kind of
+engine is one more module here, with a ``RenderingBackend`` that creates it, and a row in
+``BACKENDS`` of ``server/cli/command_line.py``.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """Created before any engine; its constructor runs every check that needs none."""
+    """A backend, created before any engine. Its constructor runs every check that needs no
+    engine.
+    """
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names clients may use for the model; the first one is shown."""
+        """Names that clients may use for the model; the first one is displayed."""
         ...
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """LoRA adapters that clients may name as ``model``, and their folders."""
+        """LoRA adapters that clients may name as ``model``, with their folders."""
         ...
 
     @property
@@ -47,39 +49,39 @@ class Backend(Protocol):
 
     @property
     def fallback(self) -> ParserFallback | None:
-        """Reads answers whose format has no parser here; None where all have one."""
+        """Reads answers whose format has no parser here; None if all formats have one."""
         ...
 
     @property
     def spec_metrics(self) -> str:
-        """The speculation metrics in every answer: none, summary or detailed."""
+        """Speculation metrics in every answer: none, summary or detailed."""
         ...
 
     @property
     def probe(self) -> ConstraintProbe | None:
-        """Tries constraints before they reach the engine; None where the engine does so itself."""
+        """Compiles constraints before they reach the engine; None if the engine does so itself."""
         ...
 
     @property
     def drafts(self) -> DraftManager | None:
-        """Exchanges the draft of the engine; None where there is none in this process."""
+        """Swaps the engine's draft; None if there is none in this process."""
         ...
 
     @property
     def fleet(self) -> Fleet | None:
-        """The engine, where it is a fleet of workers."""
+        """The fleet of workers, if the engine is one."""
         ...
 
     def create_engine(
         self, timeouts: SupervisionTimeouts, observer: RecoveryObserver
     ) -> ResilientEngine:
-        """Create the engine to serve with, not started yet. Call once."""
+        """Create the engine without starting it. Call once."""
         ...
 
     def describe(self, info: EngineInfo) -> EngineInfo:
-        """The engine's facts, completed by what the backend knows."""
+        """Return the engine's facts, completed with those that the backend knows."""
         ...
 
     async def aclose(self) -> None:
-        """Stop what the backend itself has started."""
+        """Stop whatever the backend itself has started."""
         ...

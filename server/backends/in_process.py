@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class InProcessBackend:
-    """See ``eaglegate.server.backends.Backend``."""
+    """Backend with vLLM in this process. See ``eaglegate.server.backends.Backend``."""
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings = line.settings
@@ -80,7 +80,9 @@ class InProcessBackend:
         )
 
     def _find_fallback(self, settings: Settings) -> ParserFallback | None:
-        """vLLM's own parsers, where one of the names has no parser here."""
+        """Return vLLM's own parsers if one of the configured names has no parser here. Raises
+        ConfigError.
+        """
         tools, reasoning = settings.tool_call_parser, self.reasoning_parser or None
         unknown = find_unknown_parsers(tools, reasoning)
         if not unknown:
@@ -88,8 +90,8 @@ class InProcessBackend:
         from eaglegate.engine.vllm_backend.parser_fallback import VllmParsers
 
         self._progress(
-            f"warning: no parser here for {' and '.join(unknown)}: vLLM's own reads all answers, "
-            "and the rules of docs/parsers.md do not hold"
+            f"warning: no parser here for {' and '.join(unknown)}: vLLM's own parsers read all "
+            "answers, and the rules of docs/parsers.md do not apply"
         )
         try:
             return VllmParsers(self.renderer.tokenizer, tools, reasoning)
@@ -112,7 +114,7 @@ class InProcessBackend:
         return engine
 
     def make_engine(self) -> VllmEngine:
-        """A new engine, with the draft that is promoted."""
+        """Create an engine with the promoted draft."""
         arguments = self._arguments
         if self.drafts is not None:
             arguments = copy(arguments)
@@ -132,7 +134,7 @@ class InProcessBackend:
         )
 
     def describe(self, info: EngineInfo) -> EngineInfo:
-        """Add the method and summary that the draft inspection found."""
+        """Add the method and summary found by the draft inspection."""
         if self._draft is None:
             return info
         summary = add_lossy(self._draft.summary, info.speculation.lossy or ())
@@ -144,7 +146,7 @@ class InProcessBackend:
 
 
 def _choose_echo(settings: Settings) -> LineFormat | None:
-    """Choose the format of log lines from the engine's processes; None where they write none."""
+    """Return the format of log lines from the engine's processes; None if they log nothing."""
     adopt_vllm(settings.log_format)
     if settings.log_level != "debug":
         return None
@@ -152,7 +154,7 @@ def _choose_echo(settings: Settings) -> LineFormat | None:
 
 
 def _open_drafts(arguments: Arguments, store: str | None) -> DraftManager | None:
-    """None without a draft that can be exchanged. Raises EngineStartError."""
+    """Return the draft manager; None without a swappable draft. Raises EngineStartError."""
     plan = make_plan(arguments)
     if {Area.WORKER, Area.SWAP} & find_broken().keys():
         return None
@@ -180,7 +182,7 @@ def _run_preflight(
     settings: Settings,
     progress: Callable[[str], None],
 ) -> SpeculationReport | None:
-    """Report on the draft. Raises EngineStartError when something would stop the engine."""
+    """Report on the draft. Raises EngineStartError for problems that would stop the engine."""
     plan = make_plan(arguments, adapters)
     lossy = find_lossy(plan.speculative_config)
     if lossy and settings.require_lossless:

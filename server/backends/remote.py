@@ -1,4 +1,4 @@
-"""Remote backend: workers elsewhere; this process has only the tokenizer and the chat template."""
+"""Backend with remote workers. This process has only the tokenizer and the chat template."""
 
 from __future__ import annotations
 
@@ -34,14 +34,18 @@ from eaglegate.text.parsing.vocabulary import Vocabulary
 from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer, UnsupportedModel
 
 PROBE_S = 3.0
-"""A worker that is not ready in this time is probed again later, or by the next `check`."""
+"""Seconds after which a worker that is not ready is skipped. It is probed again later, or by the
+next `check`.
+"""
 
 
 class RenderingBackend:
-    """Backend without vLLM, complete but for its engine, which ``create_engine`` makes."""
+    """Backend without vLLM, complete except for its engine, which ``create_engine`` makes."""
 
     arguments: type[ModelArguments] = ModelArguments
-    """Arguments with the backend's own flags, if it has any. ``line.model`` has their values."""
+    """Arguments class, with the backend's own flags if it has any. ``line.model`` has their
+    values.
+    """
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings, arguments = line.settings, line.model
@@ -76,15 +80,15 @@ class RenderingBackend:
         return replace(info, model=self.names[0])
 
     async def ask_workers(self) -> dict[str, WorkerReport | EngineStartError]:
-        """Ask each worker about itself, for ``eaglegate check``."""
+        """Query each worker for ``eaglegate check``."""
         return {}
 
     async def aclose(self) -> None:
-        """Close nothing, since nothing was started."""
+        """Do nothing, since nothing was started."""
 
 
 class RemoteBackend(RenderingBackend):
-    """See ``eaglegate.server.backends.Backend``."""
+    """Backend with remote workers. See ``eaglegate.server.backends.Backend``."""
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings = line.settings
@@ -108,7 +112,7 @@ class RemoteBackend(RenderingBackend):
         return WorkerProbe(self.renderer, parsers, settings.upstream_probe_s, kwargs)
 
     def create_engine(self, timeouts: SupervisionTimeouts, observer: RecoveryObserver) -> Fleet:
-        self._progress("waiting for a worker that serves")
+        self._progress("waiting for a serving worker")
         self.fleet = Fleet(
             self._create_engine,
             self._sources,
@@ -128,7 +132,7 @@ class RemoteBackend(RenderingBackend):
         return replace(super().describe(info), details=details)
 
     async def ask_workers(self) -> dict[str, WorkerReport | EngineStartError]:
-        """Ask the workers without waiting for those that are loading."""
+        """Query the workers without waiting for those that are still loading."""
         with _name_flag("workers"):
             found = [await source.read() for source in self._sources]
         names = sorted(frozenset[str]().union(*found))
@@ -148,24 +152,26 @@ class RemoteBackend(RenderingBackend):
 
 
 class AddressBook:
-    """Workers by name. A name is an address without credentials; these stay in here."""
+    """Workers by name. A name is an address without credentials, which are only stored here."""
 
     def __init__(self) -> None:
         self._known: dict[str, Upstream] = {}
 
     def register(self, given: str) -> str:
-        """The canonical form of an address: its worker's name. Raises ValueError."""
+        """Register an address, and return its canonical form, the worker's name. Raises
+        ValueError.
+        """
         upstream = Upstream.parse(given)
         self._known[str(upstream)] = upstream
         return str(upstream)
 
     def __getitem__(self, name: str) -> Upstream:
-        """An address found by DNS has no credentials."""
+        """Return the worker's address. An address found by DNS has no credentials."""
         return self._known.get(name) or Upstream.parse(name)
 
 
 def build_sources(settings: Settings, register: Callable[[str], str]) -> list[WorkerSource]:
-    """All sources that are set; their workers form one fleet. Raises ConfigError."""
+    """Return all configured sources, whose workers form one fleet. Raises ConfigError."""
     out: list[WorkerSource] = []
     given = [one for one in (settings.upstream or "").split(",") if one.strip()]
     if given:
@@ -185,7 +191,7 @@ def build_sources(settings: Settings, register: Callable[[str], str]) -> list[Wo
 
 
 def _refuse_credentials(name: str) -> str:
-    """Raises ValueError."""
+    """Return the name. Raises ValueError if it contains credentials."""
     if "@" in name:
         raise ValueError(
             "a DNS name carries no credentials: give --upstream-key for all its workers"
@@ -195,7 +201,7 @@ def _refuse_credentials(name: str) -> str:
 
 @contextmanager
 def _name_flag(flag: str) -> Iterator[None]:
-    """Raises ConfigError."""
+    """Convert errors in the block to ConfigErrors that name the flag."""
     try:
         yield
     except (ValueError, DiscoveryError) as error:
@@ -203,7 +209,7 @@ def _name_flag(flag: str) -> Iterator[None]:
 
 
 def find_model_files(arguments: ModelArguments) -> ModelFiles:
-    """Raises ConfigError."""
+    """Find the model's files. Raises ConfigError."""
     try:
         return ModelFiles.find(arguments.model, arguments.revision, arguments.tokenizer)
     except UnsupportedModel as error:
@@ -214,7 +220,7 @@ def find_model_files(arguments: ModelArguments) -> ModelFiles:
 
 
 def _create_renderer(files: ModelFiles, settings: Settings) -> TemplateRenderer:
-    """Raises ConfigError."""
+    """Create the renderer. Raises ConfigError."""
     if settings.chat_template_content_format != "auto":
         raise ConfigError(
             f"--chat-template-content-format {settings.chat_template_content_format}: with workers "

@@ -1,8 +1,8 @@
-"""Start-up probe of a worker: a few small requests, as clients of this gateway would send them.
+"""Startup probe of a worker: a few small requests such as clients of this gateway would send.
 
-What a worker was started with shows in its answers alone. Each question below judges one part and
-finds a fault or nothing; a question without an answer in time judges nothing. Only engines that
-render and count for other clients (``SupportsInspection``: vLLM) are asked.
+A worker's configuration is only visible in its answers. Each check below judges one aspect and
+returns a fault or None; a check without a timely answer judges nothing. Only engines that can
+render and count for other clients (``SupportsInspection``: vLLM) are probed.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ TEXTS = (
 )
 DRAFTED_TOKENS = 48
 MIN_VERIFY_STEPS = 16
-"""Verify steps below which a draft is not judged."""
+"""Minimum number of verify steps for judging a draft."""
 ANSWER_TOKENS = 192
-"""Room for an answer with its reasoning. One that is longer is not judged."""
+"""Maximum tokens of an answer with its reasoning. Longer answers are not judged."""
 NEAR_GREEDY = 0.01
-"""A temperature at which a sample is the most likely token, but for ties."""
+"""A temperature at which a sample is the most likely token, except for ties."""
 OPENING_TOKENS = 3
 LONG = "The quick brown fox jumps over the lazy dog. " * 40
-"""Several blocks of a prefix cache, at 16 to 128 tokens each."""
+"""Text of several prefix cache blocks, at 16 to 128 tokens per block."""
 SCHEMA = {
     "type": "object",
     "properties": {"answer": {"enum": ["yes", "no"]}},
@@ -71,12 +71,12 @@ TOOL = {
 
 NO_TOOLS = ToolPolicy()
 NUMBERS = count()
-"""Request ids of probes differ."""
+"""Numbers that make the probes' request ids unique."""
 
 
 @dataclass(slots=True)
 class ProbeAnswer:
-    """The answer to one request, without the token that stopped it."""
+    """The answer to one request, without its stop token."""
 
     token_ids: list[int] = field(default_factory=list)
     decode: list[DecodeStep] = field(default_factory=list)
@@ -93,7 +93,7 @@ class ProbeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProbe:
-    """See ``eaglegate.engine.fleet.worker.InspectWorker``."""
+    """Probe of a worker. See ``eaglegate.engine.fleet.worker.InspectWorker``."""
 
     renderer: Renderer
     parsers: ParserFactory
@@ -129,12 +129,14 @@ class WorkerProbe:
                 for kind, judge in questions.items():
                     if kind is not FindingKind.SAMPLING:
                         group.create_task(ask(kind, judge))
-            async with asyncio.timeout_at(until):  # alone: where it fails, it spoils greedy answers
+            async with asyncio.timeout_at(
+                until
+            ):  # alone: a failing worker then also spoils greedy answers
                 await ask(FindingKind.SAMPLING, visit.judge_sampling)
         return [WorkerFinding(kind, text) for kind in questions if (text := found.get(kind))]
 
     def render(self, messages: Messages, tools: Messages | None = None) -> list[int]:
-        """Render a conversation as a client's is rendered. Raises ValueError."""
+        """Render a conversation in the same way as a client's. Raises ValueError."""
         return self.renderer.render_chat(
             messages, tools, chat_template_kwargs=dict(self.template_kwargs)
         )
@@ -142,7 +144,7 @@ class WorkerProbe:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The questions to one worker. Each returns a fault in one sentence, or None."""
+    """Checks of one worker. Each check returns a fault as a sentence, or None."""
 
     probe: WorkerProbe
     engine: Engine
@@ -154,7 +156,7 @@ class Visit:
         return self.info.details.get("worker", "a worker")
 
     async def judge_acceptance(self) -> str | None:
-        """Whether greedy drafts are worth their cost."""
+        """Check that greedy drafts are worth their cost."""
         totals = await self._draft(temperature=0.0)
         if not is_worthless(totals):
             return None
@@ -164,7 +166,9 @@ class Visit:
         )
 
     async def judge_sampling(self) -> str | None:
-        """Whether drafts are right near temperature 0, too, where a sample is the greedy token."""
+        """Check that drafts are also right near temperature 0, where a sample is the greedy
+        token.
+        """
         greedy = await self._draft(temperature=0.0)
         sampled = await self._draft(temperature=NEAR_GREEDY)
         if is_worthless(greedy) or not is_worthless(sampled):
@@ -176,7 +180,7 @@ class Visit:
         )
 
     async def _draft(self, temperature: float) -> Totals:
-        """The decode steps of a few answers."""
+        """Return the decode steps of a few answers, summed."""
         if not self.info.speculation.depth:
             return Totals()
         answers = await asyncio.gather(
@@ -188,7 +192,7 @@ class Visit:
         return sum_steps(step for answer in answers for step in answer.decode)
 
     async def judge_reasoning(self) -> str | None:
-        """Whether the worker lets a reasoning pass that a grammar is to wait for."""
+        """Check that a grammar leaves the worker's reasoning unconstrained."""
         parser = self.probe.parsers.reasoning_parser
         prompt = self._read("Name one colour.")
         free = await self._ask(prompt, OPENING_TOKENS)
@@ -199,15 +203,15 @@ class Visit:
         if not self._opens_json(held) or self._opens_json(free):
             return None
         fault = (
-            "it holds the reasoning of structured answers to their grammar"
+            "it applies the grammar of structured answers to their reasoning, too"
             if self._has_channels()
-            else "it refuses thinking budgets, and holds the reasoning of its direct clients' "
-            "structured answers to their grammar (this gateway's own structured answers are right)"
+            else "it refuses thinking budgets, and applies the grammar of its direct clients' "
+            "structured answers to their reasoning, too (this gateway's structured answers are right)"
         )
         return f"{fault}: start it with --reasoning-parser {parser}"
 
     async def judge_grammar(self) -> str | None:
-        """Whether a structured answer is what was asked for."""
+        """Check that a structured answer matches its schema."""
         schema = Constraint("json_schema", orjson.dumps(SCHEMA).decode())
         job = _make_job(constraint=schema)
         prompt = self._read("Is water wet? Answer with a JSON object.")
@@ -222,12 +226,12 @@ class Visit:
             if orjson.loads(content) in ({"answer": "yes"}, {"answer": "no"}):
                 return None
         return (
-            "its structured answers do not match their schema: start it without another "
-            "--structured-outputs-config than vLLM's own"
+            "its structured answers do not match their schema: start it with vLLM's default "
+            "--structured-outputs-config"
         )
 
     async def judge_tools(self) -> str | None:
-        """Whether a call that is forced reads as one."""
+        """Check that a forced tool call can be parsed."""
         parser = self.probe.parsers.tool_parser
         if parser is None:
             return None
@@ -236,31 +240,31 @@ class Visit:
         try:
             fold, finish = await self._answer(job, prompt)
         except EngineError as error:
-            return f"it fails on tool calls that are forced ({error}): its log has the reason"
+            return f"it fails on forced tool calls ({error}): its log has the reason"
         outcomes = [call.outcome for call in fold.calls]
         if finish is not FinishReason.STOP or outcomes == [Outcome.VALID]:
             return None
         return (
-            f"a tool call that was forced does not read as {parser} writes it: give this gateway "
+            f"a forced tool call is not in the format of {parser}: give this gateway "
             "the --tool-call-parser of the worker's model"
         )
 
     async def judge_template(self) -> str | None:
-        """Whether direct clients of the worker get the prompts that clients of the gateway get."""
+        """Check that the worker renders its direct clients' prompts like this gateway."""
         for messages, tools in _list_conversations(self.probe.parsers.tool_parser is not None):
-            with suppress(ValueError):  # a template that refuses some role
+            with suppress(ValueError):  # the template may refuse a role
                 ours = self.probe.render(messages, tools)
                 theirs = await self.inspected.render_chat(messages, tools)
                 if theirs is not None and theirs != ours:
                     return (
-                        f"it has another chat template (a conversation of {len(messages)} messages "
+                        f"its chat template differs (a conversation of {len(messages)} messages "
                         f"is {len(theirs)} tokens there and {len(ours)} here): start both with the "
                         "same --chat-template and --default-chat-template-kwargs"
                     )
         return None
 
     async def judge_account(self) -> str | None:
-        """Whether answers report all that the gateway counts."""
+        """Check that answers report everything that the gateway counts."""
         missing = (
             [] if self.info.reports_decode_steps else ["--per-request-spec-decode-metrics detailed"]
         )
@@ -271,29 +275,31 @@ class Visit:
             missing.append("--enable-prompt-tokens-details")
         if not missing:
             return None
-        return f"its answers lack part of their account: start it with {' '.join(missing)}"
+        return f"its answers lack some counts: start it with {' '.join(missing)}"
 
     def _read(self, text: str, tools: Messages | None = None) -> Prompt:
-        """Raises ValueError where the model has no chat template."""
+        """Render and read a prompt. Raises ValueError if the model has no chat template."""
         messages = [{"role": "user", "content": text}]
         return self.probe.parsers.read(self.probe.render(messages, tools))
 
     def _reasons(self, prompt: Prompt, answer: ProbeAnswer) -> bool:
-        """Whether an answer to ``prompt`` begins with its reasoning, or the header of a channel."""
+        """Return True if the answer to ``prompt`` begins with reasoning or a channel header."""
         if prompt.starts_in is Phase.REASONING or self._has_channels():
             return True
         text = self.probe.renderer.decode(answer.token_ids).lstrip()
         return text.startswith(self.probe.parsers.reasoning.starts or ("\0",))
 
     def _has_channels(self) -> bool:
-        """Whether only the worker can tell where content begins; else the grammar can."""
+        """Return True if only the worker can tell where content begins; otherwise the grammar
+        can.
+        """
         return self.probe.parsers.reasoning.channels is not None
 
     def _opens_json(self, answer: ProbeAnswer) -> bool:
         return self.probe.renderer.decode(answer.token_ids).lstrip().startswith("{")
 
     async def _answer(self, job: Job, prompt: Prompt) -> tuple[AnswerFold, FinishReason]:
-        """Raises EngineError and GatewayError."""
+        """Generate and parse an answer. Raises EngineError and GatewayError."""
         parsers = self.probe.parsers
         answer = await self._ask(prompt, ANSWER_TOKENS, parsers.constrain(job, prompt))
         parser, fold = parsers.make(job, prompt.starts_in, prompt.token_ids), AnswerFold()
@@ -309,7 +315,7 @@ class Visit:
         constraint: Constraint | None = None,
         temperature: float = 0.0,
     ) -> ProbeAnswer:
-        """Ask the worker at its own depth. Raises EngineError."""
+        """Send a request at the worker's own depth. Raises EngineError."""
         speculation = self.info.speculation
         request = EngineRequest(
             id=f"eaglegate-probe-{next(NUMBERS)}",
@@ -326,7 +332,7 @@ class Visit:
 
 
 def is_worthless(totals: Totals) -> bool:
-    """Whether enough was verified, and hardly any draft token was right."""
+    """Return True if enough steps were verified and hardly any draft token was accepted."""
     length = totals.acceptance_length
     return length is not None and totals.verify_steps >= MIN_VERIFY_STEPS and length < WORTHLESS
 

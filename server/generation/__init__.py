@@ -1,5 +1,5 @@
-"""Way from a Job to events: prompt, context, grammar, engine steps and parsers.
+"""The way from a Job to events: prompt, context, grammar, engine steps and parsers.
 
-``generate.py`` is the page to read first. Called by the routes of ``server.apis``, the same way
-for answers that are streamed and those that are not. Knows no API and no HTTP.
+``generate.py`` is the page to read first. The routes of ``server.apis`` call it in the same way for
+streamed and complete answers. Nothing here knows an API or HTTP.
 """

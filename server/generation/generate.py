@@ -1,17 +1,17 @@
 """The pipeline of a request: job, prompt, engine steps, events. Read this first.
 
-Every request takes this path, streamed or not: a response that is not streamed folds the same
-events. When the client leaves, its task is cancelled, which aborts the engine request.
+Every request takes this path: a response that is not streamed folds the same events. When the
+client disconnects, its task is cancelled, which aborts the engine request.
 
-A step's way is one chain of calls, which the engine begins:
+A step passes through one chain of calls, which the engine starts:
 
     recovery      engine/supervision/recovery.py   the part of the step that is new
     telemetry     observability/engine.py          records the step
     the choice    ``_Choice`` below                tokens to events, reported to the observer
     the response  server/http/response.py          events to frames, to the socket
 
-Each link is a sink around the next one. Where the client does not keep up, the engine holds the
-steps back until ``drain`` returns.
+Each link is a sink around the next one. If the client cannot keep up, the engine holds steps back
+until ``drain`` returns.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ ENDINGS: dict[type[Exception], Ending] = {
     DeadlineExceeded: Ending.TIMEOUT,
     ReaderTooSlow: Ending.SLOW_READER,
 }
-"""The first matching class counts."""
+"""How a request ended, by exception class. The first matching class counts."""
 
 
 async def generate(
@@ -78,7 +78,7 @@ async def generate(
 ) -> None:
     """Run a job and push the events of all its choices. Raises GatewayError or EngineError.
 
-    ``arrived`` is the ``time.perf_counter()`` at which the request came in.
+    ``arrived`` is the ``time.perf_counter()`` at which the request arrived.
     """
     deadline = Deadline(job.caller.timeout_s, arrived)
     requester, charge = job.caller.to_requester(deadline.at), current_charge.get()
@@ -122,7 +122,7 @@ async def generate(
 async def _prepare(
     job: Job, pipeline: Pipeline, requester: Requester, times: RequestTimes
 ) -> tuple[list[Prompt], list[EngineRequest]]:
-    """Make the prompts and the engine's requests, and try their grammars out.
+    """Make the prompts and engine requests, and check that their grammars compile.
 
     Raises GatewayError.
     """
@@ -139,7 +139,7 @@ async def _prepare(
 
 
 class _RefusalReport:
-    """A context that reports to the observer what a request in it is refused for."""
+    """Context manager that reports refused requests to the observer."""
 
     def __init__(self, observer: Observer, api: str) -> None:
         self._observer = observer
@@ -159,8 +159,8 @@ def _find_ending(kind: type[BaseException]) -> Ending:
 
 
 def _apply_policy(job: Job, pipeline: Pipeline) -> Job:
-    """The job with its adapter, the depth and lane that the current policy gives it, and the salt
-    that keeps its prompts apart from those of other keys.
+    """Return the job with its adapter, the depth and lane of the current policy, and a cache salt
+    that separates its prompts from those of other keys.
     """
     decision = pipeline.policy.decide(job.id, job.workload, job.key, job.depth, job.session)
     adapter = job.model if job.model in pipeline.served.adapters else None
@@ -204,7 +204,7 @@ def _describe_request(
 
 
 async def make_prompts(job: Job, pipeline: Pipeline) -> list[Prompt]:
-    """Render and measure. Raises InvalidRequest."""
+    """Render the prompts. Raises InvalidRequest if one does not fit the context."""
     try:
         return [await _prompt(source, job, pipeline) for source in job.prompts]
     except PromptTooLong as error:
@@ -231,7 +231,7 @@ async def _prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Prompt:
 
 
 def _requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:
-    """One per choice. Raises InvalidRequest."""
+    """Return one engine request per choice. Raises InvalidRequest."""
     longest = pipeline.info.max_model_len
     requests = []
     for at, prompt in enumerate(prompts):
@@ -250,11 +250,11 @@ def _make_reader(job: Job, pipeline: Pipeline, prompt: Prompt) -> _ChoiceReader:
 
 
 class _AnswerEnded(Exception):
-    """A step has ended the answer before the engine did: a stop string, or an echo."""
+    """The answer ended before the engine did, at a stop string or after an echo."""
 
 
 class _TimedSink:
-    """Counts the time that the response takes, and a client that reads slowly."""
+    """Measures the time spent in the response, including waits for slow clients."""
 
     __slots__ = ("_drains", "_output", "_times", "is_open")
 
@@ -269,7 +269,7 @@ class _TimedSink:
         self._times.writing += perf_counter() - began
 
     async def drain(self) -> None:
-        """Drain the response. Where several choices wait at once, the time counts once."""
+        """Drain the response. If several choices wait at the same time, the time counts once."""
         self._drains += 1
         began = perf_counter() if self._drains == 1 else None
         try:
@@ -311,7 +311,7 @@ class _Choice:
             )
 
     def push(self, step: Step) -> None:
-        """Turn a step into events, report them, and pass them on."""
+        """Turn a step into events, report them to the observer, and pass them on."""
         began = perf_counter()
         batch = self._reader.read(step)
         for event in batch:
@@ -325,7 +325,7 @@ class _Choice:
 
 @dataclass(slots=True)
 class _ChoiceReader:
-    """The state of one choice: turns its steps into events."""
+    """State of one choice: turns its steps into events."""
 
     job: Job
     parser: Parser
@@ -340,7 +340,7 @@ class _ChoiceReader:
     begun: bool = False
     ended: bool = False
     is_plain: bool = field(init=False)
-    """A step in the middle has events of its text and no others, and does not end the answer."""
+    """True if a step in the middle produces only parser events and cannot end the answer."""
 
     def __post_init__(self) -> None:
         job = self.job
@@ -349,7 +349,7 @@ class _ChoiceReader:
         self.is_plain = not (job.stop or job.echo_only or extra)
 
     def read(self, step: Step) -> list[Event]:
-        """The events of one step; the last step brings Finish."""
+        """Return the events of one step; the last step includes Finish."""
         self.account.add(step)
         self.cached = step.cached_tokens or self.cached
         self.recomputed = step.recomputed_tokens or self.recomputed
@@ -361,7 +361,9 @@ class _ChoiceReader:
         return batch
 
     def _read_more(self, step: Step) -> list[Event]:
-        """Make the events of the first step, the last one, and steps that carry more than text."""
+        """Return the events of the first step, the last step, and steps that carry more than
+        text.
+        """
         batch: list[Event] = [] if self.begun else self._echo_prompt(step)
         if self.job.echo_only:
             return [*batch, self._end_echo(step)]
@@ -395,9 +397,9 @@ class _ChoiceReader:
         return [PromptEcho(self.prompt, step.prompt_logprobs)] if self.job.wants_prompt else []
 
     def _parse_to_stop(self, token_ids: Sequence[int]) -> tuple[list[ParserEvent], int]:
-        """Token by token, because a stop string may end the answer inside a step.
+        """Parse token by token, because a stop string may end the answer within a step.
 
-        The tokens after the one that completes it were never delivered and must not be counted.
+        Tokens after the stop string are never delivered and must not be counted.
         """
         events: list[ParserEvent] = []
         for at, token_id in enumerate(token_ids, 1):
@@ -434,7 +436,7 @@ class _ChoiceReader:
 
 
 async def _run_all(choices: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run several choices at once; the first error of any kind ends them all."""
+    """Run several choices concurrently. The first error ends all of them."""
     if len(choices) == 1:
         await choices[0]
         return

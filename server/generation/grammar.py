@@ -1,7 +1,7 @@
 """Grammar and parser of an answer: free reasoning, constrained content or tool calls.
 
-The reasoning is part of the grammar: a model that may think or answer at once is constrained in
-both cases, with any reasoning format, and the engine needs to know of none.
+The grammar includes the reasoning. A model that may either think or answer is therefore constrained
+in both cases, with any reasoning format, and the engine needs to know no format.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def answer_constraint(
     tool_parser: str | None,
     reasoned: bool = False,
 ) -> Constraint | None:
-    """None leaves the answer free. Raises InvalidRequest for what cannot be constrained.
+    """Return the answer's constraint; None if it is free. Raises InvalidRequest if it cannot be
+    enforced.
 
-    Where the prompt has closed the reasoning (``reasoned``) the answer opens none: a client that
-    turned thinking off gets what it asked for.
+    If the prompt has closed the reasoning (``reasoned``), the grammar does not allow further
+    reasoning, so a client that turned thinking off gets none.
     """
     if job.constraint is None and not needs_grammar(job.tool_policy):
         return None
@@ -51,14 +52,16 @@ def answer_constraint(
 
 
 def _bound_white_space(constraint: Constraint) -> Constraint:
-    """JSON goes through the same grammar with and without reasoning: its white space is bounded."""
+    """Convert JSON constraints to the same grammar as with reasoning, which bounds white space."""
     if constraint.kind in ("json_schema", "json_object"):
         return _tag(content_format(constraint))
     return constraint
 
 
 def _on_channels(job: Job) -> Constraint:
-    """gpt-oss writes headers between its bodies: only the engine knows where the content begins."""
+    """Return the constraint for gpt-oss, whose messages have headers: only the engine knows where
+    content begins.
+    """
     if job.constraint is None or job.tool_policy.choice == "required":
         _frame("gpt_oss")
     assert job.constraint is not None
@@ -66,7 +69,9 @@ def _on_channels(job: Job) -> Constraint:
 
 
 def needs_grammar(policy: ToolPolicy) -> bool:
-    """Whether calls are forced, limited to some tools, or must match a schema or a grammar."""
+    """Return True if calls are forced, limited to some tools, or must match a schema or a
+    grammar.
+    """
     if policy.choice != "auto":
         return policy.choice == "required"
     if policy.only or any(map(is_strict, policy.tools)):
@@ -75,17 +80,19 @@ def needs_grammar(policy: ToolPolicy) -> bool:
 
 
 def holds_calls(job: Job) -> bool:
-    """Whether the grammar of ``answer_constraint`` holds any call to JSON that is whole."""
+    """Return True if the grammar of ``answer_constraint`` guarantees that a call's JSON is
+    complete.
+    """
     if job.constraint is not None:
         return job.constraint.kind != "structural_tag"
     return needs_grammar(job.tool_policy)
 
 
 def spells_calls(job: Job) -> bool:
-    """Whether any tokens may open and close a call that a grammar holds.
+    """Return True if a call in a grammar may be marked with ordinary tokens.
 
-    A grammar knows the text alone, and a model that would rather not call writes the marker with
-    ordinary tokens. Not where the content may be JSON that quotes a marker.
+    A grammar only sees text, and a model that would rather not call spells the marker with ordinary
+    tokens. Return False if the content may be JSON that quotes a marker.
     """
     return job.constraint is None or job.tool_policy.choice == "required"
 
@@ -104,7 +111,7 @@ def _answer(job: Job, tool_parser: str | None) -> TagNode:
 
 
 def content_format(constraint: Constraint) -> TagNode:
-    """A Constraint as a node of a structural tag."""
+    """Return a Constraint as a node of a structural tag."""
     match constraint.kind:
         case "json_schema":
             return matching(orjson.loads(constraint.value))
@@ -120,7 +127,9 @@ def content_format(constraint: Constraint) -> TagNode:
 
 
 def _thinking(starts_in: Phase, reasoning: ReasoningFormat) -> list[TagNode]:
-    """Reasoning the template has opened must end; else the model may open one, or not."""
+    """Return the nodes for reasoning. Reasoning opened by the template must end; otherwise it is
+    optional.
+    """
     end = reasoning.ends[0] if len(reasoning.ends) == 1 else list(reasoning.ends)
     free = {"type": "any_text"}
     if starts_in is Phase.REASONING:
@@ -136,7 +145,7 @@ def _thinking(starts_in: Phase, reasoning: ReasoningFormat) -> list[TagNode]:
 
 
 def _between(reasoning: ReasoningFormat) -> list[TagNode]:
-    """The white space a template writes between reasoning and answer."""
+    """Return a node for the white space that a template writes between reasoning and answer."""
     if not reasoning.framing:
         return []
     characters = reasoning.framing.replace("\n", "\\n")
@@ -164,7 +173,9 @@ def _frame(tool_parser: str | None) -> CallFrame:
 
 
 def _list_calls(frame: CallFrame, policy: ToolPolicy) -> TagNode:
-    """One call, or several, to any tool; arguments match their schemas and grammars."""
+    """Return a node for one or more calls of any tool. Arguments match their schemas and
+    grammars.
+    """
     listed: TagNode = {
         "type": "tags_with_separator",
         "tags": [_tag_of(frame, tool, policy, constrained=True) for tool in policy.callable],
@@ -176,7 +187,9 @@ def _list_calls(frame: CallFrame, policy: ToolPolicy) -> TagNode:
 
 
 def _text_with_calls(frame: CallFrame, policy: ToolPolicy) -> TagNode:
-    """Free text in which any call is one of a tool; strict tools get matching arguments."""
+    """Return a node for free text with calls of the offered tools. Strict tools get matching
+    arguments.
+    """
     tags = [_tag_of(frame, tool, policy, constrained=is_strict(tool)) for tool in policy.callable]
     if frame.section[0]:
         inner: TagNode = {
@@ -226,32 +239,34 @@ def is_strict(tool: Mapping[str, Any]) -> bool:
 
 
 def is_held(tool: Mapping[str, Any], policy: ToolPolicy) -> bool:
-    """Whether its arguments must match something, even where no call is forced."""
+    """Return True if the tool's arguments must match a schema or grammar even if no call is
+    forced.
+    """
     return is_strict(tool) or policy.custom.get(tool["function"]["name"]) is not None
 
 
 TAIL = 32
-"""Prompt tokens searched for an opened reasoning; templates add a few."""
+"""Number of prompt tokens searched for opened reasoning. Templates add only a few."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParserFactory:
-    """The formats in use and the vocabulary their markers are found in."""
+    """Creates parsers from the configured formats and the vocabulary of their markers."""
 
     vocabulary: Vocabulary
     tool_parser: str | None
     reasoning_parser: str | None
     repairs: bool = True
-    """Whether arguments of calls are mended where that is safe: docs/parsers.md."""
+    """True if a call's arguments are repaired where that is safe (docs/parsers.md)."""
     fallback: ParserFallback | None = None
-    """Reads all answers, where one of the names has no parser here."""
+    """Reads all answers if one of the configured names has no parser here."""
     reasoning: ReasoningFormat = field(init=False)
-    """Format in which the model marks its thinking."""
+    """Format in which the model marks its reasoning."""
     _openings: tuple[str, ...] = field(init=False)
-    """Ends of prompts that open the thinking."""
+    """Texts at the end of a prompt that open reasoning."""
 
     def __post_init__(self) -> None:
-        """Raises UnknownParser, which lists the names there are."""
+        """Find the formats. Raises UnknownParser, which lists the known names."""
         own = self.fallback is None
         reasoning = fit_reasoning(self.reasoning_parser if own else None, self.vocabulary)
         openings = reasoning.openings
@@ -261,7 +276,7 @@ class ParserFactory:
         object.__setattr__(self, "_openings", openings)
 
     def describe(self) -> list[tuple[str, str, str]]:
-        """Purpose and name of each parser, and whose it is."""
+        """Return the purpose, name and origin of each parser."""
         source = "eaglegate" if self.fallback is None else "vllm"
         given = (("tool_calls", self.tool_parser), ("reasoning", self.reasoning_parser))
         return [(purpose, name, source) for purpose, name in given if name]
@@ -272,15 +287,15 @@ class ParserFactory:
         return self.vocabulary.pieces
 
     def constrain(self, job: Job, prompt: Prompt) -> Constraint | None:
-        """``answer_constraint`` of an answer to ``prompt``."""
+        """Return the ``answer_constraint`` of an answer to ``prompt``."""
         return answer_constraint(
             job, prompt.starts_in, self.reasoning, self.tool_parser, reasoned=prompt.reasoned
         )
 
     def read(self, token_ids: Sequence[int]) -> Prompt:
-        """A prompt, and the phase in which the answer starts.
+        """Return a prompt with the phase in which the answer starts.
 
-        A template that opens or closes the reasoning ends with its marker and white space; a marker
+        A template that opens or closes reasoning ends with its marker and white space. A marker
         further up belongs to the conversation.
         """
         end = self.vocabulary.decoder().text(token_ids[-TAIL:]).rstrip()
@@ -289,7 +304,7 @@ class ParserFactory:
         return Prompt(tuple(token_ids), phase, end.endswith(self.reasoning.ends))
 
     def make(self, job: Job, phase: Phase, prompt: Sequence[int] = ()) -> Parser:
-        """A fresh parser for one choice. Tools that may not be called are not looked for."""
+        """Create the parser of one choice. Calls are only parsed if tools may be called."""
         policy = job.tool_policy
         if self.fallback is not None and job.parses:
             return self._make_fallback(self.fallback, job, prompt)

@@ -1,6 +1,6 @@
-"""Job: a validated request, with its prompts, its tools and its deadline.
+"""Job: a validated request with its prompts, tools and deadline.
 
-Frozen, every field has a value and a meaning.
+A Job is frozen, and every field has a value and a meaning.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and the phase in which the answer begins."""
+    """Token ids of a prompt, and the phase in which the answer begins."""
 
     token_ids: tuple[int, ...]
     starts_in: Phase = Phase.CONTENT
     reasoned: bool = False
-    """Whether the prompt ends with closed reasoning, as templates write it when thinking is off."""
+    """True if the prompt ends with closed reasoning, as templates write it when thinking is off."""
 
 
 Side = Literal["left", "right"]
@@ -63,10 +63,11 @@ LEAST = 1
 
 
 def fit(api: str, num_prompt: int, asked: int, at_least: int, longest: int) -> int:
-    """Compute the answer's limit in tokens: ``asked`` (0: no limit), or the room that is left.
+    """Return the answer's limit in tokens: the smaller of ``asked`` and the room that the prompt
+    leaves.
 
-    ``at_least`` is the request's minimum. Raises InvalidRequest when that or the prompt does not
-    fit.
+    ``asked`` of 0 means no limit; ``at_least`` is the request's minimum. Raises InvalidRequest if
+    the minimum or the prompt does not fit.
     """
     room = longest - num_prompt
     if room < max(LEAST, at_least):
@@ -82,9 +83,10 @@ def classify_workload(
     structured: bool,
     reasoning: bool,
 ) -> str:
-    """The client's name for the workload if it is configured, else derived from the request.
+    """Return the workload named by the client if it is configured, else one derived from the
+    request.
 
-    Unknown names are ignored: they would become label values.
+    Unknown names are ignored, because they would become label values.
     """
     if named is not None and named in known:
         return named
@@ -96,7 +98,9 @@ def classify_workload(
 
 
 def fingerprint(system: Iterable[str], tools: object = None) -> str:
-    """Eight hex digits that stand for system prompts and tool schemas; empty without either."""
+    """Return eight hex digits that identify system prompts and tool schemas; empty without
+    either.
+    """
     texts = [text for text in system if text]
     if not texts and not tools:
         return ""
@@ -105,7 +109,7 @@ def fingerprint(system: Iterable[str], tools: object = None) -> str:
 
 
 PromptSource = Conversation | str | tuple[int, ...]
-"""Source of a prompt: a chat template's input, text, or the token ids themselves."""
+"""Source of a prompt: the input of a chat template, text, or token ids."""
 
 Namespaced = tuple[str, str]
 """A namespace, and a tool's own name in it."""
@@ -116,48 +120,50 @@ class ServedModel:
     models: tuple[str, ...]
     """Names that clients may use; the first is the default."""
     depth: int
-    """K of the engine: the most draft tokens per step."""
+    """The engine's K: the maximum number of draft tokens per step."""
     depth_per_request: bool = field(default=True, kw_only=True)
-    """Requests may set their own depth; else every request gets K."""
+    """True if requests may set their own depth; otherwise every request gets K."""
     tools: bool
-    """A tool-call parser is configured."""
+    """True if a tool-call parser is configured."""
     template_kwargs: Mapping[str, Any]
     trusts_templates: bool = field(default=False, kw_only=True)
-    """Requests may bring a chat template."""
+    """True if requests may bring a chat template."""
     workloads: tuple[str, ...] = WORKLOADS
-    """Slices a client may name in ``x-eaglegate-workload``."""
+    """Workloads that a client may name in ``x-eaglegate-workload``."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """The model's own sampling defaults."""
     spec_metrics: str = "none"
-    """Speculation in every response: none, summary or detailed; a request may ask otherwise."""
+    """Default speculation metrics of a response: none, summary or detailed."""
     reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
     """Names under which chat completions deliver reasoning."""
     adapters: frozenset[str] = frozenset()
     """Names in ``models`` that are LoRA adapters."""
     vocab_size: int | None = None
     thinking_budget: bool | None = None
-    """The engine can end a reasoning after so many tokens; None where that is unknown."""
+    """True if the engine can end reasoning after a number of tokens; None if that is unknown."""
     replaces_media: bool = True
-    """A placeholder replaces images and files of earlier messages; else they are refused."""
+    """True if a placeholder replaces images and files of earlier messages; False if they are
+    refused.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPolicy:
-    """Tools on offer, and the calls that the client wants."""
+    """Offered tools, and the calls that the client wants."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
     """Functions in the format of chat completions."""
     choice: str = "none"
     """none, auto or required."""
     only: frozenset[str] = frozenset()
-    """The functions that may be called; empty means all of them."""
+    """Functions that may be called; empty for all."""
     parallel: bool = True
     custom: Mapping[str, TextGrammar | None] = field(default_factory=dict)
-    """Custom tools by name, with the grammar of their text."""
+    """Grammars of custom tools by name; None for free text."""
     namespaces: Mapping[str, Namespaced] = field(default_factory=dict)
-    """The namespace and own name of tools with a flat name."""
+    """Namespace and own name of tools with a flat name."""
     defined: frozenset[str] = frozenset()
-    """Tools that the API defines and the client runs; their calls are items of their own."""
+    """Tools that the API defines and the client runs. Their calls have their own kinds of items."""
 
     @property
     def callable(self) -> tuple[Mapping[str, Any], ...]:
@@ -170,7 +176,7 @@ class ToolPolicy:
 
 
 class Job(Struct, frozen=True):
-    """One request to an API, whichever API it came through.
+    """One request to any of the APIs.
 
     Choice ``i`` of the answer is the ``i % n``-th answer to prompt ``i // n``.
     """
@@ -182,7 +188,7 @@ class Job(Struct, frozen=True):
     created: int
     """Unix time in seconds."""
     sampling: Sampling
-    """``max_tokens`` of 0 means: as many as fit."""
+    """Sampling parameters. ``max_tokens`` of 0 means as many as fit."""
     prompts: tuple[PromptSource, ...] = ()
     n: int = 1
     stop: tuple[str, ...] = ()
@@ -194,57 +200,57 @@ class Job(Struct, frozen=True):
     """Every chunk of a stream carries its choice's usage so far."""
     include_reasoning: bool = True
     parses: bool = True
-    """Whether reasoning and tool calls are looked for; completions deliver the text as it is."""
+    """True if reasoning and tool calls are parsed. Completions deliver the plain text."""
     wants_prompt: bool = False
-    """Whether the events begin with the prompt."""
+    """True if the events begin with the prompt."""
     wants_prompt_logprobs: bool = False
-    """The answer carries the prompt's log probabilities as vLLM's ``prompt_logprobs``."""
+    """The answer includes the prompt's log probabilities as vLLM's ``prompt_logprobs``."""
     echo: bool = False
-    """Completions: the answer begins with the prompt."""
+    """The answer begins with the prompt (completions only)."""
     echo_only: bool = False
-    """The prompt is all of the answer: what the engine makes is dropped."""
+    """The answer is only the prompt; generated tokens are dropped."""
     add_special_tokens: bool = True
-    """Text prompts: with the special tokens that the tokenizer adds."""
+    """The tokenizer adds its special tokens to text prompts."""
     spec_metrics: str = "none"
-    """Detail of speculation metrics in the answer: none, summary or detailed."""
+    """Speculation metrics in the answer: none, summary or detailed."""
     obfuscates: bool = False
-    """Streamed frames are padded, so that their sizes do not show how many tokens came."""
+    """Streamed frames are padded, so that their sizes do not reveal the number of tokens."""
     return_token_ids: bool = False
     return_steps: bool = False
-    """The answer carries its engine steps, token by token."""
+    """The answer includes its engine steps, token by token."""
     returns_prompt_text: bool = False
-    """The answer shows the prompt as the chat template wrote it."""
+    """The answer includes the prompt as the chat template wrote it."""
     token_names: str = "text"
     """Names of tokens in log probabilities: text or ids."""
     drops_oldest: bool = False
     """Leave out the oldest messages of a conversation that does not fit."""
     truncate_prompt: int | None = None
-    """Keep at most this many tokens of the prompt; ``prompt.AS_FITS`` for as many as fit."""
+    """Maximum number of prompt tokens to keep; ``prompt.AS_FITS`` for as many as fit."""
     truncation_side: Side = "left"
-    """Side on which a prompt is cut."""
+    """Side on which the prompt is cut."""
     tool_policy: ToolPolicy = ToolPolicy()
     constraint: Constraint | None = None
     """Constraint on the content. Reasoning and tool calls are exempt."""
     grammar_param: str = "tools"
-    """The field of the request that the engine's grammar comes from."""
+    """The request field that the engine's grammar comes from."""
     repeated: Mapping[str, Any] = {}
-    """Members of the answer that the request decides, such as its service tier."""
+    """Members of the answer that come from the request, such as its service tier."""
     adapter: str | None = None
-    """The LoRA adapter that ``model`` names."""
+    """The LoRA adapter named by ``model``."""
     depth: int | None = None
     priority: int = 0
     cache_salt: str | None = None
     affinity: str | None = None
-    """The session according to the body; a session in a header takes precedence."""
+    """The session according to the body. A session in a header takes precedence."""
     key: str | None = None
-    """The public name of the API key, never the key."""
+    """The public name of the API key, never the key itself."""
     caller: Caller = Caller()
     lane: str = "default"
     arm: Arm | None = None
-    """Side of the running canary that serves the request."""
+    """Arm of the running canary that serves the request."""
     workload: str = "chat"
     template: str = ""
-    """Fingerprint of system prompt and tool schemas, for slicing."""
+    """Fingerprint of system prompt and tool schemas, used as a metrics slice."""
 
     @property
     def session(self) -> str | None:
@@ -257,7 +263,7 @@ class Job(Struct, frozen=True):
     def engine_request(
         self, prompt: Prompt, choice: int, max_model_len: int, constraint: Constraint | None
     ) -> EngineRequest:
-        """The engine's part of choice ``choice``. Raises InvalidRequest for what does not fit."""
+        """Return the engine request of one choice. Raises InvalidRequest if it does not fit."""
         sampling, num_prompt = self.sampling, len(prompt.token_ids)
         asked, at_least = sampling.max_tokens, sampling.min_tokens
         max_tokens = fit(self.api, num_prompt, asked, at_least, max_model_len)
@@ -286,7 +292,10 @@ class Job(Struct, frozen=True):
 
 
 def derive_seed(seed: int, choice: int) -> int:
-    """The seed of one choice. The first has the request's; a seed next to it shares none."""
+    """Return the seed of one choice: the request's for the first, and a derived one for the others.
+
+    Requests with neighbouring seeds share no derived seeds.
+    """
     if not choice:
         return seed
     digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=4).digest()
@@ -294,10 +303,10 @@ def derive_seed(seed: int, choice: int) -> int:
 
 
 class Deadline:
-    """``at`` is in the event loop's time, None for no deadline. Belongs to the running loop."""
+    """Deadline of a request. ``at`` is in the event loop's time; None for no deadline."""
 
     def __init__(self, timeout_s: float | None, arrived: float) -> None:
-        """``arrived`` by ``time.perf_counter()``."""
+        """Create the deadline in the running loop; ``arrived`` is from ``time.perf_counter()``."""
         self._timeout_s = timeout_s
         self.at: float | None = None
         if timeout_s is not None:
@@ -305,7 +314,7 @@ class Deadline:
             self.at = asyncio.get_running_loop().time() + timeout_s - spent
 
     def limit(self) -> AbstractAsyncContextManager[None]:
-        """Raises DeadlineExceeded inside the block when the deadline passes."""
+        """Return a context that raises DeadlineExceeded when the deadline passes."""
         return nullcontext() if self.at is None else self._limit()
 
     @asynccontextmanager
@@ -324,5 +333,5 @@ class Deadline:
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """The model's name for a tool of a namespace, in vLLM's format."""
+    """Return the flat name of a tool in a namespace, in vLLM's format."""
     return f"{namespace}__{name}"

@@ -1,4 +1,4 @@
-"""The model's own sampling defaults (generation_config.json), checked before anything is served."""
+"""Startup check of the model's own sampling defaults (generation_config.json)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN_FILE = {"max_tokens": "max_new_tokens"}
 
 
 def check_default_sampling(defaults: Mapping[str, object]) -> None:
-    """Raises ConfigError: requests that name no value of their own could not be run."""
+    """Raise ConfigError for invalid defaults, which would break requests that set no values."""
     wrong = [
         f"'{IN_FILE.get(name, name)}' must be {rule}; given {defaults[name]!r}"
         for name, (rule, holds) in RULES.items()

@@ -1,4 +1,4 @@
-"""The parts that a request passes through."""
+"""The components that a request passes through."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from eaglegate.server.generation.trials import ConstraintTrials
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The engine with its renderer, parsers, policy and admission, once the engine is ready."""
+    """The engine with its renderer, parsers, policy and admission, available once the engine is
+    ready.
+    """
 
     engine: Engine
     info: EngineInfo

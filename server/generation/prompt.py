@@ -1,8 +1,8 @@
-"""Messages and tools to token ids, through the model's own chat template; what fits the context.
+"""Conversion of messages and tools to token ids by the chat template, and fitting to the context.
 
-The answer's limit is lowered to what the prompt leaves, as in ``vllm serve``. Only a prompt that
-does not fit is refused, with the API's own message: clients parse it. On request the oldest
-messages of a conversation are dropped instead.
+The answer's limit is lowered to the room that the prompt leaves, as in ``vllm serve``. Only a
+prompt that does not fit is refused, with the API's own message, which clients parse. On request,
+the oldest messages of a conversation are dropped instead.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from eaglegate.text.rendering.sandbox import RendererLost
 
 TaskResult = TypeVar("TaskResult")
 AT_ONCE_BYTES = 4 << 10
-"""A request up to this size is rendered on the event loop, unless by a template of its own: that
-takes less than to hand it to a thread, which would hold the interpreter meanwhile."""
+"""Requests up to this size are rendered on the event loop, unless they bring a template. Handing
+them to a thread would take longer and hold the interpreter lock anyway.
+"""
 
 
 async def encode(
     text: str, renderer: Renderer, add_special_tokens: bool, limits: RenderLimits | None = None
 ) -> list[int]:
-    """Tokenize, off the event loop unless it is quick. Raises PromptTooLong."""
+    """Tokenize a text, in a thread unless it is short. Raises PromptTooLong."""
     limits = limits or RenderLimits()
     return await _apart(lambda: renderer.encode(text, add_special_tokens, limits), limits)
 
@@ -36,10 +37,10 @@ async def encode(
 async def render(
     conversation: Conversation, renderer: Renderer, limits: RenderLimits | None = None
 ) -> list[int]:
-    """Render, off the event loop unless it is quick.
+    """Render a conversation, in a thread unless it is short.
 
-    Raises InvalidRequest when the template refuses the messages, PromptTooLong, and
-    TooManyRequests where the process that renders was lost.
+    Raises InvalidRequest if the template rejects the messages, PromptTooLong, and TooManyRequests
+    if the renderer process was lost.
     """
     limits = limits or RenderLimits()
     own = {} if conversation.template is None else {"chat_template": conversation.template}
@@ -72,9 +73,9 @@ async def render(
 async def _apart(
     work: Callable[[], TaskResult], limits: RenderLimits, quick: bool = True
 ) -> TaskResult:
-    """Run the work in a thread. A large request waits for its key's turn. Cancelling ends the work.
+    """Run ``work`` in a thread, or directly if it is ``quick`` and the request is small.
 
-    A small one is ``quick``: there and then.
+    A large request waits for its key's turn. Cancelling ends the work.
     """
     current = current_charge.get()
     if quick and 0 < current.num_bytes <= AT_ONCE_BYTES:
@@ -106,16 +107,16 @@ def shorten(token_ids: list[int], keep: int | None, side: Side, longest: int) ->
 
 
 def prompt_limits(keep: int | None, side: Side, longest: int) -> RenderLimits:
-    """Limits while a prompt is rendered; ``keep`` as in ``shorten``."""
+    """Return the limits for rendering a prompt; ``keep`` is as in ``shorten``."""
     if keep is None:
         return RenderLimits(max_tokens=longest)
     return RenderLimits(keep=longest - LEAST if keep == AS_FITS else keep, side=side)
 
 
 def room_for_messages(asked: int, longest: int) -> int:
-    """Tokens a conversation may have before its oldest messages are left out.
+    """Return the number of tokens above which a conversation's oldest messages are dropped.
 
-    Reserves the answer's limit, but at most a quarter of the context.
+    The answer's limit is reserved, but at most a quarter of the context.
     """
     return longest - max(LEAST, min(asked, longest // 4))
 
@@ -123,11 +124,10 @@ def room_for_messages(asked: int, longest: int) -> int:
 async def render_newest(
     conversation: Conversation, renderer: Renderer, room: int, longest: int | None = None
 ) -> list[int]:
-    """The tokens of as much of the conversation as fits in ``room``, or of its last message.
+    """Return the tokens of the newest messages that fit in ``room``, at least of the last message.
 
-    Raises PromptTooLong where even that has more than ``longest``.
-
-    System messages stay. A tool result is dropped together with its call.
+    System messages stay. A tool result is dropped together with its call. Raises PromptTooLong if
+    the last message alone has more than ``longest`` tokens.
     """
     token_ids = await _render_within(room, conversation, renderer)
     if token_ids is not None:
@@ -147,7 +147,7 @@ async def render_newest(
 async def _render_within(
     room: int, conversation: Conversation, renderer: Renderer
 ) -> list[int] | None:
-    """The tokens if they fit in ``room``, else None."""
+    """Return the tokens if they fit in ``room``, else None."""
     try:
         token_ids = await render(conversation, renderer, RenderLimits(max_tokens=room))
     except PromptTooLong:

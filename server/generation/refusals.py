@@ -1,4 +1,4 @@
-"""Fields of a request that an engine's refusal or failure blames."""
+"""Explanation of engine errors by the request fields that caused them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eaglegate.server.generation.job import Job
 
 
 def explain(error: RequestRejected | EngineFailed, request: EngineRequest, job: Job) -> EngineError:
-    """The error that names the fields at fault, where they are known."""
+    """Return an error that names the fields at fault, if they are known."""
     if isinstance(error, RequestRejected):
         return _name_format(error, request, job)
     if isinstance(error, RequestQuarantined) or request.constraint is None:
@@ -20,8 +20,8 @@ def explain(error: RequestRejected | EngineFailed, request: EngineRequest, job: 
         return error
     named = ", ".join(f"'{name}'" for name in steered)
     return RequestRejected(
-        f"The answer must match '{job.grammar_param}', and no token that does was left by {named}. "
-        "Give fewer of these fields, or values that agree.",
+        f"The answer must match '{job.grammar_param}', but {named} excluded every token that does. "
+        "Give fewer of these fields, or values that are compatible.",
         param=steered[0],
     )
 
@@ -35,9 +35,9 @@ def _name_format(error: RequestRejected, request: EngineRequest, job: Job) -> Re
 
 
 def _list_bans(sampling: Sampling) -> Iterator[str]:
-    """Fields that can rule out every token that a grammar allows.
+    """Yield fields that can rule out every token that the grammar allows.
 
-    An engine then takes a token that the grammar rejects, and fails.
+    The engine then picks a token that the grammar rejects, and fails.
     """
     if sampling.allowed_token_ids:
         yield "allowed_token_ids"

@@ -1,5 +1,7 @@
-"""Traces the engine steps of a choice, for requests with ``return_steps``: which token came from
-which step, as a draft of which position or as the target's own, and how long each step took.
+"""Traces of a choice's engine steps, for requests with ``return_steps``.
+
+A trace shows which step produced each token, whether the token was a draft and at which position,
+and how long each step took.
 """
 
 from __future__ import annotations
@@ -14,26 +16,26 @@ from eaglegate.engine.types import DecodeStep, Step, StepTrace
 
 
 class StepTracer:
-    """Traces the steps of one choice as they come.
+    """Traces the steps of one choice as they arrive.
 
-    With ``late`` the engine accounts for an answer with its last step, so that ``trace`` gives
-    nothing until then. Where the engine brings no times of its own, a step ends when it reaches the
-    gateway, and of several that come together the first is given the whole time.
+    With ``late``, the engine accounts for an answer only in its last step, so ``trace`` returns
+    nothing until then. If the engine reports no times, a step ends when it reaches the gateway. Of
+    several steps that arrive together, the first gets the whole time.
     """
 
     def __init__(self, late: bool = False) -> None:
         self._late = late
         self._num_steps = 0
         self._held: list[tuple[float, tuple[int, ...]]] = []
-        """Times and tokens of a late engine's steps."""
+        """Arrival times and tokens of the steps of a ``late`` engine."""
         self._seen = perf_counter()
         """The gateway's clock at the last step."""
         self._engine_clock: float | None = None
         """The engine's clock at the last step."""
 
     def trace(self, step: Step, num_kept: int, *, ended: bool) -> StepsDelta | None:
-        """Trace ``step``, of whose tokens the first ``num_kept`` reach the client; None while there
-        is nothing to tell.
+        """Trace ``step``, whose first ``num_kept`` tokens reach the client. Return None if there is
+        nothing to report yet.
         """
         now = perf_counter()
         tokens = step.token_ids[:num_kept]
@@ -52,8 +54,9 @@ class StepTracer:
         traces: Sequence[StepTrace],
         now: float,
     ) -> Iterator[TracedStep]:
-        """Split the tokens of an engine's output into its steps. Tokens before those of ``decode``
-        come from prefill.
+        """Split the tokens of an engine output into its steps.
+
+        Tokens before those of ``decode`` come from prefill.
         """
         undecoded = len(tokens) - sum([part.delivered for part in decode])
         accounts: list[DecodeStep | None] = [None] if undecoded > 0 else []
@@ -83,7 +86,9 @@ class StepTracer:
         )
 
     def _measure(self, trace: StepTrace | None, now: float) -> float:
-        """Seconds since the step before, by the engine's clock where both steps have a time."""
+        """Return the seconds since the previous step, by the engine's clock if it timed both
+        steps.
+        """
         before, self._engine_clock = self._engine_clock, None if trace is None else trace.at
         seen, self._seen = self._seen, now
         if trace is None or before is None:
@@ -91,7 +96,7 @@ class StepTracer:
         return max(0.0, trace.at - before)
 
     def _trace_held(self, last: Step) -> StepsDelta | None:
-        """Trace a whole answer, whose account came with its last step."""
+        """Trace a whole answer, whose account arrived with its last step."""
         tokens = tuple(chain.from_iterable(part for _, part in self._held))
         arrivals = [at for at, part in self._held for _ in part]
         surplus = sum([part.delivered for part in last.decode]) - len(tokens)

@@ -1,7 +1,7 @@
-"""Trials of constraints: each is compiled before its request is admitted.
+"""Trial compilation of constraints before their requests are admitted.
 
-The queue of trials is bounded and fair by key, and a request that waits in it holds no engine slot.
-Requests without a constraint never wait here.
+The queue of trials is bounded and fair by key. A request that waits in it holds no engine slot, and
+requests without a constraint never wait here.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from eaglegate.server.access.caller import Requester
 from eaglegate.server.errors import InvalidRequest, TooManyRequests, from_engine
 
 BOUNDS = AdmissionLimits(running=1, queued=64, queued_tokens=4 << 20)
-"""One compilation at a time; the limits of waiting requests and their characters."""
+"""One compilation at a time, and limits on waiting requests and their characters."""
 
 
 class ConstraintProbe(Protocol):
-    """Compiles constraints to see whether the engine can."""
+    """Compiles constraints to check whether the engine can."""
 
     def is_known(self, constraint: Constraint) -> bool:
-        """Whether ``check`` answers at once."""
+        """Return True if ``check`` will answer immediately."""
         ...
 
     async def check(self, constraint: Constraint) -> None:
-        """Raises RequestRejected for a constraint that would block the engine."""
+        """Raise RequestRejected for a constraint that would block the engine."""
         ...
 
 
@@ -42,7 +42,10 @@ class ConstraintTrials:
     async def check(
         self, constraints: Iterable[Constraint | None], requester: Requester, param: str
     ) -> None:
-        """Raises InvalidRequest, naming ``param``, TooManyRequests and other GatewayErrors."""
+        """Raise InvalidRequest, naming ``param``, for constraints that do not compile.
+
+        Also raises TooManyRequests and other GatewayErrors.
+        """
         different = {constraint for constraint in constraints if constraint is not None}
         try:
             for constraint in different:
@@ -66,15 +69,16 @@ class ConstraintTrials:
             except TooManyRequests as error:
                 raise _too_many(error) from error
             trial = asyncio.create_task(self._probe.check(constraint))
-            until_over = inside.pop_all()
+            slot = inside.pop_all()
 
-        def over(trial: asyncio.Task[None]) -> None:
+        def leave(trial: asyncio.Task[None]) -> None:
             if not trial.cancelled() and trial.exception() is None:
                 place.record_served()
-            until_over.close()
+            slot.close()
 
-        trial.add_done_callback(over)
-        # If the client leaves, the compilation keeps its slot: the next one must not pay for it.
+        trial.add_done_callback(leave)
+        # If the client disconnects, the compilation keeps its slot until it ends, so that the next
+        # one does not compete with it.
         await asyncio.shield(trial)
 
 
@@ -83,7 +87,7 @@ def _too_many(error: TooManyRequests) -> TooManyRequests:
         return error
     return TooManyRequests(
         "Too many schemas, patterns and grammars are waiting to be compiled. Retry after the time "
-        "in Retry-After; those compiled before do not wait.",
+        "in Retry-After; already compiled ones do not wait.",
         code="constraint_queue_full",
         retry_after_s=error.retry_after_s,
     )

@@ -1,6 +1,6 @@
-"""HTTP around every API: connections, authentication, bodies, responses and SSE.
+"""HTTP for every API: connections, authentication, responses and SSE.
 
-ASGI middleware and uvicorn's protocol, put together in ``server.app`` and ``server.cli.serve``.
-Knows no API: what an error looks like is in ``server.errors``. A new middleware is a module here
-and a line in ``eaglegate.server.app``.
+ASGI middleware and uvicorn's protocol, assembled in ``server.app`` and ``server.cli.serve``.
+Nothing here knows an API: the format of errors is in ``server.errors``. A new middleware is a
+module here and a line in ``eaglegate.server.app``.
 """

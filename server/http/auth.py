@@ -1,20 +1,20 @@
-"""Authentication: who may ask for which path. A path is closed unless it is listed as open.
+"""Authentication: which callers may access which paths. Paths are closed unless listed as open.
 
-Paths are of three kinds. *Open* ones answer anybody: whether the process lives and is ready, and
-the files of the playground, which hold nothing of the gateway's.
-*Operator* ones show and change how the gateway runs. All others are the API. With API keys
-configured the API needs one and operator paths need an admin's; with a separate admin port operator
-paths exist there and nowhere else. Without any keys everything is open but ``/admin``, which then
-needs that port: a proxy on this machine makes its clients look like this machine's own.
+There are three kinds of paths. *Open* paths answer anybody: liveness, readiness, and the files of
+the playground, which contain no data of the gateway. *Operator* paths show and change how the
+gateway runs. All other paths are the API. If API keys are configured, the API needs a key, and
+operator paths need an admin's key. With a separate admin port, operator paths exist only there.
+Without any keys everything is open except ``/admin``, which then needs that port: behind a proxy on
+this machine, remote clients look like local ones.
 
-Where no key is asked for, web pages of other origins are kept out (server/http/cross_origin.py).
+If no key is required, web pages of other origins are kept out (server/http/cross_origin.py).
 
-What operators look at in a browser takes the key as the password of HTTP Basic, too: a browser has
-no other way to ask for one. What changes anything does not, because browsers send such passwords
-along with what other sites make them send.
+Operator paths that are viewed in a browser also accept the key as the password of HTTP Basic, since
+a browser has no other way to ask for one. Paths that change something do not, because browsers add
+such passwords to requests that other sites trigger.
 
-What can be refused without reading the body is refused here: while the gateway drains, while the
-queue has no room for this key.
+Requests that can be refused without reading the body are refused here: while the gateway drains,
+and while the queue has no room for the key.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from eaglegate.server.http.rate_limits import add_rate_limits
 from eaglegate.server.http.response import send_json
 
 PROBE_PATHS = frozenset({"/health", "/ready", "/ping"})
-"""Paths that answer every host and need no key."""
+"""Paths that accept any Host header and need no key."""
 OPEN_PATHS = PROBE_PATHS | {"/playground"}
 """Paths that need no key."""
 OPEN_FOLDER = "/page/"
@@ -60,7 +60,7 @@ OPEN_FOLDER = "/page/"
 OPERATOR_PATHS = ("/metrics", "/debug", "/admin")
 OPERATOR_FOLDERS = tuple(f"{path}/" for path in OPERATOR_PATHS)
 STORED = ("/v1/responses/", "/v1/conversations/")
-"""Paths of stored objects, which may be as large as a request and have slow readers."""
+"""Paths of stored objects, which may be as large as a request body and have slow readers."""
 BASIC = 'Basic realm="eaglegate: an admin API key is the password", charset="UTF-8"'
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT_S = 86400.0
@@ -75,12 +75,14 @@ def is_operator(path: str) -> bool:
 
 
 def is_page(path: str) -> bool:
-    """Operator paths that only show."""
+    """Return True for operator paths that only show something."""
     return is_operator(path) and path != "/admin" and not path.startswith("/admin/")
 
 
 class AuthMiddleware:
-    """ASGI middleware; sets ``current_caller`` and ``current_charge`` for what is inside."""
+    """ASGI middleware that authorizes requests and sets ``current_caller`` and
+    ``current_charge``.
+    """
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -89,22 +91,22 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        works = _uses_memory(scope)
+        uses_memory = _uses_memory(scope)
         try:
-            caller = self._authorize(scope, works)
+            caller = self._authorize(scope, uses_memory)
         except GatewayError as error:
             await self._refuse(error, scope["path"], send)
             return
         caller_token = current_caller.set(caller)
         charge = self._open_charge(caller)
         charge_token = current_charge.set(charge)
-        self._gateway.in_flight += works
+        self._gateway.in_flight += uses_memory
         if not find_writer(scope).has_request():
             receive = _limit_duration(receive, self._gateway.settings.body_timeout_s)
         try:
             await self._app(scope, receive, self._show_limits(send, caller))
         finally:
-            self._gateway.in_flight -= works
+            self._gateway.in_flight -= uses_memory
             charge.close()
             current_charge.reset(charge_token)
             current_caller.reset(caller_token)
@@ -120,7 +122,7 @@ class AuthMiddleware:
         budget, key = self._gateway.budget, caller.key
         return budget.open() if key is None else budget.open(key.name, key.quota)
 
-    def _authorize(self, scope: Scope, works: bool) -> Caller:
+    def _authorize(self, scope: Scope, uses_memory: bool) -> Caller:
         path, headers = scope["path"], RequestHeaders(scope["headers"])
         operator = is_operator(path)
         host = read_host(headers, scope["http_version"])
@@ -133,7 +135,7 @@ class AuthMiddleware:
         if operator:
             return Caller(self._authorize_operator(path, headers))
         key = self._gateway.keys.find(_read_key(headers)) if self._gateway.keys else None
-        if works:
+        if uses_memory:
             self._gateway.memory.check(self._gateway.in_flight)
         session = headers.get(self._gateway.settings.session_header.lower()) or None
         caller = Caller(key, self._read_timeout(headers), session, _client_network(scope))
@@ -144,7 +146,7 @@ class AuthMiddleware:
         return caller
 
     def _check_port(self, scope: Scope, path: str) -> None:
-        """Each port has its own paths, where there are two."""
+        """Raise NotFound for a path that belongs to the other port, if there is an admin port."""
         if self._gateway.admin_port is None or is_open(path):
             return
         at_admin = (scope.get("server") or ("", 0))[1] == self._gateway.admin_port
@@ -154,7 +156,9 @@ class AuthMiddleware:
     def _check_origin(
         self, method: str, headers: RequestHeaders, host: str, operator: bool
     ) -> None:
-        """Raises Forbidden or UnsupportedMediaType for what a foreign page could have sent."""
+        """Raise Forbidden or UnsupportedMediaType for requests that a foreign page could have
+        sent.
+        """
         gateway = self._gateway
         if not gateway.keys or (operator and gateway.admin_port is not None):
             policy = gateway.cross_origin
@@ -181,7 +185,9 @@ class AuthMiddleware:
         return None
 
     def _read_timeout(self, headers: RequestHeaders) -> float | None:
-        """The client's deadline or the gateway's, whichever is sooner."""
+        """Return the client's timeout or the gateway's, whichever is shorter. Raises
+        InvalidRequest.
+        """
         most = self._gateway.settings.request_timeout_s or None
         given = headers.get(TIMEOUT_HEADER)
         if given is None:
@@ -205,7 +211,9 @@ class AuthMiddleware:
 
 
 def _uses_memory(scope: Scope) -> bool:
-    """Whether a request may take memory: one that stops or shows something small does not."""
+    """Return True if a request may use memory. Cancelling, deleting and viewing something small do
+    not.
+    """
     path = scope["path"]
     if path.startswith(STORED) and scope["method"] != "DELETE":
         return not path.endswith("/cancel")
@@ -214,7 +222,11 @@ def _uses_memory(scope: Scope) -> bool:
 
 
 class ApiCorsMiddleware:
-    """ASGI middleware, outside the door: preflights carry no key. Operator paths get none of it."""
+    """ASGI middleware that adds CORS to the API, outside authentication because preflights carry no
+    key.
+
+    Operator paths get no CORS headers.
+    """
 
     def __init__(self, app: ASGIApp, policy: CrossOriginPolicy) -> None:
         self._app = app
@@ -233,7 +245,7 @@ def _find_admin_key(keys: KeyRing, path: str, headers: RequestHeaders) -> ApiKey
 
 
 def _find_page_key(keys: KeyRing, path: str, headers: RequestHeaders) -> ApiKey:
-    """The same, from a browser too, which asks its user again as long as the answer is 401."""
+    """Return the admin key, also from a browser, which asks its user again after each 401."""
     password = _read_basic_password(headers)
     try:
         if password is None:
@@ -248,9 +260,7 @@ def _find_page_key(keys: KeyRing, path: str, headers: RequestHeaders) -> ApiKey:
 
 
 def _read_basic_password(headers: RequestHeaders) -> str | None:
-    """Read the password of HTTP Basic: empty when it cannot be decoded, None where there is
-    none.
-    """
+    """Return the password of HTTP Basic: empty if it cannot be decoded, None if there is none."""
     scheme, _, coded = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return None
@@ -261,7 +271,7 @@ def _read_basic_password(headers: RequestHeaders) -> str | None:
 
 
 def _read_key(headers: RequestHeaders) -> str | None:
-    """The key of either scheme; two different ones are an error, not a choice."""
+    """Return the key of either scheme. Raises Unauthenticated if two different keys are given."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     given = {bearer.strip()} if scheme.lower() == "bearer" else set()
     given |= {headers["x-api-key"].strip()} if "x-api-key" in headers else set()
@@ -272,12 +282,17 @@ def _read_key(headers: RequestHeaders) -> str | None:
 
 
 def _client_network(scope: Scope) -> str:
-    """The peer's address; of IPv6 its first 64 bits, which one client can have to itself."""
+    """Return the peer's IPv4 address or its /64 network of IPv6, which one client can own
+    entirely.
+    """
     return group_address(str((scope.get("client") or ("", 0))[0]))
 
 
 def _limit_duration(receive: Receive, seconds: float) -> Receive:
-    """The body must have come in after ``seconds``; what follows it may take its time."""
+    """Return a ``receive`` that raises RequestTimeout unless the body arrives within ``seconds``.
+
+    Later messages have no limit.
+    """
     until = asyncio.get_running_loop().time() + seconds
     whole = False
 

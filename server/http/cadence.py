@@ -1,20 +1,19 @@
-"""Streams at a fixed pace and in blocks of one size, against readers of sizes and gaps.
+"""Streams with a fixed pace and block size, which hide the sizes and times of their frames.
 
-A step that had its drafts accepted brings more tokens and comes after the same time, so the sizes
-and the gaps of a stream's frames show which drafts were right, to anyone who sees the encrypted
-traffic (arXiv 2411.01076). With ``--stream-cadence`` a stream sends ``BLOCK`` bytes at every tick,
-whether many tokens came since the last tick, or none:
+A step whose drafts were accepted delivers more tokens in the same time. The sizes and gaps of a
+stream's frames therefore reveal the accepted drafts to anyone who sees the encrypted traffic
+(arXiv 2411.01076). With ``--stream-cadence`` a stream sends ``BLOCK`` bytes at every tick,
+regardless of the number of tokens since the last tick:
 
     first tick      the status line and the opening frames, in 1, 2, 4, ... blocks
-    further ticks   one block each: what came since, joined into one frame, and a comment that fills
-    last frames     finish, usage and what still waits, in larger blocks if the ticks that are
-                    left are too few
-    to the end      filled blocks, until the number of ticks is one of ``round_ticks``, for as long
-                    as the answer would have taken without drafts
+    further ticks   one block each: new events, joined into one frame, and a comment as filling
+    last frames     finish, usage and waiting frames, in larger blocks if too few ticks are left
+    to the end      filled blocks, for as long as the answer would have taken without drafts and
+                    until the number of ticks is one of ``round_ticks``
 
-Comments are part of server-sent events, and clients skip them. What does not fit into a block waits
-for the next tick. ``[DONE]`` is held back to the last block, because clients hang up when they read
-it.
+Comments are part of server-sent events, and clients skip them. Frames that do not fit into a block
+wait for the next tick. ``[DONE]`` is held back to the last block, because clients disconnect when
+they read it.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallDelta
 
 BLOCK = 1024
 MOST_BYTES = 64 << 10
-"""Bytes of frames that may wait for a tick before the engine is held back..."""
+"""Bytes of waiting frames above which the engine is held back."""
 MOST_STEPS = 256
-"""... and steps that may wait to be made into frames."""
+"""Steps waiting to become frames above which the engine is held back."""
 DONE = b"data: [DONE]\n\n"
 
 
 class ByteStream(Protocol):
-    """The connection under a paced stream."""
+    """The connection below a paced stream."""
 
     async def open(self) -> None: ...
 
@@ -58,9 +57,9 @@ class ByteStream(Protocol):
 
 
 class PacedStream:
-    """Sends the frames it is given in filled blocks, one at every tick.
+    """Sends frames in filled blocks, one per tick.
 
-    ``make_frames`` is asked at each tick for the frames that have come since.
+    ``make_frames`` is called at each tick and returns the frames of new events.
     """
 
     def __init__(
@@ -69,17 +68,17 @@ class PacedStream:
         self._stream, self._interval_s, self._make_frames = stream, interval_s, make_frames
         self._waiting = bytearray()
         self._held = b""
-        """The end of the stream, for the last block."""
+        """The end of the stream, which is held for the last block."""
         self._is_complete = False
-        """Every frame was given."""
+        """True once all frames were given."""
         self._num_ticks = self._least_ticks = 0
         self._last_tick: int | None = None
-        """The tick at which the stream ends; None until the last frame was sent."""
+        """The tick at which the stream ends; None until the last frame was given."""
         self._ticked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to send, unless that has begun."""
+        """Start sending, unless it has started."""
         if self._task is None:
             self._task = asyncio.create_task(self._send_blocks())
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -89,7 +88,7 @@ class PacedStream:
         self.start()
 
     async def put(self, frames: bytes) -> None:
-        """Push, and wait while too much waits. Raises ReaderTooSlow."""
+        """Push frames, and wait while too many bytes wait. Raises ReaderTooSlow."""
         self.push(frames)
         while not self.is_open():
             await self.wait_for_tick()
@@ -99,14 +98,14 @@ class PacedStream:
         return len(self._waiting) < MOST_BYTES and not ended
 
     async def wait_for_tick(self) -> None:
-        """Wait until a block was sent. Raises what ended the stream early."""
+        """Wait until the next block was sent. Raises the error that ended the stream early."""
         self._raise_failure()
         ticked = self._ticked
         await ticked.wait()
         self._raise_failure()
 
     def stretch(self, factor: float) -> None:
-        """Let the stream take ``factor`` times as long as it has taken so far, at least."""
+        """Make the stream take at least ``factor`` times as long as it has taken so far."""
         self._least_ticks = max(self._least_ticks, math.ceil(factor * self._num_ticks))
 
     async def close(self, end: bytes) -> None:
@@ -170,7 +169,7 @@ class PacedStream:
 
 
 class JoinedEvents:
-    """The events of each choice since the last tick, as one step's."""
+    """The events of each choice since the last tick, joined as if they came from one step."""
 
     def __init__(self, encode: Callable[[int, list[Event]], bytes]) -> None:
         self._encode = encode
@@ -185,13 +184,13 @@ class JoinedEvents:
         return self._num_steps >= MOST_STEPS
 
     def take(self) -> bytes:
-        """The frames of what came, and forget it."""
+        """Return the frames of the events so far, and forget the events."""
         taken, self._events, self._num_steps = self._events, {}, 0
         return b"".join([self._encode(choice, join(rows)) for choice, rows in taken.items()])
 
 
 class PacedSink:
-    """See ``EventSink``: joins events and writes their frames at a fixed pace."""
+    """An ``EventSink`` that joins events and writes their frames at a fixed pace."""
 
     def __init__(
         self,
@@ -217,17 +216,19 @@ class PacedSink:
             await self._paced.wait_for_tick()
 
     def flush(self) -> None:
-        """Encode the events that wait, before the encoder is asked for the end."""
+        """Encode the waiting events, before the encoder is closed."""
         self._paced.push(self._joined.take())
 
 
 def compare_steps(usage: Usage) -> float:
-    """Steps that the answer would have taken without drafts, over those that it took."""
+    """Return the steps of the answer without drafts, divided by the steps that it took."""
     return usage.completion / max(1, usage.completion - (usage.accepted or 0))
 
 
 def join(events: Sequence[Event]) -> list[Event]:
-    """The events of several steps as those of one: what a step begins with first, once."""
+    """Join the events of several steps into those of one step: the leading events first, each kind
+    once.
+    """
     usage: list[Event] = []
     echo: list[Event] = []
     steps: list[StepsDelta] = []
@@ -259,7 +260,7 @@ def join(events: Sequence[Event]) -> list[Event]:
 
 
 def _join_texts(events: Sequence[Event]) -> list[Event]:
-    """Join neighbouring deltas of one text; the others stay as they are."""
+    """Join neighbouring deltas of one text, and leave other events unchanged."""
     runs: list[list[Event]] = []
     for event in events:
         if runs and _continues(runs[-1][-1], event):
@@ -285,7 +286,7 @@ def _concatenate(run: Sequence[Event]) -> Event:
 
 
 def fill(frames: bytes, size: int) -> bytes:
-    """``frames`` with a comment of random letters up to ``size`` bytes."""
+    """Append a comment of random letters, so that ``frames`` has ``size`` bytes."""
     missing = size - len(frames)
     if missing < 3:  # too short for a comment; an empty line ends no event
         return frames + b"\n" * missing
@@ -293,10 +294,12 @@ def fill(frames: bytes, size: int) -> bytes:
 
 
 def make_filling(size: int) -> bytes:
-    """Random letters, which no compression takes out."""
+    """Return random letters, which cannot be compressed."""
     return secrets.token_urlsafe(size)[:size].encode()
 
 
 def round_ticks(num: int) -> int:
-    """The least number of ticks at which a stream of ``num`` may end: 8, 16, 32, 64, ..."""
+    """Return the smallest number of ticks, from ``num``, at which a stream may end: 8, 16, 32, 64,
+    ...
+    """
     return max(8, 1 << (num - 1).bit_length())

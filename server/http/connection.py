@@ -1,8 +1,8 @@
-"""One client's connection: uvicorn's, its configuration, and a limit on the head of a request.
+"""A client's connection, based on uvicorn's, with its configuration and a limit on request heads.
 
-httptools gathers a header until it is whole and uvicorn all of them until the last, both without
-an end. What is gathered is counted here: what the parser has handed over since the message began,
-and what it was fed since it last handed over anything. Uses what uvicorn 0.54 keeps in
+httptools buffers a header until it is complete, and uvicorn buffers all headers, both without a
+limit. Two counts limit this here: bytes that the parser has returned since the message began, and
+bytes it was fed since it last returned anything. This relies on attributes of uvicorn 0.54's
 ``HttpToolsProtocol``.
 """
 
@@ -32,17 +32,17 @@ from eaglegate.server.http.connection_limits import ConnectionSlot, build_respon
 from eaglegate.server.http.middleware import FastWriteMiddleware
 
 KEEP_ALIVE_S = 75
-"""An idle connection is closed after this long: longer than most proxies keep one."""
+"""Seconds after which an idle connection is closed, longer than most proxies keep theirs."""
 CLOSE_S = 5
-"""Connections still open this long after the last answer are cut."""
+"""Seconds after the last answer at which open connections are closed."""
 
 
 class HeadRefused(Exception):
-    """Ends the parsing of a request."""
+    """Stops the parser of a refused request."""
 
 
 class HttpConnection(HttpToolsProtocol):
-    """``entry`` is its place among all connections."""
+    """A client's connection. ``entry`` is its slot among all connections."""
 
     def __init__(self, entry: ConnectionSlot, config: Config, server_state: ServerState) -> None:
         super().__init__(config, server_state, app_state={})
@@ -50,10 +50,10 @@ class HttpConnection(HttpToolsProtocol):
         self._limits = entry.limits
         self._timer: asyncio.TimerHandle | None = None
         self._waiting = True
-        """No request has begun, or the last one is over."""
+        """True while no request is in progress."""
         self._refused: GatewayError | None = None
         self.watched: dict[Any, Callable[[], None]] = {}
-        """Callback for a client that leaves, by uvicorn's cycle of its request."""
+        """Callbacks for disconnects, by uvicorn's cycle of the request."""
         self._head_bytes = 0
         self._num_headers = 0
         self._unparsed = 0
@@ -73,7 +73,7 @@ class HttpConnection(HttpToolsProtocol):
         self.watched.clear()
 
     def data_received(self, data: bytes) -> None:
-        """uvicorn's, except that an offer to upgrade is declined."""
+        """Parse data as uvicorn does, but decline offers to upgrade."""
         self._unparsed += len(data)
         self._unset_keepalive_if_required()
         try:
@@ -89,8 +89,8 @@ class HttpConnection(HttpToolsProtocol):
             self._start_timer()
 
     def _parse(self, data: bytes) -> bytes:
-        """Return the bytes behind a head that offered another protocol, at which the parser
-        ends.
+        """Feed the parser. Return the remaining bytes if it stopped at an offer of another
+        protocol.
         """
         try:
             self.parser.feed_data(data)
@@ -104,7 +104,7 @@ class HttpConnection(HttpToolsProtocol):
         return b""
 
     def _is_declined(self) -> bool:
-        """Whether this head comes again, without the offer to upgrade."""
+        """Return True if this head will be parsed again without its offer to upgrade."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def on_message_begin(self) -> None:
@@ -119,7 +119,7 @@ class HttpConnection(HttpToolsProtocol):
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header of the request or of its body's trailers, and give it to uvicorn."""
+        """Count a header or trailer, and pass it to uvicorn."""
         self._unparsed = 0
         self._num_headers += 1
         self._head_bytes += len(name) + len(value)
@@ -156,7 +156,7 @@ class HttpConnection(HttpToolsProtocol):
             self._entry.mark_idle(self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that uvicorn cannot read as a request."""
+        """Answer bytes that uvicorn cannot parse as a request."""
         if self._unparsed > self._limits.head_bytes:
             self._refused = self._head_too_large()
         error = self._refused or InvalidRequest(msg, code="invalid_http")
@@ -188,7 +188,7 @@ class HttpConnection(HttpToolsProtocol):
         )
 
     def _refuse(self, error: GatewayError) -> None:
-        """Answer and close; in the middle of another answer, only close."""
+        """Answer and close. During another answer, only close."""
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
@@ -197,7 +197,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def make_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
-    """Set up as uvicorn sets up a connection's first parser."""
+    """Create a parser configured as uvicorn configures a connection's first parser."""
     parser = httptools.HttpRequestParser(protocol)
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser
@@ -209,10 +209,11 @@ UPGRADE_HEADERS = frozenset((b"upgrade", b"http2-settings"))
 def write_head_without_upgrade(
     parser: httptools.HttpRequestParser, url: bytes, headers: Sequence[tuple[bytes, bytes]]
 ) -> bytes:
-    """The head of a request that offers another protocol, without the offer.
+    """Return the request head without its offer of another protocol.
 
-    RFC 9110 lets a server ignore ``Upgrade``. httptools would take the body of such a request for
-    the other protocol's bytes. Java's HttpClient offers h2c with the first request of a connection.
+    RFC 9110 lets a server ignore ``Upgrade``, but httptools would treat the body of such a request
+    as data of the other protocol. Java's HttpClient offers h2c with the first request of a
+    connection.
     """
     version = parser.get_http_version().encode()
     lines = [b"%b %b HTTP/%b" % (parser.get_method(), url, version)]
@@ -221,7 +222,9 @@ def write_head_without_upgrade(
 
 
 def _transfer_encoding_error(value: bytes) -> InvalidRequest:
-    """The end of such a body could not be found."""
+    """Return the error for other encodings than chunked, with which the body's end cannot be
+    found.
+    """
     given = value.decode("latin-1")[:40]
     return InvalidRequest(
         f"The transfer encoding of a body must be 'chunked'; given '{given}'.",
@@ -240,7 +243,7 @@ class TlsSettings:
     ciphers: str = "TLSv1"
 
     def check(self) -> None:
-        """Raises ConfigError for what cannot be served with, before anything slow begins."""
+        """Raise ConfigError for unusable settings, before anything slow begins."""
         if self.certfile is None:
             if self.keyfile or self.ca_certs:
                 raise ConfigError(
@@ -279,4 +282,4 @@ def make_server_config(app: ASGIApp, tls: TlsSettings, proxies: str = "") -> uvi
 
 
 async def _empty_app(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    """An application for looking at a configuration."""
+    """Do nothing: an application for checking a configuration."""

@@ -1,9 +1,9 @@
-"""Bounds on connections, and accepting them within these bounds.
+"""Limits on connections, and accepting within these limits.
 
-The loop's own servers accept whatever comes, and complete TLS handshakes, before anybody can count.
-Here a connection is counted when it is accepted. When there is no room the one that has been
-without a request for the longest makes some; when all are busy the new one is refused. So idle
-connections never keep others out, and never use up the files that the engine needs.
+asyncio's own servers accept every connection and complete its TLS handshake before it can be
+counted. Here a connection is counted when it is accepted. If there is no room, the connection that
+has been idle for the longest is closed; if all are busy, the new one is refused. Idle connections
+can therefore neither keep others out nor use up the file descriptors that the engine needs.
 """
 
 from __future__ import annotations
@@ -29,29 +29,32 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from eaglegate.server.errors import GatewayError, Unavailable, openai_body
 
 MOST_FILES = 1 << 20
-"""Some hosts allow a thousand million, and programs that walk all of them hang."""
+"""Maximum number of open files. Some hosts allow 10^9, and programs that iterate over all of them
+hang.
+"""
 MOST_CONNECTIONS = 1 << 14
 RESERVED_FILES = 192
-"""Kept for the engine's sockets and its restarts, stores, logs and probes."""
+"""File descriptors reserved for the engine's sockets and its restarts, stores, logs and probes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of the listening side."""
+    """Limits on incoming connections."""
 
     connections: int = MOST_CONNECTIONS
     per_client: int = MOST_CONNECTIONS // 2
-    """Connections of one address, or of one /64 network of IPv6."""
+    """Maximum connections per IPv4 address or IPv6 /64 network."""
     files: int = MOST_FILES
-    """A connection whose file number would be this or more is one too many."""
+    """Connections whose file descriptor is at least this number are refused."""
     head_bytes: int = 64 << 10
-    """Bytes of a request line and its headers together, and of trailers."""
+    """Maximum bytes of a request line and its headers, and of trailers."""
     headers: int = 256
     head_s: float = 20.0
-    """Seconds for a TLS handshake, and for a whole request head."""
+    """Seconds allowed for a TLS handshake, and for a complete request head."""
     proxies: str = ""
-    """Addresses and networks whose forwarded headers are believed, as uvicorn takes them;
-    ``per_client`` is not theirs."""
+    """Addresses and networks whose forwarded headers are trusted, in uvicorn's format.
+    ``per_client`` does not apply to them.
+    """
 
     @classmethod
     def of(
@@ -80,7 +83,7 @@ LIMITS = ConnectionLimits()
 
 @lru_cache(maxsize=4096)
 def group_address(address: str) -> str:
-    """Whose connections are counted together: an IPv6 client has a whole /64 to come from."""
+    """Return the group that an address is counted in: itself, or its /64 network for IPv6."""
     try:
         if ipaddress.ip_address(address).version == 4:
             return address
@@ -91,7 +94,7 @@ def group_address(address: str) -> str:
 
 
 def raise_file_limit() -> int:
-    """Allow this process, and what it starts, as many open files as it may have; how many."""
+    """Raise this process's soft limit on open files as far as allowed, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft == resource.RLIM_INFINITY or soft > most:
@@ -103,15 +106,15 @@ def raise_file_limit() -> int:
 log = logging.getLogger(__name__)
 
 BATCH = 16
-"""Connections accepted before the loop turns to something else."""
+"""Connections accepted before the event loop runs other work."""
 PAUSE_S = 1.0
-"""Seconds until the next try where the kernel has no room for another file."""
+"""Seconds until the next attempt when the kernel has no free file descriptors."""
 Close = Callable[[], None]
 MakeProtocol = Callable[["ConnectionSlot"], asyncio.Protocol]
 
 
 class ConnectionSlot:
-    """One connection's place, from its acceptance to its end."""
+    """A connection's slot, from its acceptance to its end."""
 
     def __init__(self, gate: ConnectionLimiter, client: str) -> None:
         self.limits = gate.limits
@@ -121,7 +124,9 @@ class ConnectionSlot:
         self._inside = True
 
     def mark_idle(self, close: Close) -> None:
-        """Mark the connection as waiting for a request. ``close`` may be called to make room."""
+        """Mark the connection as waiting for a request. ``close`` may then be called to make
+        room.
+        """
         self.close = close
         self._gate.idle[self] = None
 
@@ -129,14 +134,14 @@ class ConnectionSlot:
         self._gate.idle.pop(self, None)
 
     def release(self) -> None:
-        """A second call changes nothing."""
+        """Free the slot. A second call has no effect."""
         if self._inside:
             self._inside = False
             self._gate._release(self)
 
 
 class ConnectionLimiter:
-    """``on_refused`` is called for every connection that is turned away."""
+    """Accepts connections within limits. ``on_refused`` is called for every refused connection."""
 
     def __init__(
         self, limits: ConnectionLimits, on_refused: Callable[[], None] = lambda: None
@@ -144,7 +149,7 @@ class ConnectionLimiter:
         self.limits = limits
         self.total = 0
         self.idle: dict[ConnectionSlot, None] = {}
-        """Connections without a request, the longest idle first."""
+        """Idle connections, the longest idle first."""
         self._on_refused = on_refused
         self._clients: Counter[str] = Counter()
         self._proxies = _TrustedHosts(limits.proxies)
@@ -159,7 +164,7 @@ class ConnectionLimiter:
         self._resume(listener, partial(self._accept_some, listener, make, context))
 
     def close(self) -> None:
-        """Accept nothing more."""
+        """Stop accepting connections."""
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             loop.remove_reader(listener)
@@ -218,7 +223,7 @@ class ConnectionLimiter:
             raise
 
     def _has_room(self, file: int, client: str, address: str) -> bool:
-        """Whether one more fits, others having made room where they could."""
+        """Return True if one more connection fits, closing idle ones where needed."""
         limits = self.limits
         if self._clients[client] >= limits.per_client and address not in self._proxies:
             return self._make_room(client)
@@ -227,7 +232,7 @@ class ConnectionLimiter:
         return True
 
     def _make_room(self, client: str | None) -> bool:
-        """End the longest idle connection, of ``client`` where one is given."""
+        """Close the longest idle connection, of ``client`` if given."""
         for entry in self.idle:
             if client is None or entry.client == client:
                 del self.idle[entry]
@@ -250,7 +255,7 @@ class ConnectionLimiter:
         context: ssl.SSLContext | None,
         error: OSError,
     ) -> None:
-        """Stop accepting for a while where the process or the host is out of files."""
+        """Stop accepting for a while, because the process or host is out of file descriptors."""
         log.error("cannot accept connections: %s", errno.errorcode.get(error.errno or 0, error))
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
@@ -259,7 +264,7 @@ class ConnectionLimiter:
 
 
 def _reject(connection: socket.socket, plain: bool) -> None:
-    """Say so, where it can be said in plain text, and hang up."""
+    """Close a connection, with an error response if it is plain HTTP."""
     error = Unavailable(
         "This gateway has reached its limit of connections.",
         code="too_many_connections",
@@ -274,7 +279,7 @@ def _reject(connection: socket.socket, plain: bool) -> None:
 
 
 def build_response(error: GatewayError, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
-    """A whole response without an application, after which the connection is closed."""
+    """Return a complete error response, after which the connection is closed."""
     body: Any = orjson.dumps(openai_body(error))
     given = {
         b"content-type": b"application/json",

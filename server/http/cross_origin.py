@@ -1,12 +1,12 @@
-"""Protection from web pages of other origins: they may do nothing unless an operator allows it.
+"""Protection from web pages of other origins, which may do nothing unless an operator allows it.
 
-A browser sends what any page asks for, from inside the operator's network. Three things about
-such a request a page cannot forge: ``Origin``, which goes with everything that is not GET or HEAD;
-``Sec-Fetch-Site``; and ``Host``, the name the browser connected to. A page whose own name is made
-to resolve to this machine (DNS rebinding) has an origin equal to ``Host``, so the name itself has
-to be a known one. An address is always one: no name was resolved to reach it.
+A browser inside the operator's network sends requests for any page. A page cannot forge three parts
+of such a request: ``Origin``, which accompanies everything except GET and HEAD; ``Sec-Fetch-Site``;
+and ``Host``, the name that the browser connected to. If a page's own name resolves to this machine
+(DNS rebinding), its origin equals ``Host``, so the name itself must be known. An address is always
+accepted, since no name was resolved to reach it.
 
-Where a key is asked for, the key is the proof, and none of this is needed.
+If a key is required, the key is the proof, and none of this is needed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from eaglegate.server.errors import ConfigError, Forbidden, InvalidRequest, Unsu
 
 ANY = "*"
 LOCAL_NAMES = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})
-"""Names that cannot be registered; the last two are this machine's in its containers."""
+"""Names that cannot be registered. The last two mean this machine inside its containers."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that a browser lets every page send. Nothing here changes or spends anything for them."""
+"""Methods that a browser lets every page send. They change and cost nothing here."""
 OWN_SITE = frozenset({"same-origin", "none"})
-"""``Sec-Fetch-Site`` of the gateway's own page, and of what a person has typed."""
+"""Values of ``Sec-Fetch-Site`` for the gateway's own page and for typed addresses."""
 JSON = "application/json"
 _DECODE = methodcaller("decode", "latin-1")
 
@@ -48,7 +48,7 @@ HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+?)\.?)(?::\d{1,5})?"
 
 @dataclass(frozen=True, slots=True)
 class CrossOriginPolicy:
-    """Names this gateway answers to, origins that may use it, and CORS as ``vllm serve`` has it."""
+    """Accepted host names, allowed origins, and CORS settings as in ``vllm serve``."""
 
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class CrossOriginPolicy:
     headers: tuple[str, ...] = (ANY,)
 
     def for_machine(self, host: str) -> CrossOriginPolicy:
-        """Lists are read by ``parse_names``; the name listened on and the machine's own are hosts.
+        """Return the policy with parsed lists, and with the listening and machine names as hosts.
 
         Raises ConfigError.
         """
@@ -70,7 +70,7 @@ class CrossOriginPolicy:
         )
 
     def check_host(self, host: str) -> None:
-        """Raises Forbidden for a name that a stranger could have registered."""
+        """Raise Forbidden for a name that a stranger could have registered."""
         if not (_is_address(host) or self._is_known_name(host)):
             raise Forbidden(
                 "Without API keys this gateway answers to addresses and to names of this machine; "
@@ -80,7 +80,7 @@ class CrossOriginPolicy:
             )
 
     def check_origin(self, method: str, headers: RequestHeaders, allowed: Iterable[str]) -> None:
-        """Raises Forbidden for a request by a page of an origin that is not ``allowed``."""
+        """Raise Forbidden for a request from a page whose origin is not ``allowed``."""
         if method in SAFE_METHODS:
             return
         origins, site = headers.getlist("origin"), headers.get("sec-fetch-site")
@@ -96,7 +96,7 @@ class CrossOriginPolicy:
         raise _refuse_origin(origins[0] if len(origins) == 1 else "", site or "")
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
-        """``app`` with the headers that let pages of the allowed origins read its answers."""
+        """Wrap ``app`` with the CORS headers that let pages of allowed origins read its answers."""
         return CORSMiddleware(
             app,
             allow_origins=[origin for origin in self.origins if not _is_scheme(origin)],
@@ -115,7 +115,7 @@ class CrossOriginPolicy:
 
 
 class RequestHeaders(dict[str, str]):
-    """Headers by their names in lower case. Of several with one name the first counts."""
+    """Request headers by lower-case name. Of several with one name, the first counts."""
 
     def __init__(self, raw: Sequence[tuple[bytes, bytes]]) -> None:
         names, values = zip(*reversed(raw), strict=True) if raw else ((), ())
@@ -123,7 +123,7 @@ class RequestHeaders(dict[str, str]):
         self._raw = raw
 
     def getlist(self, name: str) -> list[str]:
-        """All with this name."""
+        """Return all values of this name."""
         if name not in self:
             return []
         if len(self) == len(self._raw):
@@ -133,7 +133,7 @@ class RequestHeaders(dict[str, str]):
 
 
 def read_host(headers: RequestHeaders, http_version: str) -> str:
-    """The one name the request is for; empty where HTTP/1.0 gives none. Raises InvalidRequest."""
+    """Return the request's only host name; empty if HTTP/1.0 gives none. Raises InvalidRequest."""
     given = headers.getlist("host")
     if not given and http_version == "1.0":
         return ""
@@ -148,16 +148,16 @@ def read_host(headers: RequestHeaders, http_version: str) -> str:
 
 
 def parse_host(host: str) -> str | None:
-    """A Host header without its port; None when it is none."""
+    """Return a Host header without its port; None if it is malformed."""
     found = HOST.fullmatch(host)
     return None if found is None else (found[1] or found[2]).lower()
 
 
 def check_content_type(method: str, headers: RequestHeaders) -> None:
-    """Raises UnsupportedMediaType for a body that does not claim to be JSON.
+    """Raise UnsupportedMediaType for a body that is not declared as JSON.
 
-    A program may leave the type out; a browser has to name it, since what it sends on behalf of any
-    page without asking is of the types that forms have, or of none.
+    A program may omit the type. A browser must declare it: without permission, pages can only send
+    the content types of forms, or none.
     """
     given = headers.get("content-type", "")
     if given == JSON or method in SAFE_METHODS or not _has_body(headers):
@@ -175,10 +175,12 @@ def check_content_type(method: str, headers: RequestHeaders) -> None:
 
 
 def parse_names(given: Sequence[str]) -> tuple[str, ...]:
-    """A list of names, or a JSON array of them in one argument, as ``vllm serve`` takes it."""
+    """Return a list of names, also given as one JSON array as in ``vllm serve``. Raises
+    ConfigError.
+    """
     if not given or not given[0].startswith("["):
         return tuple(given)
-    joined = ",".join(given)  # the environment's lists are cut at commas
+    joined = ",".join(given)  # lists from the environment are split at commas
     try:
         names = orjson.loads(joined)
     except orjson.JSONDecodeError as error:
@@ -189,7 +191,9 @@ def parse_names(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def _refuse_origin(origin: str, site: str) -> Forbidden:
-    """Extensions and desktop applications have origins as pages do: vscode-webview://, app://."""
+    """Return the error for an origin. Browser extensions and desktop applications have origins,
+    too, such as vscode-webview:// and app://.
+    """
     named = f" --allowed-origins {origin}" if SHOWN_ORIGIN.fullmatch(origin) else ""
     flag = f"Start it with{named}" if named else "List the origin in --allowed-origins"
     return Forbidden(
@@ -201,9 +205,11 @@ def _refuse_origin(origin: str, site: str) -> Forbidden:
 
 
 SHOWN_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.:_-]{1,80}")
-"""``null`` is not one to recommend: every page can have that origin."""
+"""Origins that the error message recommends. ``null`` is not among them, because every page can
+have it.
+"""
 SCHEME = re.compile(r"(?!https?:)([a-z][a-z0-9+.-]*)://\*")
-"""Every origin of one scheme, but for the web's own: applications make up their hosts."""
+"""All origins of one scheme except http and https: applications choose arbitrary hosts."""
 
 
 def _is_scheme(allowed: str) -> bool:
@@ -217,7 +223,7 @@ def _is_allowed(origin: str, allowed: Iterable[str]) -> bool:
 
 
 def _match_schemes(origins: Iterable[str]) -> str | None:
-    """A regular expression of the origins of whole schemes."""
+    """Return a regular expression for the origins of whole schemes."""
     schemes = [re.escape(origin[:-1]) + ".*" for origin in origins if _is_scheme(origin)]
     return "|".join(schemes) or None
 
@@ -227,7 +233,7 @@ def _has_body(headers: RequestHeaders) -> bool:
 
 
 def _read_netloc(origin: str) -> str:
-    """An origin's host and port, as Host has them; empty for an opaque one."""
+    """Return an origin's host and port in the format of Host; empty for an opaque origin."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -244,5 +250,7 @@ def _is_address(host: str) -> bool:
 
 
 def _matches(host: str, name: str) -> bool:
-    """``*.example.com`` is every name below example.com; ``*`` is every name."""
+    """Return True if the name matches: ``*.example.com`` is every name below example.com, ``*``
+    every name.
+    """
     return name in (ANY, host) or (name[:2] == "*." and host.endswith(name[1:]))

@@ -1,4 +1,4 @@
-"""ASGI middleware for HEAD and the root path, and a response's connection: fast writes, its end."""
+"""ASGI middleware for HEAD and root paths, and access to the client's connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GONE: Message = {"type": "http.disconnect"}
 
 
 class HeadMiddleware:
-    """ASGI middleware. What answers sees a GET whose client leaves once it has the headers."""
+    """ASGI middleware that answers HEAD as a GET whose client disconnects after the headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -42,9 +42,10 @@ class HeadMiddleware:
 
 
 class RootPathMiddleware:
-    """ASGI middleware, to be the outermost one: nothing inside knows of the prefix.
+    """ASGI middleware that removes the root path, so that nothing inside knows it.
 
-    Some proxies take the prefix off, some leave it; both work.
+    Some proxies remove the prefix themselves, others keep it; both work. It must be the outermost
+    middleware.
     """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
@@ -60,29 +61,35 @@ class RootPathMiddleware:
 
 
 class BodyWriter(Protocol):
-    """Writes parts of a body that has begun, past ASGI, and knows the client's connection."""
+    """Writes parts of a started body directly to the transport, and watches the client's
+    connection.
+    """
 
     def is_open(self) -> bool:
-        """False when a part has to be sent instead: the client lags, or there is no body yet."""
+        """Return False if a part must be sent through ASGI: the client lags, or the body has not
+        started.
+        """
         ...
 
     def write(self, data: bytes) -> None:
-        """Write to the transport. Call it only where ``is_open`` has just been true."""
+        """Write to the transport. Call it only directly after ``is_open`` returned True."""
         ...
 
     def has_request(self) -> bool:
-        """Whether all of the request's body has come in; False where that is not known."""
+        """Return True if the whole request body has arrived; False if that is unknown."""
         ...
 
     def watch(self, leave: Callable[[], None]) -> bool:
-        """Have ``leave`` called if the client leaves before ``unwatch``; False where nobody can."""
+        """Call ``leave`` if the client disconnects before ``unwatch``. Return False if that cannot
+        be watched.
+        """
         ...
 
     def unwatch(self) -> None: ...
 
 
 class ClosedWriter:
-    """Writer for servers whose connections are unknown: every part has to be sent."""
+    """Writer for unknown servers, where every part must be sent through ASGI."""
 
     def is_open(self) -> bool:
         return False
@@ -106,7 +113,7 @@ CYCLE = ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle")
 
 
 class FastWriteMiddleware:
-    """ASGI middleware, to be the outermost one; leaves a BodyWriter in the scope's extensions."""
+    """Outermost ASGI middleware, which puts a BodyWriter into the scope's extensions."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -125,12 +132,14 @@ class FastWriteMiddleware:
         try:
             await self._app(scope, receive, send)
         finally:
-            scope["extensions"] = given  # the cycle has the scope: all of it would be garbage
+            scope["extensions"] = given  # breaks a reference cycle: the cycle has the scope
 
 
 def close_delimited(cycle: Any, send: Send) -> Send:
-    """Sends a body of unknown length as it is: a client of HTTP/1.0 knows no chunks, and takes the
-    end of the connection for the end of the body."""
+    """Return a ``send`` that writes bodies of unknown length without chunks.
+
+    HTTP/1.0 clients do not know chunks; the end of the connection ends the body.
+    """
     unbounded = False
 
     async def send_plain(message: Message) -> None:
@@ -148,7 +157,7 @@ def close_delimited(cycle: Any, send: Send) -> Send:
 
 
 class CycleWriter:
-    """Does what ``cycle.send`` does with a part of a body, as long as the client keeps up."""
+    """Writes as ``cycle.send`` would, as long as the client keeps up."""
 
     __slots__ = ("_cycle", "_flow", "_transport", "_watched")
 
@@ -174,7 +183,7 @@ class CycleWriter:
         cycle = self._cycle
         if self._watched is None or cycle.disconnected or cycle.more_body:
             return False
-        if cycle.scope["method"] == "HEAD":  # its client leaves with the headers
+        if cycle.scope["method"] == "HEAD":  # its client disconnects after the headers
             return False
         self._flow.resume_reading()
         self._watched[cycle] = leave
@@ -191,13 +200,13 @@ def find_writer(scope: Scope) -> BodyWriter:
 
 
 class WhileConnected:
-    """A context that ends, by being cancelled, when the client leaves."""
+    """Context manager whose task is cancelled when the client disconnects."""
 
     def __init__(self, receive: Receive, writer: BodyWriter) -> None:
         self._receive = receive
         self._writer = writer
         self._watcher: asyncio.Task[None] | None = None
-        self._over = self._gone = False
+        self._ended = self._gone = False
 
     async def __aenter__(self) -> None:
         task = asyncio.current_task()
@@ -208,7 +217,7 @@ class WhileConnected:
             self._watcher.add_done_callback(self._end_watch)
 
     def _end_watch(self, watcher: asyncio.Task[None]) -> None:
-        if not self._over and not watcher.cancelled():
+        if not self._ended and not watcher.cancelled():
             watcher.exception()
             self._leave()
 
@@ -217,13 +226,13 @@ class WhileConnected:
         self._task.cancel()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self._over = True
+        self._ended = True
         self._writer.unwatch()
         if self._watcher is not None:
             self._watcher.cancel()
         left = self._gone and not self._task.uncancel() and kind is asyncio.CancelledError
         if self._gone and self._watcher is None:
-            await self._receive()  # what is outside hears of it, too
+            await self._receive()  # report the disconnect to outer middleware, too
         return left
 
 

@@ -1,9 +1,9 @@
-"""Padding of streamed frames, against readers of sizes.
+"""Padding of streamed frames, which hides their sizes.
 
-The sizes of a stream's frames show how many tokens each step brought, and so which drafts were
-right, to anyone who sees the encrypted traffic (arXiv 2411.01076). With OpenAI's
-``stream_options.include_obfuscation`` every frame with an object gets a member ``obfuscation`` of
-random letters that fills it up to the next multiple of ``BLOCK`` bytes.
+The sizes of a stream's frames reveal how many tokens each step delivered, and so which drafts were
+accepted, to anyone who sees the encrypted traffic (arXiv 2411.01076). With OpenAI's
+``stream_options.include_obfuscation``, every frame with an object gets a member ``obfuscation`` of
+random letters, which fills the frame up to the next multiple of ``BLOCK`` bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ END = b"\n\n"
 
 
 def pad_frames(data: bytes) -> bytes:
-    """Pad every frame that ends with an object; comments and ``[DONE]`` stay as they are."""
+    """Pad every frame that ends with an object. Comments and ``[DONE]`` stay unchanged."""
     frames = data.split(END)
     return END.join([*map(_pad, frames[:-1]), frames[-1]])
 
@@ -37,7 +37,7 @@ def _pad(frame: bytes) -> bytes:
 
 
 async def pad_each(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Pad frames that were encoded before; ``frames`` is closed at the end."""
+    """Yield frames that are already encoded, padded. Closes ``frames`` at the end."""
     async with aclosing(frames) as given:
         async for frame in given:
             yield pad_frames(frame)
@@ -45,7 +45,7 @@ async def pad_each(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes,
 
 @dataclass(frozen=True, slots=True)
 class PaddedStream:
-    """A stream's encoder whose frames are multiples of ``BLOCK`` bytes."""
+    """Stream encoder whose frames are padded to multiples of ``BLOCK`` bytes."""
 
     encoder: StreamEncoder
 

@@ -1,4 +1,4 @@
-"""Response headers that show a key's limits, under OpenAI's names."""
+"""Response headers that show a key's limits under OpenAI's names."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def add_rate_limits(send: Send, key: ApiKey, count_places: Callable[[], int]) -> Send:
-    """``send`` with the limits of ``key`` in the head of the response.
+    """Return a ``send`` that adds the limits of ``key`` to the response headers.
 
-    ``count_places`` is how many answers the key has under way.
+    ``count_places`` returns the number of answers that the key has in flight.
     """
 
     def send_with_limits(message: Message) -> Awaitable[None]:
@@ -44,7 +44,7 @@ def _describe_state(state: LimitState) -> Headers:
 
 
 def _format_duration(seconds: float) -> bytes:
-    """Format a duration as OpenAI does: 20ms, 1.5s, 6m0s."""
+    """Format a duration like OpenAI: 20ms, 1.5s, 6m0s."""
     milliseconds = round(seconds * 1000)
     if milliseconds < 1000:
         return b"%dms" % milliseconds

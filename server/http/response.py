@@ -1,11 +1,11 @@
 """The answer to a generation request: an ASGI app that owns status, stream and disconnect.
 
-The status line waits for the first events, so that what the engine refuses is still a proper HTTP
-error; after a grace the stream opens anyway and comments keep it alive. A watcher listens for the
-client all the while: when it leaves, the work is cancelled, which aborts the request in the engine.
-The same holds for answers that are not streamed.
+The status line waits for the first events, so that a refusal by the engine is still a proper HTTP
+error. After a grace period the stream opens anyway, and comments keep it alive. A watcher detects
+when the client disconnects; the work is then cancelled, which aborts the request in the engine.
+Answers that are not streamed work in the same way.
 
-The functions that write server-sent events are here, too.
+This module also formats server-sent events.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from eaglegate.server.http.middleware import CLOSED_WRITER, BodyWriter, WhileCon
 logger = logging.getLogger(__name__)
 
 Run = Callable[[EventSink], Awaitable[None]]
-"""Runs a request and pushes its events; raises GatewayError or EngineError."""
+"""Runs a request and pushes its events. Raises GatewayError or EngineError."""
 ErrorBody = Callable[[GatewayError], dict[str, Any]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -51,17 +51,17 @@ SSE_KEEP_ALIVE: Final = b": keep-alive\n\n"
 
 
 def frame(data: Any) -> bytes:
-    """One unnamed event with JSON data."""
+    """Return one unnamed event with JSON data."""
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 def named_frame(event: str, data: Any) -> bytes:
-    """One event with a name and JSON data."""
+    """Return one named event with JSON data."""
     return b"event: " + event.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
 
 
 class StreamEncoder(Protocol):
-    """Events to the frames of one API."""
+    """Encodes events as the frames of one API."""
 
     def encode(self, choice: int, events: list[Event]) -> bytes: ...
 
@@ -75,7 +75,7 @@ class StreamEncoder(Protocol):
 
 
 class Fold(Protocol):
-    """Events to the one response of one API."""
+    """Folds events into the response of one API."""
 
     def add(self, choice: int, events: list[Event]) -> None: ...
 
@@ -84,15 +84,17 @@ class Fold(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamTiming:
-    """Seconds: how long a status line waits for an event; how often silence is broken; how long
-    a client may leave unread what it was sent."""
+    """Times of a stream, in seconds: grace period before the status line is sent without an event,
+    interval of keep-alive comments, and how long a client may leave sent data unread.
+    """
 
     first_event_grace_s: float = 10.0
     keep_alive_s: float = 15.0
     reader_s: float = 60.0
     cadence_ms: float = 0.0
     """Milliseconds between the blocks of a paced stream (``cadence.py``); 0 sends frames as they
-    come."""
+    are produced.
+    """
 
 
 def to_gateway_error(error: GatewayError | EngineError) -> GatewayError:
@@ -100,9 +102,9 @@ def to_gateway_error(error: GatewayError | EngineError) -> GatewayError:
 
 
 class DisconnectAwareResponse(Response):
-    """Does its work beside a watcher of the client; subclasses say what the work is.
+    """Does its work while watching for a disconnect. Subclasses define the work.
 
-    It takes from Starlette's Response no more than the attributes that FastAPI looks at.
+    Of Starlette's Response it uses only the attributes that FastAPI reads.
     """
 
     def __init__(self, error_body: ErrorBody) -> None:
@@ -125,7 +127,7 @@ class DisconnectAwareResponse(Response):
 
 
 class FoldedResponse(DisconnectAwareResponse):
-    """One JSON object, made by folding the events."""
+    """Response with one JSON object, made by folding the events."""
 
     def __init__(self, run: Run, fold: Fold, error_body: ErrorBody) -> None:
         super().__init__(error_body)
@@ -142,7 +144,7 @@ class FoldedResponse(DisconnectAwareResponse):
 
 
 class _FoldSink:
-    """See ``EventSink``; always open."""
+    """An ``EventSink`` for a fold, always open."""
 
     def __init__(self, fold: Fold) -> None:
         self.push = fold.add
@@ -154,7 +156,7 @@ class _FoldSink:
 
 
 class StreamedResponse(DisconnectAwareResponse):
-    """Server-sent events, encoded as they come."""
+    """Response with server-sent events, encoded as they arrive."""
 
     def __init__(
         self,
@@ -202,14 +204,14 @@ class StreamedResponse(DisconnectAwareResponse):
         except Exception:
             if not stream.begun:
                 raise
-            logger.exception("a stream failed")
+            logger.exception("stream failed")
             end = self._encoder.fail(GatewayError("The gateway failed; the answer is incomplete."))
         with suppress(ReaderTooSlow):
             await output.close(end)
 
 
 class ReplayedResponse(DisconnectAwareResponse):
-    """Server-sent events that are encoded already, such as those of a background response."""
+    """Response with encoded server-sent events, such as those of a background response."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], timing: StreamTiming) -> None:
         super().__init__(openai_body)
@@ -235,7 +237,7 @@ class ReplayedResponse(DisconnectAwareResponse):
 
 
 class _EncodingSink:
-    """See ``EventSink``: encodes events as they come and writes them."""
+    """An ``EventSink`` that encodes and writes events as they arrive."""
 
     def __init__(self, stream: EventStream, encoder: StreamEncoder) -> None:
         self.is_open, self.drain = stream.is_open, stream.drain
@@ -246,13 +248,13 @@ class _EncodingSink:
         self._push(self._encode(choice, events))
 
     def flush(self) -> None:
-        """Nothing waits to be encoded."""
+        """Do nothing, since no events wait to be encoded."""
 
 
 class EventStream:
-    """Server-sent events; knows when it last said something, and that it was taken in.
+    """A stream of server-sent events that keeps the connection alive and detects slow clients.
 
-    A timer opens it after the grace and breaks its silence, until ``stop``.
+    A timer opens the stream after the grace period and sends keep-alive comments, until ``stop``.
     """
 
     def __init__(self, send: Send, writer: BodyWriter, timing: StreamTiming) -> None:
@@ -267,15 +269,15 @@ class EventStream:
         self._keeper: asyncio.Task[None] | None = None
         self._stopped = False
         self._is_cut = False
-        """A part of a frame is still to be written."""
+        """True while part of a frame still has to be written."""
         self._pending: list[bytes] = []
-        """Frames that wait for a slow client, or for the status line."""
+        """Frames that wait for a slow client or for the status line."""
         self._draining = asyncio.Lock()
         self.begun = False
-        """Whether the status line is sent, or about to be."""
+        """True once the status line is sent or about to be sent."""
 
     def open_later(self) -> None:
-        """Open the response after the grace, unless an event opens it before."""
+        """Open the response after the grace period, unless an event opens it before."""
         self._timer = self._loop.call_later(self._timing.first_event_grace_s, self._open_late)
 
     def _open_late(self) -> None:
@@ -295,8 +297,9 @@ class EventStream:
         return not (self._pending or self._is_cut) and self._writer.is_open()
 
     def push(self, data: bytes) -> None:
-        """Write ``data`` at once, or keep it for ``drain``, which writes a large frame as fast as
-        the client reads it.
+        """Write ``data`` immediately, or keep it for ``drain``.
+
+        ``drain`` writes a large frame as fast as the client reads it.
         """
         if len(data) <= PIECE and self.is_open():
             self._writer.write(data)
@@ -305,7 +308,7 @@ class EventStream:
             self._pending.append(data)
 
     async def drain(self) -> None:
-        """Write what was kept. Waits while the client's backlog is full. Raises ReaderTooSlow."""
+        """Write the kept frames. Waits while the client's backlog is full. Raises ReaderTooSlow."""
         async with self._draining:
             while self._pending:
                 await self.open()
@@ -320,7 +323,7 @@ class EventStream:
             self._timer = self._loop.call_later(self._timing.keep_alive_s, self._keep_alive)
 
     def stop(self) -> None:
-        """End what was started beside the answer; nothing is started after it."""
+        """Stop the timers and tasks of the stream, and start no new ones."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -342,7 +345,7 @@ class EventStream:
         self._last = self._clock()
 
     async def _write_large(self, data: bytes) -> None:
-        """Write a large frame as fast as the client reads it. No comment comes between its
+        """Write a large frame as fast as the client reads it, without comments between its
         pieces.
         """
         self._is_cut = True
@@ -363,7 +366,7 @@ class EventStream:
         await (self._send(last) if self._writer.is_open() else self._put(last))
 
     async def _put(self, message: Message) -> None:
-        """Waits while the client's backlog is full. Raises ReaderTooSlow."""
+        """Send a message, waiting while the client's backlog is full. Raises ReaderTooSlow."""
         try:
             async with asyncio.timeout(self._timing.reader_s):
                 await self._send(message)
@@ -372,7 +375,9 @@ class EventStream:
             raise ReaderTooSlow(f"The client read nothing for {waited}.") from None
 
     def _keep_alive(self) -> None:
-        """Break a silence that has lasted, and look again."""
+        """Send a comment if the stream has been silent for too long, and schedule the next
+        check.
+        """
         now, interval_s = self._clock(), self._timing.keep_alive_s
         silent = now >= self._last + interval_s and not self._is_cut
         if silent and (self._keeper is None or self._keeper.done()):
@@ -381,19 +386,25 @@ class EventStream:
         self._timer = self._loop.call_at(due if due > now else now + interval_s, self._keep_alive)
 
     async def _write_comment(self) -> None:
-        with suppress(ReaderTooSlow):  # the next write of the stream finds out, too
+        with suppress(ReaderTooSlow):  # the next write of the stream raises it, too
             await self.write(SSE_KEEP_ALIVE)
 
 
 PIECE = 64 << 10
-"""Bytes given to the connection at a time. It buffers what a slow client has not read yet."""
+"""Bytes passed to the connection at a time, since it buffers everything that a slow client has not
+read.
+"""
 MIN_RATE = 64 << 10
 READ_S = 60.0
-"""A client may take this long to read an answer, and a second more for every ``MIN_RATE`` bytes."""
+"""Seconds that a client may take to read an answer, plus one second for every ``MIN_RATE``
+bytes.
+"""
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
-    """A whole JSON response, in pieces where it is large; one that is not read is cut off."""
+    """Send a complete JSON response, in pieces if it is large. A client that does not read it in
+    time is cut off.
+    """
     head = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
@@ -408,12 +419,12 @@ async def send_json(send: Send, status: int, body: bytes, headers: Headers = ())
 
 
 def cut(data: bytes) -> Iterator[bytes]:
-    """Pieces of at most ``PIECE`` bytes."""
+    """Split ``data`` into pieces of at most ``PIECE`` bytes."""
     return (data[at : at + PIECE] for at in range(0, len(data), PIECE))
 
 
 class JsonBytesResponse(Response):
-    """JSON that is encoded already; a large one is sent as its client reads it."""
+    """Response with encoded JSON. Large content is sent as fast as the client reads it."""
 
     media_type = "application/json"
 

@@ -1,4 +1,4 @@
-"""Errors for paths without a route: they name the path's methods, or the path that was meant."""
+"""Errors for unknown paths and methods, which suggest the path or method that was meant."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from starlette.types import Scope
 from eaglegate.server.errors import MethodNotAllowed, NotFound
 
 PREFIX = "/v1"
-"""Clients whose base URL lacks it, or has it twice, ask for paths that do not exist."""
+"""The API's prefix. Clients whose base URL lacks it, or has it twice, request paths that do not
+exist.
+"""
 
 
 def method_error(routes: Sequence[BaseRoute], scope: Scope) -> MethodNotAllowed:
-    """The path has other methods: those of all its routes."""
+    """Return the error for a path that only has other methods, and name these."""
     methods = _list_methods(routes, scope)
     methods |= {"HEAD"} if "GET" in methods else set()
     listed = sorted(methods)
@@ -25,11 +27,13 @@ def method_error(routes: Sequence[BaseRoute], scope: Scope) -> MethodNotAllowed:
 
 
 def path_error(routes: Sequence[BaseRoute], scope: Scope) -> NotFound:
-    """There is no such path; one that differs by its prefix or a slash is named."""
+    """Return the error for an unknown path, and suggest one with another prefix or slash if it
+    exists.
+    """
     where = f"There is no {scope['method']} {scope['path']}."
     for path in _similar_paths(scope["path"]):
         if scope["method"] in _list_methods(routes, {**scope, "path": path}):
-            hint = f" Did you mean {path}? It depends on the base URL that a client is given."
+            hint = f" Did you mean {path}? Check the client's base URL."
             return NotFound(where + hint)
     return NotFound(where)
 

@@ -387,7 +387,9 @@ def test_a_canary_that_is_over_says_so_and_one_that_is_decided_does_not() -> Non
         won.add(make_noisy_pair(draws, 4, at, acceptance=1.5))
         if at < 7:
             assert "duration" not in over.judge().reason and not over.judge().ended
-    assert over.judge().reason.startswith("the maximum duration has passed: acceptance is not shown")
+    assert over.judge().reason.startswith(
+        "the maximum duration has passed: acceptance is not shown"
+    )
     assert won.judge().reason == "acceptance is better and nothing else is worse"
 
 

@@ -57,5 +57,5 @@ def test_vllm_s_parser_reads_the_answers(gateway):
 
 def test_the_operator_learns_of_it(gateway):
     said = gateway.banner + gateway.log.read_text("utf-8")
-    assert "no parser here for hf: vLLM's own reads all answers" in said
+    assert "no parser here for hf: vLLM's own parsers read all answers" in said
     assert gateway.metric("eaglegate_parser_info", parser="hf", source="vllm") == 1

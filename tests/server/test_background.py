@@ -149,7 +149,7 @@ async def test_the_end_is_told_even_when_it_cannot_be_stored(lab, caplog):
         events = said(await lab.get(f"{at}?stream=true"))
     assert events[-1]["response"]["store"] is False
     assert (await lab.get(at)).json == events[-1]["response"]
-    assert "background response could not be stored" in caplog.text
+    assert "cannot store the background response" in caplog.text
 
 
 async def test_a_fault_that_cannot_be_stored_says_so_in_its_last_event(lab):

@@ -139,7 +139,7 @@ async def test_what_is_lost_without_a_reasoning_parser_depends_on_the_format():
     for waits in (True, False):
         findings = await probe(ChannelWorker(waits=waits, encoder=renderer), INFO)
         texts = [finding.text for finding in findings if finding.kind is FindingKind.REASONING]
-        held = "it holds the reasoning of structured answers to their grammar"
+        held = "it applies the grammar of structured answers to their reasoning, too"
         assert texts == (
             [] if waits else [f"{held}: start it with --reasoning-parser openai_gptoss"]
         )

@@ -84,7 +84,7 @@ ToolCall = Annotated[
 
 
 Role = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
-"""OpenAI's roles, and others that a model's template may know: observation, ipython, ..."""
+"""OpenAI's roles, and others that a chat template may support: observation, ipython, ..."""
 
 
 class ChatMessage(OpenModel):
@@ -121,7 +121,7 @@ class CustomTool(RequestModel):
 
 
 class HostedTool(OpenModel):
-    """A tool that OpenAI runs itself: ignored, with a notice in the response."""
+    """A tool that OpenAI runs itself. It is ignored, with a notice in the response."""
 
     type: str
 
@@ -191,7 +191,7 @@ class ReasoningOptions(RequestModel):
 
 
 class ChatRequest(SamplingFields, CacheHints):
-    """OpenAI's fields for a text model, and the extensions known from ``vllm serve``."""
+    """OpenAI's fields for a text model, then extensions of ``vllm serve`` and others."""
 
     model: str | None = None
     messages: Annotated[Many[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]

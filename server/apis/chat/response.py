@@ -1,4 +1,4 @@
-"""Chat completion events as chunks, or folded into one response."""
+"""Chat completion events as chunks, or as one response."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from eaglegate.text.events import ContentDelta, Phase, ReasoningDelta, ToolCallD
 from eaglegate.text.parsing.fold import AnswerFold
 
 PLAIN: Final = b'},"logprobs":null,"finish_reason":null}]'
-"""The rest of a chunk after its delta, when it carries nothing else."""
+"""The rest of a chunk after a delta without further fields."""
 FUNCTION_DELTA: Final = b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]'
 CUSTOM_DELTA: Final = b'"tool_calls":[{"index":%d,"custom":{"input":%b}}]'
 
 
 def call_object(start: ToolCallStart, text: str) -> dict[str, Any]:
-    """A tool call with its arguments, or the text of a custom tool."""
+    """Return a tool call with its arguments, or with the text of a custom tool."""
     if start.custom:
         return {"id": start.id, "type": "custom", "custom": {"name": start.name, "input": text}}
     function = {"name": start.name, "arguments": text}
@@ -47,7 +47,9 @@ def call_object(start: ToolCallStart, text: str) -> dict[str, Any]:
 
 
 def finish_fields(finish: Finish, job: Job, context: EncodingContext) -> dict[str, Any]:
-    """A choice's end. ``stop_reason`` is vLLM's: which of the client's stops ended it."""
+    """Return the fields that end a choice. ``stop_reason`` is vLLM's: the client's stop that was
+    found.
+    """
     asked = isinstance(finish.stop, str) or finish.stop in job.sampling.stop_token_ids
     fields: dict[str, Any] = {
         "finish_reason": finish.reason,
@@ -59,7 +61,7 @@ def finish_fields(finish: Finish, job: Job, context: EncodingContext) -> dict[st
 
 
 def prompt_fields(echo: PromptEcho, job: Job, context: EncodingContext) -> dict[str, Any]:
-    """vLLM's ``prompt_token_ids``, ``prompt_text`` and ``prompt_logprobs``, as asked for."""
+    """Return vLLM's ``prompt_token_ids``, ``prompt_text`` and ``prompt_logprobs``, as requested."""
     token_ids = echo.token_ids
     fields: dict[str, Any] = {}
     if job.return_token_ids:
@@ -74,7 +76,7 @@ def prompt_fields(echo: PromptEcho, job: Job, context: EncodingContext) -> dict[
 def end_stream(
     head: bytes, ends: Mapping[int, Finish], job: Job, context: EncodingContext
 ) -> bytes:
-    """The last chunk, with usage and metrics where they are wanted, and the end of the stream."""
+    """Return the last chunk, with usage and metrics if requested, and the end of the stream."""
     metrics = answer_metrics(list(ends.values()), job, context)
     if not (job.include_usage or metrics):
         return SSE_DONE
@@ -86,7 +88,7 @@ def end_stream(
 
 
 def answer_metrics(ends: list[Finish], job: Job, context: EncodingContext) -> dict[str, Any]:
-    """vLLM's place for the metrics, the answer itself, where there is one choice only."""
+    """Return the metrics member of an answer with one choice, which is where vLLM puts it."""
     metrics = context.metrics(job, ends[0]) if len(ends) == 1 else None
     return {} if metrics is None else {"metrics": metrics}
 
@@ -94,7 +96,7 @@ def answer_metrics(ends: list[Finish], job: Job, context: EncodingContext) -> di
 class ChatStream:
     """Encodes events as ``chat.completion.chunk`` frames.
 
-    What is the same in all chunks is encoded once; a delta then costs one string.
+    The parts common to all chunks are encoded once, so that a delta costs only one string.
     """
 
     def __init__(self, job: Job, context: EncodingContext) -> None:
@@ -120,10 +122,10 @@ class ChatStream:
         self._ends: dict[int, Finish] = {}
         self._opened: set[int] = set()
         self._custom: set[tuple[int, int]] = set()
-        """The choice and the index of calls of custom tools."""
+        """Choice and index of each call of a custom tool."""
 
     def encode(self, choice: int, events: list[Event]) -> bytes:
-        """The frames for one step of one choice; may be empty."""
+        """Return the frames for one step of one choice; may be empty."""
         first = events[0]
         if len(events) == 1 and choice in self._opened and (delta := self._delta(choice, first)):
             return self._heads[choice] + delta + self._plain
@@ -152,11 +154,11 @@ class ChatStream:
         return end_stream(self._head, self._ends, self._job, self._context)
 
     def fail(self, error: GatewayError) -> bytes:
-        """OpenAI's error object as a frame; SDKs raise it as an APIError."""
+        """Return OpenAI's error object as a frame. SDKs raise it as an APIError."""
         return frame(openai_body(error)) + SSE_DONE
 
     def _carry(self, delta: UsageDelta) -> None:
-        """The frames of this step have the usage so far."""
+        """Add the usage so far to the frames of this step."""
         self._tail = usage_tail(delta)
         self._plain = PLAIN + self._tail
 
@@ -169,7 +171,7 @@ class ChatStream:
         return frame + self._tail
 
     def _delta(self, choice: int, event: Event) -> bytes:
-        """The members of a delta object; empty for events that are none."""
+        """Return the members of a delta object; empty for events without one."""
         match event:
             case ContentDelta(text):
                 return b'"content":' + orjson.dumps(text)
@@ -187,7 +189,7 @@ class ChatStream:
                 return b""
 
     def _extra(self, choice: int, event: Event) -> dict[str, Any]:
-        """Return the fields that stand beside the next delta of the same step."""
+        """Return the fields that accompany the next delta of the same step."""
         match event:
             case LogprobsDelta(given):
                 content = list_logprobs(given, self._context)
@@ -207,7 +209,7 @@ class ChatStream:
 
 
 class _ChoiceFold:
-    """Folds one choice."""
+    """Folds the events of one choice."""
 
     def __init__(self, context: EncodingContext) -> None:
         self.steps: list[dict[str, Any]] = []
@@ -249,7 +251,7 @@ class _ChoiceFold:
 
 
 class ChatFold:
-    """Folds the same events into one ``chat.completion``."""
+    """Folds events into one ``chat.completion``."""
 
     def __init__(self, job: Job, context: EncodingContext) -> None:
         self._job = job
@@ -261,7 +263,7 @@ class ChatFold:
             self._choices[choice].add(event)
 
     def result(self) -> dict[str, Any]:
-        """Needs every choice to have finished."""
+        """Return the response. Every choice must have finished."""
         job = self._job
         ends = {i: c.finish for i, c in enumerate(self._choices) if c.finish is not None}
         answer = {

@@ -1,4 +1,4 @@
-"""Chat completion request to Job, its messages to template messages."""
+"""Conversion of a chat completion request to a Job, and of its messages to template messages."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ OTHER_TEXT = ("input_text", "output_text")
 
 
 def make_chat_job(request: ChatRequest, served: ServedModel, workload: str | None = None) -> Job:
-    """Raises InvalidRequest or NotFound.
+    """Make the Job. Raises InvalidRequest and NotFound.
 
-    ``workload`` is the slice the client names in its header, if any.
+    ``workload`` is the slice named in the client's header, if any.
     """
     model = resolve_model(request.model, served)
     policy = _make_policy(request, served)
@@ -107,7 +107,7 @@ def _make_policy(request: ChatRequest, served: ServedModel) -> ToolPolicy:
 def list_offered_tools(
     given: Iterable[ChatTool],
 ) -> tuple[list[dict[str, Any]], dict[str, TextGrammar | None]]:
-    """The tools that the client runs, as functions, and the grammars of custom tools by name."""
+    """Return the client's tools as functions, and the grammars of custom tools by name."""
     offered: list[dict[str, Any]] = []
     custom: dict[str, TextGrammar | None] = {}
     for at, tool in enumerate(given):
@@ -127,7 +127,9 @@ def list_offered_tools(
 RUN_BY_CLIENTS = (
     "apply_patch", "computer", "computer_use_preview", "local_shell", "shell",
 )  # fmt: skip
-"""Types of the Responses API whose calls the client would wait for in vain."""
+"""Tool types of the Responses API that the client runs. They are refused, because a client would
+wait for calls that never come.
+"""
 
 
 def _check_hosted(kind: str, path: str) -> None:
@@ -177,7 +179,10 @@ def _make_conversation(
 
 
 def template_messages(messages: Sequence[ChatMessage], replaces: bool) -> list[dict[str, Any]]:
-    """``replaces``: a placeholder stands for what is no text. Raises InvalidRequest."""
+    """Return the messages for the chat template. Raises InvalidRequest.
+
+    If ``replaces`` is True, a placeholder replaces non-text parts of earlier messages.
+    """
     made = [_message(message) for message in messages]
     if any(message.content.__class__ is list for message in messages):
         newest = is_newest([message.role for message in messages])
@@ -220,13 +225,15 @@ def _part_text(part: Any, path: str, media: MediaPolicy) -> str:
 
 
 def chat_effort(request: ChatRequest) -> str | None:
-    """``reasoning_effort``, or OpenRouter's ``reasoning.effort``."""
+    """Return ``reasoning_effort``, or OpenRouter's ``reasoning.effort``."""
     asked = request.reasoning
     return request.reasoning_effort or (asked.effort if asked else None)
 
 
 def chat_kwargs(request: ChatRequest) -> dict[str, Any]:
-    """Qwen's ``enable_thinking``, Anthropic's ``thinking``, OpenRouter's ``reasoning``."""
+    """Return template variables for Qwen's ``enable_thinking``, Anthropic's ``thinking`` and
+    OpenRouter's ``reasoning``.
+    """
     thinking, asked = request.thinking, request.reasoning
     switches = (
         asked.enabled if asked else None,
@@ -241,9 +248,9 @@ def chat_kwargs(request: ChatRequest) -> dict[str, Any]:
 
 
 def chat_budget(request: ChatRequest, served: ServedModel) -> int | None:
-    """The bound of the reasoning in other words than vLLM's.
+    """Return the reasoning budget from fields other than vLLM's.
 
-    As on messages, it has no effect where the engine does not know how reasoning ends.
+    It has no effect if the engine does not know how reasoning ends, as in the messages API.
     """
     if served.thinking_budget is not True or request.thinking_token_budget is not None:
         return None

@@ -1,4 +1,4 @@
-"""Completion events as chunks, or folded into one response."""
+"""Completion events as chunks, or as one response."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from eaglegate.server.http.response import SSE_DONE, frame
 from eaglegate.text.events import ContentDelta
 
 PLAIN: Final = b',"logprobs":null,"finish_reason":null}]'
-"""The rest of a chunk after its text, when it carries nothing else."""
+"""The rest of a chunk after a text without further fields."""
 
 
 @dataclass(slots=True)
 class CompletionDelta:
-    """Addition of one step to one choice."""
+    """The addition of one step to one choice."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: dict[str, list[Any]] | None = None
@@ -54,9 +54,9 @@ class CompletionDelta:
         return "".join(self.texts)
 
     def join(self, later: CompletionDelta) -> None:
-        """Extend in place: a whole answer is joined step by step, in time linear in its length.
+        """Append a later delta in place, so that joining a whole answer takes linear time.
 
-        The lists of ``later`` may become this piece's own; it is not to be used afterwards.
+        The lists of ``later`` may become part of this object. Do not use ``later`` afterwards.
         """
         self.texts += later.texts
         self.finish = later.finish or self.finish
@@ -88,7 +88,7 @@ class CompletionWriter:
     job: Job
     context: EncodingContext
     prompt: str | None
-    """The text of the prompt, when it came as text."""
+    """Text of the prompt, if it was given as text."""
     offset: int = field(default=0)
     steps: StepWriter = field(init=False)
 
@@ -230,7 +230,7 @@ class CompletionStream:
 
 
 class CompletionFold:
-    """Folds the same events into one ``text_completion``."""
+    """Folds events into one ``text_completion``."""
 
     def __init__(self, job: Job, context: EncodingContext) -> None:
         self._job = job
@@ -242,7 +242,7 @@ class CompletionFold:
         self._pieces[choice].join(self._writers[choice].piece(events))
 
     def result(self) -> dict[str, Any]:
-        """Needs every choice to have finished."""
+        """Return the response. Every choice must have finished."""
         job, context = self._job, self._context
         ends = {i: p.finish for i, p in enumerate(self._pieces) if p.finish is not None}
         return _head(job) | {

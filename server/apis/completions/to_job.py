@@ -1,4 +1,4 @@
-"""Request model of POST /v1/completions, and the Job it becomes."""
+"""Request model of POST /v1/completions, and its conversion to a Job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from eaglegate.server.errors import InvalidRequest
 from eaglegate.server.generation.job import Job, PromptSource, ServedModel
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's; a completion without a limit would run to the end of the context."""
+"""OpenAI's default. Without a limit, a completion would run to the end of the context."""
 
 
 MAX_PROMPTS = 1024
@@ -38,7 +38,7 @@ PROMPT_BOUNDS = Field(min_length=1, max_length=MAX_PROMPTS)
 
 
 class CompletionRequest(SamplingFields):
-    """OpenAI's fields, and the extensions known from ``vllm serve``."""
+    """OpenAI's fields, then extensions of ``vllm serve``."""
 
     model: str | None = None
     prompt: (
@@ -48,7 +48,7 @@ class CompletionRequest(SamplingFields):
         | Annotated[Many[TokenIds], PROMPT_BOUNDS]
     )
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    """0 goes with ``echo``: the prompt alone, for its log probabilities."""
+    """0 is allowed with ``echo`` and returns only the prompt with its log probabilities."""
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
@@ -64,7 +64,7 @@ class CompletionRequest(SamplingFields):
 def make_completion_job(
     request: CompletionRequest, served: ServedModel, workload: str | None = None
 ) -> Job:
-    """Raises InvalidRequest or NotFound."""
+    """Make the Job. Raises InvalidRequest and NotFound."""
     model = resolve_model(request.model, served)
     prompts = _read_prompts(request, served.vocab_size)
     _check_num_choices(request, len(prompts))
@@ -109,7 +109,9 @@ def _check_num_choices(request: CompletionRequest, num_prompts: int) -> None:
 
 
 def _max_tokens(request: CompletionRequest) -> int:
-    """An engine generates at least one token; ``Job.echo_only`` drops it."""
+    """Return the token limit, at least 1: an engine always generates a token, which
+    ``Job.echo_only`` drops.
+    """
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest(
             "'max_tokens' of 0 needs 'echo': it returns the prompt and its log probabilities only.",

@@ -1,5 +1,6 @@
-"""Request models of POST /v1/messages and /v1/messages/count_tokens (Anthropic's format), and what
-their content blocks are as messages of a chat template."""
+"""Request models of Anthropic's POST /v1/messages and /v1/messages/count_tokens, and the conversion
+of their content blocks to template messages.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class ThinkingBlock(OpenModel):
 
 
 class RedactedThinkingBlock(OpenModel):
-    """Accepted because clients send back what they received; templates cannot show it."""
+    """Accepted because clients send back received blocks. Templates cannot show it."""
 
     type: Literal["redacted_thinking"]
 
@@ -40,7 +41,7 @@ class ToolUseBlock(OpenModel):
 
 
 class OtherBlock(OpenModel):
-    """Images, documents, hosted tools: parsed so that the error can name their type."""
+    """Images, documents and hosted tools. They are parsed so that the error can name their type."""
 
     type: str
 
@@ -76,7 +77,7 @@ Block = Annotated[
 
 
 class InputMessage(OpenModel):
-    """``clear_at`` says when a system message is no longer shown."""
+    """A message. ``clear_at`` says when a system message is removed."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Many[Block]
@@ -87,8 +88,8 @@ class InputMessage(OpenModel):
     def _check_output_config(self) -> Self:
         if self.output_config:
             raise InvalidRequest(
-                "'output_config' is not supported in a message: it holds for the whole request. "
-                "Give it beside 'messages'.",
+                "'output_config' is not supported in a message: it applies to the whole request. "
+                "Give it next to 'messages'.",
                 param="messages[].output_config",
                 code="unsupported_parameter",
             )
@@ -96,9 +97,9 @@ class InputMessage(OpenModel):
 
 
 class MessageTool(OpenModel):
-    """``type`` names a tool of Anthropic's, or is absent or custom for a function.
+    """A tool. ``type`` names a tool defined by Anthropic; it is absent or custom for a function.
 
-    ``allowed_callers`` may name code that Anthropic runs, beside the model.
+    ``allowed_callers`` may name code that Anthropic runs, in addition to the model.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -117,7 +118,7 @@ class MessageToolChoice(RequestModel):
 
 
 class Thinking(OpenModel):
-    """The budget bounds an enabled thinking where the engine knows how reasoning ends."""
+    """Thinking options. The budget is enforced if the engine knows how reasoning ends."""
 
     type: str
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -175,7 +176,7 @@ class CountTokensRequest(RequestModel):
 
 
 class MessagesRequest(CountTokensRequest):
-    """Anthropic's fields for a text model, and how far to speculate."""
+    """Anthropic's fields for a text model, and the speculation fields."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
@@ -202,15 +203,17 @@ class MessagesRequest(CountTokensRequest):
     refusal_details: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
     }
-    """Anthropic's tool runners then send the whole conversation, without ``thread``."""
+    """With these details, Anthropic's tool runners retry with the whole conversation and without
+    ``thread``.
+    """
 
 
 UNSHOWN = ("fallback", "mcp_tool_listing", *TOOL_CHANGES)
-"""Blocks that Anthropic's models are not shown, either."""
+"""Blocks that the model does not see. Anthropic's models do not see them either."""
 
 
 def _list_shown(messages: Sequence[InputMessage]) -> Iterator[tuple[int, InputMessage]]:
-    """The messages that the model sees, with their places in the request."""
+    """Yield the messages that the model sees, with their positions in the request."""
     last_user = max((at for at, one in enumerate(messages) if one.role == "user"), default=-1)
     for at, message in enumerate(messages):
         if message.clear_at == "next_user_message" and at < last_user:
@@ -226,7 +229,10 @@ def system_message(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
 
 
 def template_messages(request: CountTokensRequest, replaces: bool) -> Iterator[dict[str, Any]]:
-    """``replaces``: non-text content becomes a placeholder. Raises InvalidRequest."""
+    """Yield the messages for the chat template. Raises InvalidRequest.
+
+    If ``replaces`` is True, a placeholder replaces non-text content.
+    """
     given = request.messages
     newest = is_newest([message.role for message in given])
     for at, message in _list_shown(given):
@@ -274,7 +280,7 @@ def _user_messages(
     media: MediaPolicy,
     in_results: MediaPolicy,
 ) -> Iterator[dict[str, Any]]:
-    """Each tool result becomes a message; so does each run of text around it."""
+    """Yield one message per tool result, and one per run of text between tool results."""
     text: list[str] = []
     for at, block in enumerate(blocks):
         if isinstance(block, ToolResultBlock):
@@ -306,8 +312,9 @@ def _text(block: OpenModel, path: str, media: MediaPolicy) -> str:
 
 
 def _extract_text(block: dict[str, Any]) -> str | None:
-    """The text of a document, a search result, a summary or a tool reference; None if there is
-    none."""
+    """Return the text of a document, search result, summary or tool reference; None if there is
+    none.
+    """
     if block.get("type") == "tool_reference":
         return _lines(block.get("tool_name")) or None
     if block.get("type") == "compaction" and isinstance(block.get("content"), str):
@@ -325,7 +332,7 @@ def _extract_text(block: dict[str, Any]) -> str | None:
 
 
 def _join_texts(content: Any) -> str | None:
-    """Text, or a list of text blocks; None for anything else."""
+    """Return a text, or the joined texts of a list of text blocks; None for anything else."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

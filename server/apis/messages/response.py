@@ -1,4 +1,4 @@
-"""Message events as Anthropic's named frames, or folded into one message."""
+"""Message events as Anthropic's named frames, or as one message."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STOP_REASONS: Final = {
     "tool_calls": "tool_use",
 }
 TEXT: Final[dict[str, Any]] = {"type": "text", "text": ""}
-"""Text block without ``citations``: the AI SDK takes a list or nothing, not null."""
+"""A text block without ``citations``: the AI SDK accepts a list or no member, but not null."""
 THINKING: Final[dict[str, Any]] = {"type": "thinking", "thinking": "", "signature": ""}
 
 
 def _message(job: Job, input_tokens: int) -> dict[str, Any]:
-    """A message before its first block."""
+    """Return a message without content blocks."""
     return {
         "id": job.id,
         "type": "message",
@@ -46,7 +46,7 @@ def _message(job: Job, input_tokens: int) -> dict[str, Any]:
 
 
 def _usage(finish: Finish) -> dict[str, Any]:
-    """Anthropic does not count cached tokens as input tokens."""
+    """Return the usage. Anthropic does not count cached tokens as input tokens."""
     usage = finish.usage
     return {
         "input_tokens": usage.prompt - usage.cached,
@@ -67,7 +67,9 @@ def _tool_use(start: ToolCallStart) -> dict[str, Any]:
 
 
 class MessageStream:
-    """Encodes events as Anthropic's named frames; blocks open and close as the events change."""
+    """Encodes events as Anthropic's named frames. Blocks open and close as the kind of event
+    changes.
+    """
 
     def __init__(self, job: Job, context: EncodingContext) -> None:
         self._job = job
@@ -85,7 +87,7 @@ class MessageStream:
         return b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
     def fail(self, error: GatewayError) -> bytes:
-        """Anthropic's error event ends a stream."""
+        """Return Anthropic's error event, which ends the stream."""
         return named_frame("error", anthropic_body(error))
 
     def _encode(self, event: Event) -> bytes:
@@ -136,7 +138,7 @@ class MessageStream:
 
 
 def _delta_prefix(kind: type[Event], index: int) -> bytes:
-    """A content_block_delta frame up to its text."""
+    """Return a content_block_delta frame up to its text."""
     names = {
         ContentDelta: ("text_delta", "text"),
         ReasoningDelta: ("thinking_delta", "thinking"),
@@ -151,7 +153,7 @@ def _delta_prefix(kind: type[Event], index: int) -> bytes:
 
 
 class MessageFold:
-    """Folds the same events into one message."""
+    """Folds events into one message."""
 
     def __init__(self, job: Job, context: EncodingContext) -> None:
         self._job = job
@@ -171,7 +173,7 @@ class MessageFold:
                 self._answer.add(event)
 
     def result(self) -> dict[str, Any]:
-        """Needs the answer to have finished."""
+        """Return the message. The answer must have finished."""
         finish = self._finish
         assert finish is not None
         content = [_block(part) for part in self._answer.parts]
@@ -184,7 +186,9 @@ class MessageFold:
 
 
 def _block(part: AnswerPart) -> dict[str, Any]:
-    """Arguments that are no JSON object are delivered as text, in a member of their own."""
+    """Return a content block. Arguments that are not a JSON object are delivered as text in
+    ``raw_arguments``.
+    """
     if isinstance(part, AnswerCall):
         arguments = parse_object(part.text)
         given = {"raw_arguments": part.text} if arguments is None else arguments

@@ -1,9 +1,8 @@
-"""Anthropic's request to Job.
+"""Conversion of Anthropic's request to a Job.
 
-A request names the tools that Anthropic defines and the client runs by type alone, because
-Anthropic's models know their parameters. Other models are given those parameters as a schema. A
-call comes back under the tool's name, as the client expects it, and its result is read like any
-other.
+Tools that Anthropic defines and the client runs appear in a request only by type, because
+Anthropic's models know their parameters. Other models get those parameters as a schema. A call is
+returned under the tool's name, as the client expects, and its result is read like any other.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ FUNCTION_TYPES = (None, "custom", "function")
 def make_messages_job(
     request: MessagesRequest, served: ServedModel, workload: str | None = None
 ) -> Job:
-    """Raises InvalidRequest or NotFound."""
+    """Make the Job. Raises InvalidRequest and NotFound."""
     model = resolve_model(request.model, served)
     policy = _make_policy(request, served)
     talk = make_conversation(request, policy, served)
@@ -80,7 +79,7 @@ def make_messages_job(
 
 
 def _read_format(request: MessagesRequest) -> tuple[str, Constraint | None]:
-    """Read the field that gives the answer's format, and its grammar. Raises InvalidRequest."""
+    """Return the field that sets the answer's format, and its constraint. Raises InvalidRequest."""
     configured = request.output_config.format if request.output_config else None
     if configured is not None and request.output_format is not None:
         raise InvalidRequest(
@@ -94,7 +93,9 @@ def _read_format(request: MessagesRequest) -> tuple[str, Constraint | None]:
 
 
 def _check_container(request: MessagesRequest) -> None:
-    """A container is for tools that Anthropic runs; its skills are instructions to the model."""
+    """Refuse skills, which are instructions to the model, and ignore the rest of a container, which
+    serves only tools that Anthropic runs. Raises InvalidRequest.
+    """
     container = request.container
     if isinstance(container, Container) and container.skills:
         raise InvalidRequest(
@@ -108,8 +109,10 @@ def _check_container(request: MessagesRequest) -> None:
 
 
 def _check_edits(request: MessagesRequest) -> None:
-    """Edits that clear something leave the model with more than it needs; a compaction replaces
-    the conversation by a summary, which the client then continues.
+    """Ignore edits that clear content, and refuse others.
+
+    Without clearing, the model only sees more than it needs. A compaction, however, replaces the
+    conversation by a summary from which the client continues.
     """
     given = request.context_management
     for at, edit in enumerate((given and given.edits) or ()):
@@ -127,13 +130,13 @@ def _check_edits(request: MessagesRequest) -> None:
 
 
 def _affinity(request: MessagesRequest) -> str | None:
-    """Clients with sessions put the session id into ``metadata.user_id``."""
+    """Return the session: clients with sessions put the session id into ``metadata.user_id``."""
     named = (request.metadata or {}).get("user_id")
     return named if isinstance(named, str) and named else None
 
 
 def make_counted_conversation(request: CountTokensRequest, served: ServedModel) -> Conversation:
-    """The conversation whose tokens are counted."""
+    """Return the conversation whose tokens are counted."""
     resolve_model(request.model, served)
     return make_conversation(request, _make_policy(request, served), served)
 
@@ -166,14 +169,18 @@ def _sampling(request: MessagesRequest, served: ServedModel) -> Sampling:
 
 
 def _budget(request: MessagesRequest, served: ServedModel) -> int | None:
-    """Anthropic's clients always send a budget: ignored if the engine cannot enforce one."""
+    """Return the thinking budget. It is ignored if the engine cannot enforce one, because
+    Anthropic's clients always send it.
+    """
     enabled = request.thinking is not None and request.thinking.type == "enabled"
     keeps = served.thinking_budget is True
     return request.thinking.budget_tokens if request.thinking and enabled and keeps else None
 
 
 def _thinking(request: CountTokensRequest) -> dict[str, Any]:
-    """Template variables for thinking; without ``thinking`` the model's default applies."""
+    """Return the template variables for thinking. Without ``thinking``, the model's default
+    applies.
+    """
     kwargs = effort_kwargs(request.output_config.effort if request.output_config else None)
     if request.thinking is not None:
         kwargs |= thinking_kwargs(request.thinking.type != "disabled")
@@ -197,7 +204,7 @@ def _make_policy(request: CountTokensRequest, served: ServedModel) -> ToolPolicy
 
 
 def _list_offers(request: CountTokensRequest) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The tools the client runs itself, as functions; the types of the hosted ones by name."""
+    """Return the client's tools as functions, and the types of hosted tools by name."""
     offered: list[dict[str, Any]] = []
     hosted: dict[str, str] = {}
     for at, tool in enumerate(list_tools(request)):
@@ -211,7 +218,9 @@ def _list_offers(request: CountTokensRequest) -> tuple[list[dict[str, Any]], dic
 
 
 def _function(tool: MessageTool, param: str) -> dict[str, Any] | None:
-    """None for a hosted tool; those alone need no name. Raises InvalidRequest."""
+    """Return a tool as a function; None for a hosted tool, which may have no name. Raises
+    InvalidRequest.
+    """
     if tool.name is None:
         if tool.type in FUNCTION_TYPES:
             raise InvalidRequest(f"'{param}' is missing: a tool needs a name.", param=param)
@@ -246,7 +255,7 @@ def _function(tool: MessageTool, param: str) -> dict[str, Any] | None:
 def _with_examples(
     schema: dict[str, Any] | None, examples: Sequence[dict[str, Any]] | None
 ) -> dict[str, Any] | None:
-    """JSON Schema's own word for examples, so that a template shows them."""
+    """Add examples under JSON Schema's own keyword, so that a template shows them."""
     return {**(schema or {}), "examples": [*examples]} if examples else schema
 
 
@@ -268,7 +277,7 @@ LATER_ACTIONS = (
 
 
 def client_function(kind: str, name: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The function a tool of this type is offered as; None for a type that is no client tool.
+    """Return the function for a tool of this type; None if the client does not run it.
 
     ``options`` are the other members of the tool, such as the size of the display.
     """
@@ -280,11 +289,11 @@ def client_function(kind: str, name: str, options: Mapping[str, Any]) -> dict[st
 
 
 Made = tuple[str, dict[str, Any]]
-"""A description, and the schema of the parameters."""
+"""Description of a function, and the schema of its parameters."""
 
 
 def _bash(version: int, options: Mapping[str, Any]) -> Made:  # noqa: ARG001
-    """Neither parameter is required: a call has one or the other."""
+    """Describe the shell. Neither parameter is required, because a call has one or the other."""
     properties = {
         "command": TEXT | {"description": "The command to run."},
         "restart": {"type": "boolean", "description": "Restart the shell; no command is needed."},

@@ -1,6 +1,6 @@
-"""Tools that a conversation adds and removes on its way, as blocks of system messages.
+"""Tools that a conversation adds and removes along the way, in blocks of system messages.
 
-The answer is made with the tools that are there at its end: a chat template lists tools once.
+A chat template lists tools only once, so the answer uses the tools that exist at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eaglegate.server.errors import InvalidRequest
 
 
 def list_tools(request: CountTokensRequest) -> list[MessageTool]:
-    """The tools of the request, less the removed ones, and those defined on the way."""
+    """Return the request's tools and those defined along the way, without the removed ones."""
     offered = list(request.tools or ())
     removed: set[str] = set()
     for path, block in _find_changes(request):
@@ -55,5 +55,5 @@ def _define(definition: Any, path: str) -> MessageTool:
         return MessageTool.model_validate(definition)
     except ValidationError:
         raise InvalidRequest(
-            f"'{path}' must be a tool in the form that 'tools' takes.", param=path
+            f"'{path}' must be a tool in the format of 'tools'.", param=path
         ) from None

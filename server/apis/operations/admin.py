@@ -31,13 +31,15 @@ Depth = Annotated[int, Field(ge=0)]
 
 
 class AdminModel(RequestModel):
-    """Unknown fields are errors: a misspelled setting must not become a default."""
+    """Request of an operator. Unknown fields are errors, so that a misspelled setting is not
+    lost.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
 
 class FlagModel(AdminModel):
-    """Flag for speculation. ``share``, ``sticky`` and ``salt`` apply to mode share only."""
+    """Speculation flag. ``share``, ``sticky`` and ``salt`` apply only to mode share."""
 
     mode: Literal["on", "off", "share"] = "on"
     share: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -49,7 +51,7 @@ class FlagModel(AdminModel):
 
 
 class RulesModel(AdminModel):
-    """The complete set of rules: a missing field is reset to its default."""
+    """The complete set of rules. A missing field is reset to its default."""
 
     flag: FlagModel = FlagModel()
     workload_flags: dict[str, FlagModel] = Field(default_factory=dict)
@@ -66,14 +68,15 @@ class RulesModel(AdminModel):
 
 
 class SpeculationModel(RulesModel):
-    """The rules, those of keys included, and what is not one."""
+    """The rules, including those of keys, and two further controls."""
 
     key_depths: dict[str, Depth] = Field(default_factory=dict)
     bound: Depth | None = None
-    """The maximum depth of every request, running ones included; null leaves it unchanged."""
+    """Maximum depth of every request, including running ones; null leaves it unchanged."""
     planner: Depth | Literal["auto"] | None = None
-    """Hold the planner of ``--depth auto`` at a depth; "auto" lets it choose again; null leaves it
-    unchanged."""
+    """Fixes the planner of ``--depth auto`` at a depth. "auto" lets it choose again; null leaves it
+    unchanged.
+    """
 
     def rules(self) -> SpeculationRules:
         return replace(super().rules(), key_depths=self.key_depths)
@@ -87,13 +90,13 @@ class DraftModel(AdminModel):
 
 
 class CanaryModel(AdminModel):
-    """A draft, rules or a worker to try on live traffic, and when that is decided."""
+    """A draft, rules or a worker to try on live traffic, and the rules of the decision."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     speculation: RulesModel | None = None
     worker: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of the sessions, for rules. null tries them on all requests, in slots."""
+    """Share of the sessions, for rules. With null, rules are tried on all requests, in slots."""
     slot_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
     max_s: Annotated[float, Field(ge=2, le=7 * 86400)] = 3600.0
     min_blocks: Annotated[int, Field(ge=3)] = 6
@@ -101,10 +104,12 @@ class CanaryModel(AdminModel):
     alpha: Annotated[float, Field(gt=0, le=0.2)] = 0.05
     slice_margin: Annotated[float, Field(ge=0, lt=1)] | None = None
     primary: Literal["acceptance", "tpot"] | None = None
-    """Metric that must improve: the time per output token for rules, else acceptance length."""
+    """Metric that must improve. The default is the time per output token for rules, and the
+    acceptance length otherwise.
+    """
 
     def plan(self) -> CanaryPlan:
-        """The default margin is that of the primary metric."""
+        """Return the plan. The default margin depends on the primary metric."""
         given = self.model_dump(include={"min_blocks", "min_sessions", "alpha", "slice_margin"})
         given["max_blocks"] = CanaryPlan.count_blocks(self.slot_s, self.max_s)
         rules = {name: value for name, value in given.items() if value is not None}
@@ -131,7 +136,7 @@ def router(gateway: Gateway) -> APIRouter:
 def _add_operation(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/status")
     async def status() -> dict[str, Any]:
-        """Running and queued requests, and the limits."""
+        """Return the running and queued requests, and the limits."""
         admission = gateway.require().admission
         rate = admission.rate.per_s
         return {
@@ -151,7 +156,7 @@ def _add_operation(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.post("/reload")
     async def reload() -> dict[str, Any]:
-        """Reload keys and limits; errors leave everything unchanged."""
+        """Reload keys and limits. An error leaves everything unchanged."""
         try:
             return await require_controls(gateway).reload()
         except ConfigError as error:
@@ -163,12 +168,12 @@ def _add_operation(routes: APIRouter, gateway: Gateway) -> None:
 def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/speculation")
     async def speculation() -> dict[str, Any]:
-        """The rules in force, what the draft costs the prefix cache, and what the depth planner
-        believes.
+        """Return the rules in force, the draft's cost in prefix cache, and the depth planner's
+        estimates.
         """
-        path = gateway.require()
-        rules = asdict(path.policy.rules)
-        if cost := path.info.details.get("prefix cache"):
+        pipeline = gateway.require()
+        rules = asdict(pipeline.policy.rules)
+        if cost := pipeline.info.details.get("prefix cache"):
             rules["prefix_cache"] = cost
         planner = gateway.controls.planner if gateway.controls else None
         found = await planner.describe_planning() if planner else {}
@@ -182,7 +187,8 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
         _check_rules(rules, pipeline)
         _check_operation(given, pipeline, gateway)
         out: dict[str, Any] = {}
-        if given.planner is not None:  # first: an engine that can be held can be bounded, too
+        # The planner first, since this can fail; an engine with a planner can also be bounded.
+        if given.planner is not None:
             await _freeze_planner(gateway, None if given.planner == "auto" else given.planner)
             out["planner"] = given.planner
         if given.bound is not None:
@@ -195,7 +201,7 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.post("/speculation/release")
     async def release_depths() -> dict[str, Any]:
-        """Use the depths again that are held off because their drafts killed the engine."""
+        """Release the depths that were blocked because their drafts crashed the engine."""
         released = require_controls(gateway).release_drafts()
         if not released:
             raise Conflict("No depth is held off.", code="nothing_held")
@@ -205,7 +211,7 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
 def _add_drafts(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/draft")
     async def draft() -> dict[str, Any]:
-        """The serving, the promoted, the previous and the configured draft, and the last swaps."""
+        """Return the serving, promoted, previous and configured drafts, and the last swaps."""
         return _require_drafts(gateway).describe()
 
     @routes.post("/draft", openapi_extra=describe_body(DraftModel))
@@ -219,7 +225,7 @@ def _add_drafts(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.post("/draft/rollback")
     async def roll_back_draft() -> dict[str, Any]:
-        """End a trial, or go back to the draft that was promoted before."""
+        """End a trial, or return to the previously promoted draft."""
         gateway.require()
         drafts = _require_drafts(gateway)
         return await _change_draft(drafts, drafts.rollback())
@@ -228,12 +234,12 @@ def _add_drafts(routes: APIRouter, gateway: Gateway) -> None:
 def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/canary")
     async def canary() -> dict[str, Any]:
-        """The running canary or the last one, with its evidence; null before the first."""
+        """Return the running canary or the last one, with its evidence; null before the first."""
         return {"canary": _require_canaries(gateway).describe()}
 
     @routes.post("/canary", openapi_extra=describe_body(CanaryModel))
     async def start_canary(request: Request) -> dict[str, Any]:
-        """Try a change on a part of live traffic, then promote it or roll it back."""
+        """Try a change on part of the live traffic, then promote it or roll it back."""
         pipeline = gateway.require()
         given = parse(await read_body(request, gateway.settings.max_body_bytes), CanaryModel)
         canaries = _require_canaries(gateway)
@@ -246,14 +252,14 @@ def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.delete("/canary")
     async def stop_canary() -> dict[str, Any]:
-        """End the running canary without a verdict: what served before it serves."""
+        """End the running canary without a verdict. The previous state is restored."""
         canaries = _require_canaries(gateway)
         await canaries.stop()
         return {"canary": canaries.describe()}
 
     @routes.post("/canary/release", openapi_extra=describe_body(ReleaseModel))
     async def release_worker(request: Request) -> dict[str, Any]:
-        """Send requests to a worker again that a canary rolled back."""
+        """Return a worker that a canary rolled back to normal routing."""
         given = parse(await read_body(request, gateway.settings.max_body_bytes), ReleaseModel)
         canaries = _require_canaries(gateway)
         with _convert_draft_errors():
@@ -280,7 +286,7 @@ def _require_canaries(gateway: Gateway) -> CanaryRunner:
 def _make_change(
     given: CanaryModel, changes: CanaryChanges, pipeline: Pipeline, gateway: Gateway
 ) -> CanaryChange:
-    """Raises GatewayError."""
+    """Create the requested change. Raises GatewayError."""
     tried = (given.path, given.speculation, given.worker)
     if len([one for one in tried if one is not None]) != 1:
         raise InvalidRequest("A canary tries one thing: give 'path', 'speculation' or 'worker'.")
@@ -288,8 +294,8 @@ def _make_change(
         return _make_rules_change(given, given.speculation.rules(), changes, pipeline)
     if given.share is not None:
         raise InvalidRequest(
-            "'share' goes with 'speculation': a draft serves all sessions in turns, and a worker "
-            "those that belong to it.",
+            "'share' needs 'speculation': a draft serves all sessions in turn, and a worker serves "
+            "the sessions assigned to it.",
             param="share",
         )
     if given.worker is not None:
@@ -301,7 +307,7 @@ def _make_change(
 def _make_rules_change(
     given: CanaryModel, rules: SpeculationRules, changes: CanaryChanges, pipeline: Pipeline
 ) -> CanaryChange:
-    """Raises InvalidRequest."""
+    """Create a trial of rules. Raises InvalidRequest."""
     if given.primary == "acceptance":
         raise InvalidRequest(
             "'primary' must be 'tpot' for rules: deeper drafts accept more and may be slower.",
@@ -318,7 +324,9 @@ async def _change_draft(drafts: DraftManager, change: Awaitable[DraftSwap]) -> d
 
 
 def _check_path(path: str) -> None:
-    """Raises InvalidRequest for what the file system takes for no path, such as a long one."""
+    """Raise InvalidRequest if the file system rejects the path, for example because it is too
+    long.
+    """
     try:
         Path(path).expanduser().exists()
     except (OSError, RuntimeError) as error:
@@ -330,7 +338,7 @@ def _check_path(path: str) -> None:
 
 @contextmanager
 def _convert_draft_errors() -> Iterator[None]:
-    """Raises GatewayError."""
+    """Convert errors of drafts and canaries to GatewayErrors."""
     try:
         yield
     except DraftRefused as error:
@@ -345,7 +353,7 @@ def _convert_draft_errors() -> Iterator[None]:
         raise GatewayError(str(error), code="draft_swap_failed") from None
     except EngineDead as error:
         raise Unavailable(
-            f"{error} It is started again with the promoted draft.",
+            f"{error} It is being restarted with the promoted draft.",
             code="engine_dead",
             retry_after_s=5,
         ) from None
@@ -374,7 +382,7 @@ def require_controls(gateway: Gateway) -> Controls:
 
 
 def _check_rules(rules: SpeculationRules, pipeline: Pipeline, prefix: str = "") -> None:
-    """Raises InvalidRequest for unknown workloads and for depths above the engine's."""
+    """Raise InvalidRequest for unknown workloads and for depths above the engine's."""
     known = pipeline.served.workloads
     _check_names(f"{prefix}workload_flags", rules.workload_flags, known)
     _check_names(f"{prefix}workload_depths", rules.workload_depths, known)
@@ -385,7 +393,7 @@ def _check_rules(rules: SpeculationRules, pipeline: Pipeline, prefix: str = "") 
 
 
 def _check_operation(given: SpeculationModel, pipeline: Pipeline, gateway: Gateway) -> None:
-    """Check the settings beside the rules of all requests. Raises InvalidRequest."""
+    """Check the fields that are not rules. Raises InvalidRequest."""
     if gateway.keys:
         _check_names("key_depths", given.key_depths, [key.name for key in gateway.keys.keys])
     _check_depth("bound", given.bound, pipeline)

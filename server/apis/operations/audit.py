@@ -1,4 +1,4 @@
-"""Operator endpoints under /admin/audit: audits of answers, their release and replay."""
+"""Operator endpoints under /admin/audit: state of the audits, release of workloads, and replay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eaglegate.server.errors import Conflict, InvalidRequest, Unavailable
 
 
 class HeldModel(AdminModel):
-    """A workload that an audit has taken speculation from."""
+    """A workload whose speculation an audit has turned off."""
 
     workload: Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -29,12 +29,12 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("")
     async def audit() -> dict[str, Any]:
-        """The workloads without speculation, the evidence so far, and the last audits."""
+        """Return the workloads without speculation, the evidence so far, and the last audits."""
         return dict(_require_auditor(gateway).describe())
 
     @routes.post("/release", openapi_extra=describe_body(HeldModel))
     async def release_workload(request: Request) -> dict[str, Any]:
-        """Let a workload speculate again that an audit has taken speculation from."""
+        """Turn speculation back on for a workload after an audit turned it off."""
         given = parse(await read_body(request, gateway.settings.max_body_bytes), HeldModel)
         auditor = _require_auditor(gateway)
         if not auditor.release(given.workload):
@@ -48,9 +48,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post("/replay")
     async def replay_violation(request: Request) -> dict[str, Any]:
-        """Score the answer of a violation's file again, and generate it anew with and without
-        drafts.
-        """
+        """Score the answer in a violation's file again, and generate it with and without drafts."""
         gateway.require()
         body = await read_body(request, gateway.settings.max_body_bytes)
         try:

@@ -1,4 +1,4 @@
-"""Operator endpoint /admin/doctor: why acceptance fell, and the effect of each cure."""
+"""Operator endpoint /admin/doctor: causes of drops in acceptance, and the effect of each cure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("")
     async def doctor() -> dict[str, Any]:
-        """The histories of acceptance, the suspicions, and the last diagnoses with their cures."""
+        """Return the histories of acceptance, the suspicions, and the last diagnoses with their
+        cures.
+        """
         found = require_controls(gateway).doctor
         if found is None:
             raise Conflict(

@@ -1,4 +1,4 @@
-"""Routes that say what is served and how it is: models, health, load, version, and tokens."""
+"""Routes that describe the gateway: models, health, load, version, and tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/load")
     async def load() -> dict[str, int]:
-        """The number of in-flight requests, under ``vllm serve``'s name."""
+        """Return the number of in-flight requests, under the same name as ``vllm serve``."""
         pipeline = gateway.pipeline
         return {"server_load": 0 if pipeline is None else pipeline.admission.num_in_flight}
 
@@ -73,7 +73,7 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The models that the caller's key may use."""
+        """List the models that the caller's key may use."""
         return {"object": "list", "data": [card(name) for name in list_usable()]}
 
     @routes.get("/v1/models/{name:path}")
@@ -92,7 +92,7 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
 def _add_health(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/health")
     async def health() -> dict[str, str]:
-        """Liveness: the process runs."""
+        """Liveness: the process is running."""
         return {"status": "ok"}
 
     async def readiness() -> JSONResponse:
@@ -181,8 +181,8 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
 
         @routes.get("/tokenizer_info", response_model=None)
         async def tokenizer_info() -> Response:
-            """Return the facts a client needs to render prompts itself, the chat template
-            included.
+            """Return the data that a client needs to render prompts, including the chat
+            template.
             """
             return json_response(gateway.require().renderer.tokenizer_info())
 

@@ -1,4 +1,4 @@
-"""Background responses: they run without a client connection and log their events."""
+"""Background responses, which run without a client connection and log their events."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ logger = logging.getLogger(__name__)
 KEPT_RUNS = 256
 KEPT_BYTES = 64 << 20
 """Limits for finished runs whose events can still be streamed: their number, and the bytes of all
-their events. The responses are in the store."""
+their events. The responses themselves are in the store.
+"""
 HOLD_S = 60.0
-"""Seconds for which a response counts as running after its gateway last renewed it."""
+"""Seconds after its last renewal for which a response counts as running."""
 
 Save = Callable[[], Awaitable[None]]
 """Writes the response's current state to the store."""
@@ -43,38 +44,40 @@ OPENING = frozenset(("response.created", "response.queued", "response.in_progres
 
 
 BLOCK_BYTES = 64 << 10
-"""Bytes of frames that are compressed together; frames repeat each other a lot."""
+"""Bytes of frames that are compressed together, since frames are repetitive."""
 MOST_BYTES = 8 << 20
-"""Per response, compressed; beyond it the oldest frames are dropped."""
+"""Maximum compressed bytes of one response's log. The oldest frames beyond it are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseSnapshot:
-    """A frame with the whole response, rendered from the only copy when it is read."""
+    """A frame that contains the whole response. It is rendered when read, from the only copy."""
 
     number: int
     type: str
     changed: dict[str, Any] | None = None
-    """Members that differed at that time; None for the current response."""
+    """Members that had other values at that time; None for the current response."""
 
 
 class FrameLog:
-    """A compressed log of a response's frames by sequence number, for followers that join late."""
+    """Compressed log of a response's frames by sequence number, for followers that join late."""
 
     def __init__(self) -> None:
         self._blocks: deque[tuple[int, bytes]] = deque()
-        """The number of the first frame, and frames with their lengths before them."""
+        """Blocks of frames: the number of the first frame, and the compressed frames with their
+        lengths.
+        """
         self._open: list[bytes] = []
         self._open_bytes = 0
         self._wholes: dict[int, ResponseSnapshot] = {}
         self._cached: tuple[int, list[bytes]] = (-1, [])
         self.end = 0
-        """The number of the next frame."""
+        """Number of the next frame."""
         self.num_bytes = 0
 
     @property
     def begin(self) -> int:
-        """The number of the oldest frame in the log."""
+        """Number of the oldest frame in the log."""
         return self._blocks[0][0] if self._blocks else self.end - len(self._open)
 
     def append(self, frame: bytes | ResponseSnapshot) -> None:
@@ -100,7 +103,7 @@ class FrameLog:
             self.num_bytes -= len(self._blocks.popleft()[1])
 
     def read(self, number: int) -> bytes | ResponseSnapshot:
-        """Raises IndexError for a frame that does not exist or was dropped."""
+        """Return a frame. Raises IndexError if it does not exist or was dropped."""
         if not self.begin <= number < self.end:
             raise IndexError(number)
         if number in self._wholes:
@@ -125,7 +128,7 @@ def _split_frames(content: bytes) -> list[bytes]:
 
 
 class LoggedStream(ResponseStream):
-    """Writes frames to a log; frames with the whole response are rendered when they are read."""
+    """Writes frames to a log. Frames with the whole response are rendered when read."""
 
     def __init__(self, job: Job, context: EncodingContext, thinking: ReasoningStyle) -> None:
         super().__init__(job, context, thinking)
@@ -143,7 +146,7 @@ class LoggedStream(ResponseStream):
 
 
 class _LogSink:
-    """See ``eaglegate.engine.events.EventSink``: logs events, and shows them to followers."""
+    """An ``EventSink`` that logs events and shows them to followers."""
 
     def __init__(self, stream: LoggedStream, show: Callable[[], Awaitable[None]]) -> None:
         self._stream, self._show = stream, show
@@ -162,7 +165,7 @@ class _LogSink:
 
 
 class BackgroundRun:
-    """One running response. Followers of its log wait on ``_grown``."""
+    """A background response and its run. Followers of its log wait on ``_grown``."""
 
     def __init__(self, id: str, owner: str, stream: LoggedStream, save: Save) -> None:
         self.id = id
@@ -185,7 +188,7 @@ class BackgroundRun:
 
     @property
     def response(self) -> dict[str, Any] | None:
-        """Return the response's current state; None when it has ended and is stored."""
+        """Current state of the response; None once it is stored."""
         if self._stream is not None:
             return self._stream.builder.response()
         return None if self._unstored is None else orjson.loads(self._unstored)
@@ -198,18 +201,17 @@ class BackgroundRun:
         self.task = asyncio.create_task(self._run(self._work, self._stream))
 
     async def cancel(self) -> None:
-        """Stop it, unless it has ended; return when its final state is stored."""
+        """Cancel the run unless it has ended, and wait until its final state is stored."""
         if self.task is None:
             return
-        if (
-            self._work is not None and not self._is_cancelled
-        ):  # once: a second one would cut short what the first began
+        # Cancel only once: a second cancellation would interrupt the cleanup of the first.
+        if self._work is not None and not self._is_cancelled:
             self._is_cancelled = True
             self._work.cancel()
         await asyncio.wait({self.task})
 
     def check(self, after: int) -> None:
-        """Raises InvalidRequest when events after ``after`` are no longer in the log."""
+        """Raise InvalidRequest if events after ``after`` are no longer in the log."""
         if after + 1 < self.log.begin:
             raise InvalidRequest(
                 f"The events of '{self.id}' before number {self.log.begin} are no longer "
@@ -220,7 +222,7 @@ class BackgroundRun:
     async def follow(
         self, after: int, stored: Callable[[], Awaitable[dict[str, Any] | None]]
     ) -> AsyncGenerator[bytes, None]:
-        """Frames with sequence numbers above ``after``, as they arrive.
+        """Yield frames with sequence numbers above ``after``, as they arrive.
 
         ``stored`` reads the response from the store.
         """
@@ -241,7 +243,7 @@ class BackgroundRun:
             self._release()
 
     async def _has(self, at: int) -> bool:
-        """Wait for frame ``at``; False when there will be none."""
+        """Wait for frame ``at``. Return False if it will never exist."""
         async with self._grown:
             await self._grown.wait_for(lambda: self._visible > at or self._save is None)
         return self._visible > at
@@ -250,7 +252,7 @@ class BackgroundRun:
         await work(_LogSink(stream, self._show))
 
     async def _run(self, work: asyncio.Task[None], stream: LoggedStream) -> None:
-        """Wait for the work, however it ends, and store the result."""
+        """Wait until the work ends in any way, and store the result."""
         await asyncio.wait({work})
         if (error := _error(work)) is not None:
             stream.fail_frames(error)
@@ -260,7 +262,7 @@ class BackgroundRun:
         try:
             await self._save()
         except Exception:
-            logger.exception("background response could not be stored")
+            logger.exception("cannot store the background response")
             stream.builder.stored = False
         if error is None:
             stream.close()
@@ -277,7 +279,7 @@ class BackgroundRun:
             self._grown.notify_all()
 
     def _release(self) -> None:
-        """Free the request and its answer when the store has them and no follower reads them."""
+        """Free the request and its answer once they are stored and have no followers."""
         if self._save is None and not self._num_followers:
             self._stream = None
 
@@ -327,7 +329,7 @@ class BackgroundRuns:
         self._runs.pop(id, None)
 
     async def hold(self, store: SqlResponseStore) -> None:
-        """Renew the running responses; cancel those that another gateway settled or deleted."""
+        """Renew the running responses, and cancel those that another gateway settled or deleted."""
         running = {run.id: run for run in self._runs.values() if not run.ended}
         if not running:
             return
@@ -339,7 +341,7 @@ class BackgroundRuns:
             await running[id].cancel()
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait until all have ended and are stored, at most ``timeout_s``."""
+        """Wait until all runs have ended and are stored, for at most ``timeout_s``."""
         tasks = {run.task for run in self._runs.values() if run.task is not None}
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)

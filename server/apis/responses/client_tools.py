@@ -1,8 +1,8 @@
 """Tools that OpenAI defines and the client runs: a shell, and patches to files.
 
-The model is offered each as a function with the parameters of its calls. A call is written as the
-item that the client knows (``shell_call``), and read back as a call of that function; what came of
-it is shown to the model as text.
+The model sees each tool as a function. Its call is written as the item that the client expects
+(``shell_call``), and such items are read back as calls of that function. The tool's output is shown
+to the model as text.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ TEXTS = {"type": "array", "items": TEXT}
 WHOLE = {"type": "integer"}
 OPERATIONS = ("create_file", "update_file", "delete_file")
 IMAGE_TOOLS = ("computer", "computer_use_preview", "computer_use")
-"""Tools that the client runs, too, and that answer with screenshots."""
+"""Tools that the client runs and that return screenshots."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTool:
-    """One such tool: how it is offered, and how its calls and outputs are written."""
+    """A tool that the client runs: its function, and the format of its calls and outputs."""
 
     description: str
     parameters: Mapping[str, Any]
     write: Callable[[dict[str, Any]], dict[str, Any]]
-    """The members of a call's item that say what to do, from the model's arguments."""
+    """Converts the model's arguments to the members of a call's item."""
     read: Callable[[Item], dict[str, Any]]
-    """The arguments, from such an item."""
+    """Converts such an item to arguments."""
     read_output: Callable[[Item], str]
 
 
 def is_client_tool(kind: str, options: Mapping[str, Any] | None) -> bool:
-    """A shell in a container of OpenAI's is a hosted tool."""
+    """Return True if the client runs the tool. A shell in one of OpenAI's containers is hosted."""
     environment = (options or {}).get("environment")
     place = environment.get("type", "local") if isinstance(environment, dict) else "local"
     return kind in CLIENT_TOOLS and place == "local"
 
 
 def check_readable(kind: str, path: str) -> None:
-    """Raises InvalidRequest for a tool whose results are images."""
+    """Raise InvalidRequest for a tool whose results are images."""
     if kind in IMAGE_TOOLS:
         raise InvalidRequest(
             f"'{path}' is of type '{kind}', which answers with screenshots; this model reads "
@@ -56,7 +56,7 @@ def check_readable(kind: str, path: str) -> None:
 
 
 def offer(kind: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The function that the model sees; ``options`` are the other members of the tool."""
+    """Return the function that the model sees; ``options`` are the other members of the tool."""
     made = CLIENT_TOOLS[kind]
     described = made.description + _list_skills(options or {})
     function = {"name": kind, "description": described, "parameters": dict(made.parameters)}
@@ -75,7 +75,7 @@ def _list_skills(options: Mapping[str, Any]) -> str:
 
 
 def write_call(kind: str, text: str) -> dict[str, Any]:
-    """The members of the call's item. Arguments that cannot be read run nothing."""
+    """Return the members of the call's item. Unreadable arguments become an empty call."""
     try:
         arguments = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -84,14 +84,16 @@ def write_call(kind: str, text: str) -> dict[str, Any]:
 
 
 def read_call(item: Item) -> tuple[str, dict[str, Any]]:
-    """The function's name and its arguments, from an item."""
+    """Return the function's name and its arguments from an item."""
     kind = str(item["type"]).removesuffix("_call")
     return kind, CLIENT_TOOLS[kind].read(item)
 
 
 def read_output(item: Item) -> tuple[str, str]:
-    """The id of the call, and the text that the model sees. A local shell's output has no other id
-    than the call's."""
+    """Return the call's id and the text that the model sees.
+
+    A local shell's output has only one id, which is the call's.
+    """
     kind = str(item["type"]).removesuffix("_call_output")
     return item.get("call_id") or item["id"], CLIENT_TOOLS[kind].read_output(item)
 
@@ -101,7 +103,7 @@ def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _texts(given: Any) -> list[str]:
-    """A list of texts; a model may write the only one without the list."""
+    """Return a list of texts. A model may write a single text without the list."""
     if isinstance(given, str):
         return [given]
     return [one for one in given if isinstance(one, str)] if isinstance(given, list) else []

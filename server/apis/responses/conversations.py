@@ -20,7 +20,7 @@ from eaglegate.server.store.base import StoredConversation
 from eaglegate.server.store.conversations import SqlConversationStore
 
 MAX_ITEMS = 20
-"""Per request, OpenAI's limit."""
+"""Maximum number of items per request, as in OpenAI's API."""
 
 ItemsField = Annotated[Many[InputItem], Field(max_length=MAX_ITEMS)]
 
@@ -49,7 +49,7 @@ class ConversationsService:
 
     @property
     def store(self) -> SqlConversationStore:
-        """Raises InvalidRequest if the gateway has no store."""
+        """The store of conversations. Raises InvalidRequest if the gateway has none."""
         if self._gateway.store is None:
             raise InvalidRequest(
                 "This gateway stores no conversations; it was started with --responses-store none.",
@@ -76,7 +76,7 @@ class ConversationsService:
         )
 
     async def get(self, id: str) -> StoredConversation:
-        """Raises NotFound."""
+        """Return a conversation. Raises NotFound."""
         found = await self.store.get(id, self._gateway.owner())
         if found is None:
             raise NotFound(f"Conversation with id '{id[:80]}' not found.", param="conversation_id")
@@ -97,12 +97,15 @@ class ConversationsService:
         return {"id": id, "object": "conversation.deleted", "deleted": True}
 
     async def items(self, id: str) -> ItemList:
-        """The oldest first. Raises NotFound."""
+        """Return the items, oldest first. Raises NotFound."""
         await self.get(id)
         return await self.store.items(id)
 
     async def history(self, id: str, more: int, given: ItemList) -> ItemList:
-        """The items before a response that adds ``given`` (``more`` bytes). Raises NotFound."""
+        """Return the items before a response that adds ``given``, of ``more`` bytes.
+
+        Raises NotFound, and InvalidRequest if the conversation becomes too large.
+        """
         await self.get(id)
         num_bytes = await self.store.num_bytes(id)
         check_history(num_bytes + more, self._gateway.settings.max_body_bytes, "conversation")
@@ -143,9 +146,9 @@ def _to_object(conversation: StoredConversation) -> dict[str, Any]:
 async def resolve_references(
     given: ItemList, gateway: Gateway, before: Iterable[ItemDict] = (), param: str = "input"
 ) -> ItemList:
-    """``given`` with references replaced by their items. Raises NotFound and InvalidRequest.
+    """Replace references in ``given`` by their items. Raises NotFound and InvalidRequest.
 
-    Items that ``before`` contains are not repeated.
+    Items that are in ``before`` are not repeated.
     """
     references = [item for item in given if item["type"] == REFERENCE]
     if not references:
@@ -185,7 +188,7 @@ def _item_not_found(reference: dict[str, Any], gateway: Gateway) -> NotFound:
 
 
 def check_history(num_bytes: int, limit: int, param: str) -> None:
-    """Raises InvalidRequest for a history larger than one request may be."""
+    """Raise InvalidRequest for a history larger than a request may be."""
     if num_bytes > limit:
         raise InvalidRequest(
             f"The conversation has {num_bytes} bytes including this request; the limit is {limit} "
@@ -196,7 +199,10 @@ def check_history(num_bytes: int, limit: int, param: str) -> None:
 
 
 def make_page(items: ItemList, limit: int, order: str, after: str | None) -> dict[str, Any]:
-    """One page of ``items``. They come oldest first; the page has the newest first unless asked."""
+    """Return one page of ``items``, which are ordered oldest first.
+
+    The page is ordered newest first unless ``order`` is asc.
+    """
     listed = items if order == "asc" else items[::-1]
     ids = [item["id"] for item in listed]
     if after is not None and after in ids:

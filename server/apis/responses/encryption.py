@@ -1,7 +1,8 @@
-"""Encrypted reasoning: stored by the client, readable by this gateway only.
+"""Encrypted reasoning, stored by the client and readable only by this gateway.
 
-A token is Fernet's (AES-128-CBC with HMAC-SHA256), so changes are detected. It contains the owner
-(``Key.owner``): one tenant cannot use another's token. The first key encrypts, all keys decrypt.
+A token is a Fernet token (AES-128-CBC with HMAC-SHA256), so changes are detected. It contains the
+owner (``ApiKey.owner``), so one tenant cannot use another's token. The first key encrypts; all keys
+decrypt.
 """
 
 from __future__ import annotations
@@ -20,33 +21,33 @@ KEY_FILE = "encryption.key"
 
 
 class CannotDecrypt(ValueError):
-    """The message gives the reason, without the content."""
+    """A token cannot be decrypted. The message gives the reason, without the content."""
 
 
 class ReasoningCipher:
-    """Encrypts and decrypts for one owner at a time."""
+    """Encrypts and decrypts the reasoning of owners."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        """Raises ValueError for an invalid Fernet key."""
+        """Create the cipher. Raises ValueError for an invalid Fernet key."""
         self._fernet = MultiFernet([Fernet(key) for key in keys])
 
     @classmethod
     def ephemeral(cls) -> ReasoningCipher:
-        """Make a cipher with a key that exists for this process only."""
+        """Make a cipher with a key that exists only in this process."""
         return cls([Fernet.generate_key().decode()])
 
     def writer(self, owner: str) -> Callable[[str], str]:
         return lambda text: self.encrypt(text, owner)
 
     def reader(self, owner: str) -> Callable[[str], str]:
-        """Raises CannotDecrypt when it is called."""
+        """Return a function that decrypts the owner's tokens. It raises CannotDecrypt."""
         return lambda token: self.decrypt(token, owner)
 
     def encrypt(self, text: str, owner: str) -> str:
         return self._fernet.encrypt(orjson.dumps([owner, text])).decode()
 
     def decrypt(self, token: str, owner: str) -> str:
-        """Raises CannotDecrypt."""
+        """Decrypt a token. Raises CannotDecrypt."""
         try:
             maker, text = orjson.loads(self._fernet.decrypt(token))
         except (InvalidToken, ValueError):
@@ -57,7 +58,9 @@ class ReasoningCipher:
 
 
 def read_configured_keys(given: Iterable[str], path: str | None) -> list[str]:
-    """The ``given`` keys, then those of the file. Raises ConfigError without showing a key."""
+    """Return the ``given`` keys, then those of the file. Raises ConfigError without showing a
+    key.
+    """
     found = list(given)
     for at, key in enumerate(found, 1):
         _check(key, f"--encryption-key: key {at}")
@@ -67,7 +70,7 @@ def read_configured_keys(given: Iterable[str], path: str | None) -> list[str]:
 
 
 def read_keys(path: Path) -> list[str]:
-    """One key per line. Raises ConfigError without showing a key."""
+    """Read keys, one per line. Raises ConfigError without showing a key."""
     source = f"the encryption keys in {path}"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -82,9 +85,9 @@ def read_keys(path: Path) -> list[str]:
 
 
 def load_or_make_keys(directory: Path) -> list[str]:
-    """The keys in ``directory``; the first call creates one, readable by this user only.
+    """Return the keys in ``directory``. The first call creates one, readable only by this user.
 
-    Raises ConfigError for a file without keys, OSError if none can be written.
+    Raises ConfigError for a file without keys, and OSError if none can be written.
     """
     path = directory / KEY_FILE
     if not path.exists():
@@ -93,7 +96,9 @@ def load_or_make_keys(directory: Path) -> list[str]:
 
 
 def _make(path: Path) -> None:
-    """Atomic: of two processes that start at once, both read the first one's key."""
+    """Create the key file atomically: if two processes start at once, both use the first one's
+    key.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

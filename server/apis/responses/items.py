@@ -1,4 +1,4 @@
-"""Items of the Responses API: validated, listed, and turned into chat template messages."""
+"""Items of the Responses API: validation, listing, and conversion to chat template messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from eaglegate.server.generation.job import flat_name
 
 ItemDict = Mapping[str, Any]
 Decrypt = Callable[[str], str]
-"""``encrypted_content`` to text. Raises CannotDecrypt."""
+"""Decrypts ``encrypted_content``. Raises CannotDecrypt."""
 
 REFERENCE = "item_reference"
 TRACES = (
@@ -50,7 +50,7 @@ TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_te
 def read_input(
     request: ResponsesRequest, decrypt: Decrypt, replaces: bool = True
 ) -> list[dict[str, Any]]:
-    """The input with an id for every item. Raises InvalidRequest for content that is not text."""
+    """Return the input items, each with an id. Raises InvalidRequest for non-text content."""
     if isinstance(request.input, str):
         given = [{"type": "message", "role": "user", "content": request.input}]
         return [_complete_item(item) for item in given if item["content"]]
@@ -60,10 +60,10 @@ def read_input(
 def read_items(
     items: Sequence[InputItem], param: str, decrypt: Decrypt, replaces: bool = True
 ) -> list[dict[str, Any]]:
-    """The client's items as the API lists them. Raises InvalidRequest for non-text content.
+    """Return the client's items as the API lists them. Raises InvalidRequest for non-text content.
 
-    References keep their place until ``resolve_references`` replaces them.
-    ``replaces``: earlier images and files are allowed; the model sees a placeholder.
+    References stay in place until ``resolve_references`` replaces them. If ``replaces`` is True,
+    earlier images and files are allowed, and the model sees a placeholder.
     """
     newest = is_newest([_speaker(item) for item in items])
     return [
@@ -82,14 +82,14 @@ def _reference(item: ItemReference, path: str) -> dict[str, Any]:
 
 
 def _speaker(item: InputItem) -> str:
-    """The chat role that wrote the item."""
+    """Return the chat role that wrote the item."""
     if isinstance(item, MessageItem):
         return item.role
     return "tool" if item.type.endswith("_output") else "assistant"
 
 
 def _is_skipped(item: InputItem, param: str) -> bool:
-    """Whether it is a trace of a hosted tool; its result is in the messages that follow."""
+    """Return True for a trace of a hosted tool, whose result is in the messages that follow."""
     if item.type not in TRACES:
         return False
     ignore(f"{param}[{item.type}]", "This gateway has no hosted tools")
@@ -114,7 +114,7 @@ def _check_item(item: InputItem, path: str, decrypt: Decrypt, media: MediaPolicy
 
 
 def _decrypt_text(token: str, path: str, decrypt: Decrypt) -> str:
-    """The encrypted reasoning takes precedence over any plain text beside it."""
+    """Decrypt the reasoning, which takes precedence over any plain text in the item."""
     try:
         return decrypt(token)
     except CannotDecrypt as error:
@@ -132,7 +132,7 @@ def _check_parts(parts: Iterable[ItemPart], path: str, media: MediaPolicy) -> No
 
 
 def _complete_item(item: dict[str, Any]) -> dict[str, Any]:
-    """The item as the API lists it: with id and status, text as parts."""
+    """Return the item as the API lists it: with id and status, and with text as parts."""
     kind = item["type"]
     out = {"id": new_id(kind), "status": "completed"} | item
     if kind == "message" and isinstance(item["content"], str):
@@ -145,7 +145,9 @@ def _complete_item(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def messages(items: Iterable[ItemDict]) -> Iterator[dict[str, Any]]:
-    """Consecutive reasoning, text and calls of the assistant become one message."""
+    """Yield template messages. Consecutive reasoning, text and calls of the assistant become one
+    message.
+    """
     turn: dict[str, Any] = {}
     for item in items:
         if item["type"] == "reasoning":
@@ -167,7 +169,7 @@ def messages(items: Iterable[ItemDict]) -> Iterator[dict[str, Any]]:
 
 
 def _reasoning_text(item: ItemDict) -> str:
-    """The reasoning itself, else its summary."""
+    """Return the reasoning, or its summary if there is none."""
     summary = (part["text"] for part in item.get("summary") or ())
     return _text(item.get("content")) or "\n\n".join(summary)
 
@@ -211,7 +213,7 @@ def _text(content: Any) -> str:
 
 
 def _part_text(part: Mapping[str, Any]) -> str:
-    """Non-text parts were checked on arrival and become placeholders."""
+    """Return the part's text. Non-text parts were checked on arrival and become placeholders."""
     if part["type"] in TEXT_PARTS or part["type"] == "refusal":
         return part.get("text") or part.get("refusal") or ""
     return placeholder(part["type"])

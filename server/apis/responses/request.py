@@ -38,11 +38,11 @@ HOSTED_TOOL_INCLUDES = frozenset(
         "web_search_call.results",
     )
 )
-"""Includable members of items that no response here contains."""
+"""Includable members of items that this gateway's responses never contain."""
 
 
 MAX_ID = 64
-"""Characters of an item's id, as OpenAI has it."""
+"""Maximum length of an item's id, as in OpenAI's API."""
 
 
 class ItemTextPart(OpenModel):
@@ -93,7 +93,7 @@ class CustomCallItem(IdentifiedItem):
 
 
 class OutputItem(IdentifiedItem):
-    """Output of a tool."""
+    """Output of a function or custom tool."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -138,7 +138,7 @@ class ShellOutcome(OpenModel):
 
 
 class ShellChunk(OpenModel):
-    """Output of one command."""
+    """Output of one shell command."""
 
     stdout: str
     stderr: str
@@ -152,7 +152,7 @@ class ShellOutputItem(IdentifiedItem):
 
 
 class LocalShellOutputItem(OpenModel):
-    """``id`` is the call's."""
+    """Output of a local shell. ``id`` is the call's id."""
 
     type: Literal["local_shell_call_output"]
     id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
@@ -207,7 +207,9 @@ KINDS = {
 
 
 def _item_tag(value: Any) -> str:
-    """The tag of an item's model, so that an error is about that type. ``type`` may be missing."""
+    """Return the tag of an item's model, so that errors refer to that type. ``type`` may be
+    missing.
+    """
     given = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     if given.get("type") is not None:
         return KINDS.get(given["type"], "Other") if isinstance(given["type"], str) else "Other"
@@ -252,7 +254,7 @@ class NamedChoice(RequestModel):
 
 
 class HostedChoice(OpenModel):
-    """A tool that OpenAI defines, by its type."""
+    """A tool that OpenAI defines, chosen by its type."""
 
     type: str
 
@@ -285,9 +287,7 @@ class TextConfig(RequestModel):
 
 
 class ReasoningConfig(RequestModel):
-    """Options for reasoning. With a summary of any kind, the reasoning itself comes as the
-    summary.
-    """
+    """Options for reasoning. If a summary is requested, it contains the complete reasoning."""
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -305,7 +305,7 @@ class ConversationName(RequestModel):
 
 
 class ResponsesRequest(EngineFields, CacheHints):
-    """OpenAI's fields for a text model, then the extensions of ``vllm serve``."""
+    """OpenAI's fields for a text model, then extensions of ``vllm serve``."""
 
     model: str | None = None
     input: str | Annotated[Many[InputItem], Field(max_length=MAX_MESSAGES)] = ""

@@ -1,7 +1,7 @@
-"""Responses: events to typed frames, and the same events folded into one response.
+"""Events of a response as typed frames, or folded into one response.
 
-Both use ``ResponseBuilder``, which holds the items written so far and yields what happened. The
-stream numbers and sends these events; the fold only reads the final state.
+Both use ``ResponseBuilder``, which has the items so far and yields API events. The stream numbers
+and sends these events; the fold only reads the final state.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 class ResponseBuilder:
-    """The response so far. ``feed`` yields the API events that each event causes."""
+    """The response so far. ``feed`` yields the API events that each parser event causes."""
 
     def __init__(self, job: Job, context: EncodingContext, thinking: ReasoningStyle) -> None:
         self._job = job
@@ -53,7 +53,7 @@ class ResponseBuilder:
         self._error: GatewayError | None = None
         self._completed_at: int | None = None
         self.stored = True
-        """False if the response cannot be retrieved later; ``store`` is then false, too."""
+        """False if the response cannot be retrieved later; its ``store`` is then false, too."""
         self.status = "queued" if job.repeated.get("background") else "in_progress"
 
     def begin(self) -> Iterator[ResponseEvent]:
@@ -107,7 +107,7 @@ class ResponseBuilder:
         return {"type": f"response.{self.status}", "response": self.response()}
 
     def response(self) -> dict[str, Any]:
-        """The current response."""
+        """Return the response in its current state."""
         open_item = [self._item.snapshot("in_progress")] if self._item else []
         body = {
             "id": self._job.id,
@@ -129,7 +129,7 @@ class ResponseBuilder:
 
     @property
     def _next(self) -> int:
-        """The output index of the next item."""
+        """Output index of the next item."""
         return len(self._done) + (self._item is not None)
 
     def _call_writer(self, call_id: str, name: str, custom: bool) -> ItemWriter:
@@ -139,7 +139,7 @@ class ResponseBuilder:
         return CallWriter(kind, self._next, call_id, self._tool_name(name))
 
     def _tool_name(self, name: str) -> dict[str, str]:
-        """A called tool as the client named it."""
+        """Return the name of a called tool as the client wrote it."""
         found = self._job.tool_policy.namespaces.get(name)
         return {"name": name} if found is None else {"namespace": found[0], "name": found[1]}
 
@@ -204,7 +204,9 @@ class ResponseBuilder:
 def _covering(
     text: str, pending: list[PositionLogprobs], context: EncodingContext
 ) -> list[PositionLogprobs]:
-    """The last positions, as many as ``text`` has: before them came a marker and its framing."""
+    """Return the last positions, as many as ``text`` needs: the earlier ones belong to a marker and
+    white space.
+    """
     length = len(text)
     for at in range(len(pending) - 1, -1, -1):
         length -= len(context.token(pending[at].chosen.token_id))
@@ -235,7 +237,7 @@ class ResponseStream:
         return b"".join([*self.open(), *self.frames(choice, events)])
 
     def frames(self, choice: int, events: list[Event]) -> list[bytes]:  # noqa: ARG002
-        """One frame per API event."""
+        """Return one frame per API event."""
         feed, frame = self.builder.feed, self._frame
         return [frame(out) for event in events for out in feed(event)]
 
@@ -246,13 +248,13 @@ class ResponseStream:
         return b"".join([*self.open(), *self.fail_frames(error)])
 
     def fail_frames(self, error: GatewayError) -> list[bytes]:
-        """An error event, then the failed response as the last one."""
+        """Return an error event, then the failed response as the last event."""
         self.builder.fail(error)
         failure = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
         return [self._frame(failure), self._frame(self.builder.last)]
 
     def open(self) -> list[bytes]:
-        """The first frames of the stream; empty after the first call."""
+        """Return the first frames of the stream; none after the first call."""
         return [] if self._number else [self._frame(event) for event in self.builder.begin()]
 
     def _frame(self, event: ResponseEvent) -> bytes:
@@ -262,7 +264,7 @@ class ResponseStream:
 
 
 class ResponseFold:
-    """Folds the same events into one response."""
+    """Folds events into one response."""
 
     def __init__(self, job: Job, context: EncodingContext, thinking: ReasoningStyle) -> None:
         self.builder = ResponseBuilder(job, context, thinking)

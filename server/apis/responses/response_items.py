@@ -1,4 +1,4 @@
-"""Writers of a response's items: their current state, and their stream events."""
+"""Writers of a response's items, which produce their current state and their stream events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALLS = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
-"""Call items: the member that holds their text, and the prefix of their events."""
+"""Kinds of calls: the member that contains their text, and the prefix of their events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class ReasoningStyle:
     """Style of reasoning items."""
 
     summary: bool = False
-    """Whether reasoning is written as a summary, which contains all of it."""
+    """True if reasoning is written as a summary, which then contains all of it."""
     encrypt: Callable[[str], str] | None = None
-    """Makes the ``encrypted_content`` of a client that asked for it."""
+    """Makes the ``encrypted_content``, if the client asked for it."""
 
 
 class ItemWriter(ABC):
-    """Writes one item; its text grows until the item is closed."""
+    """Writes one item. Its text grows until the item is closed."""
 
     def __init__(self, kind: str, index: int) -> None:
         self.kind = kind
@@ -45,22 +45,22 @@ class ItemWriter(ABC):
 
     @abstractmethod
     def snapshot(self, status: str) -> dict[str, Any]:
-        """The item's current state."""
+        """Return the item's current state."""
 
     @abstractmethod
     def start_events(self) -> Iterator[ResponseEvent]:
-        """The events before its first delta."""
+        """Yield the events before the first delta."""
 
     @abstractmethod
     def finish_events(self) -> Iterator[ResponseEvent]:
-        """The events after its last delta."""
+        """Yield the events after the last delta."""
 
     @abstractmethod
     def grow(self, text: str) -> ResponseEvent:
-        """Append a piece of text; returns its delta event."""
+        """Append a piece of text, and return its delta event."""
 
     def extend(self, text: str) -> Iterator[ResponseEvent]:
-        """Append a piece of text; yields its events."""
+        """Append a piece of text, and yield its events."""
         yield self.grow(text)
 
     def _delta(self, kind: str, text: str) -> ResponseEvent:
@@ -72,10 +72,10 @@ class ItemWriter(ABC):
 
 
 class CallWriter(ItemWriter):
-    """A call of a function or a custom tool."""
+    """Writes a call of a function or a custom tool."""
 
     def __init__(self, kind: str, index: int, call_id: str, named: dict[str, str]) -> None:
-        """``named`` is the tool's name, and its namespace if it is in one."""
+        """Create the writer; ``named`` is the tool's name, and its namespace if it has one."""
         super().__init__(kind, index)
         self._member, self._events = CALLS[kind]
         self._call_id = call_id
@@ -97,7 +97,7 @@ class CallWriter(ItemWriter):
 
 
 class ClientToolWriter(ItemWriter):
-    """A call of a tool that OpenAI defines; shown whole, once its arguments are."""
+    """Writes a call of a tool that OpenAI defines. It is shown once its arguments are complete."""
 
     def __init__(self, tool: str, index: int, call_id: str) -> None:
         super().__init__(f"{tool}_call", index)
@@ -105,11 +105,11 @@ class ClientToolWriter(ItemWriter):
         self._call_id = call_id
 
     def snapshot(self, status: str) -> dict[str, Any]:
-        said = self.text if status != "in_progress" else ""
-        if self._tool == "apply_patch" and status == "incomplete":  # which its items cannot be
+        text = self.text if status != "in_progress" else ""
+        if self._tool == "apply_patch" and status == "incomplete":  # not a status of its items
             status = "in_progress"
         item = {"id": self.id, "type": self.kind, "call_id": self._call_id, "status": status}
-        return item | write_call(self._tool, said)
+        return item | write_call(self._tool, text)
 
     def start_events(self) -> Iterator[ResponseEvent]:
         yield from ()
@@ -126,14 +126,14 @@ class ClientToolWriter(ItemWriter):
 
 
 class _PartWriter(ItemWriter):
-    """An item whose text is in one content part."""
+    """Writes an item whose text is in one content part."""
 
     events: ClassVar[str]
     part_events: ClassVar[str] = "response.content_part"
     at: ClassVar[str] = "content_index"
 
     def part(self) -> dict[str, Any]:
-        """The part's current state."""
+        """Return the part's current state."""
         raise NotImplementedError
 
     def _place(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class MessageWriter(_PartWriter):
 
 
 class ReasoningWriter(_PartWriter):
-    """Raw reasoning."""
+    """Writes raw reasoning."""
 
     events = "response.reasoning_text"
 
@@ -198,7 +198,7 @@ class ReasoningWriter(_PartWriter):
 
 
 class SummaryWriter(ReasoningWriter):
-    """Reasoning as a summary, for clients that ask for one and ignore the rest."""
+    """Writes reasoning as a summary, for clients that request one and ignore raw reasoning."""
 
     events = "response.reasoning_summary_text"
     part_events = "response.reasoning_summary_part"

@@ -37,7 +37,7 @@ def router(gateway: Gateway, runs: BackgroundRuns) -> APIRouter:
 
     @routes.post("/v1/responses/input_tokens", openapi_extra=describe_body(ResponsesRequest))
     async def count_tokens(request: Request) -> dict[str, Any]:
-        """The tokens of a prompt, without generating."""
+        """Count the tokens of a prompt without generating."""
         return await service.count_tokens(request, time.perf_counter())
 
     @routes.get("/v1/responses/{response_id}", response_model=None)
@@ -131,8 +131,9 @@ def _add_conversation_items(routes: APIRouter, gateway: Gateway) -> None:
 
 
 def _respond_stored(content: dict[str, Any]) -> Response:
-    """Respond with a stored object, whose bytes are held for a slow reader. Raises
-    TooManyRequests.
+    """Respond with a stored object, and charge its bytes while a slow client reads them.
+
+    Raises TooManyRequests.
     """
     response = json_response(content)
     current_charge.get().hold_stored(len(response.body))

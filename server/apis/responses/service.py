@@ -1,4 +1,4 @@
-"""Creates responses, stores them and serves stored ones."""
+"""Creation, storage and retrieval of responses."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ class ResponseRecord:
         self._observer = observer
         self.thinking = ReasoningStyle()
         self.conversations: tuple[str, SqlConversationStore] | None = None
-        """Conversation of the response, and the store of conversations."""
+        """The id of the response's conversation, and the store of conversations."""
 
     def store_after(self, run: Run, builder: ResponseBuilder) -> Run:
-        """``run``, after which the response is stored, before the client receives the end."""
+        """Return ``run`` extended by storing the response, before the client receives the end."""
         builder.stored = self._store is not None
 
         async def run_and_store(sink: EventSink) -> None:
@@ -95,7 +95,7 @@ class ResponseRecord:
         return run_and_store
 
     async def store_if_possible(self, builder: ResponseBuilder) -> None:
-        """An answer that cannot be stored is still delivered, with ``store`` false."""
+        """Store the response. If that fails, it is still delivered, with ``store`` false."""
         try:
             if self._store is not None:
                 await self._store.put(self._stored(builder))
@@ -139,7 +139,7 @@ class ResponseRecord:
 
 
 class ResponsesService:
-    """Creates responses and stores them unless the client asks otherwise."""
+    """Creates responses, and stores them unless the client asks not to."""
 
     def __init__(self, gateway: Gateway, runs: BackgroundRuns) -> None:
         self._gateway = gateway
@@ -160,7 +160,7 @@ class ResponsesService:
         return self._now(record, path, run)
 
     async def count_tokens(self, request: Request, arrived: float) -> dict[str, Any]:
-        """The tokens of the prompt that ``create`` would make of the same body."""
+        """Count the tokens of the prompt that ``create`` would make from the same body."""
         _, _, job, path = await self._read_job(request)
         (source,) = job.prompts
         assert isinstance(source, Conversation)
@@ -170,7 +170,7 @@ class ResponsesService:
         return {"object": "response.input_tokens", "input_tokens": len(tokens)}
 
     async def _read_job(self, request: Request) -> tuple[ResponsesRequest, ItemList, Job, Pipeline]:
-        """The request, its own items, and the job of these and of those before."""
+        """Return the request, its own items, and the job of the whole conversation."""
         gateway = self._gateway
         body = await read_body(request, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
@@ -235,7 +235,7 @@ class ResponsesService:
             )
         run.check(after)
         response = run.response or (await self._load(id)).response
-        # The largest frame has all of it.
+        # The largest frame contains the whole response.
         current_charge.get().hold_stored(len(orjson.dumps(response)))
         return self._follow(run, obfuscates, after)
 
@@ -256,7 +256,7 @@ class ResponsesService:
         return await self._cancel_elsewhere(stored)
 
     async def _cancel_elsewhere(self, stored: StoredResponse) -> dict[str, Any]:
-        """Mark it as cancelled; the gateway that runs it stops it."""
+        """Mark the response as cancelled; the gateway that runs it stops it."""
         assert self._gateway.store is not None
         cancelled = stored.response | {"status": "cancelled"}
         if await self._gateway.store.settle(replace(stored, response=cancelled)):
@@ -312,7 +312,7 @@ class ResponsesService:
         return False
 
     async def _before(self, id: str | None, owner: str, more: int) -> list[ItemDict]:
-        """The items up to the response ``id``, oldest first."""
+        """Return the items up to and including the response ``id``, oldest first."""
         if id is None:
             return []
         store = self._gateway.store
@@ -338,7 +338,7 @@ def _read_request(
 
 
 def _current_response(stored: StoredResponse) -> dict[str, Any]:
-    """A response whose gateway no longer renews it has failed."""
+    """Return the response in its current state: failed if its gateway no longer renews it."""
     response = stored.response
     if response["status"] not in ("queued", "in_progress"):
         return response

@@ -1,4 +1,4 @@
-"""Responses request to Job: its conversation, tools, tool_choice and formats."""
+"""Conversion of a Responses request to a Job: its conversation, tools, tool_choice and formats."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def make_responses_job(
     served: ServedModel,
     workload: str | None = None,
 ) -> Job:
-    """``items`` are the whole conversation, earlier items included.
+    """Make the Job. Raises InvalidRequest and NotFound.
 
-    Raises InvalidRequest or NotFound.
+    ``items`` are the whole conversation, including earlier items.
     """
     model = resolve_model(request.model, served)
     _check_includes(request)
@@ -93,7 +93,7 @@ def _check_includes(request: ResponsesRequest) -> None:
 
 
 def check_storage(request: ResponsesRequest) -> None:
-    """Raises InvalidRequest for contradictory fields about history and storage."""
+    """Raise InvalidRequest for contradictory fields about history and storage."""
     if request.conversation is not None and request.previous_response_id is not None:
         raise InvalidRequest(
             "'conversation' and 'previous_response_id' are mutually exclusive: both set the "
@@ -146,7 +146,7 @@ def _text_format(request: ResponsesRequest) -> Iterator[NamedConstraint]:
 
 
 def _echo_request(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
-    """Members of the request that the response repeats."""
+    """Return the members of the request that the response repeats."""
     given = request.model_dump(by_alias=True, exclude_none=True)
     text = {"format": {"type": "text"}} | given.get("text", {})
     reasoning = {"effort": None, "summary": None} | given.get("reasoning", {})
@@ -185,7 +185,7 @@ def _conversation_member(request: ResponsesRequest) -> dict[str, Any]:
 
 
 def _complete_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A function with all members that the API's schema requires."""
+    """Return a function with all members that the API's schema requires."""
     if tool["type"] != "function":
         return tool
     return {"description": None, "parameters": None, "strict": None} | tool
@@ -196,22 +196,22 @@ NAMED_TOOLS = ("function", "custom", "namespace")
 
 
 def _is_hosted(tool: ResponseTool) -> bool:
-    """Whether OpenAI would run it; such tools are ignored."""
+    """Return True for a tool that OpenAI would run. Such tools are ignored."""
     run_by_client = client_tools.is_client_tool(tool.type, tool.model_extra)
     return tool.type not in NAMED_TOOLS and not run_by_client
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """One tool as it is offered to the model."""
+    """A tool as it is offered to the model."""
 
     function: dict[str, Any]
-    """Function in the format of chat completions, with a flat name."""
+    """The function in the format of chat completions, with a flat name."""
     custom: bool
     namespaced: Namespaced | None = None
     grammar: TextGrammar | None = None
     defined: bool = False
-    """Whether OpenAI defines it, and the client runs it."""
+    """True for a tool that OpenAI defines and the client runs."""
 
     @property
     def name(self) -> str:
@@ -219,11 +219,11 @@ class ToolOffer:
 
 
 def make_response_policy(request: ResponsesRequest, served: ServedModel) -> ToolPolicy:
-    """Raises InvalidRequest."""
+    """Make the tool policy. Raises InvalidRequest."""
     offered = list(_list_offers(request.tools or (), "tools"))
     if len(offered) > MAX_TOOLS:
         raise InvalidRequest(
-            f"There may be at most {MAX_TOOLS} tools, those in namespaces included; "
+            f"There may be at most {MAX_TOOLS} tools, including those in namespaces; "
             f"given {len(offered)}.",
             param="tools",
         )
@@ -292,7 +292,9 @@ def _make_offer(tool: ResponseTool, path: str, namespaced: Namespaced | None = N
 
 
 def _check_callers(tool: ResponseTool, path: str) -> None:
-    """Raises InvalidRequest for a tool that waits for nothing, or that only programs call."""
+    """Raise InvalidRequest for a tool that only programs may call, or whose calls are
+    asynchronous.
+    """
     options = tool.model_extra or {}
     callers = options.get("allowed_callers")
     if callers and "direct" not in callers:
@@ -302,7 +304,7 @@ def _check_callers(tool: ResponseTool, path: str) -> None:
         )
     if options.get("async"):
         raise InvalidRequest(
-            f"'{path}.async' is not supported: a call is answered before the model goes on.",
+            f"'{path}.async' is not supported: a call is answered before the model continues.",
             param=f"{path}.async",
             code="unsupported_parameter",
         )
@@ -334,7 +336,7 @@ def _allowed_names(
     namespaces: Mapping[str, Namespaced],
     defined: frozenset[str],
 ) -> Iterator[str]:
-    """Their names; hosted tools are ignored if there is another."""
+    """Yield the names of the allowed tools. Hosted tools are ignored if another tool is allowed."""
     if not any(isinstance(tool, NamedChoice) or tool.type in defined for tool in allowed):
         raise _unusable_choice(allowed[0].type)
     for tool in allowed:
@@ -354,7 +356,7 @@ def _unusable_choice(kind: str) -> InvalidRequest:
 
 
 def _flat_choice(named: NamedChoice, namespaces: Mapping[str, Namespaced]) -> str:
-    """The offered name; a tool's own name suffices if only one namespace has it."""
+    """Return the offered name. A tool's own name suffices if only one namespace has it."""
     if named.namespace is not None:
         return flat_name(named.namespace, named.name)
     found = [flat for flat, (_, own) in namespaces.items() if own == named.name]

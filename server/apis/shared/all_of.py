@@ -1,6 +1,6 @@
-"""Merges the schemas of an ``allOf`` into one, since xgrammar enforces only the last of them.
+"""Merging of ``allOf`` schemas, since xgrammar enforces only the last schema of an ``allOf``.
 
-What has no merged form (two patterns, properties that another schema forbids) stays as it is.
+Schemas that cannot be merged, such as two patterns, are left unchanged.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from typing import Any
 from eaglegate.text.parsing.schemas import resolve, walk_schema
 
 MOST_SCHEMAS = 2000
-"""Schemas looked at in all: references can multiply a small schema without end."""
+"""Maximum number of schemas visited: references can multiply a small schema without limit."""
 _MAX_DEPTH = 64
 _ANNOTATIONS = frozenset(("title", "description", "default", "examples", "$comment", "deprecated"))
 _LOWER_BOUNDS = frozenset(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"))
 _UPPER_BOUNDS = frozenset(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"))
 _ALONE = frozenset(("$ref", "anyOf", "oneOf", "allOf"))
-"""xgrammar ignores assertions beside one of these."""
+"""xgrammar ignores assertions next to one of these keywords."""
 _NEUTRAL = _ANNOTATIONS | {"$defs", "definitions"}
 
 
 class _Unmergeable(Exception):
-    """The schemas cannot be written as one."""
+    """The schemas cannot be merged into one."""
 
 
 class _TooMuch(Exception):
-    """There are more schemas than may be looked at."""
+    """The schema exceeds the limit on visited schemas or depth."""
 
 
 def merge_all_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """``schema`` with every ``allOf`` merged that can be; it matches the same values."""
+    """Merge every ``allOf`` that can be merged. The result matches the same values."""
     try:
         merged = _Merger(schema).read(schema, 0)
     except _TooMuch:
@@ -64,7 +64,7 @@ class _Merger:
         return merged
 
     def _resolve(self, part: Any, depth: int) -> dict[str, Any]:
-        """Resolve a reference, and return any other schema itself."""
+        """Return the schema itself, or the target if it is a reference."""
         if isinstance(part, dict) and part.keys() - _NEUTRAL == {"$ref"}:
             part = self.read(resolve(part["$ref"], self._root), depth)
         if not isinstance(part, dict):
@@ -108,7 +108,7 @@ class _Merger:
 
 
 def _check_additional(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
-    """Raises _Unmergeable where ``first`` says something of properties of ``second`` alone."""
+    """Raise _Unmergeable if ``first`` restricts properties that only ``second`` names."""
     says = first.get("additionalProperties", True)
     known = first.get("properties", {}).keys()
     if says is not True and not second.get("properties", {}).keys() <= known:
@@ -116,7 +116,7 @@ def _check_additional(first: Mapping[str, Any], second: Mapping[str, Any]) -> No
 
 
 def _intersect(one: Any, other: Any) -> Any:
-    """The types that both allow; every integer is a number."""
+    """Return the types that both schemas allow. Every integer is a number."""
     first, second = ({named} if isinstance(named, str) else set(named) for named in (one, other))
     both = first & second
     if "integer" in first | second and "number" in first | second:

@@ -1,4 +1,6 @@
-"""response_format, structured_outputs and guided_* as one Constraint; bounds of JSON schemas."""
+"""The request's Constraint from response_format, structured_outputs or guided_*, and schema
+limits.
+"""
 
 from __future__ import annotations
 
@@ -27,34 +29,36 @@ from eaglegate.server.errors import InvalidRequest
 from eaglegate.text.parsing.schemas import modernise, normalise
 
 MAX_BYTES = 256 << 10
-"""Bytes of one schema as JSON; the limit of the engine's grammar compiler."""
+"""Maximum size of a schema as JSON, which is the limit of the engine's grammar compiler."""
 MAX_PROPERTIES = 5000
-"""Properties in all of one schema; OpenAI's limit."""
+"""Maximum number of properties in a whole schema, as in OpenAI's API."""
 MAX_BRANCHES = 1000
-"""Branches of one anyOf, oneOf or allOf."""
+"""Maximum number of branches of one anyOf, oneOf, allOf or prefixItems."""
 MAX_DEPTH = 32
 BRANCHES = ("anyOf", "oneOf", "allOf", "prefixItems")
 SHOWN_PATH = 80
 META = Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"})
-"""JSON Schema's own rules; patterns are the grammar compiler's to read."""
+"""JSON Schema's meta-schema. Patterns are checked later by the grammar compiler."""
 OLDER_METAS = (
     Draft7Validator({"$ref": "http://json-schema.org/draft-07/schema#"}),
     Draft4Validator({"$ref": "http://json-schema.org/draft-04/schema#"}),
 )
 MAX_CHARS = MAX_BYTES
-"""Characters of a pattern, a grammar, or all choices together; the limit of the engine's
-compiler.
+"""Maximum length of a pattern, a grammar, or all choices together, which is the compiler's
+limit.
 """
 NamedConstraint = tuple[str, Constraint]
-"""The field a constraint came from, and the constraint."""
+"""A constraint and the field that it came from."""
 NO_CONSTRAINT = ("tools", None)
-"""Source of a grammar where the content has no constraint: it can only come from the tools."""
+"""Result for a request without a content constraint. A grammar can then only come from its
+tools.
+"""
 
 
 def content_constraint(
     request: SamplingFields, response_format: ResponseFormat | None = None
 ) -> NamedConstraint | tuple[str, None]:
-    """The one constraint of the request, from any of the fields that can give one."""
+    """Return the request's constraint, from whichever field gives one. Raises InvalidRequest."""
     return require_single(
         [
             *_read_response_format(response_format),
@@ -65,7 +69,7 @@ def content_constraint(
 
 
 def require_single(found: Sequence[NamedConstraint]) -> NamedConstraint | tuple[str, None]:
-    """Raises InvalidRequest for more than one."""
+    """Return the only constraint, if any. Raises InvalidRequest for several."""
     if len(found) > 1:
         names = " and ".join(f"'{name}'" for name, _ in found)
         raise InvalidRequest(f"{names} are mutually exclusive; give one.", param=found[1][0])
@@ -84,7 +88,10 @@ def _check_size(param: str, wanted: Constraint) -> None:
 
 
 def schema_constraint(schema: dict[str, Any] | str, param: str, strict: bool = False) -> Constraint:
-    """``schema`` as an object or as JSON text; with ``strict`` all of it must be enforceable."""
+    """Make a constraint of a schema, given as an object or as JSON text.
+
+    Raises InvalidRequest. With ``strict``, every keyword must be enforceable.
+    """
     if isinstance(schema, str):
         try:
             schema = loads(schema.encode())
@@ -101,7 +108,7 @@ def schema_constraint(schema: dict[str, Any] | str, param: str, strict: bool = F
 
 
 def check_schema(schema: dict[str, Any], param: str) -> None:
-    """Raises InvalidRequest if ``schema`` violates JSON Schema's rules."""
+    """Raise InvalidRequest if ``schema`` violates JSON Schema's rules."""
     check_bounds(schema, param)
     error = next(iter(META.iter_errors(schema)), None)
     if error is not None:
@@ -113,9 +120,9 @@ def check_schema(schema: dict[str, Any], param: str) -> None:
 
 
 def check_readable(schema: dict[str, Any], param: str) -> None:
-    """Raises InvalidRequest for a tool's schema that no draft of JSON Schema can mean.
+    """Raise InvalidRequest if a tool's schema is not valid in any draft of JSON Schema.
 
-    Words of other languages (``float``, ``nullable``) pass: they are read as they are meant.
+    Keywords of other schema languages (``float``, ``nullable``) are accepted and translated.
     """
     if not META.is_valid(schema):
         read = normalise(schema)
@@ -139,7 +146,7 @@ def _read_response_format(wanted: ResponseFormat | None) -> Iterator[NamedConstr
 
 
 def read_structured_outputs(request: EngineFields) -> Iterator[NamedConstraint]:
-    """``structured_outputs``; raises InvalidRequest for none or several of its kinds."""
+    """Read ``structured_outputs``. Raises InvalidRequest unless it has exactly one kind."""
     wanted = request.structured_outputs
     if wanted is None:
         return
@@ -181,7 +188,7 @@ def _read_guided_fields(request: SamplingFields) -> Iterator[NamedConstraint]:
 
 
 def check_bounds(schema: Any, param: str) -> None:
-    """Raises InvalidRequest naming the place and the limit that ``schema`` exceeds."""
+    """Raise InvalidRequest, naming the place and the limit, if ``schema`` exceeds a limit."""
     num_bytes = len(orjson.dumps(schema))
     if num_bytes > MAX_BYTES:
         raise _too_large(param, "$", f"{num_bytes} bytes of JSON", MAX_BYTES)
@@ -200,7 +207,7 @@ def check_bounds(schema: Any, param: str) -> None:
 
 
 def _walk(schema: Any) -> Iterator[tuple[str, Mapping[str, Any], int]]:
-    """Every object in it, with its path and its nesting depth."""
+    """Yield every object in the schema with its path and nesting depth."""
     waiting: list[tuple[str, Any, int]] = [("$", schema, 0)]
     while waiting:
         where, part, depth = waiting.pop()
@@ -213,7 +220,7 @@ def _walk(schema: Any) -> Iterator[tuple[str, Mapping[str, Any], int]]:
 
 
 def _extend_path(where: str, name: str) -> str:
-    """A path of limited length, for messages."""
+    """Return a path for messages, of limited length."""
     return where if len(where) > SHOWN_PATH else f"{where}.{name[:SHOWN_PATH]}"
 
 

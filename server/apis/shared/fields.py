@@ -1,9 +1,9 @@
-"""The base of request models, and fields that several APIs share.
+"""Base class of request models, and fields that several APIs share.
 
-Sampling, vLLM's extensions, response formats, content parts. A field we know but cannot serve, and
-whose loss would change the answer, is in ``refused``: any value but a neutral one is a 400 that
-names the field and the reason. Parts that a chat template may read (messages and their content) are
-open models: unknown members go to the template.
+These are sampling fields, vLLM's extensions, response formats and content parts. ``refused`` lists
+known fields that cannot be served and whose loss would change the answer. Any value but a neutral
+one is refused with a 400 that names the field and the reason. Messages and content parts are open
+models: their unknown members are passed to the chat template.
 """
 
 from __future__ import annotations
@@ -20,30 +20,35 @@ from eaglegate.server.errors import InvalidRequest
 
 Element = TypeVar("Element")
 Many = Annotated[list[Element], Field(fail_fast=True)]
-"""A list that reports its first invalid item only: reporting all would take seconds."""
+"""A list that reports only its first invalid item, since reporting all of them could take
+seconds.
+"""
 
 MAX_CHOICES = 128
 MAX_PATTERN = 256
 MAX_BAD_WORDS = 128
-"""vLLM's bound; it counts a word twice that has other tokens behind a space."""
+"""vLLM's limit. vLLM counts a word twice if it is tokenized differently after a space."""
 INT64 = 1 << 63
 MAX_STEERED = 1024
 MAX_STOP_TOKENS = 100
-"""vLLM's second model runner has room for 1024 and 128, the model's own stop tokens among them; a
-request with more would end the engine on a GPU."""
+"""vLLM's second model runner has room for 1024 steered tokens and 128 stop tokens, including the
+model's own. A request with more would crash the engine on a GPU.
+"""
 WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
 SWITCHES: Mapping[str | int, bool] = {"true": True, "false": False, 1: True, 0: False}
 
 
 class RequestModel(BaseModel):
-    """Base of request models. Types are strict, except for what ``coerce_fields`` converts."""
+    """Base class of request models. Types are strict, except for conversions by
+    ``coerce_fields``.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Known fields that cannot be served, and why; None, False and empty values are allowed."""
+    """Known fields that cannot be served, and why. None, False and empty values are allowed."""
     refusal_details: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Details of the error for programs, beside the reason, by field."""
+    """Machine-readable details of the refusal by field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -66,13 +71,13 @@ class RequestModel(BaseModel):
 
 
 class OpenModel(BaseModel):
-    """A part of a request with members that only the chat template may know."""
+    """Part of a request whose unknown members are kept for the chat template."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
 
 def coerce_fields(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, Any]:
-    """``data`` with numbers and switches given as text converted to the fields' types."""
+    """Convert numbers and switches given as text to the types of their fields."""
     kinds = _scalar_fields(model)
     coerced = dict(data)
     for name in data:
@@ -83,7 +88,7 @@ def coerce_fields(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, 
 
 @cache
 def _scalar_fields(model: type[BaseModel]) -> dict[str, type]:
-    """The fields whose value is a number or a switch."""
+    """Return the fields whose value is a number or a boolean."""
     found = {name: _plain_types(item.annotation) for name, item in model.model_fields.items()}
     return {
         name: float if float in leaves else next(iter(leaves))
@@ -93,7 +98,7 @@ def _scalar_fields(model: type[BaseModel]) -> dict[str, type]:
 
 
 def _plain_types(annotation: Any) -> set[type]:
-    """The plain types that a value may have, except None."""
+    """Return the types that a value may have, except None and containers' items."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _plain_types(arguments[0])
@@ -146,7 +151,7 @@ class StreamOptions(RequestModel):
 
 
 class StructuredOutputs(RequestModel):
-    """vLLM's ``structured_outputs``: exactly one of these."""
+    """vLLM's ``structured_outputs``. Exactly one field must be set."""
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
@@ -157,7 +162,7 @@ class StructuredOutputs(RequestModel):
 
 
 class RepetitionDetection(RequestModel):
-    """Rule in vLLM's format that ends an answer which repeats a pattern of tokens."""
+    """vLLM's rule that ends an answer which repeats a pattern of tokens."""
 
     max_pattern_size: Annotated[int, Field(ge=1, le=MAX_PATTERN)]
     min_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN)] = 0
@@ -165,7 +170,7 @@ class RepetitionDetection(RequestModel):
 
 
 class EngineFields(RequestModel):
-    """Fields that every OpenAI endpoint passes to the engine: OpenAI's names, then vLLM's."""
+    """Fields that all OpenAI endpoints pass to the engine: OpenAI's names first, then vLLM's."""
 
     stop: str | Annotated[Many[str], Field(max_length=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -201,7 +206,7 @@ class EngineFields(RequestModel):
 
 
 class SamplingFields(EngineFields):
-    """Fields of chat completions and completions, besides the engine's."""
+    """Further fields of chat completions and completions."""
 
     max_tokens: TokenCount | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -238,7 +243,7 @@ def call_tag(value: Any) -> str:
 
 
 CALL_DISCRIMINATOR = Discriminator(call_tag)
-"""Chooses between models tagged Custom and Function; an unknown type is validated as Function."""
+"""Selects the model tagged Custom or Function. Unknown types are validated as Function."""
 
 
 class TextPart(OpenModel):
@@ -252,7 +257,7 @@ class RefusalPart(OpenModel):
 
 
 class OtherPart(OpenModel):
-    """Images, audio and files: parsed so that the error can name their type."""
+    """Images, audio and files. They are parsed so that the error can name their type."""
 
     type: str
 
@@ -266,7 +271,7 @@ class CustomGrammar(OpenModel):
 
 
 class CustomFormat(CustomGrammar):
-    """The format of a custom tool's text; Responses have no ``grammar`` level."""
+    """Format of a custom tool's text. The Responses API has no ``grammar`` level."""
 
     type: Literal["text", "grammar"]
     grammar: CustomGrammar | None = None
@@ -293,7 +298,7 @@ class JsonSchemaFormat(RequestModel):
 
 
 class StructuralTagFormat(OpenModel):
-    """vLLM's: ``format``, or the older ``structures`` and ``triggers``."""
+    """vLLM's structural tag: ``format``, or the older ``structures`` and ``triggers``."""
 
     type: Literal["structural_tag"]
 
@@ -308,13 +313,13 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 Verbosity = Literal["low", "medium", "high"]
 
 ServiceTier = Annotated[str, Field(max_length=64)]
-"""Any value: there is one tier, and the response names it."""
+"""Any value is accepted, because there is only one tier. The response names it."""
 
 Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
 
 
 class CacheHints(RequestModel):
-    """Accepted without effect: the engine caches prefixes by itself."""
+    """Fields accepted without effect, since the engine caches prefixes automatically."""
 
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None

@@ -1,4 +1,4 @@
-"""Gateway: the state that all routes share, one per process."""
+"""The gateway's state, shared by all routes of a process."""
 
 from __future__ import annotations
 
@@ -30,53 +30,55 @@ from eaglegate.server.store.sql import SqlResponseStore
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """Actions of an operator on a running gateway; the composition root provides them."""
+    """Operator actions on a running gateway, provided by the composition root."""
 
     reload: Callable[[], Awaitable[dict[str, Any]]]
-    """Read keys and limits again; returns what is in force. Raises ConfigError."""
+    """Reload keys and limits, and return the values in force. Raises ConfigError."""
     bound_depth: Callable[[int], Awaitable[AppliedDepth]]
-    """Bound the depth of every request, running ones too."""
+    """Set the maximum depth of every request, including running ones."""
     drafts: DraftManager | None = None
-    """Exchanges the engine's draft; None where no engine of this process has one."""
+    """Swaps the engine's draft; None if no engine in this process has one."""
     canaries: CanaryRunner | None = None
-    """Tries drafts on live traffic, likewise."""
+    """Runs canaries; None if this gateway cannot."""
     planner: SupportsPlanning | None = None
-    """The engine, where it can plan the depth of its steps."""
+    """The engine, if it can plan the depth of its steps."""
     release_drafts: Callable[[], tuple[DraftHold, ...]] = tuple
-    """Use the depths again that are held off because they killed engines; returns them."""
+    """Release the depths that were blocked because their drafts crashed engines, and return
+    them.
+    """
     auditor: Auditor | None = None
     """Audits answers; None without ``--audit-share``."""
     doctor: Doctor | None = None
-    """Treats acceptance that fell; None without ``--doctor``."""
+    """Diagnoses drops in acceptance; None without ``--doctor``."""
 
 
 @dataclass(slots=True)
 class Gateway:
-    """Created at startup; ``path`` is None until the engine is ready."""
+    """The gateway's state, created at startup. ``pipeline`` is None until the engine is ready."""
 
     models: tuple[str, ...]
     created: int
     settings: Settings = field(default_factory=Settings)
-    """Settings of the start. A reload changes the timeouts of requests and bodies."""
+    """Settings at startup. A reload can change the request and body timeouts."""
     timing: StreamTiming = field(default_factory=StreamTiming)
     keys: KeyRing = field(default_factory=KeyRing)
     admin_port: int | None = None
-    """Port of the operator's paths, if not that of the API."""
+    """Port of the operator paths, if it differs from the API's port."""
     cross_origin: CrossOriginPolicy = field(default_factory=CrossOriginPolicy)
     budget: RequestBudget = field(default_factory=RequestBudget)
     observer: Observer = field(default_factory=NullObserver)
     memory: MemoryMonitor = field(default_factory=lambda: MemoryMonitor([]))
     store: SqlResponseStore | None = None
-    """None stores no responses."""
+    """Store of responses; None if responses are not stored."""
     cipher: ReasoningCipher = field(default_factory=ReasoningCipher.ephemeral)
     """Encrypts the reasoning that clients store."""
     controls: Controls | None = None
     workers: Callable[[], Iterable[WorkerStatus]] = tuple
     """The workers of a fleet; empty for a local engine."""
     losses: Callable[[], Iterable[EngineLoss]] = tuple
-    """The last losses of engines or workers."""
+    """Recent losses of engines or workers."""
     in_flight: int = 0
-    """Number of in-flight requests that may take memory."""
+    """Number of in-flight requests that may use memory."""
     pipeline: Pipeline | None = None
     state: str = "starting"
     """starting, ready or stopping."""
@@ -87,12 +89,12 @@ class Gateway:
         return self.settings.unknown_fields
 
     def owner(self) -> str:
-        """The owner whose responses the current request may see: its key."""
+        """Return the owner whose responses the current request may access."""
         key = current_caller.get().key
         return "" if key is None else key.owner
 
     def require(self) -> Pipeline:
-        """The pipeline. Raises Unavailable with Retry-After if the engine is not ready."""
+        """Return the pipeline. Raises Unavailable with Retry-After if the engine is not ready."""
         if self.pipeline is None or self.state != "ready":
             raise Unavailable(
                 f"The engine is {self.state}; see /ready.",

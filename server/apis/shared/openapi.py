@@ -1,4 +1,4 @@
-"""The OpenAPI document: bodies, event streams, and every error an operation can answer with."""
+"""The OpenAPI document: request bodies, event streams, and all errors of each operation."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pydantic import BaseModel
 
 STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses",
                      "/v1/responses/{response_id}", "/invocations"})  # fmt: skip
-"""Paths that answer with server-sent events on demand."""
+"""Paths that can answer with server-sent events."""
 STATEFUL = ("/v1/responses", "/v1/conversations", "/admin")
 ALWAYS = {
-    400: "The request breaks a rule; `param` names the field.",
+    400: "The request is invalid; `param` names the field.",
     408: "The request did not arrive within its time.",
     431: "The path and the headers are too long, or there are too many headers.",
     500: "The gateway or the engine failed.",
 }
 GUARDED = {
     401: "The API key is missing or unknown.",
-    403: "The key, the host name or the origin may not do this.",
-    404: "There is no such path on this port, or nothing of this name.",
-    503: "The gateway starts, stops or is short of memory, or its store fails.",
+    403: "The key, the host name or the origin is not allowed to do this.",
+    404: "The path does not exist on this port, or the object does not exist.",
+    503: "The gateway is starting, stopping or short of memory, or its store failed.",
 }
 WITH_BODY = {
     413: "The body is too large.",
@@ -31,8 +31,8 @@ WITH_BODY = {
     429: "The key, the queue or the engine is at its limit; see Retry-After.",
     504: "The deadline of the request has passed.",
 }
-CONFLICT = {409: "What is there does not allow this now."}
-NOT_READY = {503: "The gateway does not take requests now."}
+CONFLICT = {409: "The current state does not allow this."}
+NOT_READY = {503: "The gateway is not accepting requests."}
 OPENAI, ANTHROPIC = "Error", "AnthropicError"
 NULLABLE = {"type": ["string", "null"]}
 ERRORS = {
@@ -70,11 +70,11 @@ ERRORS = {
     },
 }
 PARTS = "x-parts"
-"""Key under which an operation keeps the schemas of its body until the document is complete."""
+"""Key under which an operation stores the schemas of its body until the document is completed."""
 
 
 def describe_body(*models: type[BaseModel]) -> dict[str, Any]:
-    """The request body, of one of ``models``, as FastAPI's ``openapi_extra``."""
+    """Return FastAPI's ``openapi_extra`` for a request body of one of ``models``."""
     found = [_refer(model.__name__) for model in models]
     schema = found[0] if len(found) == 1 else {"anyOf": found}
     parts = {name: part for model in models for name, part in _schemas(model).items()}
@@ -83,9 +83,9 @@ def describe_body(*models: type[BaseModel]) -> dict[str, Any]:
 
 
 def complete_openapi(app: FastAPI, open_paths: Collection[str]) -> None:
-    """Complete the application's document: schemas of bodies, streams and errors.
+    """Add the schemas of bodies, streams and errors to the application's document.
 
-    ``open_paths`` answer everybody, while the gateway starts and stops as well.
+    ``open_paths`` need no key, and also answer while the gateway starts or stops.
     """
     made = app.openapi
 
@@ -108,7 +108,7 @@ def complete_openapi(app: FastAPI, open_paths: Collection[str]) -> None:
 def _describe_answers(
     path: str, responses: dict[str, Any], errors: Iterable[tuple[int, str]]
 ) -> None:
-    """Add streams and errors. FastAPI's 422 never comes: bodies and parameters are a 400."""
+    """Add streams and errors, and remove FastAPI's 422: invalid bodies and parameters get a 400."""
     responses.pop("422", None)
     if path in STREAMS:
         responses["200"].setdefault("content", {})["text/event-stream"] = {
@@ -134,7 +134,7 @@ def _list_errors(path: str, method: str, is_open: bool) -> Iterator[tuple[int, s
 
 
 def _describe_error(path: str, status: int) -> Mapping[str, Any]:
-    """The API's own shape; what ends before a path is known has OpenAI's."""
+    """Return the schema of an error. Errors before the path is known have OpenAI's format."""
     if path == "/ready" and status == 503:
         return {"type": "object", "properties": {"status": {"type": "string"}}}
     if not path.startswith("/v1/messages"):
@@ -150,7 +150,7 @@ def _refer(name: str) -> dict[str, str]:
 
 @cache
 def _schemas(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's schema and those it refers to, by name; cached: each app asks for them again."""
+    """Return the schemas of a model and its parts by name. Cached, because every app needs them."""
     name = model.__name__
     schema = model.model_json_schema(ref_template=f"#/components/schemas/{name}.{{model}}")
     parts = {f"{name}.{part}": inner for part, inner in schema.pop("$defs", {}).items()}

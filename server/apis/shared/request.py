@@ -1,13 +1,13 @@
-"""A request's body: read up to its limit, parsed as strict JSON, validated as a request model.
+"""Request bodies: read up to a limit, parsed as strict JSON, and validated.
 
-A field we know is acted on, accepted without effect (docs/api.md lists these) or refused
-(``fields``). Any other is ignored: counted, and listed in a header of the answer. Everything
-ignored goes through ``ignore``, which raises under ``--unknown-fields refuse``.
+A known field is used, accepted without effect (docs/api.md lists these) or refused (``fields``).
+Any other field is ignored, counted, and listed in a response header. Everything ignored goes
+through ``ignore``, which raises under ``--unknown-fields refuse``.
 
-orjson is fast and refuses NaN, bad UTF-8 and lone surrogates, but silently accepts duplicate keys
-(which of the two did a proxy check?) and numbers that no double can hold. Where colons outnumber
-keys or a number is unusual, the standard library's scanner parses the body again and its hooks
-refuse these.
+orjson is fast and refuses NaN, invalid UTF-8 and lone surrogates. But it silently accepts duplicate
+keys, of which a proxy may have checked the other one, and numbers that no double can represent. If
+there are more colons than keys, or an unusual number, the body is parsed again by the standard
+library's scanner, whose hooks refuse both.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ MAX_TOOLS = 1024
 MAX_DEPTH = 64
 MAX_DIGITS = 40
 MAX_ITEMS = 200_000
-"""Values in one body, all levels together."""
+"""Maximum number of values in one body, at all levels together."""
 MAX_CONTAINERS = 50_000
-"""Objects and arrays among them; each is visited."""
+"""Maximum number of objects and arrays in one body; each one is visited."""
 _STRING = re.compile(rb'"[^"]*"')
-"""Strings of JSON in which no quote is escaped."""
+"""JSON strings, after escaped quotes were removed."""
 _UNUSUAL = re.compile(rb"[0-9][eE]|[0-9.]{%d}" % (MAX_DIGITS + 1))
-"""A number with an exponent, or a long one."""
+"""A number with an exponent, or with many digits."""
 SHOWN = 80
-"""Characters of an invalid value that an error message shows."""
+"""Maximum number of characters of an invalid value in an error message."""
 HEADER = "x-eaglegate-ignored-fields"
 MAX_NAMES = 16
 MAX_LENGTH = 64
-"""Characters of one name, and how many names the header may hold."""
+"""Maximum length of a name in the header. ``MAX_NAMES`` limits the number of names."""
 UNCLEAN = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 REFUSE = "refuse"
 
 
 class BadJSON(ValueError):
-    """``str(error)`` is one sentence for the client."""
+    """The body is not acceptable JSON. ``str(error)`` is one sentence for the client."""
 
 
 def loads(body: bytes) -> Any:
-    """Raises BadJSON."""
+    """Parse a body as strict JSON. Raises BadJSON."""
     skeleton = _skeleton(body)
     try:
         data = orjson.loads(body)
@@ -73,7 +73,10 @@ def loads(body: bytes) -> Any:
 
 
 def _skeleton(body: bytes) -> bytes:
-    """The body without its strings. Raises BadJSON for too many values before any is made."""
+    """Return the body without its strings.
+
+    Raises BadJSON for too many values, before any of them is created.
+    """
     plain = body
     if b"\\" in body:
         plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -86,15 +89,15 @@ def _skeleton(body: bytes) -> bytes:
 
 
 def _check_numbers_and_keys(body: bytes) -> None:
-    """Parse again, for duplicate keys and unusual numbers."""
+    """Parse the body again to refuse duplicate keys and unusual numbers."""
     try:
         _SECOND.decode(body.decode())
     except RecursionError:
         raise _too_deep() from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> None:
-    """Refuse duplicate keys; the values are ignored."""
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse duplicate keys. The values are ignored."""
     if len({key for key, _ in pairs}) == len(pairs):
         return
     seen: set[str] = set()
@@ -114,11 +117,13 @@ def _decimal(text: str) -> None:
         raise BadJSON(f"The number {text[:MAX_DIGITS]} is too large or too long.")
 
 
-_SECOND = json.JSONDecoder(object_pairs_hook=_once, parse_int=_integer, parse_float=_decimal)
+_SECOND = json.JSONDecoder(
+    object_pairs_hook=_refuse_duplicates, parse_int=_integer, parse_float=_decimal
+)
 
 
 def _is_small(skeleton: bytes) -> bool:
-    """Whether there are too few values, and objects and arrays among them, for any limit."""
+    """Return True if the body has too few values and containers to exceed any limit."""
     return len(skeleton) <= MAX_ITEMS and (skeleton.count(b"{") + skeleton.count(b"[") <= MAX_DEPTH)
 
 
@@ -134,7 +139,9 @@ def _count_keys(data: Any) -> int:
 
 
 def _check_size(data: Any) -> int:
-    """The number of keys. Breadth first, so that depth uses no stack."""
+    """Check the limits, and return the number of keys. Works breadth first, so that depth uses no
+    stack.
+    """
     level, depth, items, containers, keys = [data], 0, 0, 0, 0
     while level:
         items += len(level)
@@ -167,7 +174,9 @@ def _too_deep() -> BadJSON:
 
 
 def find_header(request: Request, name: bytes) -> str | None:
-    """The first with this name, in lower case; without the mapping that ``headers`` makes."""
+    """Return the first header with this lower-case name, without building a mapping of all
+    headers.
+    """
     for given, value in request.scope["headers"]:
         if given == name:
             found: str = value.decode("latin-1")
@@ -176,7 +185,7 @@ def find_header(request: Request, name: bytes) -> str | None:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, charged. Raises BodyTooLarge as soon as it passes ``limit`` bytes."""
+    """Read and charge the whole body. Raises BodyTooLarge as soon as it exceeds ``limit`` bytes."""
     _check_encoding(find_header(request, b"content-encoding"))
     current = current_charge.get()
     declared = find_header(request, b"content-length") or "0"
@@ -188,7 +197,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise InvalidRequest("The client left while sending the body.")
+            raise InvalidRequest("The client disconnected while sending the body.")
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > limit:
@@ -200,10 +209,10 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def _check_encoding(given: str | None) -> None:
-    """Raises UnsupportedEncoding: a few bytes of gzip can become gigabytes."""
+    """Raise UnsupportedEncoding for a compressed body: a few bytes of gzip can become gigabytes."""
     if given is not None and given.strip().lower() not in ("", "identity"):
         raise UnsupportedEncoding(
-            f"The body has the content encoding '{given[:40]}'; send it as it is, without the "
+            f"The body has the content encoding '{given[:40]}'; send it uncompressed, without the "
             "header 'content-encoding'."
         )
 
@@ -218,12 +227,12 @@ Model = TypeVar("Model", bound=RequestModel)
 
 
 def parse(body: bytes, model: type[Model]) -> Model:
-    """Raises InvalidRequest for anything that is not JSON, not an object, or breaks a rule."""
+    """Parse and validate a body. Raises InvalidRequest."""
     return validate(read_json(body), model)
 
 
 def read_json(body: bytes) -> Any:
-    """Raises InvalidRequest."""
+    """Parse a body as JSON. Raises InvalidRequest."""
     try:
         return loads(body)
     except BadJSON as error:
@@ -231,7 +240,10 @@ def read_json(body: bytes) -> Any:
 
 
 def validate(data: Any, model: type[Model]) -> Model:
-    """Raises InvalidRequest. Unknown fields are ignored and listed in a response header."""
+    """Validate a parsed body. Raises InvalidRequest.
+
+    Unknown fields are ignored and listed in a response header.
+    """
     if not isinstance(data, dict):
         raise InvalidRequest(f"The body must be a JSON object, not {type(data).__name__}.")
     try:
@@ -246,8 +258,9 @@ def validate(data: Any, model: type[Model]) -> Model:
 
 
 def _explain(error: ValidationError) -> InvalidRequest:
-    """The error message of the first problem; for unions of the deepest, in the branch that the
-    value has the type of."""
+    """Make the error for the first problem. In a union, this is the deepest one, preferably in the
+    branch that matches the value's type.
+    """
     problem = max(
         error.errors(include_url=False),
         key=lambda item: (len(item["loc"]), not item["type"].endswith("_type")),
@@ -283,9 +296,10 @@ def _abbreviate(value: Any) -> str:
 
 
 def find_unknown_fields(model: object, given: Any, found: list[str], path: str = "") -> None:
-    """Add their paths without indices, each as often as it is there; ``given`` is what was read.
+    """Append the paths of unknown fields, without indices, once per occurrence.
 
-    Open models are not looked into: what they hold is the chat template's to read.
+    ``given`` is the data that ``model`` was made of. Open models are skipped, since their members
+    belong to the chat template.
     """
     if given.__class__ is not dict or not isinstance(model, RequestModel):
         return
@@ -308,17 +322,17 @@ def _find_in_items(items: object, given: list[Any], found: list[str], path: str)
 
 @cache
 def _list_names(model: type[BaseModel]) -> Mapping[str, str]:
-    """The names of a model's fields by what a body calls them."""
+    """Return a model's field names by their names in a body."""
     return {item.alias or name: name for name, item in model.model_fields.items()}
 
 
 @dataclass(slots=True)
 class Notices:
-    """Notices about one request."""
+    """Ignored fields and other notices about one request."""
 
     refuses: bool = False
     names: dict[str, None] = field(default_factory=dict)
-    """Names of ignored fields in their order: paths in the body without indices."""
+    """Names of ignored fields in order: paths in the body without indices."""
 
     def ignore(self, name: str, rule: str) -> None:
         if self.refuses:
@@ -352,14 +366,16 @@ def ignore(name: str, rule: str = "Unrecognized request argument supplied") -> N
 
 
 class NoticeHeader:
-    """ASGI middleware: adds the header to responses and reports to the observer."""
+    """ASGI middleware that adds the header to responses and reports ignored fields to the
+    observer.
+    """
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
         self._gateway = gateway
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Sets what ``ignore`` notes to for the rest of the request's task."""
+        """Collect the notices of this request for the rest of its task."""
         if scope["type"] != "http":
             return self._app(scope, receive, send)
         notices = Notices(refuses=self._gateway.unknown_fields == REFUSE)

@@ -1,4 +1,4 @@
-"""Encoding that all APIs share: token text, log probabilities, usage and metrics."""
+"""Encoding shared by all APIs: token text, log probabilities, usage and metrics."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from eaglegate.server.generation.job import Job
 
 @dataclass(frozen=True, slots=True)
 class EncodingContext:
-    """``pieces`` are the bytes of every token id, ``depth`` is K of the engine."""
+    """Data that encoders need. ``pieces`` has the bytes of every token id; ``depth`` is the
+    engine's K.
+    """
 
     pieces: Mapping[int, bytes]
     depth: int = 0
     reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
     token_names: str = "text"
-    """text or ids."""
+    """Names of tokens: text or ids."""
 
     def token(self, token_id: int) -> str:
-        """The text of one token, or its id; bytes that are no whole character show as U+FFFD."""
+        """Return the text of one token, or its id. Incomplete characters are shown as U+FFFD."""
         if self.token_names == "ids":
             return f"token_id:{token_id}"
         return self.pieces[token_id].decode("utf-8", "replace")
@@ -34,7 +36,9 @@ class EncodingContext:
         return b"".join(self.pieces[token_id] for token_id in token_ids).decode("utf-8", "replace")
 
     def metrics(self, job: Job, finish: Finish) -> dict[str, Any] | None:
-        """vLLM's ``metrics`` object of one choice; None when not asked for or without a draft."""
+        """Return vLLM's ``metrics`` object of one choice; None if not requested or without a
+        draft.
+        """
         if job.spec_metrics == "none" or not self.depth or not finish.decode:
             return None
         detailed = job.spec_metrics == "detailed"
@@ -44,10 +48,10 @@ class EncodingContext:
 def speculative_decoding(
     decode: Sequence[DecodeStep], depth: int, detailed: bool
 ) -> dict[str, Any]:
-    """One choice's speculation under vLLM's field names, counting what was delivered.
+    """Return one choice's speculation metrics under vLLM's field names, counting delivered tokens.
 
-    Formulas: engine/speculation/accounting.py. Without a verify step the acceptance length and
-    the rate do not exist, and are null.
+    Formulas: engine/speculation/accounting.py. Without a verify step, the acceptance length and
+    rate are undefined and therefore null.
     """
     totals = sum_steps(decode)
     histogram = list(totals.histogram)
@@ -68,13 +72,13 @@ def speculative_decoding(
 
 
 FLOOR = -9999.0
-"""OpenAI's value for a probability of 0: JSON has no minus infinity."""
+"""OpenAI's value for a probability of 0, since JSON has no negative infinity."""
 
 
 def list_logprobs(
     given: Iterable[PositionLogprobs], context: EncodingContext
 ) -> list[dict[str, Any]]:
-    """One object per token, with its alternatives."""
+    """Return one object per token, with its alternatives."""
     return [
         _token_object(position.chosen, context)
         | {"top_logprobs": [_token_object(token, context) for token in position.top]}
@@ -85,8 +89,8 @@ def list_logprobs(
 def list_prompt_logprobs(
     given: Iterable[PositionLogprobs | None] | None, context: EncodingContext
 ) -> list[dict[str, Any] | None]:
-    """List prompt log probabilities in vLLM's format: by token id, null where nothing comes
-    before.
+    """Return prompt log probabilities in vLLM's format: by token id, and null for the first
+    token.
     """
     return [
         None if position is None else _key_by_token_id(position, context)
@@ -118,7 +122,8 @@ def _token_object(token: TokenLogprob, context: EncodingContext) -> dict[str, An
 
 
 def usage_object(choices: Mapping[int, Usage], n: int) -> dict[str, Any]:
-    """Usage of a chat completion or completion: each prompt counts once, completions add up.
+    """Return the usage of a chat completion or completion. Prompts count once; completions are
+    summed.
 
     ``choices`` is by index: choice ``i`` answers prompt ``i // n``.
     """
@@ -140,8 +145,9 @@ def usage_object(choices: Mapping[int, Usage], n: int) -> dict[str, Any]:
 
 
 def timings_object(choices: Mapping[int, Finish]) -> dict[str, Any]:
-    """Speed and acceptance of an answer with one choice under llama.cpp's names, which clients
-    show; empty for several choices. Formulas: docs/steps.md.
+    """Return speed and acceptance under llama.cpp's names, which many clients display.
+
+    Empty for several choices. Formulas: docs/steps.md.
     """
     if len(choices) != 1:
         return {}
@@ -179,5 +185,5 @@ def _round(value: float | None) -> float | None:
 
 
 def usage_tail(delta: UsageDelta) -> bytes:
-    """The end of a chunk that carries its choice's usage so far, as vLLM writes it."""
+    """Return the end of a chunk that carries its choice's usage so far, in vLLM's format."""
     return b',"usage":' + orjson.dumps(usage_object({0: delta.usage}, 1)) + b"}\n\n"

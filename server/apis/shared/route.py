@@ -1,4 +1,4 @@
-"""Shared by routes: run a job, count tokens."""
+"""Functions shared by routes: running a job and counting tokens."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from eaglegate.server.http.response import (
 from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
 
 WORKLOAD_HEADER = b"x-eaglegate-workload"
-"""Header with the metrics slice of a request; only configured names count."""
+"""Header that names the request's workload. Only configured names count."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationApi(Generic[Model]):
-    """One API that generates: its request model, its Job, its encoders."""
+    """An API that generates: its request model, its Job factory and its encoders."""
 
     model: type[Model]
     make_job: Callable[[Model, ServedModel, str | None], Job]
-    """The last argument is the workload that the client names."""
+    """Makes the Job. The last argument is the workload named by the client."""
     stream: Callable[[Job, EncodingContext], StreamEncoder]
     fold: Callable[[Job, EncodingContext], Fold]
     error_body: ErrorBody
@@ -50,7 +50,7 @@ class GenerationApi(Generic[Model]):
 async def respond(
     request: Request, gateway: Gateway, select: Callable[[Any], GenerationApi[Any]]
 ) -> Response:
-    """Read the body once, make the Job of the API that ``select`` finds, and answer it."""
+    """Read the body once, make the Job of the API that ``select`` returns, and answer it."""
     arrived = time.perf_counter()
     body = await read_body(request, gateway.settings.max_body_bytes)
     pipeline = gateway.require()
@@ -73,7 +73,7 @@ def make_encoding_context(pipeline: Pipeline, token_names: str = "text") -> Enco
 def answer(
     job: Job, pipeline: Pipeline, gateway: Gateway, api: GenerationApi[Any], arrived: float
 ) -> Response:
-    """A response that runs ``job`` when it is sent."""
+    """Return a response that runs ``job`` when it is sent."""
     run = partial(generate, job, pipeline, gateway.observer, arrived)
     context = make_encoding_context(pipeline, job.token_names)
     if job.stream:
@@ -84,12 +84,14 @@ def answer(
 
 
 CONTEXTS = 4
-"""Prompts are counted up to this many context lengths; longer ones are refused."""
+"""Prompts are counted up to this multiple of the context length; longer ones are refused."""
 
 
 @asynccontextmanager
 async def admit(pipeline: Pipeline, arrived: float) -> AsyncIterator[None]:
-    """Admit a request that uses no engine slot, within its deadline. Raises GatewayError."""
+    """Admit a request that needs no place in the engine, within its deadline. Raises
+    GatewayError.
+    """
     caller = current_caller.get()
     deadline = Deadline(caller.timeout_s, arrived)
     with pipeline.admission.enter(caller.to_requester(deadline.at)):
@@ -103,7 +105,7 @@ async def count_prompt_tokens(
     arrived: float,
     count: Callable[[RenderLimits], Awaitable[list[int]]],
 ) -> list[int]:
-    """The tokens of a prompt, without generating. Raises GatewayError."""
+    """Return the token ids of a prompt without generating. Raises GatewayError."""
     longest = pipeline.info.max_model_len
     async with admit(pipeline, arrived):
         current_charge.get().begin_tokenizing()

@@ -1,4 +1,4 @@
-"""Engine steps as answers with ``return_steps`` show them: docs/steps.md."""
+"""Engine steps in answers with ``return_steps`` (docs/steps.md)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _Decoder = getincrementaldecoder("utf-8")
 class StepWriter:
     """Writes the steps of one choice as JSON objects.
 
-    The texts of all tokens together are the text that the tokens spell: a character of several
-    tokens stands in the last of them.
+    The texts of the tokens add up to the answer's text: a character that spans several tokens is in
+    the text of the last one.
     """
 
     def __init__(self, context: EncodingContext) -> None:

@@ -1,8 +1,8 @@
-"""The parts of a JSON schema that xgrammar does not enforce, for ``strict: true``.
+"""JSON schema keywords that xgrammar does not enforce, for ``strict: true``.
 
-A strict schema promises that every answer matches it, so a keyword that cannot be enforced is
-refused by name, as OpenAI refuses unsupported keywords. tests/server/test_strict_schema.py checks
-each rule against xgrammar itself.
+A strict schema promises that every answer matches it. A keyword that cannot be enforced is
+therefore refused by name, in the same way as OpenAI refuses unsupported keywords.
+tests/server/test_strict_schema.py checks each rule against xgrammar.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from eaglegate.server.errors import InvalidRequest
 
 Schema = Mapping[str, Any]
 Unenforced = tuple[str, str]
-"""Place and keyword that are not enforced."""
+"""Path and keyword of an unenforced rule."""
 
 NEVER = (
     "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies",
@@ -36,16 +36,16 @@ OBJECTS = frozenset((
     "properties", "required", "additionalProperties", "patternProperties", "propertyNames",
     "minProperties", "maxProperties", "unevaluatedProperties",
 ))  # fmt: skip
-SPEAKS_FOR_ITSELF = ("$ref", "anyOf", "oneOf", "allOf")
-"""xgrammar ignores keywords beside one of these."""
-ASSERTIONS = NUMBERS | STRINGS | ARRAYS | OBJECTS | {"type", *SPEAKS_FOR_ITSELF}
+COMBINATORS = ("$ref", "anyOf", "oneOf", "allOf")
+"""xgrammar ignores keywords next to one of these."""
+ASSERTIONS = NUMBERS | STRINGS | ARRAYS | OBJECTS | {"type", *COMBINATORS}
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems")
 
 
 def check_strict(schema: Any, param: str) -> None:
-    """Raises InvalidRequest, naming the first keyword that would not be enforced."""
+    """Raise InvalidRequest, naming the first keyword that would not be enforced."""
     for where, keyword in _find_unenforced(schema, schema, "$", Exclusion()):
         raise InvalidRequest(
             f"Invalid schema in '{param}': '{keyword}' at {where} cannot be enforced, and "
@@ -78,16 +78,16 @@ def _parts(schema: Schema) -> Iterator[tuple[str, Any]]:
 
 
 def _check_keywords(schema: Schema, root: Any, exclusion: Exclusion) -> Iterator[str]:
-    """The unenforced keywords of a schema, without its subschemas."""
+    """Yield the unenforced keywords of a schema, without those of its subschemas."""
     yield from (keyword for keyword in NEVER if keyword in schema)
     if schema.get("uniqueItems"):
         yield "uniqueItems"
     if "const" in schema or "enum" in schema:
         yield from _check_values(schema)
         return
-    speaks = next((name for name in SPEAKS_FOR_ITSELF if name in schema), None)
-    if speaks is not None:
-        yield from _check_combination(speaks, schema, root, exclusion)
+    combinator = next((name for name in COMBINATORS if name in schema), None)
+    if combinator is not None:
+        yield from _check_combination(combinator, schema, root, exclusion)
         return
     yield from _check_untyped(schema)
     yield from _check_numbers(schema)
@@ -96,7 +96,9 @@ def _check_keywords(schema: Schema, root: Any, exclusion: Exclusion) -> Iterator
 
 
 def _check_values(schema: Schema) -> Iterator[str]:
-    """xgrammar allows listed values whatever else the schema says, so each must match the rest."""
+    """Yield the keyword if a listed value violates the rest of the schema, which xgrammar
+    ignores.
+    """
     keyword = "const" if "const" in schema else "enum"
     values = [schema["const"]] if keyword == "const" else _list(schema["enum"])
     own = {name: part for name, part in schema.items() if name in ASSERTIONS and name != "$ref"}
@@ -105,7 +107,9 @@ def _check_values(schema: Schema) -> Iterator[str]:
 
 
 def _all_match(schema: Schema, values: list[Any]) -> bool:
-    """False if it cannot be checked in linear time: patterns that need backtracking."""
+    """Return True if all values match. False if that cannot be checked in linear time, as for
+    patterns that need backtracking.
+    """
     try:
         validator = Draft202012Validator(
             dict(schema),
@@ -123,13 +127,13 @@ def _retrieve(uri: str) -> Any:
 
 
 def _check_combination(
-    speaks: str, schema: Schema, root: Any, exclusion: Exclusion
+    combinator: str, schema: Schema, root: Any, exclusion: Exclusion
 ) -> Iterator[str]:
-    yield from sorted(name for name in ASSERTIONS & schema.keys() if name != speaks)
-    parts = _list(schema.get(speaks))
-    if speaks == "allOf" and len(parts) > 1:
+    yield from sorted(name for name in ASSERTIONS & schema.keys() if name != combinator)
+    parts = _list(schema.get(combinator))
+    if combinator == "allOf" and len(parts) > 1:
         yield "allOf"
-    if speaks == "oneOf" and not exclusion.holds([_resolve(part, root) for part in parts]):
+    if combinator == "oneOf" and not exclusion.holds([_resolve(part, root) for part in parts]):
         yield "oneOf"
 
 
@@ -142,9 +146,9 @@ def _resolve(schema: Any, root: Any) -> Schema:
 
 
 def _check_untyped(schema: Schema) -> Iterator[str]:
-    """Yield the keywords of a schema without a type that are not enforced.
+    """Yield the unenforced keywords of a schema without a type.
 
-    Only keywords that imply an object or an array are.
+    Only keywords that imply an object or an array are enforced.
     """
     if _types(schema):
         return
@@ -202,22 +206,22 @@ def _list(value: Any) -> list[Any]:
 
 
 PAIRS = 512
-"""Branches that are compared with each other."""
+"""Maximum number of branches that are compared in pairs."""
 MAX_WORK = 500_000
-"""Values looked at for all of one schema."""
+"""Maximum number of values visited for one schema."""
 TYPE = ""
-"""The name of the discriminator that is a branch's own type."""
+"""Name of the discriminator that is a branch's own type."""
 
 Discriminators = dict[str, frozenset[str]]
-"""The allowed values of a branch, by discriminator."""
+"""Allowed values of a branch by discriminator."""
 
 
 class Exclusion:
-    """Whether the branches of a ``oneOf`` exclude each other.
+    """Checks that the branches of a ``oneOf`` exclude each other.
 
-    Branches differ by type, or by a required property with listed values: the discriminator. Where
-    no discriminator separates all branches at once, up to ``PAIRS`` of them are compared in pairs.
-    A check that exceeds ``MAX_WORK`` counts as not exclusive. One object serves all ``oneOf`` of a
+    Branches differ by type, or by a discriminator: a required property with listed values. If no
+    discriminator separates all branches at once, up to ``PAIRS`` of them are compared in pairs. A
+    check that exceeds ``MAX_WORK`` counts as not exclusive. One object serves all ``oneOf`` of a
     schema.
     """
 
@@ -226,7 +230,7 @@ class Exclusion:
         self._work = 0
 
     def holds(self, branches: Sequence[Schema]) -> bool:
-        """Whether no value can match two of them, as far as a cheap check can show."""
+        """Return True if a cheap check shows that no value matches two branches."""
         if len({id(branch) for branch in branches}) < len(branches):
             return False
         try:
@@ -242,7 +246,7 @@ class Exclusion:
         return self._known[id(branch)]
 
     def _separates_all(self, branches: list[Discriminators]) -> bool:
-        """Whether there is one discriminator of which no two branches share a value."""
+        """Return True if one discriminator has no value in common between any two branches."""
         for name in set.intersection(*map(set, branches)) if branches else ():
             num_values = sum(len(branch[name]) for branch in branches)
             self._spend(num_values)
@@ -269,7 +273,7 @@ class Exclusion:
 
 
 class _WorkExceeded(Exception):
-    """The time for one schema is used up."""
+    """The work limit for one schema was reached."""
 
 
 def _read_discriminators(schema: Schema) -> Discriminators:
@@ -285,7 +289,7 @@ def _read_discriminators(schema: Schema) -> Discriminators:
 
 
 def _allowed_values(part: Any) -> frozenset[str]:
-    """The values that are allowed, if they are listed."""
+    """Return the allowed values if they are listed, else an empty set."""
     if not isinstance(part, dict):
         return frozenset()
     listed = [part["const"]] if "const" in part else part.get("enum")
@@ -293,7 +297,7 @@ def _allowed_values(part: Any) -> frozenset[str]:
 
 
 def _type_names(named: Any) -> frozenset[str]:
-    """Every integer is a number."""
+    """Return the type names. Every integer is a number."""
     names = [named] if isinstance(named, str) else named if isinstance(named, list) else []
     types = frozenset(name for name in names if isinstance(name, str))
     return types | {"number"} if "integer" in types else types

@@ -1,8 +1,9 @@
-"""Input of a chat template: text in place of media, variables, and a request's own template.
+"""Input of a chat template: placeholders for media, template variables, and a request's own
+template.
 
-A text model reads no images, audio or files. In what the user asks now they are refused. In earlier
-messages and in tool results a placeholder takes their place, or else every later request of the
-conversation would fail; with ``--history-media refuse`` these are refused, too.
+A text model cannot read images, audio or files. In the user's current turn they are refused. In
+earlier messages and tool results a placeholder replaces them, since otherwise every later request
+of the conversation would fail. ``--history-media refuse`` refuses these as well.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from eaglegate.text.rendering.template import GLOBALS, RESERVED
 END = " omitted: this model reads text only]"
 UNCLEAN = re.compile(r"[^a-z0-9_]")
 MAX_KIND = 40
-"""Characters of a type that are used."""
+"""Maximum number of characters of a type that are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,12 @@ class MediaPolicy:
     """Policy for the non-text parts of a message."""
 
     replaced: bool
-    """A placeholder replaces them; else they are refused."""
+    """True if a placeholder replaces them; False if they are refused."""
 
     def text(self, kind: str, path: str) -> str:
-        """The placeholder of a part of type ``kind``. Raises InvalidRequest where it is refused."""
+        """Return the placeholder for a part of type ``kind``. Raises InvalidRequest if it is
+        refused.
+        """
         kind = kind[:MAX_KIND]
         if not self.replaced:
             raise InvalidRequest(
@@ -50,27 +53,27 @@ def placeholder(kind: str) -> str:
 
 
 def join(texts: Sequence[str], between: str = "") -> str:
-    """The joined texts of a message's parts; each placeholder is on its own line."""
+    """Join the texts of a message's parts. Placeholders are put on lines of their own."""
     placed = any(text.endswith(END) for text in texts)
     return ("\n" if placed else between).join(texts)
 
 
 def is_newest(roles: Sequence[str]) -> list[bool]:
-    """Return for each message whether it is in the user's current turn: no assistant
-    message follows.
-    """
+    """Return for each message whether it is a user message that no assistant message follows."""
     last = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
     return [role == "user" and at > last for at, role in enumerate(roles)]
 
 
 def _short_kind(kind: str) -> str:
-    """image_url and input_image -> image"""
+    """Shorten a type: image_url and input_image become image."""
     name = UNCLEAN.sub("", kind[:MAX_KIND].lower())
     return name.removeprefix("input_").removesuffix("_url") or "content"
 
 
 RAW = "raw_arguments"
-"""The member for text that is no JSON object; the messages API delivers it under the same name."""
+"""Member for arguments that are not a JSON object. The messages API delivers them under the same
+name.
+"""
 PARAM = "chat_template_kwargs"
 MAX_TEMPLATE_CHARS = 256 << 10
 
@@ -78,9 +81,11 @@ MAX_TEMPLATE_CHARS = 256 << 10
 def template_kwargs(
     served: ServedModel, asked: Mapping[str, Any] | None, **meant: Any
 ) -> dict[str, Any]:
-    """The operator's variables, other fields' (``meant``), the request's own; the last wins.
+    """Merge the operator's variables, variables derived from other fields (``meant``) and the
+    request's own.
 
-    A variable that the template does not read is dropped by the renderer. Raises InvalidRequest.
+    Later ones take precedence. The renderer drops variables that the template does not read. Raises
+    InvalidRequest.
     """
     if not asked:
         return {**served.template_kwargs, **meant}
@@ -98,7 +103,7 @@ def template_kwargs(
 def own_template(
     served: ServedModel, asked: Mapping[str, Any] | None, named: str | None = None
 ) -> str | None:
-    """The request's own template, if the operator allows one. Raises InvalidRequest.
+    """Return the request's own template, if the operator allows one. Raises InvalidRequest.
 
     ``named`` is the value of the field ``chat_template``, which takes precedence.
     """
@@ -121,28 +126,28 @@ def own_template(
 
 
 def effort_kwargs(effort: str | None) -> dict[str, Any]:
-    """Template variables for an effort; ``none`` turns thinking off."""
+    """Return the template variables for an effort; ``none`` turns thinking off."""
     if effort is None:
         return {}
     return {"reasoning_effort": effort, **(thinking_kwargs(False) if effort == "none" else {})}
 
 
 def thinking_kwargs(on: bool | None) -> dict[str, Any]:
-    """Both names of the switch in templates; empty if the template decides."""
+    """Return both common names of the thinking switch; empty if the template decides."""
     return {} if on is None else {"enable_thinking": on, "thinking": on}
 
 
 def custom_call(id: str, name: str, text: str) -> dict[str, Any]:
-    """A custom tool's call as a call of its function."""
+    """Return a custom tool's call as a function call."""
     function = {"name": name, "arguments": {ARGUMENT: text}}
     return {"id": id, "type": "function", "function": function}
 
 
 def parse_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
-    """Arguments as an object, because templates iterate over them; the model writes text.
+    """Return arguments as an object, because templates iterate over them.
 
-    Invalid arguments stay in the history, so refusing them would fail every later turn. The model
-    sees them unchanged, in an object of their own.
+    Invalid arguments are kept unchanged in a member ``RAW``. They stay in the conversation's
+    history, so refusing them would fail every later turn.
     """
     if isinstance(text, dict):
         return text

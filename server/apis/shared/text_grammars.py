@@ -1,4 +1,4 @@
-"""Grammars that requests bring, in Lark's syntax or as a regular expression, read once."""
+"""Grammars in requests, in Lark's syntax or as a regular expression, compiled once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from eaglegate.server.errors import InvalidRequest
 from eaglegate.text.grammars.text_grammar import BadGrammar, TextGrammar
 
 MAX_DEFINITION = 16 << 10
-"""Characters; parsing more would delay other requests."""
+"""Maximum number of characters. Parsing more would delay other requests."""
 COMMENT = re.compile(r"(#|//).*$", re.MULTILINE)
 DIALECT = re.compile(r"\A\s*%llguidance\s*\{\s*\}")
-"""Header that llguidance, which vLLM may use, wants at the beginning of its Lark."""
+"""Header that llguidance, one of vLLM's grammar backends, expects at the beginning of a Lark
+grammar.
+"""
 
 
 def compile_grammar(syntax: str, definition: str, param: str) -> TextGrammar:
-    """Raises InvalidRequest."""
+    """Compile a grammar. Raises InvalidRequest."""
     if len(definition) > MAX_DEFINITION:
         raise InvalidRequest(
             f"'{param}' has {len(definition)} characters; the limit is {MAX_DEFINITION}.",
@@ -29,7 +31,9 @@ def compile_grammar(syntax: str, definition: str, param: str) -> TextGrammar:
 
 
 def to_ebnf(grammar: str, param: str) -> str:
-    """A grammar in EBNF as it is; one in Lark as EBNF, as ``vllm serve`` tells the two apart."""
+    """Return a grammar in EBNF, converting it from Lark if needed. The syntax is detected as in
+    ``vllm serve``.
+    """
     if "::=" in COMMENT.sub("", grammar):
         return grammar
     return compile_grammar("lark", DIALECT.sub("", grammar), param).ebnf(in_json=False)
@@ -37,8 +41,8 @@ def to_ebnf(grammar: str, param: str) -> str:
 
 @lru_cache(maxsize=64)
 def _compile(syntax: str, definition: str) -> TextGrammar:
-    """Cached: agents send the same tools with every turn."""
-    # The compilers are loaded with the first grammar that a request brings.
+    """Compile a grammar. Cached, because agents send the same tools with every turn."""
+    # The compilers are imported with the first grammar in a request.
     from eaglegate.text.grammars.lark_grammar import lark_grammar, regex_grammar
 
     return lark_grammar(definition) if syntax == "lark" else regex_grammar(definition)

@@ -1,4 +1,4 @@
-"""Request to Job: the fields and rules that several APIs share."""
+"""Conversion of a request to a Job: fields and rules that several APIs share."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NO_TOOLS = ToolPolicy()
 NOTHING: Mapping[str, Any] = {}
 MAX_DEPTH_PARAM = "num_speculative_tokens"
 MAX_BAD_WORDS_BYTES = 512
-"""vLLM allows 1024 tokens; a word may take one per byte, with and without a leading space."""
+"""vLLM allows 1024 tokens. A word may take one token per byte, with and without a leading space."""
 MAX_STOP_CHARS = 1024
-"""Characters of one stop sequence. Text that may begin one is held back from the client."""
+"""Maximum length of a stop sequence. Text that may begin one is held back from the client."""
 
 
 ASKED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields of a request for which a model's generation config may have defaults."""
+"""Request fields for which a model's generation config may have defaults."""
 NEUTRAL: dict[str, float] = {
     "max_tokens": 0,
     "temperature": 1.0,
@@ -41,11 +41,13 @@ NEUTRAL: dict[str, float] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Values without either. The request's own limit has other names than ``max_tokens``."""
+"""Values used if neither the request nor the model sets one. The request's token limit has other
+names than ``max_tokens``.
+"""
 
 
 class JobFields(Protocol):
-    """The fields that requests of all APIs have."""
+    """Fields that the requests of all APIs have."""
 
     @property
     def stream(self) -> bool | None: ...
@@ -78,10 +80,10 @@ def make_job(
     policy: ToolPolicy = NO_TOOLS,
     more: Mapping[str, Any] = NOTHING,
 ) -> Job:
-    """The fields of a Job that every API fills in the same way. Raises InvalidRequest.
+    """Make a Job from the fields that all APIs share. Raises InvalidRequest.
 
-    ``workload`` is the slice that the client names in its header; ``reasons`` says whether it asks
-    for reasoning; ``more`` are fields of one API.
+    ``workload`` is the slice named in the client's header, ``reasons`` is True if the request asks
+    for reasoning, and ``more`` has fields of one API.
     """
     param, wanted = constraint
     caller = current_caller.get()
@@ -154,12 +156,12 @@ def _read_sampling_fields(request: SamplingFields) -> dict[str, Any]:
 
 
 def wants_prompt(request: SamplingFields) -> bool:
-    """Whether the answer shows the prompt's tokens."""
+    """Return True if the answer shows the prompt's tokens."""
     return bool(request.return_token_ids) or request.prompt_logprobs is not None
 
 
 def _fingerprint_prompt(prompt: PromptSource) -> str:
-    """Compute the fingerprint of the system prompt and tools."""
+    """Return the fingerprint of the system prompt and tools."""
     if not isinstance(prompt, Conversation):
         return ""
     system = (str(m["content"]) for m in prompt.messages if m["role"] in ("system", "developer"))
@@ -167,7 +169,7 @@ def _fingerprint_prompt(prompt: PromptSource) -> str:
 
 
 def default_sampling(request: object, served: ServedModel) -> Sampling:
-    """Each field as the client asks, else as the model's generation config says, else neutral."""
+    """Return each field from the request, else from the model's generation config, else neutral."""
     return Sampling(**_choose_sampling(request, served))
 
 
@@ -222,7 +224,7 @@ def _read_repetition(asked: RepetitionDetection) -> RepetitionStop:
 
 
 def thinking_budget(asked: int | None, served: ServedModel) -> int | None:
-    """-1 means no limit, as in vLLM."""
+    """Check a thinking budget; -1 means no limit, as in vLLM. Raises InvalidRequest."""
     if asked is None or asked == -1:
         return None
     if served.thinking_budget is False:
@@ -236,7 +238,7 @@ def thinking_budget(asked: int | None, served: ServedModel) -> int | None:
 
 
 def _read_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
-    """Read token ids without duplicates. Raises InvalidRequest."""
+    """Return the token ids without duplicates. Raises InvalidRequest."""
     beyond = next((t for t in token_ids if vocab_size is not None and t >= vocab_size), None)
     if beyond is not None:
         raise InvalidRequest(
@@ -265,7 +267,10 @@ def _read_bad_words(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_prompt_logprobs(request: SamplingFields, echoed: int | None = None) -> int | None:
-    """``echoed``: how many ``echo`` needs. Raises InvalidRequest."""
+    """Return the number of prompt log probabilities; ``echoed`` is the number that ``echo`` needs.
+
+    Raises InvalidRequest.
+    """
     asked = request.prompt_logprobs
     if asked is not None and request.stream:
         raise InvalidRequest(
@@ -296,7 +301,7 @@ def read_stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, 
 
 
 def service_tier(asked: str | None) -> dict[str, str]:
-    """The response names the only tier, ``default``, if the request names one."""
+    """Name the only tier, ``default``, in the response if the request names a tier."""
     return {} if asked is None else {"service_tier": "default"}
 
 
@@ -312,16 +317,16 @@ def _read_logit_bias(bias: Mapping[str, float], vocab_size: int | None) -> dict[
 
 
 def resolve_model(asked: str | None, served: ServedModel) -> str:
-    """The model name in the response: the requested one, else the first served one."""
+    """Return the requested model name, or the first served one. Raises NotFound and Forbidden."""
     name = asked or served.models[0]
     check_model(name, served)
     return name
 
 
 def check_model(model: str, served: ServedModel) -> None:
-    """Raises NotFound, and Forbidden if the caller's key may not use the model.
+    """Raise NotFound, or Forbidden if the caller's key may not use the model.
 
-    Every endpoint that takes a model's name comes through here.
+    Every endpoint that accepts a model name calls this function.
     """
     if model not in served.models:
         raise NotFound(
@@ -342,7 +347,7 @@ def check_model(model: str, served: ServedModel) -> None:
 def requested_depth(
     asked: int | None, xargs: Mapping[str, Any] | None, served: ServedModel
 ) -> int | None:
-    """The requested draft tokens per step, 0..K, or None."""
+    """Return the requested draft tokens per step, 0 to K, or None. Raises InvalidRequest."""
     for name in xargs or ():
         if name != MAX_DEPTH_PARAM:
             ignore(f"vllm_xargs.{name}")

@@ -1,4 +1,4 @@
-"""Offered tools and tool_choice as a ToolPolicy."""
+"""Tools and tool_choice of a request as a ToolPolicy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from eaglegate.text.grammars.text_grammar import TextGrammar
 from eaglegate.text.parsing.tools import PARAMETERS
 
 OfferedTool = Mapping[str, Any]
-"""A tool as chat completions write it: {"type": "function", "function": {...}}."""
+"""A tool in the format of chat completions: {"type": "function", "function": {...}}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class ToolSelection:
     mode: str
     """none, auto or required"""
     names: tuple[str, ...] = ()
-    """The functions that may be called; empty for all."""
+    """Functions that may be called; empty for all."""
     single: bool = False
-    """Exactly one call, regardless of parallel_tool_calls."""
+    """True for exactly one call, regardless of parallel_tool_calls."""
 
 
 def custom_function(name: str, description: str | None) -> dict[str, Any]:
-    """A custom tool as a function with one text argument."""
+    """Return a custom tool as a function with one text argument."""
     described = {} if description is None else {"description": description}
     return {"type": "function", "function": {"name": name, **described, "parameters": PARAMETERS}}
 
@@ -57,9 +57,10 @@ def make_policy(
     hosted: Mapping[str, str] | None = None,
     defined: frozenset[str] = frozenset(),
 ) -> ToolPolicy:
-    """``custom`` are the names of tools that came as custom ones, each with its grammar;
-    ``hosted`` the names of those that were left out, each with its type; ``defined`` those that
-    the API defines.
+    """Make the policy of a request. Raises InvalidRequest.
+
+    ``custom`` has the grammar of each custom tool by name, ``hosted`` the type of each ignored
+    hosted tool by name, and ``defined`` the names of tools that the API defines.
     """
     if choice is None or (choice.mode == "auto" and not choice.names):
         choice = ToolSelection("auto" if tools else "none")
@@ -119,7 +120,9 @@ def _check_offered(
 
 
 _ACCEPTED: set[bytes] = set()
-"""Digests of parameters that passed: agents send the same tools with every turn."""
+"""Digests of parameters that passed the checks, because agents send the same tools with every
+turn.
+"""
 MAX_ACCEPTED = 4096
 
 
@@ -150,7 +153,10 @@ def _check_known(wanted: Collection[str], offered: Collection[str]) -> None:
 
 
 def read_text_grammar(form: CustomFormat | None, path: str) -> TextGrammar | None:
-    """None for free text. Chat completions nest the grammar one level deeper than Responses."""
+    """Compile the grammar of a custom tool; None for free text.
+
+    Chat completions nest the grammar one level deeper than the Responses API.
+    """
     if form is None or form.type == "text":
         return None
     given, where = (
