@@ -129,9 +129,8 @@ class WorkerProbe:
                 for kind, judge in questions.items():
                     if kind is not FindingKind.SAMPLING:
                         group.create_task(ask(kind, judge))
-            async with asyncio.timeout_at(
-                until
-            ):  # alone: a failing worker then also spoils greedy answers
+            # Alone, since a worker that fails here also spoils the greedy answers of the others.
+            async with asyncio.timeout_at(until):
                 await ask(FindingKind.SAMPLING, visit.judge_sampling)
         return [WorkerFinding(kind, text) for kind in questions if (text := found.get(kind))]
 
@@ -206,7 +205,7 @@ class Visit:
             "it applies the grammar of structured answers to their reasoning, too"
             if self._has_channels()
             else "it refuses thinking budgets, and applies the grammar of its direct clients' "
-            "structured answers to their reasoning, too (this gateway's structured answers are right)"
+            "structured answers to their reasoning, too (this gateway's own are right)"
         )
         return f"{fault}: start it with --reasoning-parser {parser}"
 
