@@ -31,7 +31,11 @@ from eaglegate.engine.speculation.doctor.diagnosis import (
     log_diagnosis,
 )
 from eaglegate.engine.speculation.doctor.suspicion import History, PositionCounts
-from eaglegate.engine.speculation.doctor.trial_runs import EarlierRecord, TrialRunner
+from eaglegate.engine.speculation.doctor.trial_runs import (
+    EarlierRecord,
+    TrialRunner,
+    count_work,
+)
 from eaglegate.engine.speculation.doctor.trials import (
     PairedTrial,
     differs_in_text,
@@ -63,7 +67,7 @@ RECORD = 16
 MOST_PROMPT = 8192
 """Tokens of the longest prompt that is kept."""
 BUDGET = 0.02
-"""Share of the time that trials may take of the engine."""
+"""Share of the engine's time that trials may take."""
 SAVED_S = 120.0
 """Most seconds of the budget that idle times save up: enough for the record and a few examinations
 on a slow engine."""
@@ -71,7 +75,7 @@ SPARE_S = 60.0
 """Seconds of them that the record leaves for examinations."""
 POLL_S = 0.05
 PATIENCE_S = 120.0
-"""Seconds after which a suspicion that found no room is dropped."""
+"""Seconds after its turn has come in which a suspicion that finds no room is dropped."""
 DIAGNOSES = 50
 """Diagnoses that are described to operators."""
 ALL = ""
@@ -130,6 +134,8 @@ class Doctor:
         self._all = Prefix()
         self._suspected: dict[str, float] = {}
         """Suspicions and when they arose, by prefix."""
+        self._dropped = 0
+        """Suspicions that found no room."""
         self._arrived = asyncio.Event()
         self._diagnoses: deque[Diagnosis] = deque(maxlen=DIAGNOSES)
 
@@ -146,6 +152,10 @@ class Doctor:
             self._all = Prefix()
             self._record.clear()
             self._suspected.clear()
+
+    def count_step(self, request: EngineRequest, step: Step) -> None:
+        """Count a client's step, which trials beside it do not pay."""
+        self._runner.clients += count_work(request, step)
 
     def observe(self, request: EngineRequest, steps: Sequence[DecodeStep]) -> None:
         """Take in a finished answer and its decode steps."""
@@ -190,9 +200,10 @@ class Doctor:
                 await self._complete_record()
                 while self._suspected:
                     name = self._choose_suspicion()
-                    if await self._wait_for_room(self._suspected[name]):
+                    if await self._wait_for_room():
                         await self.examine(name)
                     else:
+                        self._dropped += 1
                         self._settle(name)
             except EngineError as error:
                 log.warning("doctor: a trial failed: %s", error)
@@ -205,7 +216,8 @@ class Doctor:
         """The oldest; all prefixes together last, as one of them may explain it."""
         return min(self._suspected, key=lambda name: (name == ALL, self._suspected[name]))
 
-    async def _wait_for_room(self, since: float) -> bool:
+    async def _wait_for_room(self) -> bool:
+        since = self.clock()
         while self.clock() - since < PATIENCE_S:
             if self._budget.has_time() and self._has_room():
                 return True
@@ -245,7 +257,7 @@ class Doctor:
         if self.mode is Mode.CURE:
             with self._budget.pause():  # the number of cures is limited
                 treatments = await self._cures.treat_cache(
-                    [*bad.values()], trials, lambda: self._runner.try_cache_again(trials)
+                    [*bad.values()], trials, lambda: self._runner.try_again(trials, fresh=False)
                 )
         fall = measure_fall(trials)
         return self._conclude(name, Cause.CACHE, fall, len(trials), treatments, age_s)
@@ -319,6 +331,7 @@ class Doctor:
             "all": _describe(self._all.history),
             "prefixes": {name: _describe(one.history) for name, one in self._prefixes.items()},
             "suspected": [*self._suspected],
+            "dropped": self._dropped,
             "diagnoses": [one.to_json() for one in reversed(self._diagnoses)],
         }
 
@@ -353,6 +366,7 @@ class DoctoredEngine:
         era = self._doctor.era
 
         def keep(step: Step) -> None:
+            self._doctor.count_step(request, step)
             steps.extend(step.decode)
 
         await self._engine.generate(request, SinkTap(sink, keep))

@@ -15,18 +15,31 @@ from eaglegate.engine.speculation.audit.scores import LAST
 from eaglegate.engine.speculation.doctor.trials import PairedTrial, TrialRun, is_open
 from eaglegate.engine.speculation.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
-from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling
+from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling, Step
 
 TRIAL_TOKENS = 48
 AT_ONCE = 2
 """Runs that share the engine's steps: those of a pair."""
 
 
+def count_work(request: EngineRequest, step: Step) -> int:
+    """Tokens that the target computed for a step; for the first, those of the prompt, too."""
+    read = 0 if step.cached_tokens is None else len(request.prompt) - step.cached_tokens
+    return read + sum(1 + decode.drafted for decode in step.decode)
+
+
 class TrialRunner:
-    """Runs requests again, and charges them to ``budget``."""
+    """Runs requests again, and charges their share of the engine's time to ``budget``.
+
+    The share goes by tokens. The time of an engine step is a fixed part and a part that grows with
+    its tokens, so trials pay at least the time that they add to clients' steps.
+    """
 
     def __init__(self, budget: TimeBudget, clock: Callable[[], float]) -> None:
         self._budget, self._clock = budget, clock
+        self.clients = 0
+        """Tokens that the target computed for clients."""
+        self._trials = 0
         self._generate: Generate | None = None
         self._depth = self._context = 0
 
@@ -41,12 +54,14 @@ class TrialRunner:
 
     @contextmanager
     def _charge(self) -> Iterator[None]:
-        """Charge the time inside once, however many runs share the engine's steps."""
-        began = self._clock()
+        """Charge the trials' share of the time inside; all of it where no step came."""
+        began, clients, trials = self._clock(), self.clients, self._trials
         try:
             yield
         finally:
-            self._budget.spend(self._clock() - began)
+            clients, trials = self.clients - clients, self._trials - trials
+            share = trials / (clients + trials) if trials else 1.0
+            self._budget.spend((self._clock() - began) * share)
 
     async def _run(self, request: EngineRequest, *, fresh: bool) -> TrialRun:
         assert self._generate is not None
@@ -66,6 +81,7 @@ class TrialRunner:
         )
         async with aclosing(read_steps(self._generate, again)) as read:
             async for step in read:
+                self._trials += count_work(again, step)
                 text += step.token_ids
                 steps += len(step.decode)
         return TrialRun(tuple(text), steps)
@@ -92,13 +108,13 @@ class TrialRunner:
             runs = self._run(request, fresh=False), self._run(request, fresh=True)
             return PairedTrial(request, *await asyncio.gather(*runs))
 
-    async def try_cache_again(self, trials: Sequence[PairedTrial]) -> list[PairedTrial]:
-        """Run the same texts from the prefix cache as it is now."""
+    async def try_again(self, trials: Sequence[PairedTrial], *, fresh: bool) -> list[PairedTrial]:
+        """Run the texts as the engine is now; ``fresh`` reads nothing from the prefix cache."""
         room = asyncio.Semaphore(AT_ONCE)
 
         async def run(trial: PairedTrial) -> PairedTrial:
             async with room:
-                return replace(trial, now=await self._run(trial.request, fresh=False))
+                return replace(trial, now=await self._run(trial.request, fresh=fresh))
 
         with self._charge():
             return await asyncio.gather(*map(run, trials))
@@ -127,7 +143,6 @@ class EarlierRecord:
         """Compare until a fall is certain or unlikely."""
         waiting, trials = deque(self._runs.values()), list[PairedTrial]()
         while waiting and is_open(trials):
-            earlier = waiting.popleft()
-            now = await self._runner.run(earlier.request, fresh=True)
-            trials.append(replace(earlier, now=now))
+            few = [waiting.popleft() for _ in range(min(AT_ONCE, len(waiting)))]
+            trials += await self._runner.try_again(few, fresh=True)
         return trials

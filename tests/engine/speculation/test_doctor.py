@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +12,11 @@ import pytest
 
 from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.errors import EngineFailed
+from eaglegate.engine.speculation.doctor import doctor as doctor_module
 from eaglegate.engine.speculation.doctor.cures import MOST_CURES
 from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Diagnosis, Treatment
 from eaglegate.engine.speculation.doctor.doctor import (
+    PATIENCE_S,
     SAVED_S,
     SPARE_S,
     Doctor,
@@ -489,6 +492,91 @@ async def test_one_prefix_is_examined_before_all_of_them() -> None:
     assert doctor._choose_suspicion() == ""
     doctor._suspect(name)
     assert doctor._choose_suspicion() == name
+
+
+@pytest.mark.parametrize(("beside", "charged_s"), [(0, 10.0), (300, 2.5), (900, 1.0)])
+async def test_trials_pay_their_share_of_the_engines_time(beside: int, charged_s: float) -> None:
+    """A trial of 100 tokens takes 10 s by the clock; clients have ``beside`` tokens meanwhile."""
+    now = [0.0]
+    clinic = Clinic()
+    doctor = Doctor(Mode.CURE, clinic, lambda: True, clinic.reload, lambda: now[0])
+    client = EngineRequest("c", tuple(range(beside)), Sampling(64))
+
+    async def generate(_: EngineRequest, sink: StepSink) -> None:
+        now[0] += 10.0
+        if beside:
+            doctor.count_step(client, Step((1,), cached_tokens=0))
+        sink.push(Step((1,), cached_tokens=10))
+        sink.push(Step((2, 3), decode=(DecodeStep(4, 1, 2), DecodeStep(4, 0, 1))))
+
+    doctor.attach(clinic, generate, INFO)
+    await doctor._runner.run(EngineRequest("r", tuple(range(100)), Sampling(64)), fresh=True)
+    now[0] = 100.0
+    assert doctor.describe()["engine_share"] == pytest.approx(charged_s / 100.0)
+
+
+async def test_a_trial_without_a_step_pays_all_its_time() -> None:
+    now = [0.0]
+    clinic = Clinic()
+    doctor = Doctor(Mode.CURE, clinic, lambda: True, clinic.reload, lambda: now[0])
+
+    async def generate(request: EngineRequest, sink: StepSink) -> None:
+        now[0] += 10.0
+        raise EngineFailed("no")
+
+    doctor.attach(clinic, generate, INFO)
+    with pytest.raises(EngineFailed):
+        await doctor._runner.run(clinic.ask(), fresh=True)
+    assert doctor.describe()["engine_share"] == pytest.approx(1.0)
+
+
+async def run_until_settled(doctor: Doctor) -> None:
+    running = asyncio.create_task(doctor.run())
+    async with asyncio.timeout(5):
+        while doctor._suspected:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    running.cancel()
+
+
+async def test_a_suspicion_is_patient_from_its_turn_on() -> None:
+    """One that arose during a long examination is not dropped for the wait."""
+    now = [0.0]
+    clinic = Clinic()
+    doctor = Doctor(Mode.CURE, clinic, lambda: True, clinic.reload, lambda: now[0])
+    doctor.attach(clinic, clinic.generate, INFO)
+    request = clinic.ask()
+    doctor.observe(request, clinic.answer(request, clinic.random))
+    doctor._suspect(name_prefix(request))
+    now[0] = 2 * PATIENCE_S
+    await run_until_settled(doctor)
+    assert len(clinic.diagnoses) == 1
+    assert doctor.describe()["dropped"] == 0
+
+
+async def test_a_suspicion_without_room_is_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor_module, "PATIENCE_S", 0.0)
+    clinic, doctor = make()
+    doctor._suspect("")
+    doctor._arrived.set()
+    await run_until_settled(doctor)
+    assert clinic.diagnoses == []
+    assert doctor.describe()["dropped"] == 1
+
+
+async def test_several_prefixes_at_fault_are_all_cured() -> None:
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    bad = {name_prefix(EngineRequest("r", prefix, Sampling(1))) for prefix in PREFIXES}
+    clinic.bad_prefixes |= bad
+    used = 0
+    while clinic.bad_prefixes:
+        assert used < 400
+        used += await serve(clinic, doctor, 200)
+    assert {*clinic.done} <= {f"drop {name}" for name in bad}
+    assert {one.outcome for one in clinic.diagnoses if one.cause is Cause.CACHE} == {"cured"}
+    print(used, "answers", len(clinic.diagnoses), "diagnoses")
 
 
 async def test_the_earlier_record_leaves_time_for_examinations() -> None:
