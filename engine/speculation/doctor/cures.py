@@ -17,6 +17,10 @@ log = logging.getLogger(__name__)
 MOST_CURES = 6
 """Cures in ``CURES_S`` seconds; further ones are left to an operator."""
 CURES_S = 3600.0
+FEW_FAULTS = 3
+"""Faults of cached blocks in ``CURES_S`` seconds that are cured one prefix at a time. More of them
+lie in the whole cache, and would use up the cures before the last prefix is cured.
+"""
 
 
 @runtime_checkable
@@ -47,6 +51,7 @@ class Cures:
         self._remedies: Remedies | None = None
         self._engine_began = clock()
         self._times: deque[float] = deque(maxlen=MOST_CURES)
+        self._cache_faults: deque[float] = deque(maxlen=FEW_FAULTS)
 
     @property
     def engine_age_s(self) -> float:
@@ -66,7 +71,10 @@ class Cures:
             for request in bad:
                 await self._remedies.drop_prefix(request)
 
-        cures = [(Cure.DROP_PREFIX, drop), (Cure.DROP_CACHE, self._drop_all)]
+        cures = [(Cure.DROP_CACHE, self._drop_all)]
+        if self._has_place(self._cache_faults):
+            cures = [(Cure.DROP_PREFIX, drop), *cures]
+        self._cache_faults.append(self._clock())
         return await self._treat(cures, trials, measure)
 
     async def treat_weights(
@@ -98,7 +106,7 @@ class Cures:
         """Apply cures, and a restart last, until one works."""
         left, done = measure_fall(trials), list[Treatment]()
         for cure, apply in (*cures, (Cure.RESTART, self._restart)):
-            if not self._may_cure():
+            if not self._has_place(self._times):
                 break
             began, before, cured = self._clock(), left, False
             self._times.append(began)
@@ -114,6 +122,6 @@ class Cures:
                 break
         return tuple(done)
 
-    def _may_cure(self) -> bool:
-        full = len(self._times) == MOST_CURES
-        return not full or self._clock() - self._times[0] > CURES_S
+    def _has_place(self, times: deque[float]) -> bool:
+        """Whether ``times`` may take another one: not all that it can hold lie in ``CURES_S`` s."""
+        return len(times) < (times.maxlen or 0) or self._clock() - times[0] > CURES_S

@@ -13,7 +13,7 @@ import pytest
 from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.speculation.doctor import doctor as doctor_module
-from eaglegate.engine.speculation.doctor.cures import MOST_CURES
+from eaglegate.engine.speculation.doctor.cures import FEW_FAULTS, MOST_CURES
 from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Diagnosis, Treatment
 from eaglegate.engine.speculation.doctor.doctor import (
     PATIENCE_S,
@@ -64,6 +64,7 @@ class Clinic:
     """An engine whose acceptance depends on the prompt, its cached blocks and the weights."""
 
     def __init__(self) -> None:
+        self.prefixes = PREFIXES
         self.bad_prefixes: set[str] = set()
         self.weights = 1.0
         self.known = 0.0
@@ -124,7 +125,7 @@ class Clinic:
         self.diagnoses.append(diagnosis)
 
     def ask(self, base: int = 0) -> EngineRequest:
-        prefix = self.random.choice(PREFIXES)
+        prefix = self.random.choice(self.prefixes)
         prompt = (*(base + token for token in prefix), self.random.randrange(400))
         return EngineRequest("r", prompt, Sampling(64))
 
@@ -565,18 +566,27 @@ async def test_a_suspicion_without_room_is_dropped_and_counted(
     assert doctor.describe()["dropped"] == 1
 
 
-async def test_several_prefixes_at_fault_are_all_cured() -> None:
+@pytest.mark.parametrize(("prefixes", "seed"), [(2, 1), (4, 2), (12, 1), (24, 1)])
+async def test_all_prefixes_at_fault_at_once_are_cured(prefixes: int, seed: int) -> None:
+    """The first ones each by itself; then all cached blocks are dropped."""
     clinic, doctor = make()
-    await warm(clinic, doctor)
-    bad = {name_prefix(EngineRequest("r", prefix, Sampling(1))) for prefix in PREFIXES}
-    clinic.bad_prefixes |= bad
-    used = 0
-    while clinic.bad_prefixes:
-        assert used < 400
-        used += await serve(clinic, doctor, 200)
-    assert {*clinic.done} <= {f"drop {name}" for name in bad}
-    assert {one.outcome for one in clinic.diagnoses if one.cause is Cause.CACHE} == {"cured"}
-    print(used, "answers", len(clinic.diagnoses), "diagnoses")
+    clinic.prefixes = [tuple(range(100 * at, 100 * at + 64)) for at in range(prefixes)]
+    clinic.random.seed(seed)
+    for _ in range(prefixes):
+        await serve(clinic, doctor, 2 * LEARN)
+    clinic.diagnoses.clear()
+    clinic.bad_prefixes |= {
+        name_prefix(EngineRequest("r", prefix, Sampling(1))) for prefix in clinic.prefixes
+    }
+    for _ in range(prefixes):
+        await serve(clinic, doctor, 200)
+    faults = [one for one in clinic.diagnoses if one.cause is Cause.CACHE]
+    assert {one.outcome for one in faults} == {"cured"}
+    first = {one.treatments[0].cure for one in faults[:FEW_FAULTS]}
+    later = {one.treatments[0].cure for one in faults[FEW_FAULTS:]}
+    assert first == {Cure.DROP_PREFIX}
+    assert later <= {Cure.DROP_CACHE}
+    assert not clinic.bad_prefixes
 
 
 async def test_the_earlier_record_leaves_time_for_examinations() -> None:
