@@ -316,6 +316,10 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             computed = request.num_computed_tokens - tokens[request.request_id]
             self._shareable.setdefault(request.request_id, max(request.num_prompt_tokens, computed))
 
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        self.prefixes.forget(request.request_id)  # it goes on in other blocks
+        super()._preempt_request(request, *args, **kwargs)
+
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.planning.forget(request)
         self._shareable.pop(request.request_id, None)
