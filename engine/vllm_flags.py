@@ -67,7 +67,7 @@ fault-tolerance-config gdn-prefill-backend generation-config gpu-memory-utilizat
 hf-config-path hf-overrides io-processor-plugin ir-op-priority jit-monitor-mode
 kda-decode-backend kda-prefill-backend kernel-config kv-cache-dtype kv-cache-memory-bytes
 kv-cache-metrics-sample kv-events-config kv-offloading-backend kv-offloading-size
-kv-transfer-config limit-mm-per-prompt linear-backend load-format log-config-file log-level
+kv-transfer-config limit-mm-per-prompt linear-backend load-format log-config-file
 logging-config logprobs-mode long-prefill-token-threshold lora-dtype mamba-backend
 mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-cache-philox-rounds
 mamba-ssm-cache-dtype mamba-ssu-algorithm master-addr master-port max-cpu-loras

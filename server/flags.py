@@ -108,7 +108,7 @@ def _add_flag(group: Any, name: str, hint: Any, default: Any, metadata: Mapping[
     elif origin is dict:
         options |= {"type": parse_json_object, "metavar": "JSON"}
     else:
-        options["type"] = _strip_optional(hint)
+        options["type"] = str.lower if metadata.get("choices") else _strip_optional(hint)
     group.add_argument(flag(name), **options)
 
 

@@ -90,9 +90,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="YAML file with the same options")
     known = set(parser._actions)
     AsyncEngineArgs.add_cli_args(parser)
+    _remove_flag(parser, "--log-level")  # it is the gateway's, which logs for the engine, too
     for action in parser._actions:
         if action not in known:
             action.default = argparse.SUPPRESS
+
+
+def _remove_flag(parser: argparse.ArgumentParser, name: str) -> None:
+    """Remove an optional flag that takes no other name."""
+    action: Any = parser._option_string_actions.pop(name, None)
+    if action is not None:
+        action.container._remove_action(action)
 
 
 def make_engine_arguments(
@@ -104,6 +112,7 @@ def make_engine_arguments(
     for settings of the draft that contradict each other.
     """
     fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    fields.discard("log_level")
     chosen = {name: value for name, value in vars(namespace).items() if name in fields}
     if getattr(namespace, "model_tag", None):
         chosen["model"] = namespace.model_tag

@@ -167,7 +167,7 @@ def find_log_format(argv: Sequence[str], environment: Mapping[str, str]) -> str:
     """``--log-format``, before the line is read: a failure to read it is written so, too."""
     line = " ".join(argv).replace("--log-format ", "--log-format=").split()
     given = [word.partition("=")[2] for word in line if word.startswith("--log-format=")]
-    return given[-1] if given else environment.get("EAGLEGATE_LOG_FORMAT", "text")
+    return (given[-1] if given else environment.get("EAGLEGATE_LOG_FORMAT", "text")).lower()
 
 
 def open_log(settings: Settings) -> TextIO:

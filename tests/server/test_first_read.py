@@ -6,13 +6,14 @@ import argparse
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from eaglegate.engine import vllm_flags
 from eaglegate.engine.vllm_contract import find_vllm
+from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.cli.first_read import make_option_parser, read_first
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import Heading, flag, list_settings
@@ -154,6 +155,30 @@ def test_the_table_of_flags_is_vllms() -> None:
     known = {spelling for action in theirs._actions for spelling in action.option_strings}
     assert {flag(name) for name in vllm_flags.NAMES} <= known
     assert vllm_flags.SHORT.keys() <= known
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("spell", [str.lower, str.upper])
+def test_the_whole_line_takes_every_value_of_the_gateways_choices(
+    spell: Callable[[str], str],
+) -> None:
+    """vLLM has a flag of the same name as one of them, ``--log-level``, with other values."""
+    pytest.importorskip("vllm")
+    from eaglegate.engine.vllm_backend.arguments import make_engine_arguments
+
+    chosen = {
+        item.name: item.metadata["choices"]
+        for _, item in list_settings(Settings)
+        if item.metadata.get("choices")
+    }
+    for name, values in chosen.items():
+        for value in values:
+            line = read_command_line("serve", [flag(name), spell(value)], lambda _: None)
+            assert getattr(line.settings, name) == value
+            assert read_first("serve", [flag(name), spell(value)]) is not None
+    assert "log_level" in chosen
+    line = read_command_line("serve", ["--log-level", "debug"], lambda _: None)
+    assert make_engine_arguments(line.namespace).log_level is None
 
 
 def _num_values(action: argparse.Action) -> str:
