@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MODELS = ("model", "model_tag")
 LAB = ("jsonschema", "tqdm")
-"""The packages of the extra ``lab``."""
+"""Packages of the extra ``lab``."""
 HELP = ("-h", "--help")
 USAGE = """\
 usage: eaglegate COMMAND [options]
@@ -44,26 +44,28 @@ usage: eaglegate COMMAND [options]
   check [MODEL]   show what serve would run with these options, and what would stop it
   prove [MODEL]   run the engine of serve with and without its draft, and check what it does
   parse           read model output on stdin, print what the parsers make of it
-  explain [ID]    say where the time of a request went, on a running gateway
+  explain [ID]    show where the time of a request went, on a running gateway
   top [URL]       show the live numbers of a running gateway in the terminal
   chat URL        talk to any OpenAI-compatible endpoint
-  audit ACTION    show audits, see a violation again, let a workload speculate again
+  audit ACTION    show audits, replay a violation, release a workload
   draft COMMAND   show, swap, try or roll back the draft of a running gateway
-  canary          try a draft, rules or a worker on a part of live traffic
+  canary          try a draft, rules or a worker on part of the live traffic
   bench           measure a server, or the demo with and without its draft, under load
-  replay FILE     send a capture again, compare settings or the recorded run
-  capture         look at, export, import and delete captured requests
-  drafts compare  say which draft suits the captured traffic, without serving any
+  replay FILE     send captured requests again, and compare settings or the recorded run
+  capture         inspect, export, import and delete captured requests
+  drafts compare  find the draft that suits the captured traffic, without serving any
   drafts log      show every candidate of the improvement loop and its verdict
-  improve         tune the served draft on captured traffic, try it, promote what is better
-  key NAME        make an API key and its entry for --api-key-file
+  improve         tune the served draft on captured traffic, and promote better drafts
+  key NAME        create an API key and its entry for --api-key-file
   version         print the version
 
 `eaglegate COMMAND --help` shows the options of a command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 when all went well, 1 for what could not be started, 2 for wrong usage."""
+    """Run a command. Return 0 on success, 1 if something could not be started, 2 for wrong
+    usage.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     match command:
@@ -108,14 +110,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _lab(name: str) -> ModuleType:
-    """A module of the lab, which nothing else of the gateway imports. Exits without its extra."""
+    """Import a module of the lab, which nothing else in the gateway imports. Exits if its extra is
+    missing.
+    """
     try:
         return import_module(f"eaglegate.lab.{name}")
     except ModuleNotFoundError as error:
         if error.name not in LAB:
             raise
         print(
-            f"eaglegate: this command needs {error.name}, which the lab brings: "
+            f"eaglegate: this command needs {error.name}, which is part of the lab: "
             "pip install 'eaglegate[lab]'",
             file=sys.stderr,
         )
@@ -127,12 +131,14 @@ def _key(names: list[str]) -> int:
         print("usage: eaglegate key NAME", file=sys.stderr)
         return 2
     key, entry = generate_key_entry(names[0])
-    print(f"# Give this to {names[0]}; it is kept nowhere:\n#   {key}\n{entry}", end="")
+    print(f"# Give this to {names[0]}; it is not stored:\n#   {key}\n{entry}", end="")
     return 0
 
 
 def _prove(argv: list[str]) -> int:
-    """0: all checks passed, 1: one failed, 3: none failed, and one could not tell."""
+    """Run ``prove``. Return 0 if all checks passed, 1 if one failed, 3 if none failed but one was
+    inconclusive.
+    """
     progress = StartupProgress()
     try:
         ProveSettings = _lab("prove.settings").ProveSettings
@@ -163,7 +169,7 @@ def _with_settings(command: str, argv: list[str]) -> int:
             line = read_command_line(command, argv, progress)
             progress.close()
             return _check(line)
-        gc.disable()  # what a start imports stays; ServeCommand freezes it
+        gc.disable()  # imported objects stay alive; ServeCommand freezes them
         first = read_first(command, argv)
         listeners = [] if first is None else open_ports(first)
         preload = _preload_engine(argv)
@@ -183,7 +189,7 @@ def _with_settings(command: str, argv: list[str]) -> int:
 
 
 def _preload_engine(argv: list[str]) -> EnginePreload | None:
-    """Have a fork server import vLLM for the engine; None where vLLM would spawn none.
+    """Start a fork server that imports vLLM for the engine; None if vLLM would not spawn one.
 
     Raises ConfigError for a file that cannot be read.
     """
@@ -199,7 +205,7 @@ def _preload_engine(argv: list[str]) -> EnginePreload | None:
     if detect_platform() != "cpu":
         return None
     named = bool(argv and not argv[0].startswith("-")) or not given.isdisjoint(MODELS)
-    with suppress(OSError):  # no place for its socket
+    with suppress(OSError):  # there is no place for its socket
         return EnginePreload(predict_engine_environment(demo=not named))
     return None
 
@@ -220,7 +226,7 @@ def _check(line: CommandLine) -> int:
     from eaglegate.engine.preflight import make_plan
     from eaglegate.server.cli.check import check
 
-    # A line that names a model is looked at as it is, so that one made for another machine can be.
+    # A line with a model is checked as it is, so that lines for other machines can be checked.
     source = read_engine_arguments(line.namespace) if line.demo else line.namespace
     found = check(make_plan(source, _plan_adapters(line)), plan_gateway(line.settings, source))
     print(found.text)
@@ -228,7 +234,7 @@ def _check(line: CommandLine) -> int:
 
 
 def _plan_adapters(line: CommandLine) -> dict[str, str]:
-    """The folders of ``--lora-modules`` by name. Raises ConfigError."""
+    """Return the folders of ``--lora-modules`` by name. Raises ConfigError."""
     given = getattr(line.namespace, "lora_modules", None)
     if not given:
         return {}

@@ -1,12 +1,12 @@
-"""Command-line flags: one for each field of a dataclass, and those of ``vllm serve``'s front end.
+"""Command-line flags: one per field of a dataclass, and those of ``vllm serve``'s front end.
 
-Its name, type, default and help follow from the field, and so do its environment name and its key
-in the file (``eaglegate.server.cli.command_line``).
+A flag's name, type, default and help follow from the field, and so do its environment name and its
+key in the file (``eaglegate.server.cli.command_line``).
 
-``FLAGS`` are the flags of ``vllm serve``'s own HTTP front end that are no settings of this gateway.
-Each is accepted with a notice that says why it changes nothing here, or refused at the start where
+``FLAGS`` are flags of ``vllm serve``'s own HTTP front end that are not settings of this gateway.
+Each flag is accepted with a notice that says why it has no effect, or refused at startup if
 ignoring it would change what clients get or who may do what. vLLM's engine flags are not among
-them, and those that share a name and a meaning with a setting are in ``server.settings``. A test
+them. Flags that share a name and a meaning with a setting are in ``server.settings``. A test
 compares this table with vLLM's own parser.
 """
 
@@ -29,7 +29,7 @@ Kind = typing.TypeVar("Kind")
 
 
 def setting(default: Any, help: str, **metadata: Any) -> Any:
-    """A field with its help; ``short`` and ``metavar`` go to argparse."""
+    """Return a dataclass field with help; ``short`` and ``metavar`` are passed to argparse."""
     metadata = {"help": help, **metadata}
     if isinstance(default, dict):
         return field(default_factory=lambda: default, metadata=metadata)
@@ -37,13 +37,15 @@ def setting(default: Any, help: str, **metadata: Any) -> Any:
 
 
 def setting_of(kind: type, name: str, help: str, **metadata: Any) -> Any:
-    """A setting that is the field ``name`` of ``kind``: it has its default (``make_part``)."""
+    """Return a setting for the field ``name`` of ``kind``, with that field's default. See
+    ``make_part``.
+    """
     default = next(item.default for item in fields(kind) if item.name == name)
     return setting(default, help, of=(kind, name), **metadata)
 
 
 def make_part(kind: type[Kind], settings: Any, **values: Any) -> Kind:
-    """``kind`` with the fields that are settings; ``values`` are those of its others."""
+    """Create a ``kind`` from the settings that are its fields; ``values`` are its other fields."""
     own = {
         item.metadata["of"][1]: getattr(settings, item.name)
         for item in fields(settings)
@@ -57,14 +59,14 @@ def flag(name: str) -> str:
 
 
 class Heading(str):
-    """Heading of the settings that follow it in a dataclass, for ``--help``.
+    """Heading in ``--help`` for the settings that follow it in a dataclass.
 
-    Declared as a class variable between fields: ``KEYS: ClassVar = Heading("API keys")``.
+    It is declared as a class variable between fields: ``KEYS: ClassVar = Heading("API keys")``.
     """
 
 
 def list_settings(kind: type) -> Iterator[tuple[str, Field[Any]]]:
-    """The fields of ``kind``, each with the heading it stands under."""
+    """Yield the fields of ``kind``, each with its heading."""
     known = {item.name: item for item in fields(kind)}
     heading = "gateway"
     for name in kind.__annotations__:
@@ -75,7 +77,7 @@ def list_settings(kind: type) -> Iterator[tuple[str, Field[Any]]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser, kind: type) -> None:
-    """Add one flag per field of ``kind``; flags the parser has already are left as they are."""
+    """Add one flag per field of ``kind``. Flags that the parser already has are left unchanged."""
     taken = parser._option_string_actions
     groups = {group.title: group for group in parser._action_groups}
     hints = typing.get_type_hints(kind)
@@ -122,13 +124,13 @@ UNITS = {"s": "SECONDS", "ms": "MS"}
 
 
 def name_value(name: str) -> str:
-    """The last word of a flag's name, as help shows its value: ``--api-key-file FILE``."""
+    """Return the last word of a flag's name as its value in help: ``--api-key-file FILE``."""
     last = re.split("[-_]", name)[-1]
     return UNITS.get(last, last.upper())
 
 
 def _strip_optional(hint: Any) -> Any:
-    """str | None -> str"""
+    """Return the type in an optional: str for str | None."""
     inner = [kind for kind in typing.get_args(hint) if kind is not type(None)]
     return inner[0] if inner else hint
 
@@ -144,7 +146,7 @@ def parse_json_object(text: str) -> dict[str, Any]:
 
 
 def read_into(kind: type[Kind], namespace: argparse.Namespace) -> Kind:
-    """The fields of ``kind``, as far as they are given."""
+    """Create a ``kind`` from the given arguments."""
     given = vars(namespace)
     values: dict[str, Any] = {
         item.name: tuple(given[item.name])
@@ -163,14 +165,16 @@ ONE = "one"
 
 @dataclass(frozen=True, slots=True)
 class FrontEndFlag:
-    """``harmless`` are the values that ask for nothing: they neither warn nor stop the start."""
+    """A flag of vLLM's front end. Values in ``harmless`` request nothing, so they have no
+    consequences.
+    """
 
     name: str
     why: str
     takes: str = ONE
     refused: bool = False
     honoured: bool = False
-    """Whether the flag has an effect, though no setting has its name."""
+    """True if the flag has an effect although no setting has its name."""
     harmless: Collection[Any] = ()
     short: tuple[str, ...] = ()
 
@@ -197,7 +201,7 @@ def refuse(name: str, why: str, takes: str = ONE, **more: Any) -> FrontEndFlag:
 
 ONE_PROCESS = "one process serves; put a gateway with --upstream in front of several"
 NO_SUPERVISOR = "there is no data-parallel supervisor here"
-OWN_LOG = "--log-level says what is logged"
+OWN_LOG = "--log-level selects what is logged"
 NO_PROMPTS = "prompts and completions are not logged"
 NO_PAGES = "there are no documentation pages; /openapi.json describes the API"
 NO_COHERE = "there are no Cohere endpoints here"
@@ -214,7 +218,7 @@ FLAGS = (
     FrontEndFlag("lora_modules", LORA, MANY, honoured=True),
     ignore("trust_request_mm_kwargs", "this is a text engine", SWITCH),
     refuse("response_role", "answers have the role assistant", harmless=("assistant",)),
-    refuse("return_tokens_as_token_ids", "clients ask with the field of that name", SWITCH),
+    refuse("return_tokens_as_token_ids", "clients request it with the field of that name", SWITCH),
     ignore(
         "exclude_tools_when_tool_choice_none",
         "tools are left out of the prompt whenever tool_choice is none",
@@ -227,7 +231,7 @@ FLAGS = (
     ),
     refuse(
         "tool_strict_level",
-        "a request's own `strict` and tool_choice decide what is held by grammar",
+        "a request's own `strict` and tool_choice decide what a grammar enforces",
         harmless=("auto",),
     ),
     refuse("tool_server", "there are no hosted tools here"),
@@ -239,7 +243,7 @@ FLAGS = (
     ignore("enable_server_load_tracking", "/load and /metrics always show it", SWITCH),
     refuse(
         "enable_force_include_usage",
-        "a stream has usage where the client asks with stream_options.include_usage",
+        "a stream has usage if the client sets stream_options.include_usage",
         SWITCH,
     ),
     ignore("sse_keep_alive_interval", "--keep-alive-s sets it, 15 s by default", harmless=("0",)),
@@ -247,7 +251,7 @@ FLAGS = (
     ignore("cohere_format", NO_COHERE),
     ignore(
         "anthropic_disabled_thinking_effort",
-        "thinking of type disabled switches the template's thinking off",
+        "thinking of type disabled turns off the template's thinking",
         harmless=("auto",),
     ),
     ignore("log_error_stack", "errors of the gateway are always logged with their stack", SWITCH),
@@ -266,7 +270,7 @@ FLAGS = (
     refuse("enable_ssl_refresh", "restart the gateway to read a new certificate", SWITCH),
     refuse(
         "ssl_cert_reqs",
-        "--ssl-ca-certs alone has every client show a certificate",
+        "--ssl-ca-certs alone requires a certificate from every client",
         harmless=("0",),
     ),
     refuse("middleware", "the gateway loads no third-party code", harmless=("",)),
@@ -280,7 +284,9 @@ FLAGS = (
 
 
 def add_front_end_flags(parser: argparse.ArgumentParser, shown: bool = True) -> None:
-    """Add every flag of the table that the parser does not have yet; help shows them or not."""
+    """Add every flag of the table that the parser does not have yet, hidden in help unless
+    ``shown``.
+    """
     group = parser.add_argument_group("vllm serve")
     taken = parser._option_string_actions
     for item in FLAGS:
@@ -296,7 +302,7 @@ def add_front_end_flags(parser: argparse.ArgumentParser, shown: bool = True) -> 
 
 
 def check_front_end_flags(namespace: argparse.Namespace) -> Iterator[str]:
-    """A notice for each flag without effect. Raises ConfigError for those that are refused."""
+    """Yield a notice for each flag without effect. Raises ConfigError for refused flags."""
     given = vars(namespace)
     mattering = [item for item in FLAGS if item.has_effect(given.get(item.name))]
     stops = [f"{flag(item.name)}: {item.why}" for item in mattering if item.refused]

@@ -1,8 +1,8 @@
 """Settings of the gateway, and their command-line flags.
 
-A setting is one field; its flag, environment name and help follow from it. It stands under the
-``Heading`` whose heading it has in ``--help``. The engine's own flags
-come through the same parser, so they too can stand in the file and the environment
+A setting is one field; its flag, environment name and help follow from it. The field is declared
+below the ``Heading`` that it has in ``--help``. The engine's own flags are read by the same parser,
+so they can be given in the file and the environment as well
 (``eaglegate.server.cli.command_line``).
 """
 
@@ -39,14 +39,14 @@ SECRETS = (
     "api_key", "admin_api_key", "encryption_key", "upstream_key", "ssl_keyfile_password",
     "responses_store",
 )  # fmt: skip
-"""Settings that are, or may hold, a secret."""
+"""Settings that are secret or may contain a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the gateway itself. The engine has flags of its own.
+    """Settings of the gateway itself. The engine has its own flags.
 
-    The default of ``setting_of`` is that of the part which the setting is for.
+    The default of ``setting_of`` is the default of the component that the setting belongs to.
     """
 
     SERVER: ClassVar = Heading("Address and model names")
@@ -67,7 +67,7 @@ class Settings:
     )
     chat_template: str | None = setting(None, "chat template: a file or the template itself")
     default_chat_template_kwargs: dict[str, Any] = setting(
-        {}, "JSON object given to the chat template with every request"
+        {}, "JSON object passed to the chat template with every request"
     )
     chat_template_content_format: str = setting(
         "auto",
@@ -76,8 +76,8 @@ class Settings:
     )
     special_tokens_in_messages: str = setting(
         "text",
-        "reading of text in messages that spells a special token, such as <|im_end|>: as text, "
-        "or as the token, as vllm serve does",
+        "how text in messages that spells a special token, such as <|im_end|>, is read: as text, "
+        "or as the token, like in vllm serve",
         choices=("text", "parse"),
     )
     trust_request_chat_template: bool = setting(
@@ -87,7 +87,7 @@ class Settings:
         True, "repair arguments of tool calls that have only one possible meaning"
     )
     vllm_parser_fallback: bool = setting(
-        False, "read formats without a parser here with vLLM's own parser of that name"
+        False, "read formats that have no parser here with vLLM's own parser of that name"
     )
     enable_auto_tool_choice: bool = setting(
         False, "accepted for compatibility with vllm serve; a tool-call parser is enough"
@@ -96,19 +96,19 @@ class Settings:
     SPECULATION: ClassVar = Heading("Speculation")
     depth: str | None = setting(
         None,
-        "draft tokens per step of requests that ask for none: a number, or `auto` to choose it at "
+        "draft tokens per step for requests that set none: a number, or `auto` to choose it at "
         "every step by expected tokens per second. The default is auto, except for the demo, whose "
         "draft is as large as its target, and for workers, which choose for themselves",
         metavar="N|auto",
     )
     step_timing_s: float = setting(
         3.0,
-        "seconds that a start may spend on timing steps for --depth auto; other step times are "
+        "seconds that startup may spend on timing steps for --depth auto; other step times are "
         "learnt from traffic",
     )
     require_lossless: bool = setting(
         False,
-        "refuse to start with a setting of speculation that may change text, such as "
+        "refuse to start with a speculation setting that may change the text, such as "
         "rejection_sample_method synthetic",
     )
     draft_store: str | None = setting(
@@ -132,14 +132,15 @@ class Settings:
     shared_prefix_cache: tuple[str, ...] = setting(
         (),
         "names of API keys whose prompts may share the engine's prefix cache, or `all`; every "
-        "other named key has one of its own, so that no key can detect another's prompts",
+        "other named key has its own cache, so that no key can detect another's prompts",
         metavar="KEY",
     )
     key_class: tuple[str, ...] = setting(
         (),
-        "classes of API keys in the engine's steps: `NAME=latency` keeps a key's time per output "
-        "token beside others (`NAME=latency:30ms`: an objective), `NAME=batch:WEIGHT` is a share "
-        "of what is left; a key without a class is `batch:1`",
+        "classes of API keys in the engine's steps: `NAME=latency` protects a key's time per "
+        "output token from other keys (`NAME=latency:30ms` sets an objective), "
+        "`NAME=batch:WEIGHT` gives a share of the remaining capacity; a key without a class is "
+        "`batch:1`",
         metavar="NAME=CLASS",
     )
     admin_api_key: str | None = setting(None, "API key that also opens operator paths")
@@ -151,7 +152,7 @@ class Settings:
     WORKERS: ClassVar = Heading("Workers in place of an engine")
     upstream: str | None = setting(
         None,
-        "vLLM servers that generate in place of an engine of this process: "
+        "vLLM servers that generate instead of an engine in this process: "
         "http://HOST:PORT, or text+http://HOST:PORT for servers that speak text only",
         metavar="URL[,URL...]",
     )
@@ -188,7 +189,7 @@ class Settings:
     affinity_block: int = setting_of(
         RoutingSettings,
         "block",
-        "tokens of a block, by which prompts are matched to workers",
+        "tokens per block when prompts are matched to workers",
     )
     affinity_epsilon: float = setting_of(
         RoutingSettings,
@@ -200,7 +201,7 @@ class Settings:
     )
 
     LIMITS: ClassVar = Heading("Limits")
-    max_running: int = setting_of(AdmissionLimits, "running", "sequences in the engine at a time")
+    max_running: int = setting_of(AdmissionLimits, "running", "maximum sequences in the engine")
     max_queued: int = setting_of(
         AdmissionLimits, "queued", "requests that may wait; further ones get 429"
     )
@@ -231,13 +232,13 @@ class Settings:
     REQUESTS: ClassVar = Heading("Requests and streams")
     stream_interval_ms: float | None = setting(
         None,
-        "milliseconds in which steps of a stream are sent together; 0 sends each at once. By "
+        "milliseconds in which steps of a stream are sent together; 0 sends each immediately. By "
         "default steps are joined only while the event loop lags",
     )
     first_event_grace_s: float = setting_of(
         StreamTiming,
         "first_event_grace_s",
-        "seconds a status line waits for the first token, so that errors keep their status",
+        "seconds the status line waits for the first token, so that errors keep their status",
     )
     keep_alive_s: float = setting_of(
         StreamTiming, "keep_alive_s", "seconds of silence in a stream before a comment is sent"
@@ -246,7 +247,7 @@ class Settings:
         StreamTiming,
         "cadence_ms",
         "milliseconds between the blocks of a stream, all of one size, so that neither sizes nor "
-        "gaps show which drafts were accepted; 0, the default, sends frames as they come",
+        "gaps show which drafts were accepted; 0, the default, sends frames as they are produced",
         metavar="MS",
     )
     unknown_fields: str = setting(
@@ -272,13 +273,13 @@ class Settings:
     )
     responses_retention_s: float = setting_of(Retention, "seconds", "seconds a response is kept")
     responses_most: int = setting_of(
-        Retention, "most", "responses kept; the oldest beyond are deleted"
+        Retention, "most", "maximum stored responses; beyond it the oldest are deleted"
     )
     responses_bytes: int = setting_of(
-        Retention, "bytes", "bytes of all responses kept; the oldest beyond are deleted"
+        Retention, "bytes", "maximum bytes of all responses; beyond it the oldest are deleted"
     )
     responses_key_bytes: int = setting_of(
-        Retention, "owner_bytes", "bytes kept of the responses of one API key"
+        Retention, "owner_bytes", "maximum bytes of the responses of one API key"
     )
     conversation_items: int = setting_of(StoreLimits, "items", "items one conversation may hold")
     conversation_bytes: int = setting_of(
@@ -297,14 +298,14 @@ class Settings:
     )
     encryption_key_file: str | None = setting(
         None,
-        "file of encryption keys, one per line; by default one is made beside the SQLite store",
+        "file of encryption keys, one per line; by default one is created next to the SQLite store",
     )
 
     BROWSERS: ClassVar = Heading("Browsers and proxies")
     allowed_hosts: tuple[str, ...] = setting_of(
         CrossOriginPolicy,
         "hosts",
-        "further host names of this gateway, where no API key is needed; *.NAME for subdomains",
+        "further host names of this gateway, if no API key is required; *.NAME for subdomains",
     )
     allowed_origins: tuple[str, ...] = setting_of(
         CrossOriginPolicy,
@@ -366,7 +367,7 @@ class Settings:
     engine_stable_s: float = setting_of(
         SupervisionTimeouts,
         "stable_s",
-        "seconds after which an engine clears the count of failures; a served token does at once",
+        "seconds after which an engine resets the count of failures; a served token also resets it",
     )
     engine_failures: int = setting_of(
         SupervisionTimeouts,
@@ -385,8 +386,8 @@ class Settings:
     )
     log_format: str = setting(
         "text",
-        "format of the log, vLLM's and the engine's lines included: text, or one JSON object "
-        "a line",
+        "format of the log, including vLLM's and the engine's lines: text, or one JSON object "
+        "per line",
         choices=("text", "json"),
     )
     otlp_endpoint: str | None = setting(
@@ -422,17 +423,17 @@ class Settings:
 
     @property
     def fixed_depth(self) -> int | None:
-        """The depth of requests that bring none; None leaves it to the engine."""
+        """Depth of requests that set none; None leaves it to the engine."""
         return None if self.depth in (None, "auto") else int(self.depth)
 
 
 def read_settings(namespace: argparse.Namespace) -> Settings:
-    """Raises ConfigError."""
+    """Read the settings. Raises ConfigError."""
     return read_into(Settings, namespace)
 
 
 def describe_changes(settings: Settings) -> dict[str, str]:
-    """Flag -> value of each setting that differs from its default; secrets are not shown."""
+    """Return the changed settings as flag -> value. Secrets are not shown."""
     standard = Settings()
     values = {item.name: getattr(settings, item.name) for item in fields(Settings)}
     return {

@@ -1,4 +1,4 @@
-"""``eaglegate audit``: what audits found on a running gateway, and a violation once more."""
+"""``eaglegate audit``: show what audits found on a running gateway, and replay violations."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from eaglegate.canary.client import CallFailed, add_gateway_options, send
 
 Row = Mapping[str, Any]
 MOST = 20
-"""Differing tokens that are listed."""
+"""Maximum number of differing tokens that are listed."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; 1 when the gateway gives no answer, or a file cannot be read."""
+    """Run the command. Return 1 if the gateway does not answer or a file cannot be read."""
     options = _make_parser().parse_args(argv)
     url = options.url.rstrip("/") + "/admin/audit"
     try:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _release(options: argparse.Namespace, url: str) -> tuple[dict[str, Any], Iterator[str]]:
-    """Let a workload speculate again, or use the depths again that killed engines."""
+    """Let a workload speculate again, or release the depths that crashed engines."""
     if options.drafts:
         url = url.removesuffix("audit") + "speculation/release"
         answer = send(url, {}, options.key)
@@ -52,13 +52,13 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eaglegate audit", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = actions.add_parser("show", help="show the held workloads and the last audits")
-    replay = actions.add_parser("replay", help="score the answer of a violation's file again")
+    replay = actions.add_parser("replay", help="score the answer in a violation's file again")
     replay.add_argument("file", metavar="FILE", help="a file from the folder --audit-evidence")
     release = actions.add_parser("release", help="let a workload speculate again")
     which = release.add_mutually_exclusive_group(required=True)
-    which.add_argument("workload", metavar="WORKLOAD", nargs="?", help="a workload that is held")
+    which.add_argument("workload", metavar="WORKLOAD", nargs="?", help="a held workload")
     which.add_argument(
-        "--drafts", action="store_true", help="the depths whose drafts killed the engine instead"
+        "--drafts", action="store_true", help="release the depths whose drafts crashed the engine"
     )
     for action in (show, replay, release):
         add_gateway_options(action)
@@ -66,7 +66,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def format_audits(found: Row) -> Iterator[str]:
-    """The holds, the evidence and the last audits."""
+    """Format the holds, the evidence and the last audits."""
     yield (
         f"{found['share']:.2%} of answers are audited, in {found['engine_share']:.3%} of the "
         f"engine's time; {found['waiting']} wait"
@@ -86,7 +86,7 @@ def format_audits(found: Row) -> Iterator[str]:
 
 
 def format_replay(content: Row, answer: Row) -> Iterator[str]:
-    """What was found, and what is found now: in the stored answer and in new ones."""
+    """Format the recorded verdict and the new verdicts, of the stored answer and of new answers."""
     yield f"found: {content['found']['detail']}"
     for name, scores in answer.items():
         if scores["choosing"] == "grammar":

@@ -1,4 +1,6 @@
-"""The report of ``eaglegate check``: what serve would run, and what would stop it from starting."""
+"""The report of ``eaglegate check``: what serve would run, and what would prevent it from
+starting.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from eaglegate.server.cli.command_line import GatewayPlan
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """``status`` is the exit status: 0 when nothing would stop a start."""
+    """The report. ``status`` is the exit status: 0 if nothing would prevent a start."""
 
     text: str
     status: int
@@ -39,7 +41,7 @@ def check_workers(
     workers: Mapping[str, WorkerReport | EngineStartError],
     wanted: GatewayPlan,
 ) -> CheckReport:
-    """Check a gateway without an engine of its own, by the answers of its workers."""
+    """Check a gateway without an engine of its own by querying its workers."""
     lost = [str(answer) for answer in workers.values() if isinstance(answer, EngineStartError)]
     stops = [*(lost if len(lost) == len(workers) else ()), *wanted.unknown, *check_port(wanted)]
     remarks = [] if len(lost) == len(workers) else lost

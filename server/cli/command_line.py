@@ -1,4 +1,4 @@
-"""The command line of ``serve`` and ``check``, read: the engine's flags and the gateway's own."""
+"""The command line of ``serve`` and ``check``: the engine's flags and the gateway's own."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
     from eaglegate.engine.vllm_backend.child_process import EnginePreload
 
 ALIASES = {"VLLM_API_KEY": "api_key"}
-"""Names from elsewhere that mean the same."""
+"""Environment names of other programs with the same meaning."""
 TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
-"""Values of a switch in the environment, or in quotes in the file."""
+"""Values of a switch in the environment, or quoted in the file."""
 SERVICE_LINK = re.compile(r"service_(host|port)(_\w+)?|port_\d+_(tcp|udp|sctp)(_\w+)?")
 
 
 def gather_arguments(
     parser: argparse.ArgumentParser, argv: Sequence[str], environ: Mapping[str, str]
 ) -> list[str]:
-    """File, environment and command line as one argument list, each name from one of them.
+    """Merge file, environment and command line into one argument list.
 
-    The command line counts more than the environment, and that more than the file. ``--config``
-    itself is left out: vLLM's parser would read the file again. Raises ConfigError for a file that
-    cannot be read and for names no flag has.
+    The command line takes precedence over the environment, and the environment over the file.
+    ``--config`` itself is left out, since vLLM's parser would read the file again. Raises
+    ConfigError for an unreadable file and for names that no flag has.
     """
     path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
     known = _list_flags(parser)
@@ -64,7 +64,7 @@ def gather_arguments(
 
 
 def list_given_names(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
-    """Every setting that is given somewhere, before any parser knows which there are."""
+    """Return the names of all given settings, before any parser knows which settings exist."""
     path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
     names = {name.replace("-", "_") for name in (_read_file(Path(path)) if path else ())}
     return (
@@ -75,7 +75,9 @@ def list_given_names(argv: Sequence[str], environ: Mapping[str, str]) -> set[str
 
 
 def _list_names(argv: Sequence[str]) -> set[str]:
-    """Names of the flags of a command line, negated switches under their own name, too."""
+    """Return the names of the flags in a command line. Negated switches also count under their own
+    name.
+    """
     flags = {arg[2:].partition("=")[0].replace("-", "_") for arg in argv if arg.startswith("--")}
     return flags | {name.removeprefix("no_") for name in flags}
 
@@ -107,7 +109,7 @@ def _list_flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def _name_fault(error: Exception) -> str:
-    """One line, without the piece of the file that PyYAML quotes."""
+    """Describe an error in one line, without PyYAML's excerpt of the file."""
     mark = getattr(error, "problem_mark", None)
     if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
         return str(error)
@@ -125,7 +127,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_file_arguments(path: Path, known: Mapping[str, argparse.Action]) -> dict[str, list[str]]:
-    """The words of each name. Raises ConfigError."""
+    """Return the arguments in the file by flag name. Raises ConfigError."""
     out: dict[str, list[str]] = {}
     for key, value in _read_file(path).items():
         name = key.replace("-", "_")
@@ -141,7 +143,10 @@ def _read_file_arguments(path: Path, known: Mapping[str, argparse.Action]) -> di
 def _read_environment(
     environ: Mapping[str, str], known: Mapping[str, argparse.Action]
 ) -> dict[str, list[str]]:
-    """The words of each name. An empty value counts as not given. Raises ConfigError."""
+    """Return the arguments in the environment by flag name. Raises ConfigError.
+
+    An empty value counts as not given.
+    """
     out: dict[str, list[str]] = {}
     for key, value in environ.items():
         ours = key.startswith(ENV_PREFIX) or key in ALIASES
@@ -159,7 +164,9 @@ def _read_environment(
 
 
 def _is_service_link(name: str, value: str) -> bool:
-    """Kubernetes sets EAGLEGATE_PORT=tcp://... and others for a Service named eaglegate."""
+    """Return True for a variable that Kubernetes sets for a Service named eaglegate, such as
+    EAGLEGATE_PORT=tcp://...
+    """
     return bool(SERVICE_LINK.fullmatch(name)) or (name == "port" and "://" in value)
 
 
@@ -172,7 +179,7 @@ def _suggest(name: str, known: Mapping[str, argparse.Action], environment: str =
 
 
 def _parse_switch(value: Any, where: str) -> bool:
-    """Raises ConfigError for what is neither yes nor no."""
+    """Parse a boolean. Raises ConfigError."""
     word = str(value).strip().lower()
     if word not in TRUTH:
         raise ConfigError(f"{where} must be one of {', '.join(TRUTH)}; given '{value}'")
@@ -195,21 +202,21 @@ def _to_arguments(name: str, value: Any, action: argparse.Action, where: str) ->
 
 
 Arguments = Any
-"""vLLM's AsyncEngineArgs; the name stays in engine/vllm_backend."""
+"""vLLM's AsyncEngineArgs, whose name is only used in engine/vllm_backend."""
 
 DEMO_TOOL_PARSER = "hermes"
-"""The format of the built-in demo; its reasoning format is an engine flag and set there."""
+"""Tool-call format of the built-in demo. Its reasoning format is an engine flag."""
 
 
 VLLM = "eaglegate.server.backends.in_process:InProcessBackend"
 BACKENDS: Mapping[str, str] = {
     "upstream upstream_file upstream_dns": "eaglegate.server.backends.remote:RemoteBackend",
 }
-"""Backends that take vLLM's place in this process, by the settings that choose each."""
+"""Backends that replace vLLM in this process, by the settings that select them."""
 
 
 def find_backend(given: Collection[str]) -> tuple[str, str] | None:
-    """The flag that stands for it, and its place in ``BACKENDS``; None for vLLM."""
+    """Return the flag that selects a backend, and the backend's class path; None for vLLM."""
     for names, place in BACKENDS.items():
         if not set(names.split()).isdisjoint(given):
             return flag(names.split()[0]), place
@@ -217,14 +224,14 @@ def find_backend(given: Collection[str]) -> tuple[str, str] | None:
 
 
 def load_backend(place: str) -> Any:
-    """A class that fits ``eaglegate.server.backends.Backend``."""
+    """Import a backend class (``eaglegate.server.backends.Backend``)."""
     module, name = place.split(":")
     return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelArguments:
-    """Facts about the model that a gateway without vLLM must know; names as in ``vllm serve``."""
+    """Facts about the model that a gateway without vLLM needs, named as in ``vllm serve``."""
 
     MODEL: ClassVar = Heading("Model of the workers")
     model: str = setting("", "folder or hub name of the model the workers serve")
@@ -233,27 +240,27 @@ class ModelArguments:
     max_model_len: int | None = setting(None, "longest sequence; the workers may allow less")
     per_request_spec_decode_metrics: str = setting(
         "none",
-        "how much of its speculation every answer carries",
+        "speculation metrics in every answer",
         choices=("none", "summary", "detailed"),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """``argv`` is as it was given, to be read again."""
+    """A parsed command line. ``argv`` is the original, for reading it again."""
 
     namespace: argparse.Namespace
     settings: Settings
     demo: bool
-    """No model was named."""
+    """True if no model was named."""
     argv: list[str]
     model: ModelArguments | None = None
-    """Model of a gateway without vLLM; its flags are for such machines."""
+    """Model of a gateway without vLLM; None otherwise."""
     backend: str = VLLM
     preload: EnginePreload | None = None
-    """Forks the engine processes of this gateway."""
+    """Fork server for the engine processes of this gateway."""
     listeners: Sequence[socket.socket] = ()
-    """The ports of the API and the operator, where they are bound already."""
+    """Sockets of the API and operator ports, if they are already bound."""
 
     @property
     def remote(self) -> bool:
@@ -263,7 +270,10 @@ class CommandLine:
 def read_command_line(
     command: str, argv: list[str], progress: Callable[[str], None], own: type | None = None
 ) -> CommandLine:
-    """``own``: settings that only this command has. Raises ConfigError."""
+    """Read the command line. Raises ConfigError.
+
+    ``own`` is a class of settings that only this command has.
+    """
     if found := find_backend(list_given_names(argv, os.environ)):
         return _read_without_vllm(command, argv, progress, *found)
     progress("loading vLLM")
@@ -341,21 +351,23 @@ def _read_without_vllm(
 
 
 def _replace_underscores(argument: str) -> str:
-    """vLLM's parser takes underscores in flags, so this one does."""
+    """Replace underscores in a flag by dashes, since vLLM's parser accepts both."""
     name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else argument
 
 
 def read_again(argv: list[str]) -> CommandLine:
-    """The same for a gateway that serves, which a wrong flag must not end. Raises ConfigError."""
+    """Read the command line of a running gateway again, without exiting for a wrong flag. Raises
+    ConfigError.
+    """
     try:
         return read_command_line("serve", argv, lambda _: None)
-    except SystemExit:  # argparse has said on standard error what is wrong
+    except SystemExit:  # argparse has printed the error to standard error
         raise ConfigError("a flag has an invalid value; the log says which") from None
 
 
 def read_engine_arguments(namespace: argparse.Namespace, depth: str | None = None) -> Arguments:
-    """``depth``: see ``Settings``."""
+    """Return vLLM's engine arguments; ``depth`` is as in ``Settings``. Raises ConfigError."""
     from eaglegate.engine.vllm_backend.arguments import make_engine_arguments
 
     try:
@@ -366,16 +378,16 @@ def read_engine_arguments(namespace: argparse.Namespace, depth: str | None = Non
 
 @dataclass(frozen=True, slots=True)
 class GatewayPlan:
-    """The gateway's own part of the command line, as far as a start depends on it."""
+    """The gateway's part of the command line, as far as startup depends on it."""
 
     host: str
     port: int
     parsers: Mapping[str, str]
-    """Names of parsers by their purpose."""
+    """Names of the parsers by purpose."""
     unknown: Sequence[str] = ()
-    """A sentence for each name there is no parser for."""
+    """A sentence for each name without a parser."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Flag -> value, for each setting that differs from its default."""
+    """Changed settings as flag -> value."""
     require_lossless: bool = False
 
 
@@ -390,7 +402,7 @@ def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
         ("reasoning", reasoning, reasoning_format),
     ):
         shown[purpose] = name or "none"
-        if not name or settings.vllm_parser_fallback:  # vLLM knows whether it has one
+        if not name or settings.vllm_parser_fallback:  # vLLM may have one
             continue
         try:
             resolve(name)
@@ -408,7 +420,9 @@ def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
 
 
 def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -> None:
-    """``no_vllm`` says why vLLM's own parsers cannot stand in."""
+    """Raise ConfigError for unknown parsers; ``no_vllm`` says why vLLM's own parsers cannot be
+    used.
+    """
     if settings.vllm_parser_fallback and not no_vllm:
         return
     ours = replace(settings, vllm_parser_fallback=False)
@@ -425,7 +439,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def read_adapters(given: Sequence[str], enabled: bool, models: Collection[str]) -> dict[str, str]:
-    """Name -> folder, in the order given. Raises ConfigError."""
+    """Return the folders of adapters by name, in the given order. Raises ConfigError."""
     if given and not enabled:
         raise ConfigError("--lora-modules needs --enable-lora")
     adapters: dict[str, str] = {}
@@ -440,7 +454,7 @@ def read_adapters(given: Sequence[str], enabled: bool, models: Collection[str]) 
 
 
 def _read_adapter(item: str) -> tuple[str, str]:
-    """``name=path``, or a JSON object with both."""
+    """Parse ``name=path``, or a JSON object with both."""
     if item.startswith("{"):
         return _read_adapter_object(item)
     name, equals, path = item.partition("=")

@@ -1,4 +1,4 @@
-"""Start-up output: progress lines, and the banner when the gateway is ready."""
+"""Startup output: progress lines, and the banner when the gateway is ready."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from eaglegate.server.settings import Settings
 
 HEARTBEAT_S = 5.0
 REMARKS = ("note:", "WARNING:")
-"""Prefixes of lines that are no steps: the step before them goes on."""
+"""Prefixes of lines that are not steps; the step before them continues."""
 
 
 class StartupProgress:
-    """Prints steps; while one takes long, says that it is still going on.
+    """Prints the steps of startup, and a heartbeat while a step takes long.
 
-    The heartbeat has a thread of its own because imports and engine starts block the caller.
+    The heartbeat has its own thread, because imports and engine starts block the caller.
     """
 
     def __init__(self, out: TextIO | None = None, heartbeat_s: float = HEARTBEAT_S) -> None:
@@ -47,7 +47,7 @@ class StartupProgress:
         self._reported.set()
 
     def use(self, log_format: str) -> None:
-        """Write as the log is written, from now on."""
+        """Switch to the format of the log."""
         self._as_json = log_format == "json"
 
     def fail(self, error: Exception) -> None:
@@ -57,7 +57,7 @@ class StartupProgress:
         print(self._wrap(str(error), "error") if self._as_json else said, file=self._out)
 
     def announce(self, banner: str, url: str, operator: str) -> None:
-        """Close with the banner on standard output, or with a line of the log."""
+        """Close with the banner on standard output, or with a log line."""
         self.close()
         if self._as_json:
             fields = {"url": url, "operator": operator}
@@ -103,9 +103,9 @@ def format_banner(
     seconds: float,
     clients: str = "",
 ) -> str:
-    """Addresses of the dashboard and the API, model, speculation and why, and a line to paste.
+    """Format the addresses, the model, the speculation setting and an example call.
 
-    ``clients`` says who may use the gateway.
+    ``clients`` describes who may use the gateway.
     """
     known = {name: info.details[name] for name in ("workers", "depth") if name in info.details}
     facts = {
@@ -135,7 +135,7 @@ def _format_example(url: str, model: str) -> list[str]:
 
 
 def describe_exposure(settings: Settings, keys: KeyRing) -> str:
-    """A loud word about what strangers could reach; empty when there is nothing to say."""
+    """Return a warning about access for strangers; empty if there is nothing to warn about."""
     if keys:
         return keys.describe_lockout()
     if "*" in parse_names(settings.allowed_origins):
@@ -152,8 +152,8 @@ def describe_exposure(settings: Settings, keys: KeyRing) -> str:
 
 
 def describe_clients(keys: KeyRing) -> str:
-    """Describe the clients that are allowed where no key is asked for, and how to allow others;
-    empty with keys.
+    """Describe the clients allowed without a key, and how to allow others; empty if keys are
+    required.
     """
     if keys:
         return ""
@@ -164,14 +164,18 @@ def describe_clients(keys: KeyRing) -> str:
 
 
 def find_log_format(argv: Sequence[str], environment: Mapping[str, str]) -> str:
-    """``--log-format``, before the line is read: a failure to read it is written so, too."""
+    """Return ``--log-format`` before the line is parsed, so that parse errors also have this
+    format.
+    """
     line = " ".join(argv).replace("--log-format ", "--log-format=").split()
     given = [word.partition("=")[2] for word in line if word.startswith("--log-format=")]
     return (given[-1] if given else environment.get("EAGLEGATE_LOG_FORMAT", "text")).lower()
 
 
 def open_log(settings: Settings) -> TextIO:
-    """Log to standard error; returns it. As JSON, what libraries print is made JSON as well."""
+    """Open the log on standard error, and return the stream. With JSON, output of libraries becomes
+    JSON, too.
+    """
     errors = duplicate_stderr()
     if settings.log_format == "json":
         sys.stdout = cast("TextIO", WrappedLines(sys.stdout))
@@ -183,5 +187,7 @@ def open_log(settings: Settings) -> TextIO:
 
 
 def duplicate_stderr() -> TextIO:
-    """Standard error as it is now: while an engine starts, its number belongs to the engine."""
+    """Return a copy of standard error: while an engine starts, its file descriptor belongs to the
+    engine.
+    """
     return os.fdopen(os.dup(2), "w", buffering=1)

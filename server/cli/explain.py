@@ -1,4 +1,4 @@
-"""``eaglegate explain``: where the time of one request went, made to be pasted into an issue.
+"""``eaglegate explain``: show where the time of one request went, for pasting into an issue.
 
 Without an id, it lists the requests that a running gateway can explain.
 """
@@ -17,12 +17,12 @@ from eaglegate.server.cli.harmless import make_harmless
 
 Row = Mapping[str, Any]
 BAR = 30
-"""Characters of the longest bar."""
+"""Length of the longest bar in characters."""
 MOST_RUNS = 40
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; 1 when the gateway does not know the request or gives no answer."""
+    """Run the command. Return 1 if the gateway does not know the request or does not answer."""
     parser = argparse.ArgumentParser(prog="eaglegate explain", description=__doc__)
     parser.add_argument(
         "id", nargs="?", help="the answer's id (chatcmpl-...) or the x-request-id of its response"
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def format_lists(lists: Mapping[str, Sequence[Row]]) -> Iterator[str]:
-    """The newest, slowest, worst accepted and failed requests."""
+    """Format the newest, slowest, worst accepted and failed requests."""
     for name, rows in lists.items():
         yield f"{name.replace('_', ' ')}: {len(rows) or 'none'}"
         for row in rows[:10]:
@@ -67,7 +67,7 @@ def _format_line(row: Row) -> str:
 
 
 def format_explanation(row: Row) -> Iterator[str]:
-    """One request, for people."""
+    """Format the explanation of one request."""
     yield f"{row['id']}  {row['path']} {row['status']}  {row['outcome']}  {row['at']}"
     if "choices" not in row:
         yield f"refused with {row.get('code') or row['status']} after {row['wall_ms']:.1f} ms"
@@ -105,7 +105,7 @@ def _format_parts(parts: Sequence[Row]) -> Iterator[str]:
 
 
 def _format_planned(counts: Mapping[str, int]) -> str:
-    """Why the planner chose a depth; empty without a planner."""
+    """Format the planner's reasons for a depth; empty without a planner."""
     if not counts:
         return ""
     if len(counts) == 1:

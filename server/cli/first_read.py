@@ -1,7 +1,7 @@
-"""Read the command line of ``serve`` and ``check`` before vLLM is imported, which takes seconds.
+"""Reads the command line of ``serve`` and ``check`` before vLLM is imported, which takes seconds.
 
-Help, a flag that does not exist, a wrong value, a broken configuration file and a model folder that
-is not there are answered from here. vLLM's own parser reads the line again afterwards.
+Help, unknown flags, wrong values, broken configuration files and missing model folders are reported
+from here. vLLM's own parser reads the line again afterwards.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COMMON = {
     "enforce-eager": "run without compilation and CUDA graphs",
     "trust-remote-code": "run code that comes with the model",
 }
-"""Engine flags that most people look for first."""
+"""The most commonly used engine flags."""
 USAGE = "eaglegate {} [MODEL] [options]"
 OPTIMIZATION = re.compile(r"-O=?\w+")
 NO_VLLM = (
@@ -54,14 +54,14 @@ NO_VLLM = (
     "that generate with --upstream URL"
 )
 SEARCH = "--help="
-"""vLLM's parser answers it: one group of flags, one flag, or all."""
+"""Handled by vLLM's parser: shows a group of flags, one flag, or all."""
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Names the closest flag in the error about one that does not exist."""
+    """Parser whose error about an unknown flag suggests the closest one."""
 
     def refuse_unknown(self, unknown: Sequence[str]) -> None:
-        """Print the error and exit with status 2 where there is anything unknown."""
+        """Print an error and exit with status 2 if there are unknown arguments."""
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggest(unknown)}")
 
@@ -74,17 +74,17 @@ class OptionParser(argparse.ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class FirstRead:
-    """``model`` is the one that the line names, or None for the demo."""
+    """Result of the first read. ``model`` is the named model, or None for the demo."""
 
     settings: Settings
     model: str | None
 
 
 def read_first(command: str, argv: Sequence[str], own: type | None = None) -> FirstRead | None:
-    """Read the gateway's own options. None where an engine's own parser must be asked.
+    """Read the gateway's own options. Return None if the engine's own parser must be used.
 
-    ``own``: settings that only this command has. Prints help or the usage error and exits, as
-    argparse does. Raises ConfigError.
+    ``own`` is a class of settings that only this command has. Prints help or a usage error and
+    exits, like argparse. Raises ConfigError.
     """
     given = list_given_names(argv, os.environ)
     if find_backend(given) or any(word.startswith(SEARCH) for word in argv):
@@ -134,7 +134,7 @@ def make_option_parser(command: str, own: type | None = None) -> OptionParser:
 
 
 def _add_engine_flag(group: Any, parser: argparse.ArgumentParser, name: str, text: str) -> None:
-    """Add a stand-in, so that the flag's value is not taken for the model's name."""
+    """Add a placeholder for an engine flag, so that its value is not taken for the model's name."""
     spellings = (flag(name), *(key for key, long in vllm_flags.SHORT.items() if long == name))
     free = [spelling for spelling in spellings if spelling not in parser._option_string_actions]
     if not free:
@@ -150,7 +150,7 @@ def _add_engine_flag(group: Any, parser: argparse.ArgumentParser, name: str, tex
 
 
 def _spell_plainly(arguments: Sequence[str]) -> Iterator[str]:
-    """Undo ``--a_b`` and leave out ``-O3`` and ``--a.b 1``, which only vLLM's parser takes."""
+    """Normalize ``--a_b``, and drop ``-O3`` and ``--a.b 1``, which only vLLM's parser accepts."""
     words = iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
@@ -167,7 +167,7 @@ def _spell_plainly(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _check_files(first: FirstRead) -> None:
-    """Check the files that the line names, as far as it takes no time. Raises ConfigError."""
+    """Check the files that the line names, if that is fast. Raises ConfigError."""
     settings = first.settings
     load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
     make_part(TlsSettings, settings).check()
@@ -176,8 +176,8 @@ def _check_files(first: FirstRead) -> None:
 
 
 def _check_folder(model: str) -> None:
-    """Read the model's configuration, unless it may be on the hub. Raises ConfigError."""
-    # Imports numpy, which takes a fifth of the time of --help.
+    """Read the model's configuration, unless the model may be on the hub. Raises ConfigError."""
+    # This imports numpy, which would take a fifth of the time of --help.
     from eaglegate.engine.speculation.inspection.checkpoint import (
         NotInspectable,
         locate,
@@ -200,7 +200,7 @@ def _check_folder(model: str) -> None:
 
 
 def open_ports(first: FirstRead) -> list[socket.socket]:
-    """Bind the port of the API, and the operator's where it has one. Raises ConfigError."""
+    """Bind the API port, and the operator port if there is one. Raises ConfigError."""
     from eaglegate.server.cli.listener import bind_listeners
 
     return bind_listeners(first.settings)

@@ -1,7 +1,7 @@
-"""Text from elsewhere, made harmless for a terminal.
+"""Escapes foreign text for a terminal.
 
-Model output and request ids may hold escape sequences that move the cursor, retitle the window or
-fill the clipboard, and characters that reverse or hide what stands beside them.
+Model output and request ids may contain escape sequences that move the cursor, change the title or
+fill the clipboard, and characters that reverse or hide neighbouring text.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import re
 HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, except tab and line feed
     "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff\U000e0000-\U000e0fff]"  # half characters, and tags that nobody sees
+    "\ud800-\udfff\U000e0000-\U000e0fff]"  # surrogates, and invisible tags
 )
-"""Controls, line separators, and invisible or reversing characters. Joiners of emoji are kept."""
+"""Control characters, line separators, and invisible or reversing characters. Joiners of emoji are
+kept.
+"""
 
 
 def make_harmless(text: str) -> str:
-    """``text`` with every harmful character written as Python writes it: ``\\x1b``, ``\\u202e``.
+    """Write every harmful character as a Python escape: ``\\x1b``, ``\\u202e``.
 
     Works on any piece of a stream, because each character is judged alone. Carriage returns are
-    left out: they end lines on some systems, and on a terminal they overwrite one.
+    removed: some systems use them in line ends, and on a terminal they would overwrite the line.
     """
     return HARMFUL.sub(_spell, text.replace("\r", ""))
 
 
 def make_line_harmless(text: str) -> str:
-    """The same for text that must stay on one line: tabs and line feeds are spelled, too."""
+    """Escape text that must stay on one line, including its tabs and line feeds."""
     return make_harmless(text).replace("\n", "\\n").replace("\t", "\\t")
 
 

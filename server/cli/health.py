@@ -1,11 +1,11 @@
-"""Whether the gateway in this container is ready: the health check of the images.
+"""Health check of the container images: exits with 0 if this container's gateway is ready.
 
     python3 -m eaglegate.server.cli.health
 
-Asks ``/ready`` on ``EAGLEGATE_PORT``, over TLS where that port speaks it. The certificate is not
-checked: it names the gateway's address, not this machine's own. Where clients need certificates
-(``EAGLEGATE_SSL_CA_CERTS``), a port that speaks TLS and sends this stranger away counts as ready,
-since no more can be learnt.
+Queries ``/ready`` on ``EAGLEGATE_PORT``, over TLS if that port uses it. The certificate is not
+checked, since it names the gateway's public address. If clients need certificates
+(``EAGLEGATE_SSL_CA_CERTS``), a port that uses TLS and rejects this client counts as ready, since
+nothing more can be found out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bind the port before anything slow begins, and serve on it until a signal to stop."""
+"""Binds the port before anything slow begins, and serves until a signal to stop."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from eaglegate.server.settings import Settings
 log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 5.0
-"""Seconds in which cut streams may send their error frame."""
+"""Seconds in which aborted streams may send their error frame."""
 BACKLOG = 2048
 PLAIN_HTTP = TlsSettings()
 
 
 class Drain:
-    """``cut`` ends what the engine still runs; ``end_grace`` ends the grace early."""
+    """Graceful shutdown. ``cut`` aborts the remaining requests; ``end_grace`` ends the grace period
+    early.
+    """
 
     def __init__(
         self,
@@ -47,11 +49,11 @@ class Drain:
         self._grace_over = asyncio.Event()
 
     def end_grace(self) -> None:
-        """Wait no longer."""
+        """End the grace period now."""
         self._grace_over.set()
 
     async def run(self) -> int:
-        """Drain the gateway, and return the number of requests that were lost."""
+        """Drain the gateway, and return the number of lost requests."""
         self._gateway.stop()
         inside = self._admission.num_in_flight
         if inside:
@@ -70,7 +72,7 @@ class Drain:
 
 
 async def _wait_for_first(timeout_s: float, *waits: Awaitable[object]) -> None:
-    """Wait until one of ``waits`` is over, or the time is."""
+    """Wait until one of ``waits`` has finished, for at most ``timeout_s``."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -78,9 +80,9 @@ async def _wait_for_first(timeout_s: float, *waits: Awaitable[object]) -> None:
 
 
 def bind(host: str, port: int, unread_s: float | None = None) -> socket.socket:
-    """Raises ConfigError when the address cannot be had.
+    """Bind and listen. Raises ConfigError if the address is not available.
 
-    A client that takes in nothing for ``unread_s`` is disconnected by the kernel.
+    The kernel disconnects a client that reads nothing for ``unread_s``.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -106,7 +108,7 @@ def _explain_bind_error(host: str, port: int, error: OSError) -> str:
 
 
 def bind_listeners(settings: Settings) -> list[socket.socket]:
-    """The port of the API, then that of the operator where there is one."""
+    """Bind the API port, then the operator port if there is one. Raises ConfigError."""
     listeners = [bind(settings.host, settings.port, settings.reader_timeout_s)]
     if settings.admin_port is not None:
         listeners.append(bind(settings.admin_host, settings.admin_port))
@@ -125,7 +127,7 @@ def format_url(listener: socket.socket, tls: TlsSettings | None = None) -> str:
 
 
 class GatewayServer(uvicorn.Server):
-    """Accepts through a gate; leaves signals to ``serve``, so that a drain can be seen."""
+    """uvicorn server that accepts through a ConnectionLimiter, and leaves signals to ``serve``."""
 
     def __init__(self, config: uvicorn.Config, gate: ConnectionLimiter) -> None:
         super().__init__(config)
@@ -151,7 +153,7 @@ class GatewayServer(uvicorn.Server):
 
 @dataclass(frozen=True, slots=True)
 class SignalHandlers:
-    """Actions of the process's signals."""
+    """Actions for the process's signals."""
 
     drain: Drain
     reload: Callable[[], Awaitable[object]]
@@ -165,10 +167,10 @@ async def serve(
     tls: TlsSettings = PLAIN_HTTP,
     gate: ConnectionLimiter | None = None,
 ) -> int:
-    """Serve at once, ``starting`` beside; returns how many requests were lost.
+    """Serve immediately while ``starting`` runs, and return the number of lost requests.
 
-    Ends on SIGTERM or SIGINT, after draining (a second one ends the grace), or with what
-    ``starting`` raises. SIGHUP reloads.
+    Ends on SIGTERM or SIGINT after draining (a second signal ends the grace period), or with the
+    error that ``starting`` raises. SIGHUP reloads.
     """
     gate = gate or ConnectionLimiter(LIMITS)
     server = GatewayServer(make_server_config(app, tls, gate.limits.proxies), gate)

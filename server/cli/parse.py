@@ -1,8 +1,8 @@
-"""``eaglegate parse``: what the gateway's parsers make of a model's output, without an engine.
+"""``eaglegate parse``: show how the gateway's parsers read a model's output, without an engine.
 
-A captured answer gives its tokens, their phases, the events and the folded message: raw text, or an
-object that says which tokens came in which steps. With ``--jsonl`` each line is such an object, and
-gives the folded message on a line of its own.
+The input is raw text, or an object that assigns tokens to steps. The output is its tokens, their
+phases, the events and the folded message. With ``--jsonl`` each input line is such an object, and
+each output line is a folded message.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from eaglegate.text.parsing.vocabulary import Vocabulary
 _FINISH = {"tool_calls": FinishReason.STOP, "abort": FinishReason.LENGTH} | {
     reason.value: reason for reason in FinishReason
 }
-"""The engine's reasons by others' names; an aborted answer was cut."""
+"""The engine's finish reasons by the names in captures; an aborted answer counts as cut."""
 _STARTS = {Phase.CONTENT.value, Phase.REASONING.value}
 
 
 class InvalidLine(ValueError):
-    """A line that says what cannot be; the message names the rule."""
+    """A line is invalid. The message names the rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParseJob:
-    """One output to parse: token ids, cut into steps."""
+    """One output to parse: token ids, divided into steps."""
 
     steps: tuple[tuple[int, ...], ...]
     finish: FinishReason
@@ -53,7 +53,7 @@ class ParseJob:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status says whether every line could be parsed."""
+    """Run the command. Return 0 if every line could be parsed."""
     options = _make_argument_parser().parse_args(argv)
     try:
         vocabulary = Vocabulary.from_directory(Path(options.tokenizer))
@@ -126,7 +126,7 @@ def _describe_token(vocabulary: Vocabulary, token_id: int) -> tuple[int, str, bo
 
 
 def _read_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered: Any) -> ParseJob:
-    """Raw text, or an object as on a line of ``--jsonl``."""
+    """Read raw text, or an object in the format of ``--jsonl``."""
     if options.file is None:
         text = sys.stdin.read()
     else:
@@ -141,7 +141,7 @@ def _read_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered: A
 def _parse_as_vllm(
     vocabulary: Vocabulary, options: argparse.Namespace, job: ParseJob
 ) -> tuple[str, dict[str, Any]]:
-    """Parse with vLLM's parsers of the same names. Raises ValueError where they cannot."""
+    """Parse with vLLM's parsers of the same names. Raises ValueError if that is impossible."""
     try:
         from eaglegate.engine.vllm_backend.parser_fallback import open_parsers
     except ImportError as error:
@@ -226,7 +226,7 @@ def _read_line(text: bytes, offered: Any, size: int) -> ParseJob:
 
 
 def _split_steps(ids: list[int], given: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """``ids`` cut into steps; tokens that ``cuts`` does not reach come one a step."""
+    """Divide ``ids`` into steps. Tokens beyond ``cuts`` form one step each."""
     cuts = _read_integers(given, "cuts") if given.get("cuts") is not None else []
     if sum(cuts) > len(ids):
         raise InvalidLine(f"cuts add up to {sum(cuts)}, token_ids has only {len(ids)}")
@@ -278,7 +278,7 @@ def wants_color(out: TextIO) -> bool:
 
 
 class ParseReport:
-    """Writes to ``out``."""
+    """Writes the report to ``out``."""
 
     def __init__(self, out: TextIO, color: bool) -> None:
         self._out = out
@@ -290,7 +290,7 @@ class ParseReport:
     def add_step(
         self, tokens: Sequence[tuple[int, str, bool]], phase: Phase, events: Sequence[ParserEvent]
     ) -> None:
-        """Tokens as id, text and whether they are tokens of their own; what came of them."""
+        """Write the tokens of a step, as (id, text, is an added token), and its events."""
         for token_id, text, is_added in tokens:
             shown = self.paint(repr(text), "marker" if is_added else phase)
             self._print(f"{token_id:>7}  {shown}  {self.paint(phase.value, 'dim')}")
@@ -311,7 +311,7 @@ class ParseReport:
         self._print(json.dumps(message, ensure_ascii=False, indent=2))
 
     def compare(self, ours: Mapping[str, Any], theirs: Mapping[str, Any], title: str) -> bool:
-        """Shows where two messages differ, and says whether they do."""
+        """Write the differences of two messages. Return True if there are any."""
         self._print(f"{title}:")
         rows = [(part, ours[part], theirs[part]) for part in ("reasoning", "content")]
         calls = zip_longest(_calls(ours), _calls(theirs))
@@ -339,7 +339,7 @@ def _calls(message: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _means(part: Any) -> Any:
-    """A text without the white space around it, or a call with its arguments read."""
+    """Return a text without surrounding white space, or a call with parsed arguments."""
     if isinstance(part, str):
         return part.strip()
     if part is None:

@@ -1,4 +1,4 @@
-"""Keys and limits of a running gateway, read again: all of them take effect, or none does."""
+"""Reload of keys and limits in a running gateway: all of them take effect, or none."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReloadedSettings:
-    """Settings that a reload may change. Making one has done everything that can fail."""
+    """Settings that a reload may change. Everything that can fail has succeeded once it exists."""
 
     keys: KeyRing
     bounds: AdmissionLimits
     request_timeout_s: float
     body_timeout_s: float
     cipher: ReasoningCipher | None
-    """None leaves the one there is: no encryption keys are named."""
+    """The new cipher; None keeps the current one if no encryption keys are configured."""
 
     def apply(
         self, gateway: Gateway, admission: Admission, policy: SpeculationPolicy
     ) -> dict[str, Any]:
-        """Swap in everything at once; what is in force then."""
+        """Replace all settings at once, and return the values in force."""
         keys = self.keys.succeed(gateway.keys)
         rules = replace(policy.rules, key_depths=keys.depths)
         settings = replace(
@@ -63,11 +63,11 @@ def read_reloaded(argv: list[str]) -> ReloadedSettings:
 
 
 def load_key_ring(settings: Settings) -> KeyRing:
-    """Raises ConfigError."""
+    """Load the API keys. Raises ConfigError."""
     ring = load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
     return assign_classes(ring, settings.key_class)
 
 
 def load_encryption_keys(settings: Settings) -> list[str]:
-    """Raises ConfigError."""
+    """Load the encryption keys. Raises ConfigError."""
     return read_configured_keys(settings.encryption_key, settings.encryption_key_file)

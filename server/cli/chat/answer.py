@@ -1,4 +1,4 @@
-"""Folds the chunks of one answer, and says how fast it came and what its draft contributed."""
+"""Folds the chunks of one answer, and reports its speed and its draft's contribution."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 Row = Mapping[str, Any]
 BUNCHED_S = 0.0005
-"""No server is that fast between two chunks; what comes faster was held up on its way."""
+"""Chunks that arrive faster than this were bundled on the way, since no server is that fast."""
 REASONING = ("reasoning", "reasoning_content")
-"""Fields that servers put reasoning into; a server that sends both sends the same."""
+"""Fields that contain reasoning. Servers that send both send the same text in both."""
 
 
 @dataclass(slots=True)
 class CalledTool:
-    """One tool call, as far as it has come."""
+    """One tool call, as far as it was received."""
 
     id: str = ""
     name: str = ""
@@ -29,7 +29,7 @@ class CalledTool:
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """One answer while it comes in. ``add`` returns what is new as (is reasoning, text)."""
+    """One answer while it is received. ``add`` yields new text as (is reasoning, text)."""
 
     clock: Callable[[], float] = time.perf_counter
     content: str = ""
@@ -39,7 +39,7 @@ class ChatAnswer:
     metrics: Row = field(default_factory=dict)
     timings: Row = field(default_factory=dict)
     chunks: int = 0
-    """Chunks that carried output."""
+    """Number of chunks that carried output."""
     began: float = 0.0
     first: float | None = None
     last: float = 0.0
@@ -82,14 +82,14 @@ class ChatAnswer:
         known.arguments += function.get("arguments") or ""
 
     def to_message(self) -> dict[str, Any]:
-        """The answer as a message of the conversation."""
+        """Return the answer as a message of the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content or None}
         if self.calls:
             message["tool_calls"] = [call.to_message() for call in self.calls.values()]
         return message
 
     def describe(self) -> str:
-        """Tokens, times, speed and acceptance, as far as they are known."""
+        """Describe the known tokens, times, speed and acceptance."""
         words = [self._describe_tokens(), f"{self.last - self.began:.2f} s" if self.chunks else ""]
         if self.first is not None:
             words.append(f"first after {self.first - self.began:.2f} s")
@@ -105,14 +105,14 @@ class ChatAnswer:
         return f"{self.chunks} chunks" if self.tokens is None else f"{self.tokens} tokens"
 
     def _describe_speed(self) -> str:
-        """The server's own figure, else tokens after the first / the time they took."""
-        told = self.timings.get("predicted_per_second") or self.metrics.get("tokens_per_second")
-        if told:
-            return f"{told:.1f} tokens/s"
+        """Return the server's own figure, else the tokens after the first divided by their time."""
+        reported = self.timings.get("predicted_per_second") or self.metrics.get("tokens_per_second")
+        if reported:
+            return f"{reported:.1f} tokens/s"
         if self.tokens is None or self.first is None:
             return ""
         took = self.last - self.first
-        if took < self.chunks * BUNCHED_S:  # it came at once: only the whole time means something
+        if took < self.chunks * BUNCHED_S:  # bundled: only the total time is meaningful
             return f"{self.tokens / (self.last - self.began):.1f} tokens/s overall"
         return f"{(self.tokens - 1) / took:.1f} tokens/s"
 
@@ -122,7 +122,9 @@ class ChatAnswer:
 
 
 def describe_acceptance(answer: ChatAnswer) -> str:
-    """The draft's acceptance, from any report there is: vLLM's and ours, llama.cpp's, usage."""
+    """Describe the draft's acceptance, as reported by vLLM, this gateway, llama.cpp or the
+    usage.
+    """
     report = answer.metrics.get("speculative_decoding") or {}
     if length := report.get("mean_acceptance_length"):
         return (

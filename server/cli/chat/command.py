@@ -29,7 +29,7 @@ def make_parser() -> argparse.ArgumentParser:
         "question and standard output the answer.",
     )
     parser.add_argument("url", help="address, with or without /v1: http://127.0.0.1:8000")
-    parser.add_argument("question", nargs="?", help="ask this, print the answer and end")
+    parser.add_argument("question", nargs="?", help="ask this, print the answer and exit")
     parser.add_argument("--model", help="model name (default: the first that the endpoint lists)")
     parser.add_argument("--system", default="", help="system prompt")
     parser.add_argument(
@@ -53,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def read_field(text: str) -> tuple[str, Any]:
-    """``FIELD=JSON``; a value that is no JSON is text."""
+    """Parse ``FIELD=JSON``. A value that is not JSON is text."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=JSON")
@@ -64,7 +64,9 @@ def read_field(text: str) -> tuple[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; 1 when the endpoint fails in a pipe or at the start, 130 after Ctrl-C."""
+    """Run the command. Return 1 if the endpoint fails in a pipe or at the start, 130 after
+    Ctrl-C.
+    """
     parser = make_parser()
     options = parser.parse_args(argv)
     try:
@@ -79,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read the answer has read enough
+    except BrokenPipeError:  # the reader of the pipe closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     finally:
@@ -87,7 +89,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """Fields of every request, besides messages. Raises OSError and ValueError for the tools."""
+    """Return the fields of every request except messages. Raises OSError and ValueError for
+    --tools.
+    """
     fields = {
         "model": options.model,
         "temperature": options.temperature,
@@ -113,7 +117,7 @@ def _chat(endpoint: ChatEndpoint, options: argparse.Namespace, fields: Mapping[s
 
 
 def _choose_model(endpoint: ChatEndpoint, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with a model, and with a report on speculation where the endpoint knows it."""
+    """Return the fields with a model, and with a speculation report if the endpoint supports it."""
     try:
         models = endpoint.list_models()
     except EndpointFailed:

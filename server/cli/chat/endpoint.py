@@ -1,4 +1,4 @@
-"""One endpoint of chat completions: its models, and the chunks of its answers."""
+"""A chat completions endpoint: its models, and the chunks of its answers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from eaglegate.engine.remote.reading import SseDecoder, WorkerProtocolError
 Row = dict[str, Any]
 CONNECT_S, SILENCE_S = 10.0, 600.0
 LONGEST_EVENT = 16 << 20
-"""Bytes of one event of a stream."""
+"""Maximum bytes of one event of a stream."""
 MOST_ERROR_CHARACTERS = 1000
 DONE = b"[DONE]"
 OURS = "eaglegate"
-"""``owned_by`` of a gateway's models."""
+"""Value of ``owned_by`` in the models of this gateway."""
 
 
 class EndpointFailed(Exception):
-    """The endpoint refused, broke off, or could not be reached; the message says why."""
+    """The endpoint refused, closed the stream, or could not be reached. The message says why."""
 
 
 class ChatEndpoint:
-    """An OpenAI-compatible API at ``url``, with or without its ``/v1``.
+    """An OpenAI-compatible API at ``url``, given with or without ``/v1``.
 
     Every method raises EndpointFailed.
     """
@@ -43,7 +43,7 @@ class ChatEndpoint:
         self._client.close()
 
     def list_models(self) -> list[Row]:
-        """The models, the default first. Finds out whether the address lacks ``/v1``."""
+        """List the models, the default first. Adds ``/v1`` to the address if it is missing."""
         answer = self._get_models()
         if answer.status_code == httpx.codes.NOT_FOUND and not self.url.endswith("/v1"):
             self.url += "/v1"
@@ -61,10 +61,10 @@ class ChatEndpoint:
             return self._client.get(f"{self.url}/models")
 
     def stream(self, body: Mapping[str, Any]) -> Generator[Row]:
-        """The chunks of an answer. Closing the iterator aborts it.
+        """Yield the chunks of an answer. Closing the iterator aborts the request.
 
-        A server that does not know ``stream_options`` is asked again without; one that does not
-        stream gives its whole answer as one chunk.
+        If a server does not know ``stream_options``, the request is repeated without it. A server
+        that does not stream yields its whole answer as one chunk.
         """
         try:
             yield from self._stream(body)
@@ -96,7 +96,7 @@ class ChatEndpoint:
 
 
 class _Refused(EndpointFailed):
-    """The endpoint answered with an error before it streamed."""
+    """The endpoint answered with an error instead of a stream."""
 
 
 def _read_events(answer: httpx.Response) -> Iterator[Row]:
@@ -109,13 +109,15 @@ def _read_events(answer: httpx.Response) -> Iterator[Row]:
 
 
 def _read_chunk(data: bytes) -> Row:
-    """Raises EndpointFailed for an error in the stream and for anything but an object."""
+    """Parse a chunk. Raises EndpointFailed for an error in the stream and for anything but an
+    object.
+    """
     try:
         chunk = json.loads(data)
     except ValueError:
         chunk = None
     if not isinstance(chunk, dict):
-        raise EndpointFailed(f"the stream holds something other than chunks: {data[:200]!r}")
+        raise EndpointFailed(f"the stream contains something other than chunks: {data[:200]!r}")
     if error := chunk.get("error"):
         raise EndpointFailed(f"the answer broke off: {_read_message(error)}")
     return chunk

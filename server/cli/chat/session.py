@@ -1,4 +1,4 @@
-"""A conversation with an endpoint: turn by turn in a terminal, one turn in a pipe."""
+"""A conversation with an endpoint: many turns in a terminal, one turn in a pipe."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ HELP = """\
 /model NAME    ask another model; without NAME, list them
 /retry         ask the last question again
 /reset         forget the conversation
-/quit          end, as Ctrl-D does
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next one."""
+/quit          end, like Ctrl-D
+Ctrl-C stops an answer. A line that ends in \\ continues on the next line."""
 
 
 @contextmanager
 def _note_interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed inside: the HTTP client may drop the exception that it raises."""
+    """Provide a function that returns True once Ctrl-C was pressed.
+
+    The HTTP client may swallow the exception that Ctrl-C raises.
+    """
     pressed = False
 
     def note(_number: int, _frame: FrameType | None) -> None:
@@ -48,7 +51,7 @@ def _note_interrupts() -> Iterator[Callable[[], bool]]:
 
 
 class ChatConversation:
-    """Messages so far and the fields of every request."""
+    """The messages so far, and the fields of every request."""
 
     def __init__(self, fields: Mapping[str, Any], system: str = "") -> None:
         self.fields, self.system = dict(fields), system
@@ -59,7 +62,7 @@ class ChatConversation:
         return {**self.fields, "messages": [*system, *self.messages]}
 
     def find_question(self) -> int | None:
-        """The place of the last message of the user."""
+        """Return the position of the user's last message, if any."""
         places = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
         return places[-1] if places else None
 
@@ -77,7 +80,7 @@ class ChatOutput:
         self._at_line_start = True
 
     def write(self, is_reasoning: bool, text: str) -> None:
-        """A piece of an answer. In a pipe, reasoning is left out unless it was asked for."""
+        """Write a piece of an answer. In a pipe, reasoning is omitted unless requested."""
         if is_reasoning and not self._reasoning:
             return
         if is_reasoning != self._thinking:
@@ -92,7 +95,7 @@ class ChatOutput:
             self._put(DIM if is_reasoning else PLAIN, is_text=False)
 
     def end_answer(self) -> None:
-        """Close the line, and leave the colour of reasoning."""
+        """End the line, and reset the colour of reasoning."""
         if self._thinking and self._dim:
             self._put(PLAIN, is_text=False)
         self._thinking = False
@@ -106,11 +109,11 @@ class ChatOutput:
             self._at_line_start = text.endswith("\n")
 
     def write_line(self, text: str) -> None:
-        """A whole line among the answers."""
+        """Write a whole line among the answers."""
         self._put(f"{make_line_harmless(text) if self.on_terminal else text}\n")
 
     def remark(self, text: str) -> None:
-        """Something that is no answer: numbers, errors, help."""
+        """Write something that is not part of an answer: numbers, errors, help."""
         text = make_harmless(text)
         dim = self._dim and self._remarks.isatty()
         self._remarks.write(f"{DIM}{text}{PLAIN}\n" if dim else f"{text}\n")
@@ -118,7 +121,9 @@ class ChatOutput:
 
 
 class ChatSession:
-    """Asks and answers. ``read_line`` shows a prompt and raises EOFError at the end."""
+    """Asks questions and prints answers. ``read_line`` shows a prompt and raises EOFError at the
+    end.
+    """
 
     def __init__(
         self,
@@ -131,7 +136,9 @@ class ChatSession:
         self._read_line = read_line
 
     def ask_once(self, question: str) -> int:
-        """One turn, for pipes. Tool calls are written as JSON, one a line. Returns the status."""
+        """Take one turn, for pipes, and return the exit status. Tool calls are written as JSON
+        lines.
+        """
         self._conversation.messages.append({"role": "user", "content": question})
         try:
             answer = self._answer()
@@ -143,7 +150,7 @@ class ChatSession:
         return 0
 
     def run(self) -> int:
-        """Turns until the user ends them."""
+        """Take turns until the user ends the session."""
         while True:
             try:
                 text = self._read_message("> ")
@@ -167,7 +174,7 @@ class ChatSession:
         return "\n".join(lines)
 
     def _take_turn(self, text: str) -> None:
-        """One question and its answer, with the results of the tools that it calls."""
+        """Ask one question and print its answer, asking the user for results of called tools."""
         messages = self._conversation.messages
         before = len(messages)
         messages.append({"role": "user", "content": text})
@@ -183,7 +190,7 @@ class ChatSession:
             _drop_unanswered(messages, before)
 
     def _answer(self) -> ChatAnswer:
-        """Stream one answer into the output and the conversation; one that is stopped, too."""
+        """Stream one answer into the output and the conversation, even if it is interrupted."""
         answer = ChatAnswer()
         try:
             with (
@@ -208,7 +215,7 @@ class ChatSession:
         return answer
 
     def _read_results(self, answer: ChatAnswer) -> None:
-        """Ask the user for what each tool returned."""
+        """Ask the user what each called tool returned."""
         for call in answer.calls.values():
             self._output.write_line(f"{call.name}({call.arguments})")
             result = self._read_message(f"result of {make_line_harmless(call.name)}> ")
@@ -217,7 +224,7 @@ class ChatSession:
             )
 
     def _obey(self, line: str) -> bool:
-        """Obey a command; true when it ends the session."""
+        """Run a command. Return True if it ends the session."""
         command, _, rest = line.partition(" ")
         talk = self._conversation
         match command:
@@ -259,7 +266,7 @@ class ChatSession:
 
 
 def _drop_unanswered(messages: list[Message], before: int) -> None:
-    """Take back a turn that has no answer, or calls without all their results."""
+    """Remove a turn without an answer, or with calls that lack results."""
     while len(messages) > before and (
         messages[-1]["role"] in ("user", "tool") or messages[-1].get("tool_calls")
     ):
@@ -267,7 +274,7 @@ def _drop_unanswered(messages: list[Message], before: int) -> None:
 
 
 def read_terminal_line() -> Callable[[str], str]:
-    """``input`` with line editing where Python has it; what is typed is kept in memory only."""
+    """Return ``input`` with line editing if available. Its history is kept only in memory."""
     try:
         import readline
     except ImportError:
@@ -285,7 +292,7 @@ def make_output(reasoning: bool) -> ChatOutput:
 
 
 def read_tools(text: str) -> Sequence[Any]:
-    """Tool definitions: a list of them, or one. Raises ValueError."""
+    """Read tool definitions: a list, or a single one. Raises ValueError."""
     found = json.loads(text)
     tools = found if isinstance(found, list) else [found]
     if not all(isinstance(tool, dict) for tool in tools):

@@ -55,7 +55,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; 1 when the gateway gives no answer at first, 2 without textual."""
+    """Run the command. Return 1 if the gateway does not answer the first query, 2 without
+    textual.
+    """
     parser = make_parser()
     options = parser.parse_args(argv)
     if not options.interval >= 0.1:
@@ -78,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def explain_failure(error: CallFailed) -> str:
-    """Why there is no reading, and what to do."""
+    """Explain why there is no reading, and what to do."""
     if error.status in DENIED:
         return f"{error} {KEYS}"
     return f"{error} {ELSEWHERE}" if error.status == 404 else str(error)

@@ -1,6 +1,6 @@
-"""The texts of ``eaglegate top``: figures, states and tables. Knows no terminal.
+"""Texts of ``eaglegate top``: figures, states and tables, independent of the terminal.
 
-Definitions are those of docs/metrics.md. A dash stands where there is no data.
+Definitions are in docs/metrics.md. A dash means that there is no data.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LISTS = {
     "worst_accepted": "worst accepted",
     "failed": "failed",
 }
-"""Lists of ``GET /debug/requests`` and their titles."""
+"""Lists in ``GET /debug/requests`` and their titles."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A large number, what it is about, and its last minutes."""
+    """A large number with its name, a note, and its recent history."""
 
     name: str
     value: str
@@ -38,7 +38,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class State:
-    """One line about a part of the gateway."""
+    """One line about a component of the gateway."""
 
     name: str
     text: str
@@ -47,7 +47,7 @@ class State:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under columns. ``keys`` name the rows for whoever chooses one."""
+    """Rows of text under columns. ``keys`` identify the rows for selection."""
 
     title: str
     columns: Sequence[str]
@@ -78,7 +78,7 @@ def format_count(value: float) -> str:
 
 
 def format_drift(ratio: float | None) -> tuple[str, str]:
-    """Acceptance against its baseline: the words and their tone, as on the page."""
+    """Format acceptance against its baseline as text and tone, as on the operator's page."""
     if ratio is None:
         return NONE, ""
     change = round(100 * (ratio - 1))
@@ -87,7 +87,7 @@ def format_drift(ratio: float | None) -> tuple[str, str]:
 
 
 def list_figures(reading: GatewayReading) -> list[Figure]:
-    """The numbers that come first: speed, acceptance, fallback, TPOT, TTFT, gain."""
+    """Return the main numbers: speed, acceptance, fallback, TPOT, TTFT, gain."""
     said = reading.speculation
     all_, past = said["all"], said["history"]
     drift, tone = format_drift(all_["against_baseline"])
@@ -147,7 +147,7 @@ def _describe_drift(length: float | None, drift: str) -> str:
 
 
 def describe_engines(reading: GatewayReading) -> str:
-    """The served models and their engines, in a few words."""
+    """Describe the served models and their engines."""
     rows = {
         f"{engine['model']}: {engine['summary']}"
         for engine in reading.speculation["engines"].values()
@@ -156,7 +156,7 @@ def describe_engines(reading: GatewayReading) -> str:
 
 
 def list_states(reading: GatewayReading, before: GatewayReading | None = None) -> list[State]:
-    """One line for each part. ``before`` is an older reading, for what happened since."""
+    """Return one line per component. Changes are relative to ``before``, an older reading."""
     said, metrics = reading.speculation, reading.metrics
     states = [
         State("admission", *_describe_admission(reading, before)),
@@ -331,12 +331,12 @@ SLICE_COLUMNS: Mapping[str, Callable[[Row], str]] = {
 
 
 def list_kinds(reading: GatewayReading) -> list[str]:
-    """The kinds of slices: workload first, then as the gateway lists them."""
+    """Return the kinds of slices: workload first, then in the gateway's order."""
     return sorted(reading.speculation["slices"], key=lambda kind: kind != "workload")
 
 
 def list_slices(reading: GatewayReading, kind: str) -> Table:
-    """The slices of one kind that had traffic, the largest first."""
+    """Return the slices of one kind that had traffic, the largest first."""
     slices = reading.speculation["slices"].get(kind, {})
     rows = [(name, row) for name, row in slices.items() if row["requests"] or row["tokens"]]
     rows.sort(key=lambda named: -named[1]["tokens"])
@@ -364,7 +364,7 @@ REQUEST_COLUMNS: Mapping[str, Callable[[Row], str]] = {
 
 
 def list_requests(reading: GatewayReading, name: str) -> Table:
-    """One list of the requests that the gateway can explain."""
+    """Return one list of the requests that the gateway can explain."""
     rows = reading.requests.get(name, ())
     return _make_table(
         f"requests, {LISTS[name]} first" if name != "failed" else "requests that failed",
@@ -383,7 +383,7 @@ def _make_table(
 def format_plain(
     reading: GatewayReading, before: GatewayReading | None = None, most: int = 10
 ) -> Iterator[str]:
-    """Everything as plain lines, to be read in a pipe or pasted into an issue."""
+    """Yield everything as plain lines, for a pipe or an issue."""
     yield f"eaglegate {reading.speculation['version']}  {describe_engines(reading)}"
     yield ""
     for figure in list_figures(reading):

@@ -1,4 +1,4 @@
-"""Read what a running gateway shows to operators: ``/debug`` as JSON, and ``/metrics``."""
+"""Reads a running gateway's operator data: ``/debug`` as JSON, and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True)
 class MetricsPage:
-    """The gateway's own samples of ``/metrics``: name without prefix, labels, value."""
+    """The gateway's own samples in ``/metrics``: name without prefix, labels, value."""
 
     samples: Sequence[tuple[str, Mapping[str, str], float]]
 
@@ -34,12 +34,12 @@ class MetricsPage:
         )
 
     def total(self, name: str, **labels: str) -> float | None:
-        """The sum of a metric's samples that have these labels; None without any."""
+        """Return the sum of a metric's samples with these labels; None if there are none."""
         values = [value for _, value in self._select(name, labels)]
         return sum(values) if values else None
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """The sums of a metric's samples by the value of one label, without those of zero."""
+        """Return the sums of a metric's samples by one label's value, without sums of zero."""
         sums: dict[str, float] = {}
         for found, value in self._select(name, {}):
             sums[found.get(label, "")] = sums.get(found.get(label, ""), 0.0) + value
@@ -58,18 +58,18 @@ class GatewayReading:
     """The state of a gateway at one moment."""
 
     speculation: Row
-    """``GET /debug/speculation``."""
+    """Answer of ``GET /debug/speculation``."""
     requests: Mapping[str, Sequence[Row]]
-    """``GET /debug/requests``; empty where the gateway keeps no requests."""
+    """Answer of ``GET /debug/requests``; empty if the gateway keeps no requests."""
     alerts: Sequence[Row]
-    """``GET /debug/alerts``: every alert, with ``holds``."""
+    """Answer of ``GET /debug/alerts``: every alert, with ``holds``."""
     metrics: MetricsPage
     at: float
-    """``time.monotonic()``."""
+    """Time of the reading by ``time.monotonic()``."""
 
 
 class GatewayReader:
-    """Reads one gateway. Every method blocks, for at most some seconds, and raises CallFailed."""
+    """Reads one gateway. Every method blocks for up to a few seconds and raises CallFailed."""
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.url = (url if "://" in url else f"http://{url}").rstrip("/")
@@ -77,7 +77,7 @@ class GatewayReader:
         self._timeout_s = timeout_s
 
     def read(self) -> GatewayReading:
-        """Everything that the screen shows."""
+        """Read everything that the screen shows."""
         return GatewayReading(
             self._get_json("/debug/speculation"),
             self._get_known("/debug/requests") or {},
@@ -87,11 +87,11 @@ class GatewayReader:
         )
 
     def explain(self, name: str) -> Row:
-        """The explanation of one request."""
+        """Return the explanation of one request."""
         return dict(self._get_json(f"/debug/requests/{name}"))
 
     def _get_known(self, path: str) -> Any:
-        """None where the gateway does not have this path."""
+        """Return the answer, or None if the gateway does not have this path."""
         try:
             return self._get_json(path)
         except CallFailed as error:
@@ -104,7 +104,7 @@ class GatewayReader:
         try:
             return json.loads(body)
         except ValueError:
-            raise CallFailed(f"{self.url}{path} is no JSON: is this a gateway?") from None
+            raise CallFailed(f"{self.url}{path} is not JSON: is this a gateway?") from None
 
     def _get(self, path: str) -> bytes:
         try:

@@ -1,4 +1,4 @@
-"""The screen of ``eaglegate top``. Needs textual, the extra ``top``."""
+"""The screen of ``eaglegate top``. It needs textual, from the extra ``top``."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from eaglegate.server.cli.top.panels import (
 from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading
 
 TONES = {"good": "green", "warn": "yellow", "bad": "bold red", "": ""}
-"""Styles beside words: nothing is told by colour alone."""
+"""Styles in addition to text: colour alone carries no information."""
 MARKS = {"bad": "! ", "warn": "~ ", "good": "", "": ""}
 SINCE = 5
-"""Readings that the newest one is compared with."""
+"""Number of readings that are kept; the newest is compared with the oldest."""
 
 
 class FigureBox(Container):
-    """One figure and the line of its last minutes."""
+    """One figure with the line of its recent history."""
 
     def compose(self) -> ComposeResult:
         yield Static(classes="words", markup=False)
@@ -83,7 +83,7 @@ class ExplanationScreen(ModalScreen[None]):
 
 
 class TopApp(App[None]):
-    """Reads the gateway again and again. A gateway that is away is waited for."""
+    """Polls the gateway, and waits for it while it is unreachable."""
 
     CSS = """
     #head { height: auto; }
@@ -137,7 +137,7 @@ class TopApp(App[None]):
 
     @property
     def reading(self) -> GatewayReading:
-        """The newest."""
+        """The newest reading."""
         return self._readings[-1]
 
     def _poll(self) -> None:
@@ -154,7 +154,9 @@ class TopApp(App[None]):
             self.call_from_thread(self._take, reading)
 
     def _take(self, reading: GatewayReading) -> None:
-        """A gateway that was away counts from the beginning: nothing older is compared with."""
+        """Add a reading. After a failure, older readings are dropped, since the gateway may have
+        restarted.
+        """
         self._readings = [*([] if self._failure else self._readings), reading][-SINCE:]
         self._failure = ""
         if self._kind not in list_kinds(reading):
@@ -187,7 +189,7 @@ class TopApp(App[None]):
             words = f"\n! no reading for {away:.0f} s, trying again: {self._failure}"
             head.append(make_harmless(words), TONES["bad"])
         elif self._paused:
-            head.append("\n~ paused; p goes on", TONES["warn"])
+            head.append("\n~ paused; p continues", TONES["warn"])
         self.query_one("#head", Static).update(head)
 
     def _fill(self, name: str, table: Table) -> None:
@@ -217,7 +219,7 @@ class TopApp(App[None]):
         self._show()
 
     def action_pause(self) -> None:
-        """Stop reading, or go on."""
+        """Pause or resume reading."""
         self._paused = not self._paused
         self._show_head()
 
@@ -226,7 +228,7 @@ class TopApp(App[None]):
             self._explain(event.row_key.value)
 
     def action_explain(self) -> None:
-        """Explain the chosen request."""
+        """Explain the selected request."""
         if chosen := _read_chosen(self.query_one("#requests", DataTable)):
             self._explain(chosen)
 
