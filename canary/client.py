@@ -52,7 +52,7 @@ def send(
     try:
         return dict(json.loads(fetch(request)))
     except ValueError as error:
-        raise CallFailed(f"{url} gives no answer: {error}") from None
+        raise CallFailed(f"{url} does not answer: {error}") from None
 
 
 def fetch(request: Request, timeout_s: float = TIMEOUT_S) -> bytes:
@@ -64,7 +64,7 @@ def fetch(request: Request, timeout_s: float = TIMEOUT_S) -> bytes:
         raise CallFailed(_read_message(error), error.code) from None
     except (URLError, OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise CallFailed(f"{request.full_url} gives no answer: {reason}") from None
+        raise CallFailed(f"{request.full_url} does not answer: {reason}") from None
 
 
 def _read_message(error: HTTPError) -> str:

@@ -149,7 +149,7 @@ class Settings:
     )
     admin_host: str = setting("127.0.0.1", "address of --admin-port")
 
-    WORKERS: ClassVar = Heading("Workers in place of an engine")
+    WORKERS: ClassVar = Heading("Workers instead of an engine")
     upstream: str | None = setting(
         None,
         "vLLM servers that generate instead of an engine in this process: "

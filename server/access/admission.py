@@ -389,7 +389,7 @@ class Admission:
             return
         if wanted > most:
             raise InvalidRequest(
-                f"This request asks for {wanted} answers at a time; the API key "
+                f"This request needs {wanted} answers at a time; the API key "
                 f"'{requester.name}' may have {most}. Lower 'n', or the number of prompts.",
                 param="n",
                 code="key_concurrency_exceeded",
@@ -397,8 +397,8 @@ class Admission:
         inside = self.count_places(requester) - own
         if inside + wanted > most:
             raise TooManyRequests(
-                f"The API key '{requester.name}' has {inside} answers under way, this request "
-                f"asks for {wanted}, and it may have {most} at a time; wait for one to end.",
+                f"The API key '{requester.name}' has {inside} answers in progress, this request "
+                f"needs {wanted}, and the limit is {most} at a time; wait for one to finish.",
                 code="key_concurrency_exceeded",
                 retry_after_s=max(1.0, self.rate.typical_s / most),
             )

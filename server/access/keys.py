@@ -114,7 +114,7 @@ class KeyRing:
         if self.keys or not self.required:
             return ""
         return (
-            "WARNING: there are no API keys, and this gateway asks for one: every request to the "
+            "WARNING: this gateway requires an API key, but there are none: every request to the "
             "API is refused with 401. Add a key to --api-key-file and send SIGHUP."
         )
 

@@ -214,8 +214,8 @@ def find_model_files(arguments: ModelArguments) -> ModelFiles:
         return ModelFiles.find(arguments.model, arguments.revision, arguments.tokenizer)
     except UnsupportedModel as error:
         raise ConfigError(
-            f"{arguments.model}: a gateway in front of workers makes the prompts itself and "
-            f"cannot make this model's: {error}"
+            f"{arguments.model}: a gateway with workers renders the prompts itself, and cannot do "
+            f"so for this model: {error}"
         ) from error
 
 
@@ -224,7 +224,7 @@ def _create_renderer(files: ModelFiles, settings: Settings) -> TemplateRenderer:
     if settings.chat_template_content_format != "auto":
         raise ConfigError(
             f"--chat-template-content-format {settings.chat_template_content_format}: with workers "
-            "the format is found from the template; leave it out"
+            "the format is detected from the template; leave it out"
         )
     try:
         parse_special = settings.special_tokens_in_messages == "parse"

@@ -309,7 +309,7 @@ def _read_without_vllm(
     parser = argparse.ArgumentParser(
         prog=f"eaglegate {command}",
         description="MODEL is a folder or a hub name; its tokenizer and chat template are read.",
-        epilog=f"Flags of vLLM are for where it runs; `--help` without {chosen} shows them.",
+        epilog=f"vLLM's flags belong to the workers; `--help` without {chosen} shows them.",
         allow_abbrev=False,
     )
     parser.add_argument("model_tag", nargs="?", default=None, metavar="MODEL")
@@ -325,20 +325,20 @@ def _read_without_vllm(
     namespace, unknown = parser.parse_known_args(dashed)
     if unknown:
         raise ConfigError(
-            f"{' '.join(unknown)}: with {chosen} there is no vLLM here; its flags are for where it "
-            f"runs (`eaglegate serve {shown} --help` shows those of the gateway)"
+            f"{' '.join(unknown)}: with {chosen} this process runs no vLLM; give its flags to the "
+            f"workers (`eaglegate serve {shown} --help` shows the gateway's flags)"
         )
     for notice in check_front_end_flags(namespace):
         progress(f"note: {notice}")
     if getattr(namespace, "lora_modules", None):
-        raise ConfigError(f"--lora-modules: with {chosen}, adapters are for where the model runs")
+        raise ConfigError(f"--lora-modules: with {chosen}, adapters are set where the model runs")
     arguments = read_into(kind, namespace)
     named = namespace.model_tag or arguments.model
     if not named:
         raise ConfigError(
             f"{chosen} needs the model, too: the gateway renders and parses with its tokenizer "
             f"and chat template. eaglegate {command} MODEL {shown}, with MODEL the folder or hub "
-            "name of what is served"
+            "name of the served model"
         )
     settings = read_settings(namespace)
     if settings.require_lossless:

@@ -271,10 +271,10 @@ async def test_an_answer_of_several_choices_takes_as_many_of_a_key_s_places():
             return trying.pop_all()
 
     two = await ask(2)
-    with pytest.raises(TooManyRequests, match="has 2 answers under way, this request asks for 2"):
+    with pytest.raises(TooManyRequests, match="has 2 answers in progress, this request needs 2"):
         await ask(2)
     one = await ask(1)
-    with pytest.raises(TooManyRequests, match="'a' has 3 answers under way"):
+    with pytest.raises(TooManyRequests, match="'a' has 3 answers in progress"):
         await ask(1)
     two.close()
     with pytest.raises(InvalidRequest, match=r"asks for 4 answers .* may have 3") as refused:

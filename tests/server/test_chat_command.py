@@ -266,7 +266,7 @@ def test_failures_in_a_pipe_have_a_status(script, monkeypatch, capsys):
     assert chat(monkeypatch, "", script.url, "Q") == 1
     assert "HTTP 503: not now" in capsys.readouterr().err
     assert chat(monkeypatch, "", "http://127.0.0.1:9", "Q") == 1
-    assert "gives no answer" in capsys.readouterr().err
+    assert "does not answer" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         chat(monkeypatch, "", script.url, "Q", "--set", "=1")
     with pytest.raises(SystemExit):

@@ -182,7 +182,7 @@ async def test_what_others_wrote_reaches_the_screen_as_text(reader):
 async def test_a_gateway_that_goes_away_is_waited_for(reader):
     app = TopApp(reader, reader.read(), 60)
     async with app.run_test(size=(100, 40)) as pilot:
-        reader.failure = CallFailed("http://127.0.0.1:8000/metrics gives no answer: refused")
+        reader.failure = CallFailed("http://127.0.0.1:8000/metrics does not answer: refused")
         for _ in range(2):
             app._poll()
             await app.workers.wait_for_complete()
@@ -206,7 +206,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys, reader):
 
 def test_no_gateway_is_an_error_in_words(capsys):
     assert main(["top", "http://127.0.0.1:9"]) == 1
-    assert "gives no answer" in capsys.readouterr().err
+    assert "does not answer" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["top", "--interval", "0"])
     assert "at least 0.1 seconds" in capsys.readouterr().err

@@ -92,7 +92,7 @@ class ChatEndpoint:
             yield
         except (httpx.HTTPError, httpx.InvalidURL, WorkerProtocolError) as error:
             reason = str(error) or type(error).__name__
-            raise EndpointFailed(f"{self.url} gives no answer: {reason}") from None
+            raise EndpointFailed(f"{self.url} does not answer: {reason}") from None
 
 
 class _Refused(EndpointFailed):
