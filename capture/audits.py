@@ -110,7 +110,7 @@ class AuditCapture:
         self._redactor = copy(redactor)  # stateful, and the records' thread uses the original
         self._captured: OrderedDict[str, tuple[RequestFacts, str]] = OrderedDict()
         """Facts and session of each captured request, by the engine's name of each choice."""
-        self._writer = CaptureWriter(folder.beside(AUDITS), self._format)
+        self._writer = CaptureWriter(folder.open_sibling(AUDITS), self._format)
 
     def expect(self, facts: RequestFacts, session: str) -> None:
         """Register a captured request, so that its audits are written."""

@@ -281,7 +281,7 @@ class CaptureFolder:
         self._number = 0
         self.prune()
 
-    def beside(self, content: str) -> CaptureFolder:
+    def open_sibling(self, content: str) -> CaptureFolder:
         """Return a folder object for another writer's files in the same folder. Raises OSError."""
         return CaptureFolder(self._directory, self.limits, self._wall, content)
 

@@ -323,7 +323,7 @@ class ParseReport:
         if ours == theirs:
             self._print(f"  {part}: {self.paint('same', 'good')}")
             return False
-        if _means(ours) == _means(theirs):
+        if _normalise(ours) == _normalise(theirs):
             self._print(f"  {part}: {self.paint('same but for white space', 'good')}")
             return False
         self._print(f"  {part}: {self.paint('differs', 'bad')}")
@@ -338,7 +338,7 @@ def _calls(message: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(call["name"], call["arguments"]) for call in message["tool_calls"]]
 
 
-def _means(part: Any) -> Any:
+def _normalise(part: Any) -> Any:
     """Return a text without surrounding white space, or a call with parsed arguments."""
     if isinstance(part, str):
         return part.strip()

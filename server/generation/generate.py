@@ -129,7 +129,7 @@ async def _prepare(
     began = perf_counter()
     prompts = await make_prompts(job, pipeline)
     times.rendering = perf_counter() - began
-    requests = _requests(job, pipeline, prompts)
+    requests = _make_requests(job, pipeline, prompts)
     if pipeline.trials is not None:
         wanted = [request.constraint for request in requests]
         began = perf_counter()
@@ -206,14 +206,14 @@ def _describe_request(
 async def make_prompts(job: Job, pipeline: Pipeline) -> list[Prompt]:
     """Render the prompts. Raises InvalidRequest if one does not fit the context."""
     try:
-        return [await _prompt(source, job, pipeline) for source in job.prompts]
+        return [await _make_prompt(source, job, pipeline) for source in job.prompts]
     except PromptTooLong as error:
         raise context_overflow(
             job.api, error.num_tokens, 0, pipeline.info.max_model_len, error.exact
         ) from None
 
 
-async def _prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Prompt:
+async def _make_prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Prompt:
     longest = pipeline.info.max_model_len
     limits = limits_of(job.truncate_prompt, job.truncation_side, longest)
     match source:
@@ -230,7 +230,7 @@ async def _prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Prompt:
     return pipeline.parsers.read(token_ids) if job.parses else Prompt(tuple(token_ids))
 
 
-def _requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:
+def _make_requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:
     """Return one engine request per choice. Raises InvalidRequest."""
     longest = pipeline.info.max_model_len
     requests = []

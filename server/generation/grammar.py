@@ -133,18 +133,18 @@ def _thinking(starts_in: Phase, reasoning: ReasoningFormat) -> list[TagNode]:
     end = reasoning.ends[0] if len(reasoning.ends) == 1 else list(reasoning.ends)
     free = {"type": "any_text"}
     if starts_in is Phase.REASONING:
-        return [{"type": "tag", "begin": "", "content": free, "end": end}, *_between(reasoning)]
+        return [{"type": "tag", "begin": "", "content": free, "end": end}, *_make_gap(reasoning)]
     opened = [
         {"type": "tag", "begin": start, "content": free, "end": end} for start in reasoning.starts
     ]
     if not opened:
         return []
     either: Any = opened[0] if len(opened) == 1 else {"type": "or", "elements": opened}
-    thought = {"type": "sequence", "elements": [either, *_between(reasoning)]}
+    thought = {"type": "sequence", "elements": [either, *_make_gap(reasoning)]}
     return [{"type": "optional", "content": thought}]
 
 
-def _between(reasoning: ReasoningFormat) -> list[TagNode]:
+def _make_gap(reasoning: ReasoningFormat) -> list[TagNode]:
     """Return a node for the white space that a template writes between reasoning and answer."""
     if not reasoning.framing:
         return []

@@ -31,7 +31,7 @@ async def encode(
 ) -> list[int]:
     """Tokenize a text, in a thread unless it is short. Raises PromptTooLong."""
     limits = limits or RenderLimits()
-    return await _apart(lambda: renderer.encode(text, add_special_tokens, limits), limits)
+    return await _run_in_thread(lambda: renderer.encode(text, add_special_tokens, limits), limits)
 
 
 async def render(
@@ -57,7 +57,7 @@ async def render(
         )
 
     try:
-        return await _apart(work, limits, quick=not own)
+        return await _run_in_thread(work, limits, quick=not own)
     except PromptTooLong:
         raise
     except RendererLost as error:
@@ -70,7 +70,7 @@ async def render(
         ) from error
 
 
-async def _apart(
+async def _run_in_thread(
     work: Callable[[], TaskResult], limits: RenderLimits, quick: bool = True
 ) -> TaskResult:
     """Run ``work`` in a thread, or directly if it is ``quick`` and the request is small.
@@ -81,12 +81,12 @@ async def _apart(
     if quick and 0 < current.num_bytes <= AT_ONCE_BYTES:
         return work()
     if current.num_bytes <= SMALL_BYTES:
-        return await _endable(work, limits)
+        return await _run_cancellable(work, limits)
     async with current.budget.turn(current.name):
-        return await _endable(work, limits)
+        return await _run_cancellable(work, limits)
 
 
-async def _endable(work: Callable[[], TaskResult], limits: RenderLimits) -> TaskResult:
+async def _run_cancellable(work: Callable[[], TaskResult], limits: RenderLimits) -> TaskResult:
     try:
         return await asyncio.to_thread(work)
     except asyncio.CancelledError:

@@ -54,7 +54,7 @@ def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
                 _insert(connection, [row])
 
 
-def responses_with(connection: Connection, ids: Sequence[str], owner: str) -> dict[str, list[str]]:
+def find_responses(connection: Connection, ids: Sequence[str], owner: str) -> dict[str, list[str]]:
     """Return the responses that contain any of ``ids``, each with those ids."""
     found: dict[str, list[str]] = {}
     for some in _batch(ids):

@@ -207,7 +207,7 @@ class SqlResponseStore:
         with self._engine.connect() as connection:
             found = conversations.find_items(connection, ids, owner)
             left = [id for id in ids if id not in found]
-            wanted = items.responses_with(connection, left, owner)
+            wanted = items.find_responses(connection, left, owner)
         size = sum(len(orjson.dumps(item)) for item in found.values())
         for response, some in wanted.items():
             if size > most or (stored := self._get(response, owner)) is None:

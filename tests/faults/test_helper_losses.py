@@ -134,7 +134,7 @@ def test_a_dead_capture_thread_is_named_and_replaced(caplog):
     assert folder.arrived.wait(30)
     writer.close()
     assert folder.lines == [b"kept\n"]
-    assert "thread that writes captures has died" in caplog.text
+    assert "capture writer thread died" in caplog.text
 
 
 def test_the_engine_goes_on_where_its_log_cannot_be_passed_on():

@@ -173,7 +173,7 @@ async def test_two_gateways_that_index_the_same_item_do_not_fail():
     with store._engine.begin() as connection:
         items._insert(connection, [row | {"id": "a"}])
         items._insert(connection, [row | {"id": id, "response": "r2"} for id in "abc"])
-        assert items.responses_with(connection, ["a", "b", "c", "d"], "") == {
+        assert items.find_responses(connection, ["a", "b", "c", "d"], "") == {
             "r1": ["a"],
             "r2": ["b", "c"],
         }

@@ -427,4 +427,4 @@ async def test_one_item_that_another_gateway_has_just_put_there_loses_no_other()
     rows = [{"owner": "ann", "response": "r2", "created": time.time(), "id": id} for id in "ab"]
     with store._engine.begin() as connection:
         items._insert(connection, rows)
-        assert items.responses_with(connection, ["a", "b"], "ann") == {"r1": ["a"], "r2": ["b"]}
+        assert items.find_responses(connection, ["a", "b"], "ann") == {"r1": ["a"], "r2": ["b"]}

@@ -213,7 +213,7 @@ async def test_a_worker_is_tried_over_http(machine: FleetMachine) -> None:
     ("url", "body", "says"),
     [
         ("canary", {"worker": "z"}, "Workers: a, b, c."),
-        ("canary", {"worker": "b", "share": 0.5}, "'share' goes with"),
+        ("canary", {"worker": "b", "share": 0.5}, "'share' needs"),
         ("canary", {"worker": "b", "path": "x"}, "one thing"),
         ("canary", {"speculation": {"depth": 1}, "primary": "acceptance"}, "'tpot'"),
         ("canary/release", {"worker": "b"}, "is not held"),

@@ -131,7 +131,7 @@ class ChannelWorker(Worker):
 async def test_what_is_lost_without_a_reasoning_parser_depends_on_the_format():
     """The gateway's grammar reads over the reasoning, except where only headers tell its end."""
     found = await inspect(Worker(waits=False))
-    assert "own structured answers are right" in found[FindingKind.REASONING]
+    assert "own are right" in found[FindingKind.REASONING]
     markers = reasoning_format("openai_gptoss").markers
     renderer = OpeningRenderer("<|start|>assistant", markers)
     vocabulary = Vocabulary.from_tokenizers(renderer.tokenizer)

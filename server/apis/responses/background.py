@@ -229,7 +229,7 @@ class BackgroundRun:
         self._num_followers += 1
         try:
             at = after + 1
-            while await self._has(at):
+            while await self._wait_for_frame(at):
                 frame = self.log.read(at)
                 if isinstance(frame, ResponseSnapshot):
                     response = self.response or await stored()
@@ -242,7 +242,7 @@ class BackgroundRun:
             self._num_followers -= 1
             self._release()
 
-    async def _has(self, at: int) -> bool:
+    async def _wait_for_frame(self, at: int) -> bool:
         """Wait for frame ``at``. Return False if it will never exist."""
         async with self._grown:
             await self._grown.wait_for(lambda: self._visible > at or self._save is None)
@@ -254,7 +254,7 @@ class BackgroundRun:
     async def _run(self, work: asyncio.Task[None], stream: LoggedStream) -> None:
         """Wait until the work ends in any way, and store the result."""
         await asyncio.wait({work})
-        if (error := _error(work)) is not None:
+        if (error := _find_error(work)) is not None:
             stream.fail_frames(error)
         elif work.cancelled():
             stream.builder.cancel()
@@ -284,7 +284,7 @@ class BackgroundRun:
             self._stream = None
 
 
-def _error(work: asyncio.Task[None]) -> GatewayError | None:
+def _find_error(work: asyncio.Task[None]) -> GatewayError | None:
     error = None if work.cancelled() else work.exception()
     if error is None:
         return None

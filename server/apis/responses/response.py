@@ -146,7 +146,7 @@ class ResponseBuilder:
     def _content(self, text: str) -> Iterator[ResponseEvent]:
         if not isinstance(self._item, MessageWriter):
             yield from self._close("completed")
-            self._pending = _covering(text, self._pending, self._context)
+            self._pending = _select_last(text, self._pending, self._context)
             yield from self._open(MessageWriter(self._next))
         assert isinstance(self._item, MessageWriter)
         found = list_logprobs(self._pending, self._context) if self._pending else []
@@ -201,7 +201,7 @@ class ResponseBuilder:
         return {"code": code, "message": str(self._error)}
 
 
-def _covering(
+def _select_last(
     text: str, pending: list[PositionLogprobs], context: EncodingContext
 ) -> list[PositionLogprobs]:
     """Return the last positions, as many as ``text`` needs: the earlier ones belong to a marker and

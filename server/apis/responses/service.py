@@ -98,7 +98,7 @@ class ResponseRecord:
         """Store the response. If that fails, it is still delivered, with ``store`` false."""
         try:
             if self._store is not None:
-                await self._store.put(self._stored(builder))
+                await self._store.put(self._make_stored(builder))
             await self._add(builder)
         except (StoreFailed, InvalidRequest):
             builder.stored = False
@@ -108,13 +108,13 @@ class ResponseRecord:
         """Store a background response before it runs. Raises StoreFailed."""
         assert self._store is not None
         until = time.time() + HOLD_S
-        await self._store.put(replace(self._stored(builder), held_until=until))
+        await self._store.put(replace(self._make_stored(builder), held_until=until))
 
     async def settle(self, builder: ResponseBuilder) -> None:
         """Store the final state, unless another gateway cancelled or deleted the response."""
         assert self._store is not None
         try:
-            if await self._store.settle(self._stored(builder)):
+            if await self._store.settle(self._make_stored(builder)):
                 await self._add(builder)
         except (StoreFailed, InvalidRequest):
             builder.stored = False
@@ -130,7 +130,7 @@ class ResponseRecord:
         id, store = self.conversations
         await store.append_answer(id, [*self._given, *builder.response()["output"]])
 
-    def _stored(self, builder: ResponseBuilder) -> StoredResponse:
+    def _make_stored(self, builder: ResponseBuilder) -> StoredResponse:
         job = self.job
         previous = job.repeated["previous_response_id"]
         return StoredResponse(
@@ -156,8 +156,8 @@ class ResponsesService:
         if asked.conversation_id is not None:
             record.conversations = (asked.conversation_id, self._conversations.store)
         if asked.background:
-            return await self._in_background(record, path, run)
-        return self._now(record, path, run)
+            return await self._respond_in_background(record, path, run)
+        return self._respond_now(record, path, run)
 
     async def count_tokens(self, request: Request, arrived: float) -> dict[str, Any]:
         """Count the tokens of the prompt that ``create`` would make from the same body."""
@@ -182,7 +182,7 @@ class ResponsesService:
         self._should_store(asked)
         talk = asked.conversation_id
         before = (
-            await self._before(asked.previous_response_id, owner, len(body))
+            await self._load_history(asked.previous_response_id, owner, len(body))
             if talk is None
             else await self._conversations.history(talk, len(body), given)
         )
@@ -193,7 +193,7 @@ class ResponsesService:
         )
         return asked, given, job, pipeline
 
-    def _now(self, record: ResponseRecord, pipeline: Pipeline, run: Run) -> Response:
+    def _respond_now(self, record: ResponseRecord, pipeline: Pipeline, run: Run) -> Response:
         job, timing = record.job, self._gateway.timing
         if job.stream:
             stream = ResponseStream(job, make_encoding_context(pipeline), record.thinking)
@@ -203,7 +203,7 @@ class ResponsesService:
         fold = ResponseFold(job, make_encoding_context(pipeline), record.thinking)
         return FoldedResponse(record.store_after(run, fold.builder), fold, openai_body)
 
-    async def _in_background(
+    async def _respond_in_background(
         self, record: ResponseRecord, pipeline: Pipeline, work: Run
     ) -> Response:
         job = record.job
@@ -220,12 +220,12 @@ class ResponsesService:
         return self._follow(run, job.obfuscates) if job.stream else json_response(queued)
 
     async def get(self, id: str) -> dict[str, Any]:
-        run = self._run(id)
+        run = self._find_run(id)
         response = None if run is None else run.response
         return response or _current_response(await self._load(id))
 
     async def stream(self, id: str, after: int, obfuscates: bool = False) -> Response:
-        run = self._run(id)
+        run = self._find_run(id)
         if run is None:
             await self._load(id)
             raise InvalidRequest(
@@ -240,7 +240,7 @@ class ResponsesService:
         return self._follow(run, obfuscates, after)
 
     async def cancel(self, id: str) -> dict[str, Any]:
-        run = self._run(id)
+        run = self._find_run(id)
         if run is not None:
             await run.cancel()
             return await self.get(id)
@@ -263,7 +263,7 @@ class ResponsesService:
             return cancelled
         return _current_response(await self._load(stored.id))
 
-    def _run(self, id: str) -> BackgroundRun | None:
+    def _find_run(self, id: str) -> BackgroundRun | None:
         return self._runs.get(id, self._gateway.owner())
 
     def _follow(self, run: BackgroundRun, obfuscates: bool, after: int = -1) -> Response:
@@ -279,7 +279,7 @@ class ResponsesService:
 
     async def delete(self, id: str) -> dict[str, Any]:
         store, owner = self._gateway.store, self._gateway.owner()
-        run = self._run(id)
+        run = self._find_run(id)
         if run is not None:
             await run.cancel()
             self._runs.forget(id)
@@ -311,7 +311,7 @@ class ResponsesService:
             )
         return False
 
-    async def _before(self, id: str | None, owner: str, more: int) -> list[ItemDict]:
+    async def _load_history(self, id: str | None, owner: str, more: int) -> list[ItemDict]:
         """Return the items up to and including the response ``id``, oldest first."""
         if id is None:
             return []

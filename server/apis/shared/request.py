@@ -60,7 +60,7 @@ class BadJSON(ValueError):
 
 def loads(body: bytes) -> Any:
     """Parse a body as strict JSON. Raises BadJSON."""
-    skeleton = _skeleton(body)
+    skeleton = _strip_strings(body)
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -72,7 +72,7 @@ def loads(body: bytes) -> Any:
     return data
 
 
-def _skeleton(body: bytes) -> bytes:
+def _strip_strings(body: bytes) -> bytes:
     """Return the body without its strings.
 
     Raises BadJSON for too many values, before any of them is created.
@@ -107,18 +107,18 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
         seen.add(key)
 
 
-def _integer(digits: str) -> None:
+def _check_integer(digits: str) -> None:
     if len(digits) > MAX_DIGITS:
         raise BadJSON(f"A number may have at most {MAX_DIGITS} digits; one has {len(digits)}.")
 
 
-def _decimal(text: str) -> None:
+def _check_decimal(text: str) -> None:
     if len(text) > 2 * MAX_DIGITS or abs(float(text)) == float("inf"):
         raise BadJSON(f"The number {text[:MAX_DIGITS]} is too large or too long.")
 
 
 _SECOND = json.JSONDecoder(
-    object_pairs_hook=_refuse_duplicates, parse_int=_integer, parse_float=_decimal
+    object_pairs_hook=_refuse_duplicates, parse_int=_check_integer, parse_float=_check_decimal
 )
 
 

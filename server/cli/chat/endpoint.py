@@ -57,7 +57,7 @@ class ChatEndpoint:
             raise EndpointFailed(f"{answer.url} lists no models: is this an API?") from None
 
     def _get_models(self) -> httpx.Response:
-        with self._reaching():
+        with self._convert_errors():
             return self._client.get(f"{self.url}/models")
 
     def stream(self, body: Mapping[str, Any]) -> Generator[Row]:
@@ -76,7 +76,7 @@ class ChatEndpoint:
 
     def _stream(self, body: Mapping[str, Any]) -> Generator[Row]:
         address = f"{self.url}/chat/completions"
-        with self._reaching(), self._client.stream("POST", address, json=body) as answer:
+        with self._convert_errors(), self._client.stream("POST", address, json=body) as answer:
             if answer.is_error:
                 answer.read()
                 raise _Refused(_describe_error(answer))
@@ -87,7 +87,7 @@ class ChatEndpoint:
             yield from _read_events(answer)
 
     @contextmanager
-    def _reaching(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except (httpx.HTTPError, httpx.InvalidURL, WorkerProtocolError) as error:
