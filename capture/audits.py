@@ -47,7 +47,7 @@ class CapturedAudit:
     choice: int
     """Index of the choice in the answer."""
     outcome: str
-    """lossless, near_tie or violated"""
+    """Verdict: lossless, near_tie or violated."""
     choosing: str
     """How the answer was chosen: greedy, seeded, sampled or grammar."""
     detail: str

@@ -99,9 +99,9 @@ class CaptureRecord:
     arrived: float | None = None
     """Unix time in seconds."""
     mode: str = "full"
-    """full or hashes"""
+    """Mode of the capture: full or hashes."""
     api: str = "chat"
-    """chat, completions, responses or messages"""
+    """API of the request: chat, completions, responses or messages."""
     path: str = "/v1/chat/completions"
     body: Mapping[str, Any] | None = None
     """The request's body without the fields above; None in mode ``hashes``. ``request_body``
@@ -125,7 +125,7 @@ class CaptureRecord:
     workers. Fingerprints are joined by + if a swap happened during the request.
     """
     ending: str = ""
-    """``eaglegate.engine.events.Ending``"""
+    """How the request ended (``eaglegate.engine.events.Ending``)."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """The fields of ``eaglegate.engine.types.Sampling`` that are not neutral."""
     constraint: str = ""

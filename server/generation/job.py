@@ -154,7 +154,7 @@ class ToolPolicy:
     tools: tuple[Mapping[str, Any], ...] = ()
     """Functions in the format of chat completions."""
     choice: str = "none"
-    """none, auto or required."""
+    """Tool choice: none, auto or required."""
     only: frozenset[str] = frozenset()
     """Functions that may be called; empty for all."""
     parallel: bool = True
@@ -183,7 +183,7 @@ class Job(Struct, frozen=True):
 
     id: str
     api: str
-    """chat, completions, responses or messages."""
+    """API of the request: chat, completions, responses or messages."""
     model: str
     created: int
     """Unix time in seconds."""

@@ -81,7 +81,7 @@ class Gateway:
     """Number of in-flight requests that may use memory."""
     pipeline: Pipeline | None = None
     state: str = "starting"
-    """starting, ready or stopping."""
+    """State of the gateway: starting, ready or stopping."""
 
     @property
     def unknown_fields(self) -> str:

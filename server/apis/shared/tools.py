@@ -28,7 +28,7 @@ class ToolSelection:
     """API-independent tool choice."""
 
     mode: str
-    """none, auto or required"""
+    """Mode of the choice: none, auto or required."""
     names: tuple[str, ...] = ()
     """Functions that may be called; empty for all."""
     single: bool = False
