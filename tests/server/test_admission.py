@@ -277,7 +277,7 @@ async def test_an_answer_of_several_choices_takes_as_many_of_a_key_s_places():
     with pytest.raises(TooManyRequests, match="'a' has 3 answers in progress"):
         await ask(1)
     two.close()
-    with pytest.raises(InvalidRequest, match=r"asks for 4 answers .* may have 3") as refused:
+    with pytest.raises(InvalidRequest, match=r"needs 4 answers .* may have 3") as refused:
         await ask(4)
     assert refused.value.param == "n"
     one.close()
