@@ -1,6 +1,7 @@
 """The lab: measuring, proving, tuning and training. The running gateway never imports it.
 
-``measure`` is load, statistics and reports behind ``eaglegate bench`` and ``replay``; ``prove``
-checks an engine against itself without a draft; ``improve`` tunes a draft on captured traffic;
-``training`` makes the demo checkpoint; ``benchmarks`` are side-by-side figures for developers.
+``measure`` has the load, statistics and reports of ``eaglegate bench`` and ``replay``. ``prove``
+compares an engine with the same engine without a draft. ``improve`` tunes a draft on captured
+traffic. ``training`` makes the demo checkpoint. ``benchmarks`` has side-by-side measurements for
+developers.
 """

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def unreachable(url: str) -> str:
-    """Why the advisories cannot be read there; empty when they can."""
+    """Return the reason why the advisories cannot be read, or "" if they can."""
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
             found = b'"vulnerabilities"' in answer.read()
@@ -57,7 +57,7 @@ def unreachable(url: str) -> str:
 
 
 def ignored(text: str) -> list[str]:
-    """The advisories of lines ``ID reason``. Raises ValueError for one without a reason."""
+    """Return the advisories in lines ``ID reason``. Raises ValueError for one without a reason."""
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line and line[0] != "#"]
     for words in lines:
         if len(words) < 2:
@@ -66,10 +66,10 @@ def ignored(text: str) -> list[str]:
 
 
 def pins(locks: Iterable[str]) -> list[str]:
-    """Every name and version, in files that hold each name once, as pip-audit wants it.
+    """Return every name and version, in files that contain each name once, as pip-audit requires.
 
-    Without hashes, since it wants those of all files of a version. A build's own mark, as in
-    2.13.0+cpu, is left out: advisories are about the version.
+    Hashes are left out, because pip-audit would need those of all files of a version. A local
+    version label, as in 2.13.0+cpu, is also left out: advisories are about the public version.
     """
     versions: dict[str, list[str]] = {}
     for name, version in PIN.findall("\n".join(locks)):

@@ -22,7 +22,7 @@ OVERLAYS = Path(__file__).parents[1] / "deploy" / "kubernetes" / "overlays"
 
 
 def definitions(folder: Path) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
-    """The schema of every served version, by apiVersion and kind."""
+    """Yield the schema of every served version, by apiVersion and kind."""
     for file in sorted(folder.glob("*.y*ml")):
         for made in yaml.safe_load_all(file.read_text(encoding="utf-8")):
             if made and made["kind"] == "CustomResourceDefinition":
@@ -33,7 +33,7 @@ def definitions(folder: Path) -> Iterator[tuple[tuple[str, str], dict[str, Any]]
 
 
 def strict(schema: Any) -> Any:
-    """The same schema in JSON Schema's words, closed where Kubernetes prunes."""
+    """Return the schema as JSON Schema, closed where Kubernetes prunes."""
     if isinstance(schema, list):
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
@@ -57,7 +57,7 @@ def rendered(overlay: Path) -> Iterator[dict[str, Any]]:
 
 
 def main(folder: Path, overlays: Iterable[Path]) -> int:
-    """The exit status: 1 when something is wrong or nothing could be checked."""
+    """Return the exit status, which is 1 if something is wrong or nothing could be checked."""
     schemas = {key: strict(schema) for key, schema in definitions(folder)}
     checked, wrong = 0, 0
     for overlay in overlays:

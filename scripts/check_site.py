@@ -15,13 +15,13 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
-"""Elements whose target a browser loads by itself, and the attribute that names it."""
+"""Elements whose target a browser loads automatically, and the attribute that names it."""
 NOT_LOADED = {"canonical", "next", "prev", "alternate"}
-"""``rel`` of links that are not loaded."""
+"""Values of ``rel`` whose links are not loaded."""
 
 
 class SitePage(HTMLParser):
-    """The ids, the links and the loaded addresses of one page."""
+    """Ids, links and loaded addresses of one page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class SitePage(HTMLParser):
 
 
 def find_faults(site: Path) -> Iterator[str]:
-    """One line for each fault."""
+    """Yield one line per fault."""
     pages = {
         path.resolve(): SitePage(path.read_text("utf-8")) for path in sorted(site.rglob("*.html"))
     }

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
 
 
 def unpack(package: str, version: str, folder: Path) -> tuple[str, Path] | None:
-    """The wheel's name and the folder of its package; None where there is no such wheel."""
+    """Return the wheel's name and its package folder; None if there is no such wheel."""
     wanted = f"{package}=={version}" if version else package
     command = ["pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
     done = subprocess.run(

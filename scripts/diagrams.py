@@ -32,12 +32,12 @@ DRAWN = re.compile(r"<svg.*?</svg>", re.DOTALL)
 
 
 def mark(code: str) -> str:
-    """The comment that ties an SVG to the text that it was drawn from."""
+    """Return the comment that ties an SVG to the text that it was drawn from."""
     return f"<!-- drawn from {hashlib.sha256(code.encode()).hexdigest()[:16]} -->"
 
 
 def draw(code: str, library: Path) -> str:
-    """The SVG of a diagram. Raises ValueError when mermaid draws nothing."""
+    """Return the SVG of a diagram. Raises ValueError if mermaid draws nothing."""
     browser = shutil.which("chromium")
     if browser is None:
         raise ValueError("needs Debian's chromium")

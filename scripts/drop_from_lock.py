@@ -1,4 +1,4 @@
-"""Take torch, its CUDA parts, and what the overrides switched off, out of a lock file in place."""
+"""Remove torch, its CUDA parts and disabled overrides from a lock file, in place."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ DRAFTERS_LOCKS = ("drafters", "drafters-build")
 TORCH_LOCK = ROOT / "requirements" / "torch.lock"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 REDRAW_S = 1.0
-"""Between two states of the line on a terminal."""
+"""Time between two updates of the line on a terminal."""
 REPORT_S = 30.0
-"""Between two lines where the output is no terminal."""
+"""Time between two lines if the output is not a terminal."""
 REDRAW = "\r\x1b[K"
 STARTED = time.monotonic()
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Environment(NamedTuple):
-    """A virtual environment and what is noted in it."""
+    """Virtual environment and its notes."""
 
     folder: Path
 
@@ -108,7 +108,7 @@ def _set_up_beside(environment: Environment) -> int:
 
 
 def _set_up_drafters(environment: Environment) -> int:
-    """Install drafters.lock into ``DRAFTERS``. What fails there costs the tests of two methods."""
+    """Install drafters.lock into ``DRAFTERS``. A failure only disables the tests of two methods."""
     lock, build_lock = (ROOT / "requirements" / f"{name}.lock" for name in DRAFTERS_LOCKS)
     stamp = DRAFTERS / ".installed"
     if stamp.exists() and stamp.read_text() == _digest(lock):
@@ -166,7 +166,7 @@ def _pip(
     count: int = 1,
     environ: Mapping[str, str] | None = None,
 ) -> bool:
-    """Run pip. True when it succeeds. Its progress is one line, drawn again on a terminal."""
+    """Run pip, and return True if it succeeds. Its progress is one line, updated on a terminal."""
     redraws, begun = sys.stdout.isatty(), time.time()
     _say(what, ends=not redraws)
     command = [str(environment.python), "-m", "pip", "install", "--progress-bar", "off", *arguments]
@@ -189,7 +189,7 @@ def _pip(
 
 
 def _progress(environment: Environment, count: int, begun: float) -> str:
-    """The state of pip's last run, which began at a Unix time."""
+    """Return the progress of pip's last run, which began at a Unix time."""
     run = environment.log.read_text(errors="replace").rpartition("\n$ ")[2]
     if "Installing collected packages" not in run:
         return f"{min(run.count('Collecting '), count)} of {count} fetched"
@@ -199,14 +199,15 @@ def _progress(environment: Environment, count: int, begun: float) -> str:
 
 
 def _digest(lock: Path) -> str:
-    """Changes with the lock, and with the file that declares the entry points."""
+    """Return a digest of the lock and of the file that declares the entry points."""
     both = lock.read_bytes() + (ROOT / "pyproject.toml").read_bytes()
     torch = TORCH_LOCK.read_bytes() if lock.stem == "cpu" else b""
     return hashlib.sha256(both + torch).hexdigest()
 
 
 def _say(what: str, *, again: bool = False, ends: bool = True) -> None:
-    """Print a line, or draw the last one ``again``; one that does not end may be drawn again."""
+    """Print a line, or redraw the last one with ``again``. A line without ``ends`` can be redrawn.
+    """
     print(
         f"{REDRAW if again else ''}[{time.monotonic() - STARTED:6.1f} s] {what}",
         end="\n" if ends else "",

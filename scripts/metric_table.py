@@ -1,4 +1,4 @@
-"""The metric table of docs/metrics.md, made from what the groups declare.
+"""Generator of the metric table in docs/metrics.md, from the declared groups.
 
 ``python -m scripts.metric_table docs/metrics.md`` rewrites the part between the two marks.
 """
@@ -23,12 +23,12 @@ END = "<!-- end -->\n"
 
 
 def list_metrics() -> list[MetricDeclaration]:
-    """Every metric there is."""
+    """Return every metric."""
     return Telemetry(GROUPS, TelemetrySettings(models=()), CollectorRegistry()).catalogue
 
 
 def render_markdown(metrics: Iterable[MetricDeclaration]) -> str:
-    """A section per group: its docstring, then its metrics."""
+    """Render a section per group: its docstring, then its metrics."""
     about = {group.__name__: inspect.cleandoc(group.__doc__ or "") for group in GROUPS}
     return "\n".join(
         _render_section(name, about[name], list(members))
@@ -53,7 +53,7 @@ def _render_labels(metric: MetricDeclaration) -> str:
 
 
 def rewrite_document(document: str) -> str:
-    """``document`` with its table up to date."""
+    """Return ``document`` with an updated table."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{render_markdown(list_metrics())}\n{END}{after}"

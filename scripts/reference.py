@@ -1,4 +1,4 @@
-"""The reference pages of the documentation site that are made from the code.
+"""Generator of the documentation's reference pages from the code.
 
 ``python -m scripts.reference`` rewrites docs/reference: the settings, from their dataclasses; the
 commands, from their own ``--help``; the endpoints, from the API's OpenAPI document. A test compares
@@ -60,7 +60,7 @@ their rules. Error bodies have the shape of the API that they belong to.
 
 
 def render_pages(openapi: Mapping[str, Any]) -> dict[str, str]:
-    """The pages by file name."""
+    """Return the pages by file name."""
     pages = {
         "settings.md": ("Settings", SETTINGS_INTRO, render_settings()),
         "commands.md": ("Commands", COMMANDS_INTRO, render_commands()),
@@ -73,7 +73,7 @@ def render_pages(openapi: Mapping[str, Any]) -> dict[str, str]:
 
 
 def render_settings() -> Iterator[str]:
-    """A table for each heading of ``--help``."""
+    """Yield a table for each heading of ``--help``."""
     for title, kind in KINDS.items():
         yield f"## {title}\n"
         for heading, members in groupby(list_settings(kind), key=lambda named: named[0]):
@@ -103,7 +103,7 @@ def _escape(text: str) -> str:
 
 
 def render_commands() -> Iterator[str]:
-    """The help of each command."""
+    """Yield the help of each command."""
     yield "```text"
     yield _run("--help")
     yield "```\n"
@@ -115,7 +115,7 @@ def render_commands() -> Iterator[str]:
 
 
 def _run(*arguments: str) -> str:
-    """The output of a command; Python wraps help to the width of the terminal."""
+    """Return the output of a command. Python wraps help to the width of the terminal."""
     before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), WIDTH
     out = io.StringIO()
     try:
@@ -129,7 +129,7 @@ def _run(*arguments: str) -> str:
 
 
 def render_endpoints(openapi: Mapping[str, Any]) -> Iterator[str]:
-    """A section for each path, with the fields of its body; then the statuses they share."""
+    """Yield a section per path, with the fields of its body, then the common statuses."""
     for path, methods in sorted(openapi["paths"].items()):
         for method in (name for name in METHODS if name in methods):
             yield from _render_operation(f"{method.upper()} {path}", methods[method], openapi)
@@ -164,7 +164,7 @@ def _list_bodies(operation: Mapping[str, Any]) -> list[str]:
 
 
 def _name_type(schema: Mapping[str, Any]) -> str:
-    """A few words for a JSON schema."""
+    """Describe a JSON schema in a few words."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     for key in ("anyOf", "oneOf"):

@@ -53,7 +53,7 @@ EXPLAIN = """new Promise(done => {
 
 
 class Picture(NamedTuple):
-    """One picture of the page: where, on which device, and what happens before it."""
+    """Picture of the page: its place, device, and the script that runs before it."""
 
     name: str
     path: str
@@ -61,9 +61,9 @@ class Picture(NamedTuple):
     scheme: str
     script: str = ""
     element: str = ""
-    """The part that is shown; the whole page without one."""
+    """Part that is shown, or "" for the whole page."""
     height: int = 0
-    """Rows of the page that are shown; all without."""
+    """Rows of the page that are shown, or 0 for all."""
 
 
 PICTURES = (
@@ -74,7 +74,7 @@ PICTURES = (
 
 
 async def ask(url: str) -> None:
-    """Bring some traffic of several kinds."""
+    """Send some traffic of several kinds."""
     async with httpx.AsyncClient(base_url=url, timeout=300) as client:
         for _ in range(ROUNDS):
             await asyncio.gather(*(_ask_one(client, dict(fields)) for fields in QUESTIONS))

@@ -1,8 +1,8 @@
-"""Hooks of mkdocs: pages from outside ``docs/``, and links as they are in the repository.
+"""Hooks of mkdocs: pages from outside ``docs/``, and links as in the repository.
 
-A page links to files of the repository, so that it works on a code host. On the site a link to a
-page leads to that page, and the name of any other file stands without a link. Links that lead
-nowhere are left as they are: mkdocs then warns, and ``--strict`` fails.
+A page links to files of the repository, so that its links work on a code host. On the site, a link
+to a page leads to that page, and the name of any other file appears without a link. Broken links
+are left unchanged: mkdocs then warns, and ``--strict`` fails.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ORIGINS = {place: path for path, place in OUTSIDE.items()}
 FENCE = re.compile(r"^ *(```|~~~)")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 NESTED = re.compile(r"^ {3}(?=\S)")
-"""Markdown indents below a numbered item by 3 columns, Python's Markdown by 4."""
+"""Indent of text below a numbered item: 3 columns in Markdown, 4 in Python's Markdown."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Diagrams, links and lists of one page, as the site needs them."""
+    """Convert the diagrams, links and lists of one page to the site's form."""
     place = page.file.src_uri
     markdown = DIAGRAM.sub(lambda found: _show_diagram(found[1], place), markdown)
     origin = posixpath.dirname(ORIGINS.get(place, f"docs/{place}"))
@@ -70,7 +70,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def _show_diagram(code: str, place: str) -> str:
-    """The image that was drawn of a diagram."""
+    """Return the image drawn from a diagram."""
     drawn = (ROOT / "docs" / place).with_suffix(".svg")
     if not drawn.exists() or mark(code) not in drawn.read_text("utf-8"):
         log.warning("%s was not drawn from the diagram in %s: scripts/diagrams.py", drawn, place)
@@ -78,7 +78,7 @@ def _show_diagram(code: str, place: str) -> str:
 
 
 def _split(markdown: str) -> Iterator[tuple[bool, str]]:
-    """Lines, and whether each is code."""
+    """Yield each line, with True if it is code."""
     fenced = False
     for line in markdown.split("\n"):
         edge = FENCE.match(line) is not None

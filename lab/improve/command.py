@@ -26,7 +26,8 @@ WRONG_USAGE = 2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status: 0, 1 where another loop runs or a draft is refused, 2 for wrong usage."""
+    """Return the exit status: 0; 1 if another loop runs or a draft is refused; 2 for wrong usage.
+    """
     options = _make_argument_parser().parse_args(argv)
     try:
         config = read_config(options.config)
@@ -86,7 +87,7 @@ def _run(options: argparse.Namespace, config: ImproveConfig) -> int:
 
 
 def _queue(options: argparse.Namespace, config: ImproveConfig) -> int:
-    """Raises DraftRefused."""
+    """Queue a draft for the loop. Raises DraftRefused."""
     folder = find_folder(str(options.candidate))
     one = Ledger(config.state / "ledger.sqlite3").add(str(folder), options.force)
     print(f"candidate {one.id} is queued: {folder}")
@@ -94,7 +95,7 @@ def _queue(options: argparse.Namespace, config: ImproveConfig) -> int:
 
 
 def _run_loop(options: argparse.Namespace, config: ImproveConfig) -> int:
-    """Raises ConfigInvalid and LoopRunning."""
+    """Run the loop. Raises ConfigInvalid and LoopRunning."""
     url = options.serve or config.serve
     if not url:
         raise ConfigInvalid("name the gateway: --serve URL, or serve in the configuration")
@@ -108,5 +109,5 @@ def _run_loop(options: argparse.Namespace, config: ImproveConfig) -> int:
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:
-    """End the running command, too: ``Stages.run_command`` does on its way out."""
+    """Raise KeyboardInterrupt, so that ``Stages.run_command`` also ends its command."""
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The file that configures the improvement loop (docs/improve.md)."""
+"""Configuration file of the improvement loop (docs/improve.md)."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ DEMO_TARGET = Path(__file__).parents[2] / "engine" / "demo" / "target"
 
 
 class ConfigInvalid(ValueError):
-    """The file cannot be used; the message names the field."""
+    """Unusable configuration file. The message names the field."""
 
 
 class _Section(BaseModel):
-    """Unknown fields are errors: a misspelled setting must not become a default."""
+    """Section in which unknown fields are errors, so that no misspelled setting is ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class WindowConfig(_Section):
-    """Amount of traffic that makes a candidate, and the part of it that judges."""
+    """Amount of traffic for a candidate, and the share of it that judges."""
 
     answers: Annotated[int, Field(ge=1)] = 500
-    """New answers with token ids before a draft is tuned."""
+    """Number of new answers with token ids before a draft is tuned."""
     sessions: Annotated[int, Field(ge=5)] = 50
-    """New sessions, likewise."""
+    """Number of new sessions before a draft is tuned."""
     judge_share: Share = 0.3
-    """Share of sessions that is never trained on and judges candidates."""
+    """Share of sessions that are never trained on and judge candidates."""
     history: Annotated[int, Field(ge=0)] = 4
-    """Earlier windows that are trained on and judged by as well."""
+    """Number of earlier windows that are also used for training and judging."""
     pause_s: Annotated[float, Field(ge=0)] = 0.0
-    """Least seconds between the end of one candidate and the next."""
+    """Least time between the end of one candidate and the next, in seconds."""
 
 
 class TuneConfig(_Section):
@@ -45,25 +45,25 @@ class TuneConfig(_Section):
     threads: Annotated[int, Field(ge=1)] = 1
     nice: Annotated[int, Field(ge=0, le=19)] = 10
     arguments: tuple[str, ...] = ()
-    """Further arguments, such as ``--batch-tokens 2048``."""
+    """Additional arguments, such as ``--batch-tokens 2048``."""
 
 
 class GateConfig(_Section):
     """Evidence that a candidate needs on captured traffic before it meets live traffic."""
 
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("all",)
-    """Slices of the comparison that must become better: ``all``, ``workload tools``."""
+    """Slices of the comparison that must improve, such as ``all`` or ``workload tools``."""
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.03
-    """Loss of tokens per step that is tolerated in any other slice."""
+    """Tolerated loss of tokens per step in any other slice."""
     depth: Annotated[int, Field(ge=1)] = 3
-    """The depth that is served."""
+    """Depth that is served."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Answers that are compared at most."""
+    """Largest number of answers that are compared."""
     threads: Annotated[int, Field(ge=1)] = 1
 
 
 class ImproveConfig(_Section):
-    """Everything the loop needs to know. Paths are relative to the file."""
+    """Configuration of the loop. Paths are relative to the file."""
 
     state: Path
     """Folder of the ledger, the candidates and the stop file."""
@@ -73,25 +73,25 @@ class ImproveConfig(_Section):
     """Operator address of the gateway."""
     target: Path = DEMO_TARGET
     reference: Path | None = None
-    """A capture of traffic that must not be forgotten: trained on, and judged by."""
+    """Capture of traffic that must not be forgotten. It is used for training and judging."""
     keep: Path | None = None
-    """Exchanges that the draft was trained on, replayed as well: in the format of
+    """Exchanges that the draft was trained on, replayed in training: in the format of
     ``eaglegate-train-draft``, or a capture.
     """
     key_file: Path | None = None
-    """Fernet keys of encrypted captures; windows are then encrypted, too."""
+    """Fernet keys of encrypted captures. Windows are then encrypted as well."""
     window: WindowConfig = WindowConfig()
     tune: TuneConfig = TuneConfig()
     gate: GateConfig = GateConfig()
     canary: dict[str, float] = Field(default_factory=dict)
     """Fields of ``POST /admin/canary``: ``slot_s``, ``max_s``, ``min_sessions``, ..."""
     attempts: Annotated[int, Field(ge=1)] = 3
-    """Failures of a stage before the candidate is given up."""
+    """Number of failures of a stage before the candidate is given up."""
     poll_s: Annotated[float, Field(gt=0)] = 5.0
 
 
 def read_config(path: Path) -> ImproveConfig:
-    """Raises ConfigInvalid."""
+    """Read the configuration file. Raises ConfigInvalid."""
     try:
         content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         found = ImproveConfig.model_validate(content)

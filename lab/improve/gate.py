@@ -1,4 +1,4 @@
-"""The offline gate: what a comparison on captured traffic must show before a canary."""
+"""The offline gate: the result a candidate needs on captured traffic before a canary."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PARENT, CANDIDATE = "parent", "candidate"
 
 @dataclass(frozen=True, slots=True)
 class SliceFinding:
-    """Tokens per step of the candidate over those of its parent, in one slice."""
+    """Ratio of the candidate's tokens per step to its parent's, in one slice."""
 
     slice: str
     target: bool
     ratio: float | None
     low: float | None
-    """None with too few sessions for an interval."""
+    """Lower end of the interval; None with too few sessions."""
     high: float | None
     sessions: int
     passed: bool
@@ -29,7 +29,7 @@ class SliceFinding:
 
 @dataclass(frozen=True, slots=True)
 class GateFindings:
-    """Whether the candidate may meet live traffic, and why."""
+    """Decision of the gate, with its reason."""
 
     passed: bool
     reason: str
@@ -40,7 +40,7 @@ class GateFindings:
 
 
 def judge_comparison(report: Mapping[str, Any], rules: GateConfig) -> GateFindings:
-    """Every target slice better, no other slice beyond the margin."""
+    """Require that every target slice is better and no other slice is below the margin."""
     for label in (CANDIDATE, PARENT):
         described = report["drafts"][label]
         if described["refused"]:

@@ -1,7 +1,7 @@
-"""The ledger: every candidate draft with its data, its parent, its results and its verdict.
+"""The ledger: every candidate draft with its data, parent, results and verdict.
 
-One SQLite file, so that what is known survives whatever dies. A candidate is a row; its stage says
-what is to be done next, and is written only after the stage before it is complete.
+The ledger is one SQLite file, so it survives crashes of any process. A candidate is a row. Its
+stage is the next stage to run, and is written only after the previous stage is complete.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS events (
 
 
 class Stage(StrEnum):
-    """Stage that a candidate has to go through next."""
+    """Next stage of a candidate."""
 
     COLLECT = "collect"
     TUNE = "tune"
@@ -60,13 +60,13 @@ class CandidateVerdict(StrEnum):
     """Refused by the comparison on captured traffic."""
     ROLLED_BACK = "rolled back"
     UNDECIDED = "undecided"
-    """The canary ended without enough data, or another draft was promoted meanwhile."""
+    """The canary ended without enough data, or another draft was promoted in the meantime."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One draft on its way through the loop."""
+    """One draft in the loop."""
 
     id: int
     created_at: float
@@ -75,11 +75,11 @@ class Candidate:
     verdict: CandidateVerdict | None
     reason: str
     given: str | None
-    """A folder an operator named, instead of a tuned draft."""
+    """Folder of a draft that an operator queued, or None for a tuned draft."""
     forced: bool
-    """The comparison is recorded, and does not stop it."""
+    """True if the comparison is recorded but does not stop the candidate."""
     attempts: int
-    """Failures of the present stage."""
+    """Number of failures of the current stage."""
     fingerprint: str
     parent: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -91,7 +91,7 @@ _JSON = ("parent", "data", "offline", "live")
 
 
 class Ledger:
-    """Reads and writes candidates; several processes may. Raises sqlite3.Error."""
+    """Store of candidates, which several processes may use. Its methods raise sqlite3.Error."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,13 +101,13 @@ class Ledger:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """One transaction."""
+        """Open a connection for one transaction."""
         with closing(sqlite3.connect(self._path, timeout=30)) as database, database:
             database.row_factory = sqlite3.Row
             yield database
 
     def add(self, given: str | None = None, forced: bool = False) -> Candidate:
-        """A new candidate, tuned by the loop or given by an operator."""
+        """Add a candidate, tuned by the loop or given by an operator."""
         with self._open() as database:
             cursor = database.execute(
                 "INSERT INTO candidates (created_at, stage, given, forced) VALUES (?, ?, ?, ?)",
@@ -121,17 +121,17 @@ class Ledger:
         return next(one for one in self.list_candidates() if one.id == number)
 
     def list_candidates(self) -> list[Candidate]:
-        """All, the oldest first."""
+        """Return all candidates, oldest first."""
         with self._open() as database:
             rows = database.execute("SELECT * FROM candidates ORDER BY id").fetchall()
         return [_parse_row(row) for row in rows]
 
     def find_open(self) -> Candidate | None:
-        """The oldest candidate without a verdict."""
+        """Return the oldest candidate without a verdict."""
         return next((one for one in self.list_candidates() if one.verdict is None), None)
 
     def update(self, one: Candidate, text: str = "", **values: Any) -> Candidate:
-        """Write these fields, and an event where a text is given."""
+        """Write these fields, and an event if there is a text."""
         given = {n: json.dumps(v) if n in _JSON else v for n, v in values.items()}
         with self._open() as database:
             if given:

@@ -19,7 +19,7 @@ HEAD = ("id", "created", "draft", "parent", "answers", "offline", "live", "verdi
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status 1 where there is no ledger, or no such candidate."""
+    """Return the exit status, which is 1 without a ledger or without that candidate."""
     options = _make_argument_parser().parse_args(argv)
     path = options.state / "ledger.sqlite3" if options.state.is_dir() else options.state
     if not path.is_file():
@@ -82,13 +82,13 @@ def _format_time(at: float) -> str:
 
 
 def _format_offline(offline: Mapping[str, Any]) -> str:
-    """Tokens per step of the candidate over its parent's, in the first target slice."""
+    """Format the change of tokens per step over the parent, in the first target slice."""
     targets = [one for one in offline.get("slices", ()) if one["target"] and one["ratio"]]
     return f"{targets[0]['ratio'] - 1:+.1%}" if targets else "-"
 
 
 def _format_live(live: Mapping[str, Any]) -> str:
-    """The same of the canary, whose evidence is in logarithms."""
+    """Format the change of acceptance in the canary, whose evidence is logarithmic."""
     rows = [row for row in live.get("evidence", ()) if row["metric"] == "acceptance"]
     return f"{math.expm1(rows[0]['mean']):+.1%}" if rows else "-"
 

@@ -1,7 +1,7 @@
-"""The loop: one candidate after the other, from captured traffic to a verdict.
+"""The loop: one candidate after another, from captured traffic to a verdict.
 
-All it knows is in the ledger and in the candidates' folders, so it may be killed at any point. The
-switch is a file in the state folder: while it is there, nothing is tuned and no canary runs.
+All state is in the ledger and in the candidates' folders, so the loop may be killed at any point.
+The switch is a file in the state folder: while it exists, nothing is tuned and no canary runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Switch:
-    """Off while the file is there."""
+    """Switch that is off while its file exists."""
 
     def __init__(self, state: Path) -> None:
         self.path = state / "stopped"
@@ -42,18 +42,18 @@ class Switch:
         self.path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raises LoopStopped."""
+        """Raise LoopStopped if the switch is off."""
         if self.off:
             raise LoopStopped(f"{self.path} exists")
 
 
 class LoopRunning(Exception):
-    """Another loop works in this state folder."""
+    """Another loop is running in this state folder."""
 
 
 @contextmanager
 def lock_state(state: Path) -> Iterator[int]:
-    """The only loop in this folder; commands it starts inherit the lock. Raises LoopRunning."""
+    """Lock the folder for one loop. Its commands inherit the lock. Raises LoopRunning."""
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(state / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -68,7 +68,7 @@ def lock_state(state: Path) -> Iterator[int]:
 
 
 class ImproveLoop:
-    """Runs candidates one at a time."""
+    """Loop that runs candidates one at a time."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ImproveLoop:
         self._said = ""
 
     def run(self, once: bool = False) -> Candidate | None:
-        """Run for ever, or until one candidate has its verdict or there is too little traffic."""
+        """Run until interrupted or, with ``once``, until one verdict or too little traffic."""
         while True:
             one = None if self._switch.off else self._ledger.find_open() or self._begin()
             if one is None:
@@ -97,7 +97,7 @@ class ImproveLoop:
                 return one
 
     def _begin(self) -> Candidate | None:
-        """A new candidate once there is enough new traffic."""
+        """Add a candidate if there is enough new traffic."""
         ended = [one.ended_at or 0.0 for one in self._ledger.list_candidates()]
         if time.time() - max(ended, default=0.0) < self._config.window.pause_s:
             return None
@@ -113,7 +113,7 @@ class ImproveLoop:
         return None
 
     def _step(self, one: Candidate) -> Candidate:
-        """One stage further, or a while later."""
+        """Run one stage, or retry it later."""
         self._say(f"candidate {one.id}: {one.stage}")
         try:
             one = self._stages.run(one)
@@ -147,7 +147,7 @@ class ImproveLoop:
         return one
 
     def _tidy(self) -> None:
-        """Text of requests is deleted with the windows that no candidate will need again."""
+        """Delete the windows that no candidate will need again, because they contain text."""
         tuned = [one for one in self._ledger.list_candidates() if not one.given]
         kept = {one.id for one in tuned[-max(1, self._config.window.history) :]}
         for one in self._ledger.list_candidates():
@@ -160,7 +160,7 @@ class ImproveLoop:
                 remove(folder)
 
     def _say(self, text: str) -> None:
-        """Log what is new."""
+        """Log a text unless it repeats the last one."""
         if text != self._said:
             log.info("%s", text)
             self._said = text

@@ -31,12 +31,12 @@ def become_background(nice: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ImproveProcess:
-    """Runs ``eaglegate improve`` until it is cancelled; a loop that dies is started again."""
+    """Runner of ``eaglegate improve``, which restarts a loop that dies until it is cancelled."""
 
     file: Path
     config: ImproveConfig
     key: str | None = None
-    """An admin's API key; the environment has it, so that no process list shows it."""
+    """An admin's API key. It is passed in the environment, where no process list shows it."""
     restart_s: float = RESTART_S
 
     async def run(self, url: str) -> None:
@@ -72,5 +72,5 @@ class ImproveProcess:
 
 
 def open_process(file: Path, key: str | None) -> ImproveProcess:
-    """The loop that ``file`` configures. Raises ConfigInvalid."""
+    """Return the loop that ``file`` configures. Raises ConfigInvalid."""
     return ImproveProcess(file, read_config(file), key)

@@ -1,7 +1,7 @@
 """The stages of a candidate: collect, tune, compare, canary. Each may be killed and run again.
 
-Tuning and comparing are the commands ``eaglegate-train-draft`` and ``eaglegate drafts compare`` in
-processes of their own, niced; both go on where they were. The canary runs in the gateway.
+Tuning and comparing are the commands ``eaglegate-train-draft`` and ``eaglegate drafts compare``,
+run in separate, niced processes; both resume an interrupted run. The canary runs in the gateway.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ VERDICTS = {
 
 
 class StageFailed(Exception):
-    """A stage did not work; it may the next time."""
+    """Failure of a stage, which may succeed the next time."""
 
 
 class LoopStopped(Exception):
-    """The switch is off."""
+    """The loop's switch is off."""
 
 
 class NotYet(Exception):
-    """The stage waits for something; the message says for what."""
+    """The stage has to wait. The message gives the reason."""
 
 
 class Stages:
-    """Takes a candidate one stage further. ``check`` raises LoopStopped."""
+    """Stages of candidates. ``check`` raises LoopStopped."""
 
     tell_every_s = 15.0
-    """Seconds between two lines of a command's output in the log."""
+    """Time between two log lines with a command's output, in seconds."""
 
     def __init__(
         self,
@@ -72,7 +72,8 @@ class Stages:
         return self.config.state / "candidates" / f"{one.id:05d}"
 
     def run(self, one: Candidate) -> Candidate:
-        """Raises StageFailed, NotYet, LoopStopped and CallFailed."""
+        """Run the candidate's next stage. Raises StageFailed, NotYet, LoopStopped and CallFailed.
+        """
         stages = {
             Stage.COLLECT: self.collect,
             Stage.TUNE: self.tune,
@@ -85,7 +86,7 @@ class Stages:
             raise StageFailed(str(error)) from error
 
     def last_used(self) -> float:
-        """Arrival of the newest request of the last tuned window, in Unix time."""
+        """Return the arrival of the newest request in the last tuned window, in Unix time."""
         used = (
             one.data.get("until", 0.0) for one in self.ledger.list_candidates() if not one.given
         )
@@ -108,7 +109,7 @@ class Stages:
         return self.ledger.advance(one, Stage.TUNE, text, parent=known, data=data)
 
     def _find_earlier(self, one: Candidate) -> list[Path]:
-        """The windows of the last candidates, the newest first."""
+        """Return the windows of earlier candidates, newest first."""
         before = [
             self.folder_of(other) / "window"
             for other in reversed(self.ledger.list_candidates())
@@ -148,7 +149,7 @@ class Stages:
         return ("--key-file", str(path)) if path else ()
 
     def compare(self, one: Candidate) -> Candidate:
-        """The tournament, on sessions that no draft was trained on."""
+        """Compare the drafts on sessions that no draft was trained on."""
         folder = self.folder_of(one)
         self.run_command(self.make_compare_command(folder), folder / "compare.log")
         report = json.loads((folder / "compare" / "report.json").read_text(encoding="utf-8"))
@@ -181,7 +182,9 @@ class Stages:
         ]
 
     def run_command(self, command: Sequence[str], log: Path) -> None:
-        """Raises StageFailed with the end of its log, or LoopStopped; the command is ended then."""
+        """Run a command. Raises StageFailed with the end of its log, or LoopStopped after ending
+        it.
+        """
         threads = str(self.config.tune.threads)
         with log.open("ab") as out:
             process = subprocess.Popen(
@@ -208,7 +211,7 @@ class Stages:
             raise StageFailed(f"{command[2]} ended with {process.returncode}: {_read_end(log)}")
 
     def try_live(self, one: Candidate) -> Candidate:
-        """Start the canary, wait for its verdict. Killed, it finds the canary or starts another."""
+        """Start the canary and wait for its verdict. After a restart, find it or start another."""
         while True:
             promoted = self.client.find_promoted()["fingerprint"]
             canary = self.client.find_canary()
@@ -249,7 +252,8 @@ class Stages:
             self.client.stop_canary()
 
     def _start_canary(self, one: Candidate) -> Candidate:
-        """An attempt is counted before the call, so that no crash starts canaries for ever."""
+        """Start a canary. The attempt is counted first, so that crashes cannot repeat it forever.
+        """
         if one.attempts >= self.config.attempts:
             raise StageFailed(f"{one.attempts} canaries began and none came to its end")
         one = self.ledger.update(one, "canary starts", attempts=one.attempts + 1)
@@ -281,7 +285,7 @@ class Stages:
 
 
 def is_of(canary: Mapping[str, Any] | None, one: Candidate) -> bool:
-    """Whether this canary tries this candidate."""
+    """Return True if this canary tries this candidate."""
     if canary is None:
         return False
     return bool(canary["candidate"] == one.fingerprint and canary["started_at"] >= one.created_at)
@@ -298,13 +302,13 @@ def _describe_live(canary: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def describe_lengths(draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Acceptance length by slice at the deepest depth; empty for a refused draft."""
+    """Return the acceptance length by slice at the deepest depth; empty for a refused draft."""
     slices = draft.get("slices", {})
     return {name: list(lengths.values())[-1] for name, lengths in slices.items()}
 
 
 def copy_draft(source: Path, goal: Path) -> str:
-    """Copy what makes a draft; its fingerprint. Raises DraftRefused and OSError."""
+    """Copy a draft and return its fingerprint. Raises DraftRefused and OSError."""
     folder = find_folder(str(source))
     goal.mkdir(parents=True, exist_ok=True)
     for file in list_files(folder):

@@ -1,8 +1,8 @@
-"""Windows of captured traffic: what a candidate is tuned on, and what judges it.
+"""Windows of captured traffic, which tune and judge a candidate.
 
-A session belongs to training or to judging by its hash, in this window and in all others, so that
-no candidate is judged by what it, or an ancestor, was trained on. The files of a window are copies:
-the capture ages out while a candidate is on its way.
+By its hash, a session belongs to training or to judging in every window, so that no candidate is
+judged by data that it or an ancestor was trained on. The files of a window are copies, because the
+capture may delete its files while a candidate is in progress.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from eaglegate.capture.record import CaptureRecord
 from eaglegate.lab.improve.config import ImproveConfig
 
 NEW, OLD, JUDGE = "tune", "keep", "judge"
-"""Folders of a window: fresh answers, older ones against forgetting, and the judges."""
+"""Folders of a window: new answers, older answers against forgetting, and judging sessions."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class WindowFacts:
 
     answers: int = 0
     first: float = 0.0
-    """Arrival of the oldest request, and of the newest: Unix time."""
+    """Arrival of the oldest and of the newest request, in Unix time."""
     last: float = 0.0
     workloads: Counter[str] = field(default_factory=Counter)
     clusters: set[str] = field(default_factory=set)
@@ -58,7 +58,7 @@ class WindowFacts:
 
 
 class TrafficWindows:
-    """Finds and freezes windows of the capture."""
+    """Finder of windows in the capture, which also freezes them."""
 
     def __init__(self, config: ImproveConfig) -> None:
         self._config = config
@@ -69,7 +69,7 @@ class TrafficWindows:
         return make_cipher(read_keys(path) if path else [])
 
     def count(self, since: float) -> WindowFacts:
-        """New traffic. Raises CaptureError and OSError."""
+        """Count new traffic. Raises CaptureError and OSError."""
         facts = WindowFacts()
         for record in self._read_new(since):
             facts.add(record)
@@ -80,7 +80,9 @@ class TrafficWindows:
         return facts.answers >= wanted.answers and len(facts.clusters) >= wanted.sessions
 
     def freeze(self, folder: Path, since: float, earlier: Sequence[Path]) -> dict[str, Any]:
-        """Write the window to ``folder`` at once; what it holds. Raises CaptureError, OSError."""
+        """Write the window to ``folder`` atomically and describe it. Raises CaptureError and
+        OSError.
+        """
         fresh = folder.with_name(folder.name + ".new")
         shutil.rmtree(fresh, ignore_errors=True)
         for name in (NEW, OLD, JUDGE):
@@ -98,9 +100,7 @@ class TrafficWindows:
         return facts.describe() | {"files": dict(written), "earlier": len(earlier)}
 
     def _take_newest(self, since: float) -> tuple[list[CaptureRecord], WindowFacts]:
-        """Take as much of the newest traffic as the configuration asks for, and leave older
-        requests out.
-        """
+        """Return as much of the newest traffic as the configuration asks for."""
         facts, taken = WindowFacts(), []
         arrived = sorted(self._read_new(since), key=lambda one: one.arrived or 0.0, reverse=True)
         for record in arrived:

@@ -1,7 +1,6 @@
-"""Measurement: load, data sets, statistics and reports behind ``eaglegate bench`` and ``replay``.
+"""Measurement: load, data sets, statistics and reports of ``eaglegate bench`` and ``replay``.
 
-Everything here works on any OpenAI-compatible URL, but for ``prove/``, which drives engines. Only
-``server.cli`` imports it, lazily, for its commands; it imports ``engine`` for the words of
-speculation and ``eaglegate.capture`` for the format of captures, never ``server`` nor vLLM.
-Definitions of every figure: docs/measure.md.
+All of it works with any OpenAI-compatible URL. Only ``server.cli`` imports it, lazily, for its
+commands. It imports ``engine`` for the terms of speculation and ``eaglegate.capture`` for the
+format of captures, but neither ``server`` nor vLLM. Definitions of every figure: docs/measure.md.
 """

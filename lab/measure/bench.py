@@ -1,8 +1,8 @@
 """``eaglegate bench``: settings side by side under load, taking turns in one run.
 
-Every repeat visits every load point, and at each of them every setting in turn, in an order that
-alternates, so that what disturbs the machine disturbs all. Ratios are of blocks of one repeat; the
-repeats are what intervals are made of. A journal makes a run resumable.
+Every repeat visits every load point, and at each of them every setting in turn, in alternating
+order, so that a disturbance of the machine affects all settings. Ratios pair the blocks of one
+repeat, and intervals are computed from the repeats. A journal makes a run resumable.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from eaglegate.lab.measure.servers import Say, Setting, describe_target, serve
 from eaglegate.lab.measure.stream import RequestResult
 
 PRIVATE = ("text", "reasoning", "tool_calls", "token_ids", "logprobs")
-"""Fields of a result that stay out of files."""
+"""Fields of a result that are not written to files."""
 
 
 class BenchError(RuntimeError):
-    """A run that cannot be made; the message says what to do."""
+    """Run that cannot be made. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """A concurrency, or arrivals at a rate."""
+    """Load at a concurrency, or with arrivals at a rate."""
 
     concurrency: int = 0
     rate: float = 0.0
-    """Sessions per second; 0 with a concurrency or a recorded trace."""
+    """Sessions per second; 0 for a concurrency or a recorded trace."""
     burstiness: float = 1.0
     burst: int = 0
-    """Sessions that arrive at once."""
+    """Number of sessions that arrive at once."""
     speed: float = 0.0
-    """Recorded arrivals, so many times as fast."""
+    """Factor by which recorded arrivals are sped up."""
 
     @property
     def name(self) -> str:
@@ -89,15 +89,15 @@ class LoadPoint:
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """Plan of a run. All of it decides whether a journal belongs to the run."""
+    """Plan of a run. A journal belongs to a run only if the whole plan is the same."""
 
     settings: tuple[Setting, ...]
-    """The last one is the baseline where ``has_baseline``."""
+    """Settings, with the baseline last if ``has_baseline``."""
     has_baseline: bool
     loads: tuple[LoadPoint, ...]
     sessions: tuple[Session, ...]
     requests: int
-    """Approximate number of requests in each block: sessions are not cut. 0: four times the
+    """Approximate number of requests per block, as sessions are not split. 0 means four times the
     concurrency, at least 8.
     """
     repeats: int
@@ -109,7 +109,7 @@ class BenchPlan:
     timeout_s: float = 600.0
     goal: Goal | None = None
     depths: tuple[int, ...] = ()
-    """All depths of one engine that are compared, rising, 0 included."""
+    """All depths of one engine that are compared, in rising order and including 0."""
 
     @property
     def baseline(self) -> Setting | None:
@@ -117,7 +117,7 @@ class BenchPlan:
 
     @property
     def shares_server(self) -> bool:
-        """Settings run on one server: none must find the prompts of another in its cache."""
+        """True if settings share a server, and must not find each other's prompts in its cache."""
         return len({setting.server for setting in self.settings}) < len(self.settings)
 
     def take_sessions(self, load: LoadPoint, repeat: int) -> list[Session]:
@@ -127,7 +127,7 @@ class BenchPlan:
         return take_block(list(self.sessions), repeat, requests)
 
     def order(self) -> Iterator[tuple[int, LoadPoint, Setting]]:
-        """The blocks in the order they are run."""
+        """Yield the blocks in the order in which they run."""
         for repeat in range(self.repeats):
             turn = self.settings if repeat % 2 == 0 else self.settings[::-1]
             for load in self.loads:
@@ -142,7 +142,7 @@ class BenchPlan:
         )
 
     def digest(self) -> dict[str, Any]:
-        """Describe the parts of a plan that must not change where a journal is continued."""
+        """Return the parts of the plan that must not change when a journal is continued."""
         return {
             "settings": [
                 {"name": s.name, "url": s.url, "flags": list(s.flags), "fields": dict(s.fields)}
@@ -158,7 +158,7 @@ class BenchPlan:
 
 
 class Journal:
-    """Blocks that are done, a line each. No prompt and no answer is in it."""
+    """Finished blocks, one per line, without prompts and answers."""
 
     def __init__(self, path: Path, digest: dict[str, Any], *, resume: bool) -> None:
         self._path = path
@@ -202,7 +202,7 @@ class Journal:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines; a last one that was cut by a kill is dropped from the file, too."""
+    """Read the complete lines, and truncate a last line that a kill cut short."""
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) != len(data):
@@ -233,7 +233,7 @@ def strip_private(result: RequestResult) -> dict[str, Any]:
 async def open_targets(
     plan: BenchPlan, folder: Path, say: Say
 ) -> AsyncGenerator[dict[str, LoadClient], None]:
-    """A client for each setting by its name; starts the servers that are ours to start."""
+    """Yield a client for each setting by name, and start the servers that need starting."""
     async with AsyncExitStack() as stack:
         urls: dict[tuple[str, tuple[str, ...]], str] = {}
         clients: dict[str, LoadClient] = {}
@@ -259,7 +259,7 @@ async def open_targets(
 
 
 async def check_depths(target: Target, deepest: int) -> None:
-    """Raises BenchError where requests cannot bring a depth, or not one as deep."""
+    """Raise BenchError if requests cannot set a depth, or not a depth this large."""
     if not target.reports_steps:
         raise BenchError(
             f"--depths needs an eaglegate, whose requests may bring a depth; {target.url} is none"
@@ -279,7 +279,9 @@ async def check_depths(target: Target, deepest: int) -> None:
 async def run_bench(
     plan: BenchPlan, folder: Path, say: Say, *, resume: bool = False, bar: bool = True
 ) -> list[Block]:
-    """All blocks, those of a resumed journal included. Raises BenchError, ServerError."""
+    """Run all blocks and return them with those of a resumed journal. Raises BenchError,
+    ServerError.
+    """
     journal = Journal(folder / "blocks.jsonl", plan.digest(), resume=resume)
     left = [
         block for block in plan.order() if not journal.has(block[2].name, block[1].name, block[0])
@@ -303,7 +305,7 @@ async def run_bench(
 
 
 async def _warm_up(plan: BenchPlan, clients: dict[str, LoadClient], say: Say) -> None:
-    """Some requests to every setting, which count for nothing. Raises BenchError."""
+    """Send some requests to every setting without counting them. Raises BenchError."""
     for name, client in clients.items():
         say(f"warming up {name}")
         results: list[RequestResult] = []
@@ -347,7 +349,7 @@ async def _run_block(
 
 
 async def read_counters(client: LoadClient) -> Counters | None:
-    """None where there is no /metrics."""
+    """Read the counters of /metrics; None if there is no such page."""
     try:
         reply = await client.get("/metrics")
     except httpx.HTTPError:
@@ -372,7 +374,7 @@ def run(plan: BenchPlan, folder: Path, say: Say, *, resume: bool, bar: bool) -> 
 
 
 def name_settings(settings: Sequence[Setting]) -> tuple[Setting, ...]:
-    """The same settings with names that differ."""
+    """Return the settings with distinct names."""
     out: list[Setting] = []
     for setting in settings:
         same = sum(other.name.partition("#")[0] == setting.name for other in out)

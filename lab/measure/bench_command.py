@@ -41,7 +41,7 @@ flags it is the demo's. Definitions of every figure: docs/measure.md."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status: 0 for a whole run, 1 for one that cannot be made, 2 for wrong usage."""
+    """Return the exit status: 0 for a complete run, 1 if it cannot be made, 2 for wrong usage."""
     stop_on_sigterm()
     given, flags = _split_flags(argv)
     options = make_parser().parse_args(given)
@@ -69,8 +69,9 @@ def stop_on_sigterm() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Leave it to SIGINT's handler: asyncio's cancels the run. An exception raised here would come
-    up in the middle of a task, and out of its group as another one."""
+    """Call SIGINT's handler: asyncio's cancels the run. Raising here would throw the exception into
+    an arbitrary task, whose group would wrap it in another.
+    """
     handler = signal.getsignal(signal.SIGINT)
     (handler if callable(handler) else signal.default_int_handler)(number, frame)
 
@@ -208,7 +209,7 @@ def add_result_arguments(group: Any) -> None:
 
 
 def make_plan(options: argparse.Namespace, flags: Sequence[str]) -> BenchPlan:
-    """Raises BenchError, DataError, ServerError and ValueError."""
+    """Make the plan of the run. Raises BenchError, DataError, ServerError and ValueError."""
     depths = parse_depths(options.depths) if options.depths else ()
     settings, has_baseline = choose_settings(options, flags, depths)
     trace = Path(options.data)
@@ -241,7 +242,7 @@ def make_plan(options: argparse.Namespace, flags: Sequence[str]) -> BenchPlan:
 
 
 def parse_headers(given: Sequence[str]) -> dict[str, str]:
-    """Raises ValueError."""
+    """Parse headers of the form ``NAME: VALUE``. Raises ValueError."""
     headers = {}
     for line in given:
         name, colon, value = line.partition(":")
@@ -252,7 +253,7 @@ def parse_headers(given: Sequence[str]) -> dict[str, str]:
 
 
 def choose_loads(options: argparse.Namespace) -> tuple[LoadPoint, ...]:
-    """Raises ValueError."""
+    """Return the load points that the options ask for. Raises ValueError."""
     if options.rate == "trace":
         return (LoadPoint(speed=1.0),)
     if options.rate:
@@ -288,7 +289,7 @@ def choose_settings(
 
 
 def _serve_flags(options: argparse.Namespace, flags: Sequence[str], depth: int) -> tuple[str, ...]:
-    """``depth``: of the demo."""
+    """Return the flags of the measured server. ``depth`` is the demo's K."""
     if not options.cost_scaled:
         own = demo_flags(DEMO / "target", DEMO / "eagle3_1", num_speculative_tokens=depth)
         return tuple(flags) or own
@@ -298,7 +299,7 @@ def _serve_flags(options: argparse.Namespace, flags: Sequence[str], depth: int) 
 
 
 def read_baseline(text: str, measured: Setting) -> Setting:
-    """Raises BenchError, ServerError."""
+    """Parse the baseline setting. Raises BenchError, ServerError."""
     if text == "none":
         if measured.url:
             raise BenchError(

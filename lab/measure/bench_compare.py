@@ -1,4 +1,4 @@
-"""Settings of a bench, compared: ratios of the figures in its tables, and a verdict in words."""
+"""Comparison of a bench's settings: ratios of the figures in its tables, and verdicts in words."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ RELATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A setting over the baseline at one load point.
+    """Ratio of a setting to the baseline at one load point.
 
-    Ratios divide the pooled figures of both; they are None without an interval.
+    Ratios divide the pooled figures of both. They are None without an interval.
     """
 
     setting: str
@@ -47,11 +47,11 @@ class Comparison:
     finding: Finding
     """Verdict on the speed per user."""
     repeats: int
-    """Repeats that both settings have."""
+    """Number of repeats that both settings have."""
 
 
 def compare_settings(plan: BenchPlan, blocks: Sequence[Block]) -> list[Comparison]:
-    """Every setting over the baseline; the intervals of a load point hold all at once."""
+    """Compare every setting with the baseline, with simultaneous intervals per load point."""
     baseline = plan.baseline
     if baseline is None:
         return []
@@ -99,7 +99,10 @@ def _require_interval(ratio: Estimate | None) -> Estimate | None:
 
 
 def conclude(comparisons: Sequence[Comparison], places: dict[str, str]) -> Conclusion | None:
-    """A sentence per comparison; None without a baseline. ``places``: its begin by load point."""
+    """Return a sentence per comparison; None without a baseline.
+
+    ``places`` maps load points to the beginnings of sentences.
+    """
     if not comparisons:
         return None
     verdicts = [found.finding.verdict for found in comparisons]
@@ -108,7 +111,7 @@ def conclude(comparisons: Sequence[Comparison], places: dict[str, str]) -> Concl
 
 
 def combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
-    """Worse if anything is; unknown if anything is, else."""
+    """Return WORSE if any verdict is, else UNKNOWN if any is, else BETTER or SAME."""
     for verdict in (Verdict.WORSE, Verdict.UNKNOWN, Verdict.BETTER):
         if verdict in verdicts:
             return verdict
@@ -129,5 +132,5 @@ def describe_comparison(found: Comparison) -> str:
 
 
 def describe_missing(repeats: int) -> str:
-    """Describe why there is no ratio."""
+    """Explain why there is no ratio."""
     return f"{repeats} of {LEAST_CLUSTERS} repeats" if repeats < LEAST_CLUSTERS else "no data"

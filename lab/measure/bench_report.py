@@ -1,4 +1,4 @@
-"""The report of a bench: conclusion, figures, categories; as JSON, as text and as a page."""
+"""Report of a bench: conclusion, figures and categories, as JSON, text and an HTML page."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class BenchReport:
     run: dict[str, Any]
     plan: dict[str, Any]
     conclusion: Conclusion | None
-    """None where nothing was compared."""
+    """Conclusion, or None if nothing was compared."""
     figures: tuple[Figures, ...]
     comparisons: tuple[Comparison, ...]
     categories: dict[str, tuple[Figures, ...]]
     notes: tuple[str, ...]
     step_costs: dict[str, Any] | None = None
-    """Milliseconds of a step by concurrency and depth, with ``--depths``."""
+    """Time of a step by concurrency and depth, in milliseconds, with ``--depths``."""
 
     def write(self, folder: Path) -> list[Path]:
-        """The files written."""
+        """Write the report and return its files."""
         write_json(folder / "report.json", asdict(self))
         (folder / "report.html").write_text(self.render_page(), encoding="utf-8")
         written = [folder / "report.json", folder / "report.html"]
@@ -91,7 +91,9 @@ class BenchReport:
         return list(self.plan.get("depths", ()))
 
     def _compare(self, f: Figures) -> tuple[str, str]:
-        """Speed per user and throughput of a setting over the baseline; empty for the baseline."""
+        """Return a setting's speed per user and throughput over the baseline; empty for the
+        baseline.
+        """
         for c in self.comparisons:
             if (c.setting, c.load) == (f.setting, f.load):
                 missing = describe_missing(c.repeats)
@@ -99,7 +101,7 @@ class BenchReport:
         return "", ""
 
     def rows(self) -> Table:
-        """The published table."""
+        """Return the published table."""
         head = ["load", "setting", "tokens/s per user", "over baseline"]
         head += ["tokens/s total", "over baseline", "goodput/s", "requests", "failed"]
         rows = []
@@ -113,7 +115,7 @@ class BenchReport:
         return head, rows
 
     def depth_rows(self) -> Table:
-        """A row per load and depth, the shallowest first."""
+        """Return a row per load and depth, smallest depth first."""
         head = ["load", "depth", "tokens/s per user", "over depth 0", "tokens/s total"]
         head += ["over depth 0", "TPOT ms", "acceptance length", "fallback", "requests", "failed"]
         rows = []
@@ -251,7 +253,7 @@ def _format_acceptance(found: AcceptanceFigures | None) -> list[str]:
 
 
 def _pooled_tpot_ms(figures: Figures) -> float | None:
-    """1 / tokens/s per user, so that it has the same ratios."""
+    """Return 1 / tokens/s per user, so that its ratios are the same."""
     return MS / figures.user_speed.value if figures.user_speed else None
 
 
@@ -289,9 +291,7 @@ def make_report(plan: BenchPlan, blocks: Sequence[Block], run: dict[str, Any]) -
 
 
 def name_places(loads: Sequence[LoadPoint]) -> dict[str, str]:
-    """Map each load point to the beginning of sentences about it; empty where it is the only
-    point.
-    """
+    """Return the beginnings of sentences about each load point; empty for a single point."""
     if len(loads) == 1:
         return {loads[0].name: ""}
     return {

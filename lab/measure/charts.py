@@ -1,4 +1,4 @@
-"""Line charts and intervals as inline SVG: nothing to install, nothing to fetch."""
+"""Line charts and interval charts as inline SVG, without packages or downloads."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from html import escape
 WIDTH, HEIGHT = 400, 280
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 38, 46
 LETTER = 6.2
-"""Width of a letter, and..."""
+"""Width of a letter."""
 LINE = 13
-"""... height of a line of text."""
+"""Height of a line of text."""
 LABEL = 24
-"""Letters of a line of the labels left of a chart; longer ones have several lines."""
+"""Most letters in a line of a label left of a chart. Longer labels are wrapped."""
 LEFT_OF_ROWS = 160
 FULL = int((WIDTH - 16) / LETTER)
-"""Letters of a line as wide as a chart."""
+"""Most letters in a line as wide as a chart."""
 FULL_TITLE = int((WIDTH - 16) / 8.2)
-"""The same for a title, which is larger and bold."""
+"""Most letters in a line of a title, which is larger and bold."""
 COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#475569")
 TICKS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """``low`` and ``high`` draw an interval where they are given."""
+    """Point of a chart, with an interval if ``low`` and ``high`` are given."""
 
     x: float
     y: float
@@ -60,7 +60,7 @@ class _Scale:
 def draw_lines(
     title: str, lines: Sequence[Line], x_label: str, y_label: str, *, log_x: bool = False
 ) -> str:
-    """A chart with a legend; empty where there is no point. The y axis begins at 0."""
+    """Draw a chart with a legend; empty without points. The y axis begins at 0."""
     shown = [line for line in lines if line.points]
     if not shown:
         return ""
@@ -82,7 +82,7 @@ def draw_lines(
 
 
 def draw_intervals(title: str, rows: Sequence[tuple[str, Point, str]], x_label: str) -> str:
-    """A row per name with its ratio and interval around 1, coloured by class; x is a ratio."""
+    """Draw a row per name with its ratio and interval around 1, coloured by class."""
     shown = [row for row in rows if row[1].x > 0]
     if not shown:
         return ""
@@ -110,7 +110,7 @@ def draw_intervals(title: str, rows: Sequence[tuple[str, Point, str]], x_label: 
 
 
 def draw_groups(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, Point]]]]) -> str:
-    """A group of rows per name, a row per series: values ``y`` with intervals, side by side."""
+    """Draw a group of rows per name and a row per series, with values and intervals."""
     names = list(dict.fromkeys(series for _, rows in groups for series, _ in rows))
     points = [point for _, rows in groups for _, point in rows]
     if not points:
@@ -137,7 +137,7 @@ def draw_groups(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, Poin
 
 
 def wrap(text: str, letters: int) -> list[str]:
-    """Lines of at most so many letters, broken at spaces where there are any."""
+    """Split text into lines of at most ``letters`` letters, at spaces if possible."""
     return textwrap.wrap(text, letters, break_on_hyphens=False) or [""]
 
 
@@ -146,7 +146,7 @@ def _row_height(label: Sequence[str]) -> int:
 
 
 def _draw_label(lines: Sequence[str], middle: float) -> str:
-    """Left of a row, its middle at a height."""
+    """Draw a label left of a row, vertically centred at ``middle``."""
     begin = middle + 4 - LINE * (len(lines) - 1) / 2
     return _draw_text(lines, LEFT_OF_ROWS - 8, begin, "end")
 
@@ -240,7 +240,7 @@ def _draw_axis_names(x_label: str, y_label: str, y: _Scale, height: float) -> st
 
 
 def _place_legend(names: Sequence[str]) -> list[tuple[float, int, list[str]]]:
-    """Place each name in the legend: its x, its first line, and the name in lines."""
+    """Return each name's place in the legend: its x, its first line, and its wrapped lines."""
     places: list[tuple[float, int, list[str]]] = []
     at, line, lines = 8.0, 0, 1
     for name in names:
@@ -256,7 +256,7 @@ def _place_legend(names: Sequence[str]) -> list[tuple[float, int, list[str]]]:
 
 
 def _legend_height(names: Sequence[str]) -> int:
-    """Height of the lines after the first."""
+    """Return the height of all lines after the first."""
     return LINE * (max(line + len(label) for _, line, label in _place_legend(names)) - 1)
 
 

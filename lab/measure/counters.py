@@ -1,9 +1,9 @@
 """Speculation counters of a server, read from its /metrics before and after a run.
 
-An eaglegate's counters are exact for what was delivered, and say how often a position was drafted.
-vLLM's own (`vllm:spec_decode_*`) count what the target accepted, before a stop or a token limit
-takes its part; they do not say which drafts reached a position, so that per-position figures need a
-constant depth there. Counters are those of the whole server: other traffic shows in them.
+The counters of an eaglegate are exact for delivered tokens, and count how often a position was
+drafted. vLLM's own (`vllm:spec_decode_*`) count tokens as the target accepts them, before a stop or
+a token limit removes some. They do not show which drafts reached a position, so figures per
+position need a constant depth there. Counters cover the whole server, including other traffic.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Counters:
     """Sums over a server's series."""
 
     source: str
-    """eaglegate, vllm, or empty: the server exports neither."""
+    """"eaglegate", "vllm", or "" if the server exports neither."""
     values: Mapping[tuple[str, str], float]
     """Values by name, and by position or outcome."""
 
     def __sub__(self, before: Counters) -> Counters:
-        """Since ``before``. A restart in between makes it meaningless, and negative."""
+        """Return the growth since ``before``. After a restart it is negative and meaningless."""
         names = self.values.keys() | before.values.keys()
         grown = {n: self.values.get(n, 0.0) - before.values.get(n, 0.0) for n in names}
         return Counters(self.source, grown)
@@ -49,11 +49,11 @@ class Counters:
 
     @property
     def reset(self) -> bool:
-        """A counter fell: the server was started again."""
+        """True if a counter fell, because the server was restarted."""
         return any(value < 0 for value in self.values.values())
 
     def totals(self) -> Totals | None:
-        """None where the server says nothing of speculation."""
+        """Return the totals; None if the server has no counters of speculation."""
         if self.source == "eaglegate":
             return self._read_ours()
         return self._read_vllm() if self.source == "vllm" else None

@@ -1,9 +1,9 @@
-"""Data sets: what a benchmark sends, as sessions of turns.
+"""Data sets: the requests of a benchmark, as sessions of turns.
 
-SPEED-Bench's layout (every turn of a row is sent, not the first alone), ShareGPT, OpenAI Batch
-JSONL, random tokens, and a small set of our own that ships. Which one a file is follows from its
-rows. Between two turns the answer of the model is put into the conversation, unless the data brings
-an answer of its own.
+Supported are SPEED-Bench's layout (every turn of a row is sent, not only the first), ShareGPT,
+OpenAI Batch JSONL, random tokens, and small sets of our own. The layout of a file is recognized by
+its rows. Between two turns the model's answer is added to the conversation, unless the data has an
+answer of its own.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import orjson
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 OWN = Path(__file__).parent / "data"
-"""Our sets, a file each; `mixed` is all of them."""
+"""Folder of our own sets, one file each. `mixed` is all of them."""
 MIXED = "mixed"
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
-"""Text of a public SPEED-Bench row until its prompt is fetched."""
+"""Text in a public SPEED-Bench row until its prompt is fetched."""
 SHARED: tuple[str, ...] = ("tools", "tool_choice", "response_format")
-"""Fields of a body that a row may bring for all its turns."""
+"""Fields of a body that a row may set for all its turns."""
 FIRST_TOKEN, TOKEN_RANGE = 1000, 1000
-"""Ids of random prompts: every vocabulary has them, and none is special in most."""
+"""Range of ids in random prompts: every vocabulary has them, and in most none is special."""
 
 
 class DataError(ValueError):
-    """A data set that cannot be sent; the message says what to do."""
+    """Data set that cannot be sent. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,21 @@ class Turn:
     """One request of a session."""
 
     messages: tuple[Mapping[str, Any], ...] = ()
-    """Added to the conversation before it is sent."""
+    """Messages that are added to the conversation before it is sent."""
     body: Mapping[str, Any] = field(default_factory=dict)
-    """The other fields of the body."""
+    """Other fields of the body."""
     path: str = CHAT
     at: float | None = None
-    """Seconds after the start of the run, where it was recorded."""
+    """Recorded time after the start of the run in seconds, if any."""
     pause: float = 0.0
-    """Seconds after the answer to the turn before, in a recorded session."""
+    """Recorded time after the answer to the previous turn, in seconds."""
     leave_after: int | None = None
-    """Close the connection once so many tokens have come, as the recorded client did."""
+    """Number of tokens after which the connection is closed, like the recorded client's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One conversation; its turns are sent one after the other."""
+    """One conversation, whose turns are sent one after another."""
 
     id: str
     turns: tuple[Turn, ...]
@@ -60,9 +60,9 @@ class Session:
 
 
 def load_sessions(source: str, *, count: int | None = None, seed: int = 0) -> list[Session]:
-    """The sessions of a file, a folder, or one of our sets by its name, in an order of ``seed``.
+    """Return the sessions of a file, a folder or one of our sets, shuffled by ``seed``.
 
-    `random:INPUT:OUTPUT` makes prompts of so many random tokens. Raises DataError.
+    `random:INPUT:OUTPUT` makes prompts of that many random tokens. Raises DataError.
     """
     if source.startswith("random:"):
         sessions = list(_make_random(source, count or 64, seed))
@@ -79,7 +79,7 @@ def list_own_sets() -> list[str]:
 
 
 def take_block(sessions: list[Session], block: int, requests: int) -> list[Session]:
-    """The sessions of a block: about ``requests`` requests, going round the data set."""
+    """Return the sessions of a block, about ``requests`` requests, cycling through the data set."""
     at = block * requests
     taken: list[Session] = []
     while sum(len(session.turns) for session in taken) < requests:
@@ -106,7 +106,7 @@ def _find_files(source: str) -> list[Path]:
 
 
 def _read_file(path: Path) -> Iterator[Session]:
-    """Raises DataError."""
+    """Read the sessions of a file. Raises DataError."""
     rows = READABLE.get(path.suffix, _read_json)(path)
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
@@ -151,7 +151,7 @@ def _read_row(row: dict[str, Any], name: str, path: Path) -> Session:
 
 
 def _read_speed_bench(row: dict[str, Any], name: str) -> Session:
-    """A row of SPEED-Bench: ``turns`` holds the user's messages, all of them."""
+    """Read a row of SPEED-Bench, whose ``turns`` are the user's messages."""
     texts = [turn if isinstance(turn, str) else turn["content"] for turn in row["turns"]]
     for text in texts:
         _refuse_placeholder(text)
@@ -161,27 +161,27 @@ def _read_speed_bench(row: dict[str, Any], name: str) -> Session:
 
 
 def _read_sharegpt(row: dict[str, Any], name: str) -> Session:
-    """The user's messages of a recorded chat; the answers are the model's own."""
+    """Read the user's messages of a recorded chat; the model writes its own answers."""
     said = [part for part in row["conversations"] if part.get("from") in ("human", "user")]
     turns = tuple(Turn(({"role": "user", "content": part["value"]},)) for part in said)
     return Session(str(row.get("id", name)), turns, "sharegpt")
 
 
 def _read_batch(row: dict[str, Any], name: str) -> Session:
-    """A line of an OpenAI Batch file: one request, as it stands."""
+    """Read a line of an OpenAI Batch file as one unchanged request."""
     turn = Turn(body=row["body"], path=row.get("url", CHAT))
     return Session(str(row.get("custom_id", name)), (turn,), "batch")
 
 
 def _read_own(row: dict[str, Any], name: str) -> Session:
-    """Our layout: ``steps`` of messages each, which may bring recorded answers; tools for all."""
+    """Read a row of our layout: ``steps`` of messages, which may have answers, and shared tools."""
     body = {key: row[key] for key in SHARED if key in row}
     turns = tuple(Turn(tuple(messages), body) for messages in row["steps"])
     return Session(str(row.get("id", name)), turns, str(row.get("category", "")))
 
 
 def _read_messages(row: dict[str, Any], name: str) -> Session:
-    """Messages of one request; or, as SPEED-Bench is prepared, user messages of many turns."""
+    """Read one request's messages or, as in SPEED-Bench, user messages of many turns."""
     messages = row["messages"]
     body = {key: row[key] for key in SHARED if key in row}
     identity = row.get("question_id", row.get("id", row.get("name", name)))
@@ -189,7 +189,7 @@ def _read_messages(row: dict[str, Any], name: str) -> Session:
 
 
 def _split_turns(messages: list[Any], body: Mapping[str, Any]) -> tuple[Turn, ...]:
-    """A user message right after another one is the next turn: an answer belongs between them."""
+    """Split messages into turns. A user message directly after another begins a turn."""
     turns: list[list[Any]] = [[]]
     for message in messages:
         if turns[-1] and message["role"] == turns[-1][-1]["role"] == "user":
@@ -214,7 +214,7 @@ ROWS: tuple[tuple[str, Callable[[dict[str, Any], str], Session]], ...] = (
     ("body", _read_batch),
     ("messages", _read_messages),
 )
-"""The key that gives a row's layout away, in the order they are looked for."""
+"""Keys that identify a row's layout, in the order in which they are tried."""
 
 
 def _make_random(source: str, count: int, seed: int) -> Iterator[Session]:

@@ -1,6 +1,6 @@
-"""``eaglegate bench --depths``: the depths of one engine side by side, and which of them pays.
+"""``eaglegate bench --depths``: the depths of one engine side by side, and the depth that pays.
 
-Every depth is a setting whose requests bring it as a field; depth 0, no speculation, is the
+Every depth is a setting whose requests carry it as a field. Depth 0, no speculation, is the
 baseline.
 """
 
@@ -36,7 +36,7 @@ def parse_depths(text: str) -> tuple[int, ...]:
 
 
 def make_depth_settings(depths: Sequence[int], server: Setting) -> tuple[Setting, ...]:
-    """Depth 0 is the last one. Raises ValueError."""
+    """Return a setting per depth, with depth 0 last. Raises ValueError."""
     if DEPTH_FIELD in server.fields:
         raise ValueError(f"--depths sets {DEPTH_FIELD}: leave it out of --fields")
     return tuple(
@@ -55,7 +55,7 @@ def conclude_depths(
     comparisons: Sequence[Comparison],
     places: Mapping[str, str],
 ) -> Conclusion:
-    """A line per load point: which depth is best, or that none pays."""
+    """Return a line per load point: the best depth, or that no depth pays."""
     found = [
         _conclude_load(plan, blocks, [c for c in comparisons if c.load == load.name])
         for load in plan.loads
@@ -97,7 +97,7 @@ def _describe_total(best: Comparison) -> str:
 def _describe_ties(
     plan: BenchPlan, blocks: Sequence[Block], best: Comparison, known: Sequence[Comparison]
 ) -> str:
-    """Depths that this run cannot tell from the best one."""
+    """Name the depths that this run cannot distinguish from the best one."""
     base = select_blocks(blocks, best.setting, best.load)
     level = share_level(len(plan.settings) - 1)
     ties = [
@@ -115,7 +115,7 @@ def _describe_ties(
 
 
 def list_depth_notes(depths: Sequence[int], blocks: Sequence[Block]) -> list[str]:
-    """Depths that were asked for and not drafted."""
+    """Name the depths that were requested but not drafted."""
     deepest = {
         depth: max(
             (max(result.drafted, default=0) for b in blocks if b.setting == name_depth(depth)
@@ -134,8 +134,10 @@ def list_depth_notes(depths: Sequence[int], blocks: Sequence[Block]) -> list[str
 
 
 def measure_step_costs(plan: BenchPlan, blocks: Sequence[Block]) -> dict[str, Any] | None:
-    """Milliseconds of a decode step by concurrency and depth, in the format of
-    ``drafts.CostTable``; None where a place of the table has no answer, or load is no concurrency.
+    """Return the time of a decode step by concurrency and depth, in milliseconds.
+
+    The format is that of ``drafts.CostTable``. None if a cell has no answer, or the load is not a
+    concurrency.
     """
     depths = plan.depths
     rows = [
@@ -155,7 +157,7 @@ def measure_step_costs(plan: BenchPlan, blocks: Sequence[Block]) -> dict[str, An
 
 
 def _measure_step_ms(blocks: Sequence[Block]) -> float | None:
-    """A step yields one token and what it accepted."""
+    """Return the time per step, which yields one token and the accepted drafts."""
     answers = [result for block in blocks for result in block.timed]
     steps = sum(r.output_tokens - 1 - sum(r.accepted) for r in answers)
     seconds = sum(r.decode_s for r in answers)

@@ -1,9 +1,9 @@
 """The arithmetic of ``eaglegate drafts compare``: from matches to acceptance, slices, time.
 
-A *walk* replays decoding at a depth K over an answer that is known: it begins after the first
-token, counts one verify step, goes on behind the tokens that step would have delivered. Acceptance
-lengths are 1 + accepted / steps over walks, as in the metrics of a server; intervals resample
-sessions. Definitions: docs/drafts-compare.md.
+A *walk* replays decoding at a depth K over a known answer: it begins after the first token, counts
+one verify step, and continues after the tokens that this step would have delivered. Acceptance
+lengths are 1 + accepted / steps over walks, as in a server's metrics. Intervals resample sessions.
+Definitions: docs/drafts-compare.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """An answer's place in the traffic. ``phases`` are runs of tokens."""
+    """Place of an answer in the traffic. ``phases`` are runs of tokens."""
 
     id: str
     session: str
@@ -39,7 +39,7 @@ class AnswerFacts:
     tokens: int
 
     def phase_at(self) -> list[str]:
-        """Phase of each token."""
+        """Return the phase of each token."""
         named = [name for name, count in self.phases for _ in range(count)]
         return named + [named[-1] if named else "content"] * (self.tokens - len(named))
 
@@ -48,13 +48,13 @@ class AnswerFacts:
 class Walk:
     """One answer replayed at one depth; ``accepted_at[k]`` steps accepted draft k + 1.
 
-    Whole numbers, but for sampled drafts, which make every number an expectation.
+    The numbers are whole, except for sampled drafts, where they are expectations.
     """
 
     steps: float = 0
     accepted: float = 0
     expected: float = 0.0
-    """Accepted drafts expected of the same steps; equals ``accepted`` for greedy answers."""
+    """Expected number of accepted drafts in the same steps. Greedy answers have ``accepted``."""
     accepted_at: list[float] = field(default_factory=list)
 
     @property
@@ -62,7 +62,7 @@ class Walk:
         return self.steps + self.accepted
 
     def add(self, accepted: int, expected: float) -> None:
-        """One verify step."""
+        """Add one verify step."""
         self.steps += 1
         self.accepted += accepted
         self.expected += expected
@@ -73,10 +73,10 @@ class Walk:
 def walk_answer(
     matches: Sequence[int], chances: Sequence[Sequence[float]], depth: int, phases: Sequence[str]
 ) -> dict[str, Walk]:
-    """Walk through an answer as verify steps do, by phase of a step's first token and over all.
+    """Replay an answer's verify steps, by phase of a step's first token and in total.
 
-    The last step may have no bonus token: a step is counted as the engine does, whose drafts beyond
-    the answer's end are never accepted.
+    The last step may have no bonus token. It is counted as in the engine, where drafts beyond the
+    end of the answer are never accepted.
     """
     walks = {ALL: Walk(accepted_at=[0] * depth)}
     position, last = 0, len(matches)
@@ -93,10 +93,11 @@ def walk_answer(
 def walk_sampled_drafts(
     chances: Sequence[Sequence[float]], depth: int, phases: Sequence[str]
 ) -> dict[str, Walk]:
-    """The same for sampled drafts: expected over all ways to step through the answer.
+    """Replay an answer with sampled drafts: expectations over all ways to step through it.
 
-    ``chances``: by position and depth, that the draft is accepted given those before it. A step
-    begins at a position with a probability, which flows on to where it may end.
+    ``chances`` are, by position and depth, the probabilities that a draft is accepted if all before
+    it are. Each position begins a step with some probability, which is passed on to the places
+    where the step may end.
     """
     walks = {ALL: Walk(accepted_at=[0.0] * depth)}
     last = len(chances)
@@ -122,7 +123,7 @@ def walk_sampled_drafts(
 def walk_captured(
     steps: Iterable[CapturedStep], depth: int, phases: Sequence[str]
 ) -> dict[str, Walk]:
-    """The verify steps that an engine recorded of one answer, in the form of ``walk_answer``."""
+    """Return the verify steps that an engine recorded, in the form of ``walk_answer``."""
     known = list(steps)
     walks = {ALL: Walk(accepted_at=[0] * depth)}
     position = len(phases) - sum(step.delivered for step in known)
@@ -174,7 +175,7 @@ class CostTable:
         return table
 
     def step_time(self, batch: float, depth: float) -> float:
-        """Milliseconds, linear between what was measured. Raises ValueError beyond it."""
+        """Return milliseconds, interpolated linearly. Raises ValueError outside the table."""
         if not self.depths[0] <= depth <= self.depths[-1]:
             raise ValueError(
                 f"{self.source} measured depths {self.depths[0]:g} to {self.depths[-1]:g}"
@@ -197,7 +198,7 @@ class DraftReplay:
 
 
 def estimate_length(found: Iterable[tuple[str, Walk]], expected: bool = False) -> Estimate | None:
-    """Acceptance length with its interval, clustered by session."""
+    """Estimate the acceptance length, with sessions as clusters."""
     pairs = [(session, walk) for session, walk in found if walk.steps]
     accepted = [walk.expected if expected else float(walk.accepted) for _, walk in pairs]
     steps = [float(walk.steps) for _, walk in pairs]
@@ -209,7 +210,7 @@ Select = Callable[[AnswerFacts], bool]
 
 
 def list_slices(facts: Iterable[AnswerFacts]) -> dict[str, Select]:
-    """All, every workload, and every context bucket of several."""
+    """Return the slices: all, every workload, and context buckets if there are several."""
     known = list(facts)
     slices: dict[str, Select] = {ALL: lambda _: True}
     for name in sorted({one.workload for one in known}):
@@ -222,7 +223,7 @@ def list_slices(facts: Iterable[AnswerFacts]) -> dict[str, Select]:
 def summarise_draft(
     observations: Sequence[DraftReplay], depths: Sequence[int], cost: CostTable | None, batch: float
 ) -> dict[str, Any]:
-    """Acceptance by slice, phase, depth and position, with intervals; predicted time per token."""
+    """Return acceptance by slice, phase, depth and position, and the predicted time per token."""
     out: dict[str, Any] = {"slices": {}, "phases": {}, "positions": {}, "time_per_token_ms": {}}
     for name, belongs in list_slices(one.facts for one in observations).items():
         chosen = [one for one in observations if belongs(one.facts)]
@@ -251,7 +252,7 @@ def _length(
 
 
 def predict_time(length: Estimate, cost: CostTable, batch: float, depth: int) -> Estimate:
-    """Step time over tokens per step; the interval is that of the acceptance length alone."""
+    """Return step time over tokens per step, with the interval of the acceptance length."""
     step = cost.step_time(batch, depth)
     low, high = length.low, length.high
     return Estimate(
@@ -305,9 +306,7 @@ def compare_pair(
 def _pool_ratio(
     base: Sequence[DraftReplay], other: Sequence[DraftReplay], depth: int
 ) -> Estimate | None:
-    """Estimate the ratio of tokens per verify step, both summed over answers: a long answer weighs
-    as it costs.
-    """
+    """Estimate the ratio of tokens per verify step, summed over answers so that length counts."""
     walks = [[one.walks[depth][ALL] for one in side] for side in (base, other)]
     columns = [
         [float(count) for count in counts]
@@ -323,16 +322,16 @@ def _pool_ratio(
 
 @dataclass(frozen=True, slots=True)
 class ServedLength:
-    """Acceptance length of one slice or phase: as served, as predicted for the same requests."""
+    """Acceptance length of one slice or phase, as served and as predicted for the same requests."""
 
     live: Estimate | None
     predicted: Estimate | None
     difference: Estimate | None
-    """Live less predicted; requests are paired, sessions resampled."""
+    """Live minus predicted length. Requests are paired and sessions resampled."""
 
     @property
     def is_inside(self) -> bool | None:
-        """The live length lies within the predicted interval; None without one."""
+        """True if the live length is within the predicted interval; None without an interval."""
         if self.live is None or self.predicted is None or self.predicted.low is None:
             return None
         assert self.predicted.high is not None
@@ -350,7 +349,7 @@ class ServedLength:
 def compare_served(
     served: Sequence[DraftReplay], predicted: Sequence[DraftReplay], depth: int
 ) -> dict[str, ServedLength]:
-    """Compare lengths by slice and phase over the answers that are in both."""
+    """Compare lengths by slice and phase over the answers in both."""
     by_id = {one.facts.id: one for one in predicted}
     pairs = [(one, by_id[one.facts.id]) for one in served if one.facts.id in by_id]
     if not pairs:

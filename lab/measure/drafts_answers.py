@@ -1,6 +1,6 @@
-"""Captured answers that drafts are unrolled over, and what came of it.
+"""Captured answers over which drafts are unrolled, and the results.
 
-Results are rows of a file, one per answer and draft, from which an interrupted run goes on.
+Results are rows of a file, one per answer and draft, from which an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "log
 
 
 class CompareError(ValueError):
-    """The comparison cannot be made; the message says why."""
+    """Comparison that cannot be made. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Contestant:
-    """``report`` is the inspection's; a draft with errors takes no part."""
+    """Draft in the comparison. ``report`` is its inspection; a draft with errors is left out."""
 
     label: str
     folder: Path
@@ -58,9 +58,9 @@ class Contestant:
 def read_answers(
     records: Iterator[CaptureRecord], limit: int | None = None, *, drafts_sampled: bool = False
 ) -> tuple[list[Answer], int]:
-    """Read the answers that can be unrolled, and count the answers that cannot.
+    """Read the answers that can be unrolled, and count the others.
 
-    Where drafts are sampled, the target's probabilities count, which penalties change.
+    If drafts are sampled, the target's probabilities count, and penalties would change them.
     """
     found: list[Answer] = []
     left_out = 0
@@ -88,7 +88,7 @@ def read_answers(
 
 
 class Results:
-    """Results of one draft's unrolling, kept in a file from which a run goes on."""
+    """Results of one draft's unrolling, kept in a file from which a run resumes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -107,7 +107,7 @@ class Results:
             file.write("\n" + json.dumps(row, separators=(",", ":")))
 
     def drift(self, found: Sequence[Answer]) -> dict[str, list[float]]:
-        """Means over positions by measure and depth."""
+        """Return means over positions by measure and depth."""
         from eaglegate.lab.training.drift import MEASURES
 
         rows = [self.by_id[one.facts.id] for one in found if one.facts.id in self.by_id]
@@ -136,7 +136,7 @@ def unroll_all(
 
 
 def find_results(options: argparse.Namespace, one: Contestant) -> Path:
-    """The file; its name says everything that the rows depend on."""
+    """Return the file of results. Its name contains everything that the rows depend on."""
     parts = ["unrolled", fingerprint_draft(options.target), one.fingerprint, str(options.depth)]
     parts += [PROBABILISTIC] if options.draft_sample_method == PROBABILISTIC else []
     return Path(options.out) / f"{'-'.join(parts)}.jsonl"
@@ -183,8 +183,8 @@ def has_penalties(sampling: Mapping[str, Any]) -> bool:
 
 
 def _sampling(answer: Answer) -> dict[str, Any]:
-    """Read the parameters that the engine sampled with; empty with penalties or a bias, where only
-    matches are counted.
+    """Return the engine's sampling parameters; empty with penalties or a bias, where only matches
+    count.
     """
     given = answer.sampling
     if not answer.facts.sampled or has_penalties(given):
@@ -213,7 +213,7 @@ def walk_row(
 
 
 def observe_served(answers: Sequence[Answer], depth: int) -> list[DraftReplay]:
-    """Observe the engine's own record of answers that it drafted this deep."""
+    """Return the engine's own record of answers that it drafted at this depth."""
     return [
         DraftReplay(
             one.facts, {depth: walk_captured(one.choice.steps, depth, one.facts.phase_at())}

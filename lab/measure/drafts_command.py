@@ -49,7 +49,7 @@ DEMO = Path(__file__).parents[2] / "engine" / "demo"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status: 0 for a comparison, 1 where none can be made, 2 for wrong usage."""
+    """Return the exit status: 0 for a comparison, 1 if none can be made, 2 for wrong usage."""
     if not argv or argv[0] != "compare":
         wrong = bool(argv) and argv[0] not in ("-h", "--help")
         print("usage: eaglegate drafts compare CAPTURE --draft [LABEL=]FOLDER ... --out FOLDER")
@@ -147,7 +147,7 @@ class Tournament:
 
 
 def compare(options: argparse.Namespace) -> Tournament:
-    """Raises CompareError."""
+    """Unroll the drafts over the captured answers. Raises CompareError."""
     cost = read_costs(options)
     if options.depth is None:
         options.depth = int(cost.depths[-1]) if cost else DEPTH
@@ -172,7 +172,7 @@ def compare(options: argparse.Namespace) -> Tournament:
 
 
 def read_costs(options: argparse.Namespace) -> CostTable | None:
-    """None where none are asked for. Raises CompareError, OSError, ValueError."""
+    """Read the step costs; None without any. Raises CompareError, OSError, ValueError."""
     if options.cost_table is not None:
         row = json.loads(options.cost_table.read_text(encoding="utf-8"))
         return CostTable.parse(row, str(options.cost_table))
@@ -189,7 +189,7 @@ def read_costs(options: argparse.Namespace) -> CostTable | None:
 
 
 def fetch_planning(url: str, key: str | None) -> Mapping[str, Any]:
-    """Raises CompareError."""
+    """Fetch the planner's state from a gateway. Raises CompareError."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx.get(url, headers=headers, timeout=30, trust_env=False)
@@ -202,7 +202,7 @@ def fetch_planning(url: str, key: str | None) -> Mapping[str, Any]:
 
 
 def summarise(made: Tournament) -> dict[str, Any]:
-    """Everything that ``report.json`` says beside the run."""
+    """Return all results in ``report.json`` except the description of the run."""
     options, fit = made.options, made.fit
     observed = {one.label: made.observe(one.label) for one in fit}
     return {
@@ -237,7 +237,7 @@ def summarise(made: Tournament) -> dict[str, Any]:
 
 
 def find_plain_ms(cost: CostTable | None, batch: float) -> float | None:
-    """Milliseconds of a step without drafts; None where the costs do not say."""
+    """Return the time of a step without drafts; None if the costs do not include it."""
     return cost.step_time(batch, 0) if cost is not None and cost.depths[0] == 0 else None
 
 
@@ -249,7 +249,7 @@ def summarise_one(
 
 
 def inspect(text: str, target: Path, depth: int) -> Contestant:
-    """Raises CompareError."""
+    """Inspect a draft. Raises CompareError."""
     label, named, folder = text.partition("=")
     path = Path(folder if named else label)
     if not path.exists():
@@ -273,8 +273,8 @@ def describe(one: Contestant) -> dict[str, Any]:
 def list_live(
     found: Sequence[Answer], fit: Sequence[Contestant], observed: Mapping[str, list[DraftReplay]]
 ) -> list[dict[str, Any]]:
-    """List the captured acceptance of the drafts that take part, beside their prediction on the
-    same answers at the same depth.
+    """Return the captured acceptance of the drafts that take part, with the prediction on the same
+    answers at the same depth.
     """
     rows = []
     for one in fit:

@@ -11,13 +11,13 @@ from eaglegate.lab.measure.report import Conclusion, format_estimate, format_rat
 from eaglegate.lab.measure.statistics import Estimate, Verdict
 
 ORDER = (Verdict.BETTER, Verdict.UNKNOWN, Verdict.SAME, Verdict.WORSE)
-"""Order of verdicts: of several drafts the first one here is the conclusion's verdict."""
+"""Order of verdicts. The first that any draft has is the conclusion's verdict."""
 
 
 def conclude_drafts(found: Mapping[str, Any]) -> Conclusion:
-    """Every draft against the first, then the fastest draft and depth where step costs are known.
+    """Compare every draft with the first, and name the fastest draft and depth if costs are known.
 
-    ``found`` is what ``drafts_command.summarise`` gives.
+    ``found`` is the result of ``drafts_command.summarise``.
     """
     verdicts = [Verdict(of[ALL]["verdict"]) for of in found["against"]["drafts"].values()]
     verdict = next((one for one in ORDER if one in verdicts), Verdict.UNKNOWN)
@@ -67,7 +67,7 @@ def _say_gain(gain: Estimate) -> str:
 
 
 def compare_with_plain(time: Estimate, plain_ms: float) -> Estimate:
-    """Compare with steps without drafts, of which each yields one token: a ratio of speeds."""
+    """Return the ratio of speeds to steps without drafts, each of which yields one token."""
     low, high = time.low, time.high
     return replace(
         time,

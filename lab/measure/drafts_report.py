@@ -23,13 +23,13 @@ from eaglegate.lab.measure.report import (
 from eaglegate.lab.measure.statistics import Estimate, Verdict
 
 DIGITS = 4
-"""Digits of acceptance lengths: drafts differ in the third."""
+"""Digits of acceptance lengths, because drafts differ in the third."""
 SHOWN_DEPTHS = (1, 3, 5)
-"""Columns of the first table, beside the deepest."""
+"""Columns of the first table besides the deepest depth."""
 
 
 class Section(NamedTuple):
-    """A title, its table, and on the page its charts."""
+    """Title, table and, on the page, charts."""
 
     title: str
     head: Sequence[str]
@@ -39,7 +39,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftsReport:
-    """``found`` is what ``drafts_command.summarise`` gives."""
+    """Report of a comparison. ``found`` is the result of ``drafts_command.summarise``."""
 
     run: Mapping[str, Any]
     found: Mapping[str, Any]
@@ -202,7 +202,7 @@ def format_length(length: Estimate | None) -> str:
 
 
 def format_served(name: str, served: ServedLength) -> list[str]:
-    """A row: slice, live, predicted, difference, inside."""
+    """Return a row: slice, live, predicted, difference, inside."""
     inside = {None: "", True: "yes", False: "no"}[served.is_inside]
     return [
         name,

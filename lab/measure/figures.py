@@ -1,8 +1,8 @@
 """Figures of a set of results: latencies, throughput, goodput, acceptance.
 
-The formulas are those of `vllm bench serve` and AIPerf where they define the same figure; docs/
-measure.md has the table. Every figure takes results, and where it has an interval, the blocks of
-the run they came from: results of one block share what else the machine did at that time.
+The formulas are those of `vllm bench serve` and AIPerf if they define the same figure;
+docs/measure.md has the table. Every figure takes results and, if it has an interval, the blocks of
+the run: results of one block share the other load on the machine at that time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MS = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Results of one load point of one setting, sent in one go."""
+    """Results of one load point of one setting, sent together."""
 
     setting: str
     load: str
@@ -31,12 +31,12 @@ class Block:
     duration: float
     results: tuple[RequestResult, ...]
     totals: Totals | None = None
-    """Change of the server's counters in this time."""
+    """Change of the server's counters during the block."""
     recomputed_tokens: int = 0
-    """Prompt tokens in the prefix cache that were computed again because of the draft, by the
-    server's counters."""
+    """Cached prompt tokens that were computed again because of the draft, by the server's counters.
+    """
     shared: frozenset[str] | None = None
-    """The answers that have a speed in every setting; None where settings are not compared."""
+    """Answers that have a speed in every setting; None if settings are not compared."""
 
     @property
     def completed(self) -> list[RequestResult]:
@@ -44,16 +44,17 @@ class Block:
 
     @property
     def timed(self) -> list[RequestResult]:
-        """Answers whose speed counts: of two tokens or more, not delivered together by a stall,
-        and where settings are compared, none that another setting lacks."""
+        """Answers whose speed counts: at least two tokens, not delivered together after a stall
+        and, if settings are compared, present in every setting.
+        """
         known = [r for r in self.completed if r.tpot is not None and not r.is_bunched]
         return [r for r in known if self.shared is None or r.id in self.shared]
 
 
 def share_answers(blocks: Sequence[Block]) -> list[Block]:
-    """The same blocks, timed by the answers that all settings have of a load and a repeat.
+    """Return the blocks, timed only by answers that all settings have at a load and repeat.
 
-    A setting without a single speed at a load takes no part there.
+    A setting without any speed at a load is ignored there.
     """
     groups: dict[tuple[str, int], list[Block]] = defaultdict(list)
     taking_part = {(block.setting, block.load) for block in blocks if block.timed}
@@ -71,24 +72,24 @@ Sums = tuple[float, float]
 
 
 def sum_decoding(block: Block) -> Sums:
-    """Tokens after the first of timed answers, and the seconds they took: tokens/s per user."""
+    """Return tokens after the first of timed answers, and their seconds: tokens/s per user."""
     tokens = sum(result.output_tokens - 1 for result in block.timed)
     return float(tokens), sum(result.decode_s for result in block.timed)
 
 
 def sum_output(block: Block) -> Sums:
-    """Output tokens, and the seconds of the block: tokens/s of all users."""
+    """Return output tokens and the seconds of the block: tokens/s of all users."""
     return float(sum(result.output_tokens for result in block.completed)), block.duration
 
 
 def sum_waiting(block: Block) -> Sums:
-    """Seconds to the first token, and answers that have one: mean TTFT."""
+    """Return the seconds to the first token and the number of answers that have one: mean TTFT."""
     times = [result.ttft for result in block.completed if result.ttft]
     return sum(times), float(len(times))
 
 
 def estimate_pooled(blocks: Sequence[Block], measure: Callable[[Block], Sums]) -> Estimate | None:
-    """Sum over sum, of all blocks."""
+    """Estimate the ratio of the sums over all blocks."""
     sums = [found for block in blocks if (found := measure(block))[1] > 0]
     return estimate_product(list(zip(*sums, strict=True)), (1, -1))
 
@@ -99,7 +100,7 @@ def compare_pooled(
     measure: Callable[[Block], Sums],
     level: float = LEVEL,
 ) -> Estimate | None:
-    """The pooled value of ``other`` over that of ``base``, paired by repeat."""
+    """Estimate the ratio of the pooled value of ``other`` to that of ``base``, paired by repeat."""
     by_number = {block.number: block for block in base}
     pairs = [(by_number[block.number], block) for block in other if block.number in by_number]
     sums = [
@@ -112,12 +113,14 @@ def compare_pooled(
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Limits a request meets or not, in milliseconds: `ttft`, `tpot`, `e2el`."""
+    """Limits that a request has to meet, in milliseconds: `ttft`, `tpot`, `e2el`."""
 
     limits: Mapping[str, float]
 
     def is_met(self, result: RequestResult) -> bool:
-        """TPOT of a single token is 0, as in `vllm bench serve`."""
+        """Return True if a result meets the limits. TPOT of one token is 0, as in `vllm bench
+        serve`.
+        """
         measured = {
             "ttft": (result.ttft or 0.0) * MS,
             "tpot": (result.tpot or 0.0) * MS,
@@ -149,12 +152,13 @@ class Figures:
     prompt_tokens: int
     output_tokens: int
     user_speed: Estimate | None
-    """Tokens per second of decoding, one reader's: 1 / TPOT, pooled over requests."""
+    """Decoding speed that one reader sees in tokens per second: 1 / TPOT, pooled over requests."""
     mean_inverse_tpot: float | None
     """Mean over requests of 1 / TPOT, AIPerf's output token throughput per user. One answer that a
-    stall delivered at once outweighs all others in it."""
+    stall delivered at once outweighs all others in it.
+    """
     throughput: Estimate | None
-    """Output tokens per second, of all users."""
+    """Output tokens per second of all users."""
     request_rate: float
     goodput: float | None
     ttft: Summary | None
@@ -164,9 +168,9 @@ class Figures:
     acceptance: AcceptanceFigures | None
     errors: Mapping[str, int]
     bunched: int
-    """Answers whose chunks came together (``RequestResult.is_bunched``)."""
+    """Number of answers whose chunks came together (``RequestResult.is_bunched``)."""
     recomputed_tokens: int = 0
-    """Prompt tokens computed again because of the draft, other traffic included."""
+    """Prompt tokens computed again because of the draft, including other traffic."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -174,16 +178,16 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceFigures:
-    """Acceptance pooled over requests. None stands for a division by nothing."""
+    """Acceptance pooled over requests. None means a division by zero."""
 
     source: str
-    """answers: each answer's own account; counters: the server's, other traffic included."""
+    """"answers" for the answers' own accounts, "counters" for the server's, with other traffic."""
     length: float | None
     """1 + A / D"""
     rate: float | None
     """A / P"""
     per_position: tuple[float, ...]
-    """A_i over the drafts that reached position i; over all drafts where that is not known."""
+    """A_i over the drafts that reached position i, or over all drafts if that is not known."""
     conditional: tuple[float | None, ...]
     """A_i / A_(i-1)"""
     fallback: float | None
@@ -192,7 +196,7 @@ class AcceptanceFigures:
 
 
 def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figures:
-    """All blocks of one setting at one load point."""
+    """Compute the figures of all blocks of one setting at one load point."""
     done = [result for block in blocks for result in block.completed]
     failed = [result for block in blocks for result in block.results if not result.ok]
     duration = sum(block.duration for block in blocks)
@@ -238,7 +242,7 @@ def _count_errors(failed: Iterable[RequestResult]) -> dict[str, int]:
 
 
 def sum_answers(results: Iterable[RequestResult]) -> Totals:
-    """The accounts that answers carried, added up."""
+    """Add up the accounts in answers."""
     drafted: list[int] = []
     accepted: list[int] = []
     tokens = plain = requests = 0
@@ -264,9 +268,7 @@ def sum_answers(results: Iterable[RequestResult]) -> Totals:
 
 
 def measure_acceptance(blocks: Sequence[Block]) -> AcceptanceFigures | None:
-    """Measure acceptance from the answers' own accounts; where they carry none, from the server's
-    counters.
-    """
+    """Measure acceptance from the answers' own accounts, or else from the server's counters."""
     answered = [result for block in blocks for result in block.completed]
     if any(result.reports_steps for result in answered):
         return describe_acceptance(sum_answers(answered), "answers")
@@ -294,7 +296,7 @@ def describe_acceptance(totals: Totals, source: str) -> AcceptanceFigures:
 
 
 def split_categories(blocks: Sequence[Block]) -> dict[str, list[Block]]:
-    """The same blocks by category of their sessions; counters belong to none of them."""
+    """Return the blocks by category of their sessions, without counters."""
     names = sorted({result.category for block in blocks for result in block.results})
     return {
         name: [

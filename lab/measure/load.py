@@ -1,4 +1,4 @@
-"""Sends sessions to a server: at a concurrency (closed loop) or at given times (open loop)."""
+"""Sender of sessions to a server, at a concurrency (closed loop) or at given times (open loop)."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from eaglegate.lab.measure.datasets import CHAT, COMPLETIONS, Session, Turn
 from eaglegate.lab.measure.stream import RequestResult, StreamReader
 
 Report = Callable[[RequestResult], None]
-"""Called with every result as it comes."""
+"""Called with every result when it arrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server under test and what every body gets."""
+    """Server under test, and the fields of every body."""
 
     url: str
-    """Base URL without /v1."""
+    """Base URL, without /v1."""
     model: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Laid over every body; they win."""
+    """Fields set in every body, which override its own."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Used where a body says nothing."""
+    """Fields for bodies that lack them."""
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0
     reports_steps: bool = False
-    """Takes `per_request_spec_decode_metrics`: an eaglegate."""
+    """True for an eaglegate, which accepts `per_request_spec_decode_metrics`."""
 
 
 class LoadClient:
-    """Sends turns as streams and reads their results. Errors are results, too."""
+    """Client that sends turns as streams and reads their results. Errors are results as well."""
 
     def __init__(self, target: Target, client: httpx.AsyncClient) -> None:
         self.target = target
         self.cache_salt = ""
-        """Keeps the prefix cache of an eaglegate apart for what is sent with it."""
+        """Salt that keeps this client's prompts apart in the prefix cache of an eaglegate."""
         self._client = client
         self._begun = time.perf_counter()
 
@@ -59,14 +59,14 @@ class LoadClient:
             yield cls(target, client)
 
     def restart_clock(self) -> None:
-        """``RequestResult.started`` counts from here."""
+        """Begin the time from which ``RequestResult.started`` counts."""
         self._begun = time.perf_counter()
 
     async def get(self, path: str) -> httpx.Response:
         return await self._client.get(self.target.url + path)
 
     async def run_session(self, session: Session, report: Report) -> None:
-        """All turns, one after the other. After an error the rest of the session is left out."""
+        """Send all turns one after another. After an error, skip the rest of the session."""
         history: list[Mapping[str, Any]] = []
         for number, turn in enumerate(session.turns):
             if turn.pause:
@@ -139,24 +139,24 @@ class LoadClient:
 
 
 def _count_tokens(result: RequestResult) -> int:
-    """Tokens received so far; chunks where the server reports no ids."""
+    """Return the tokens received so far, or the chunks if the server reports no ids."""
     return len(result.token_ids) or len(result.gaps) + (result.ttft is not None)
 
 
 def brings_answer(turn: Turn) -> bool:
-    """The data has an answer of its own for the turn before."""
+    """Return True if the data has its own answer to the previous turn."""
     return bool(turn.messages) and turn.messages[0].get("role") == "assistant"
 
 
 def _to_message(result: RequestResult) -> dict[str, Any]:
-    """Make the model's answer a message of the conversation, without its reasoning."""
+    """Return the model's answer as a message of the conversation, without its reasoning."""
     return {"role": "assistant", "content": result.text}
 
 
 async def run_closed(
     client: LoadClient, sessions: Sequence[Session], concurrency: int, report: Report
 ) -> float:
-    """``concurrency`` sessions at any time; the seconds it took."""
+    """Run ``concurrency`` sessions at a time. Return the seconds it took."""
     waiting = iter(sessions)
 
     async def work() -> None:
@@ -172,7 +172,7 @@ async def run_closed(
 async def run_open(
     client: LoadClient, sessions: Sequence[Session], times: Sequence[float], report: Report
 ) -> float:
-    """Each session begins at its time, however many are running; the seconds it took."""
+    """Start each session at its time, however many are running. Return the seconds it took."""
 
     async def begin(session: Session, at: float) -> None:
         await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
@@ -186,10 +186,10 @@ async def run_open(
 
 
 def draw_arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Times of arrival at ``rate`` sessions a second, as `vllm bench serve` draws them.
+    """Draw arrival times at ``rate`` sessions a second, like `vllm bench serve`.
 
-    Gaps follow a gamma distribution of shape ``burstiness``: 1 is Poisson, less comes in bursts,
-    more is more even. They are scaled so that the last arrival is due at ``count / rate``.
+    Gaps follow a gamma distribution of shape ``burstiness``: 1 is Poisson, less gives bursts, more
+    gives even arrivals. They are scaled so that the last arrival is at ``count / rate``.
     """
     generator = random.Random(seed)
     gaps = [generator.gammavariate(burstiness, 1 / (rate * burstiness)) for _ in range(count)]
@@ -202,12 +202,12 @@ def draw_arrivals(count: int, rate: float, burstiness: float, seed: int) -> list
 
 
 def draw_bursts(count: int, rate: float, size: int) -> list[float]:
-    """``size`` sessions at once, so often that ``rate`` a second come on average."""
+    """Draw arrivals of ``size`` sessions at once, at ``rate`` sessions a second on average."""
     return [number // size * size / rate for number in range(count)]
 
 
 def read_arrivals(sessions: Sequence[Session], speed: float = 1.0) -> list[float]:
-    """The recorded times of first turns, from the earliest on; 0 where there are none."""
+    """Return the recorded times of first turns after the earliest one; 0 without times."""
     times = [session.turns[0].at or 0.0 for session in sessions]
     first = min(times, default=0.0)
     return [(at - first) / speed for at in times]

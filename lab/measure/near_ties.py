@@ -1,9 +1,9 @@
-"""Why two greedy texts differ: a near tie between two tokens, or a fault.
+"""Causes of differing greedy texts: a near tie between two tokens, or a fault.
 
-Speculation verifies several tokens in one pass, and a sum in another order moves a logit by its
-last bits. Where two tokens are about as likely, that may choose the other one; everything after it
-then differs for a good reason. Texts that differ anywhere else are a fault. Requests are asked
-again with log probabilities, because asking for them all the time would change what is measured.
+Speculation verifies several tokens in one pass, and adding in another order changes the last bits
+of a logit. If two tokens are about equally likely, the other one may be chosen, and all text after
+it differs legitimately. Any other difference is a fault. Requests are repeated with log
+probabilities only then, because always requesting them would change what is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eaglegate.lab.measure.replay import ReplayRequest, send
 from eaglegate.lab.measure.stream import RequestResult
 
 TIE = 0.1
-"""Nats between two tokens of a near tie: about bf16's resolution at the size of usual logits."""
+"""Nats between two tokens of a near tie: about bf16's resolution for usual logits."""
 TOP = 5
 TIED, FAULT, UNKNOWN = "near tie", "fault", "unexplained"
 MOST_ASKED = 40
@@ -27,7 +27,7 @@ MOST_ASKED = 40
 async def explain_texts(
     pairs: Sequence[Pair], base: LoadClient | None, other: LoadClient, tie: float = TIE
 ) -> TextReport:
-    """``base`` None: the recorded token ids."""
+    """Explain the texts that differ. If ``base`` is None, the base is the recorded token ids."""
     compared = [p for p in pairs if p.request.greedy and p.base.digest and p.other.digest]
     different = [pair for pair in compared if pair.differs]
     kinds: list[str] = []
@@ -77,7 +77,7 @@ def _compare_recorded(
 def compare_logprobs(
     first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], tie: float = TIE
 ) -> tuple[str, str]:
-    """Judge the first token that differs, from log probabilities as chat completions write them."""
+    """Judge the first token that differs, by the log probabilities of chat completions."""
     if not first or not second:
         return UNKNOWN, "no log probabilities"
     for at, (a, b) in enumerate(zip(first, second, strict=False)):
@@ -104,7 +104,7 @@ def _judge(a: Mapping[str, Any], b: Mapping[str, Any], at: int, tie: float) -> t
 
 
 def _find_gap(entry: Mapping[str, Any], token: str) -> float | None:
-    """Between the token chosen and another; None where it is not among the likeliest."""
+    """Return the gap between the chosen token and another; None if that is not listed."""
     if "logprob" not in entry:
         return None
     for top in entry.get("top_logprobs") or ():

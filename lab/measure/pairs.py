@@ -1,4 +1,4 @@
-"""Pairs of a replay, compared: speed, acceptance, tools, errors and text, with a verdict."""
+"""Comparison of a replay's pairs: speed, acceptance, tools, errors and text, with a verdict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from eaglegate.lab.measure.tool_outcomes import is_valid
 MARGIN = 0.02
 NO_WINDOWS: Mapping[str, int] = {}
 LEAST_SLICE = 5
-"""Sessions a slice needs to be judged."""
+"""Number of sessions that a slice needs for a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Pair:
     base: ReplayOutcome
     other: ReplayOutcome
     window: int | None = None
-    """The window in which both were sent, one after the other."""
+    """Window in which both were sent, one after another."""
 
     @property
     def both_ok(self) -> bool:
@@ -48,22 +48,20 @@ class Pair:
 
     @property
     def differs(self) -> bool:
-        """Greedy text that is not the same."""
+        """True if the greedy texts differ."""
         known = self.request.greedy and self.base.digest and self.other.digest
         return bool(known) and self.base.digest != self.other.digest
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure that both sides of a pair have; ``value`` None where one has none."""
+    """Figure that both sides of a pair may have; ``value`` returns None if one has none."""
 
     name: str
     lower_is_better: bool
     value: Callable[[RequestResult], float | None]
     is_time: bool = False
-    """Whether it measures time: other work on the machine slows a whole window, so windows are
-    compared.
-    """
+    """True for a time. Other load on the machine slows a whole window, so windows are compared."""
 
 
 MEASURES = (
@@ -75,7 +73,7 @@ MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one slice: the other setting over the base."""
+    """One figure of one slice: the ratio of the other setting to the base."""
 
     name: str
     ratio: Estimate | None
@@ -85,7 +83,7 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class SliceReport:
     kind: str
-    """workload, context, template, api; empty for all requests."""
+    """"workload", "context", "template" or "api"; empty for all requests."""
     name: str
     pairs: int
     sessions: int
@@ -93,7 +91,7 @@ class SliceReport:
     base: AcceptanceFigures | None
     other: AcceptanceFigures | None
     different: int
-    """Greedy texts that differ."""
+    """Number of greedy texts that differ."""
 
     @property
     def label(self) -> str:
@@ -113,9 +111,9 @@ def match_pairs(
     other: Mapping[str, ReplayOutcome],
     windows: Mapping[str, int] = NO_WINDOWS,
 ) -> list[Pair]:
-    """``base`` None: the recorded run. Requests that only one side has are left out.
+    """Pair the requests that both sides have. If ``base`` is None, the recorded run is the base.
 
-    ``windows``: each request's, by its id.
+    ``windows`` maps each request's id to its window.
     """
     pairs = []
     for request in requests:
@@ -149,9 +147,7 @@ def compare_slice(
 
 
 def tell_no_drafts(row: Row) -> Row:
-    """Give two settings of which one drafts nothing a verdict of their own: more data would not
-    change it.
-    """
+    """Change the verdict if one setting drafts nothing, which more data would not change."""
     if row.ratio is not None or row.finding.verdict is not Verdict.UNKNOWN:
         return row
     return replace(row, finding=Finding(Verdict.NO_DRAFTS, "one of the two drafted nothing"))
@@ -183,7 +179,7 @@ def compare_measure(measure: Measure, pairs: Sequence[Pair], level: float, margi
 
 
 def compare_acceptance(pairs: Sequence[Pair], level: float, margin: float) -> Row:
-    """Ratio of pooled acceptance lengths; of answers that carry their steps on both sides."""
+    """Compare pooled acceptance lengths over answers with steps on both sides."""
     known = [p for p in pairs if p.base.result.drafted and p.other.result.drafted]
     columns = [
         [float(sum(pair.base.result.accepted)) for pair in known],
@@ -201,7 +197,7 @@ def _length_ratio(sums: Array) -> Array:
 
 
 def compare_slices(pairs: Sequence[Pair], margin: float = MARGIN) -> list[SliceReport]:
-    """All requests first, then every slice with enough sessions; their intervals hold together."""
+    """Compare all requests, then every slice with enough sessions, with simultaneous intervals."""
     groups: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:
         for kind, name in pair.request.slices.items():
@@ -223,7 +219,7 @@ def compare_slices(pairs: Sequence[Pair], margin: float = MARGIN) -> list[SliceR
 
 @dataclass(frozen=True, slots=True)
 class ToolReport:
-    """Tool calls by outcome on both sides, and the share of answers whose calls are all valid."""
+    """Tool calls by outcome on both sides, and the share of answers with only valid calls."""
 
     base: Mapping[str, int]
     other: Mapping[str, int]
@@ -264,7 +260,7 @@ def compare_errors(pairs: Sequence[Pair]) -> tuple[Estimate | None, Finding]:
 
 
 def judge_difference(difference: Estimate | None, what: str, margin: float = MARGIN) -> Finding:
-    """A difference of shares, where more is better."""
+    """Judge a difference of shares, where more is better."""
     if difference is None:
         return Finding(Verdict.UNKNOWN, f"there are no {what} to compare")
     if difference.low is None or difference.high is None:
@@ -279,15 +275,15 @@ def judge_difference(difference: Estimate | None, what: str, margin: float = MAR
 
 @dataclass(frozen=True, slots=True)
 class TextReport:
-    """Greedy texts, compared; those that differ, by what explains it."""
+    """Comparison of greedy texts, with the number of differences by cause."""
 
     compared: int
     different: int
     near_ties: int
     faults: int
     unexplained: int
-    """Different texts without a reason: not asked again, without log probabilities, or the same
-    text the second time.
+    """Different texts without a cause: not repeated, without log probabilities, or equal when
+    repeated.
     """
     examples: tuple[str, ...]
 
@@ -311,7 +307,7 @@ class TextReport:
 
 
 def conclude(overall: SliceReport, tools: ToolReport, errors: Finding, text: TextReport) -> Finding:
-    """Worse if anything is; better if TPOT is and nothing is worse."""
+    """Return WORSE if anything is worse, and BETTER if TPOT is better and nothing is worse."""
     found = {
         "TPOT": overall.row("TPOT").finding,
         "TTFT": overall.row("TTFT").finding,
@@ -327,7 +323,7 @@ def conclude(overall: SliceReport, tools: ToolReport, errors: Finding, text: Tex
 
 
 def percent(estimate: Estimate | None) -> str:
-    """A ratio as a change with its interval."""
+    """Format a ratio as a change with its interval."""
     if estimate is None or math.isnan(estimate.value):
         return ""
     if estimate.low is None or estimate.high is None:

@@ -1,8 +1,8 @@
-"""``eaglegate replay``: captured requests sent again, to one or two settings, paired by request.
+"""``eaglegate replay``: captured requests sent again to one or two settings, paired by request.
 
-Requests keep their session and their order in it, and their recorded times where asked for. The
-capture is sent in windows of whole sessions, and the settings take turns at each window, so that
-what disturbs the machine disturbs both.
+Requests keep their session, their order in it and, if asked for, their recorded times. The capture
+is sent in windows of whole sessions, and the settings take turns at each window, so that a
+disturbance of the machine affects both.
 """
 
 from __future__ import annotations
@@ -32,28 +32,30 @@ from eaglegate.lab.measure.tool_outcomes import judge_calls
 RECORDED = "recorded"
 LEFT = "client_gone"
 SLICES = ("workload", "context", "template", "api")
-"""Fields of a record that a report is split by."""
+"""Fields of a record by which a report is split."""
 
 
 NOT_CAPTURED = {"x-eaglegate-capture": "off"}
-"""Sent with every request: a replay is no traffic to learn from."""
+"""Headers of every request, because a replay must not be captured itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """A captured request, ready to be sent."""
+    """Captured request that is ready to be sent."""
 
     id: str
     cluster: str
-    """Session of the request: the unit of the statistics."""
+    """Session of the request, which is the unit of the statistics."""
     turn: Turn
     slices: Mapping[str, str]
     greedy: bool
-    """One choice at temperature 0: its text must not differ."""
+    """True for one choice at temperature 0, whose text must not differ."""
     recorded: RequestResult | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     invented: bool = False
-    """The prompt is made of hashes: its lengths and shared prefixes are real, its text is not."""
+    """True if the prompt is made from hashes: its lengths and shared prefixes are real, its text is
+    not.
+    """
 
     @property
     def at(self) -> float:
@@ -66,7 +68,7 @@ class ReplayOutcome:
 
     result: RequestResult
     digest: str = ""
-    """Digest of all the text that the model wrote; empty without an answer."""
+    """Digest of all text that the model wrote; empty without an answer."""
     calls: dict[str, int] = field(default_factory=dict)
     """Tool calls by outcome."""
 
@@ -83,11 +85,11 @@ class ReplayOutcome:
 class ReplayPlan:
     requests: tuple[ReplayRequest, ...]
     settings: tuple[Setting, ...]
-    """The first is the base; with one alone, the recorded run is."""
+    """Settings, the first of which is the base. With only one, the recorded run is."""
     speed: float = 1.0
-    """Recorded times, so many times as fast; 0: closed loop."""
+    """Factor by which recorded times are sped up; 0 for the closed loop."""
     concurrency: int = 4
-    """Sessions at a time in the closed loop."""
+    """Number of sessions at a time in the closed loop."""
     windows: int = 16
     seed: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -105,7 +107,7 @@ class ReplayPlan:
         }
 
     def split_windows(self) -> list[list[list[ReplayRequest]]]:
-        """Sessions in the order they began, in windows of about as many requests each."""
+        """Split the sessions, in order of their beginning, into windows of about equal size."""
         sessions: dict[str, list[ReplayRequest]] = {}
         for request in sorted(self.requests, key=lambda request: request.at):
             sessions.setdefault(request.cluster, []).append(request)
@@ -118,11 +120,11 @@ class ReplayPlan:
         return windows
 
     def draw_order(self, window: int) -> list[Setting]:
-        """The settings of a window, first to last: the same whenever it is asked for."""
+        """Draw the order of settings in a window. It is the same on every call."""
         return random.Random(f"{self.seed} {window}").sample(self.settings, len(self.settings))
 
     def number_windows(self) -> dict[str, int]:
-        """The window of each request, by its id."""
+        """Return the window of each request, by id."""
         return {
             request.id: number
             for number, window in enumerate(self.split_windows())
@@ -132,7 +134,7 @@ class ReplayPlan:
 
 
 def read_requests(records: Sequence[CaptureRecord]) -> Iterator[ReplayRequest]:
-    """One for every record that can be sent: with its body, or with prompts made of hashes."""
+    """Yield each record that can be sent, with its body or with prompts made from hashes."""
     first = min((r.timestamp for r in records if r.timestamp is not None), default=0.0)
     for number, record in enumerate(records):
         identity = record.id or f"request-{number}"
@@ -155,7 +157,7 @@ def read_requests(records: Sequence[CaptureRecord]) -> Iterator[ReplayRequest]:
 
 
 def is_trace(path: Path) -> bool:
-    """A capture or another trace in its layout, such as Mooncake's: rows with a time."""
+    """Return True for a capture, or a trace in that layout such as Mooncake's: rows with a time."""
     try:
         line = next(read_lines(list_files(path)[0]), b"")
         row = orjson.loads(line)
@@ -165,7 +167,7 @@ def is_trace(path: Path) -> bool:
 
 
 def read_trace(path: Path) -> list[Session]:
-    """A trace as a data set for a bench, with its recorded times. Raises CaptureError."""
+    """Read a trace as a data set for a bench, with its recorded times. Raises CaptureError."""
     sessions: dict[str, list[ReplayRequest]] = {}
     for request in read_requests(list(read_records(path))):
         sessions.setdefault(request.cluster, []).append(request)
@@ -181,13 +183,13 @@ def _is_greedy(record: CaptureRecord, body: Mapping[str, Any]) -> bool:
 
 
 def _strip_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Strip the fields that belong to the recorded exchange alone."""
+    """Strip the fields that apply only to the recorded exchange."""
     gone = ("model", "stream", "stream_options", "background", "store", "previous_response_id")
     return {name: value for name, value in body.items() if name not in gone}
 
 
 def _invent_body(record: CaptureRecord) -> dict[str, Any]:
-    """A prompt of random tokens with the recorded length, equal where the hashes are equal."""
+    """Make a prompt of random tokens with the recorded length, equal where hashes are equal."""
     prompt = record.prompts[0] if record.prompts else None
     if prompt is not None and prompt.blocks is not None:
         hashes, block, length = prompt.blocks, BLOCK, prompt.tokens
@@ -208,7 +210,7 @@ def _invent_body(record: CaptureRecord) -> dict[str, Any]:
 
 
 def _read_recorded(record: CaptureRecord, identity: str) -> RequestResult | None:
-    """The recorded run as a result; None where the record says nothing of it."""
+    """Return the recorded run as a result; None if the record does not have it."""
     if record.duration_ms is None or not record.choices:
         return None
     choice = record.choices[0]
@@ -237,7 +239,7 @@ def recorded_outcome(request: ReplayRequest) -> ReplayOutcome | None:
 
 
 def digest_answer(result: RequestResult) -> str:
-    """Token ids where they are known, else the text with its calls: equal for equal answers."""
+    """Return a digest of the token ids if known, else of the text with its calls."""
     if not result.ok or result.left:
         return ""
     said: Any = result.token_ids or [
@@ -249,7 +251,7 @@ def digest_answer(result: RequestResult) -> str:
 
 
 class ReplayJournal:
-    """Outcomes of whole windows, a line each. Neither prompts nor answers are in it."""
+    """Outcomes of complete windows, one per line, without prompts and answers."""
 
     def __init__(self, path: Path, digest: Mapping[str, Any], *, resume: bool) -> None:
         self._path = path
@@ -338,7 +340,7 @@ class ReplayRun:
         return self._clients[setting]
 
     async def run(self, journal: ReplayJournal, *, bar: bool) -> None:
-        """Every window that the journal lacks, in each setting in turn."""
+        """Run every window that the journal lacks, in each setting in turn."""
         plan = self._plan
         windows = plan.split_windows()
         await self._warm_up(windows)
@@ -353,7 +355,7 @@ class ReplayRun:
                         journal.add(number, setting.name, outcomes)
 
     async def _warm_up(self, windows: Sequence[Sequence[Sequence[ReplayRequest]]]) -> None:
-        """Raises BenchError."""
+        """Send some requests to every setting without counting them. Raises BenchError."""
         requests = [request for session in windows[0] for request in session][: self._plan.warmup]
         for name, client in self._clients.items():
             self._say(f"warming up {name}")
@@ -387,6 +389,6 @@ class ReplayRun:
 
 
 async def send(client: LoadClient, request: ReplayRequest, **fields: Any) -> RequestResult:
-    """Send it as it was, as a stream; ``fields`` are laid over its body."""
+    """Send a request as a stream; ``fields`` override its body."""
     turn = replace(request.turn, body={**request.turn.body, **fields})
     return await client.send(turn, (), request.id, request.cluster)

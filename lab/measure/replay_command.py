@@ -43,8 +43,9 @@ Two are compared with each other, one with the recorded run. Definitions: docs/m
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status: 0 for better or no difference, 3 for worse, 4 for not enough data, 1 for a run
-    that cannot be made, 2 for wrong usage."""
+    """Return the exit status: 0 for better or no difference, 3 for worse, 4 for not enough data, 1
+    if the run cannot be made, 2 for wrong usage.
+    """
     stop_on_sigterm()
     options = make_parser().parse_args(argv)
     try:
@@ -112,7 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def make_plan(options: argparse.Namespace) -> ReplayPlan:
-    """Raises BenchError, CaptureError, ValueError."""
+    """Make the plan of the replay. Raises BenchError, CaptureError, ValueError."""
     if len(options.against) > 2:
         raise BenchError("--against: one (against the recorded run) or two (against each other)")
     cipher = load_cipher(options.key_file)
@@ -138,7 +139,7 @@ def make_plan(options: argparse.Namespace) -> ReplayPlan:
 
 
 def read_settings(options: argparse.Namespace) -> list[Setting]:
-    """Raises BenchError, ValueError."""
+    """Read the settings to compare. Raises BenchError, ValueError."""
     settings: list[Setting] = []
     for text in options.against:
         if text.startswith("{"):
@@ -164,7 +165,7 @@ def read_settings(options: argparse.Namespace) -> list[Setting]:
 async def run_replay(
     plan: ReplayPlan, folder: Path, options: argparse.Namespace, argv: Sequence[str]
 ) -> ReplayReport:
-    """Raises BenchError, ServerError."""
+    """Run the replay and return its report. Raises BenchError, ServerError."""
     journal = ReplayJournal(folder / "outcomes.jsonl", plan.digest(), resume=options.resume)
     recorded = len(plan.settings) == 1
     names = (RECORDED if recorded else plan.settings[0].name, plan.settings[-1].name)

@@ -1,4 +1,4 @@
-"""The report of a replay: a verdict, its reasons, and every slice; JSON, text and one page."""
+"""Report of a replay: verdict, reasons and every slice, as JSON, text and an HTML page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ReplayReport:
     sessions: int
     verdict: Finding
     slices: tuple[SliceReport, ...]
-    """All requests first."""
+    """All requests first, then every slice."""
     tools: ToolReport
     errors: Finding
     error_difference: Estimate | None

@@ -1,4 +1,4 @@
-"""Parts that every report shares: its command, tables, and one self-contained HTML page."""
+"""Parts of every report: its command, tables, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ KINDS = {
     Verdict.UNKNOWN: "unknown",
     Verdict.NO_DRAFTS: "unknown",
 }
-"""Classes of the page by verdict."""
+"""CSS classes by verdict."""
 
 
 class Conclusion(NamedTuple):
-    """Conclusion of a report: its first words, on the terminal and on the page."""
+    """Conclusion of a report, shown first on the terminal and the page."""
 
     verdict: Verdict
     lines: tuple[str, ...]
 
 
 def describe_run(tool: str, argv: Sequence[str]) -> dict[str, Any]:
-    """The command and where it ran: the first keys of every report."""
+    """Describe the command and its machine: the first keys of every report."""
     try:
         own = version("eaglegate")
     except PackageNotFoundError:
@@ -80,7 +80,7 @@ def describe_run(tool: str, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def hide_secrets(argv: Sequence[str]) -> list[str]:
-    """A command line without the values of its headers and keys."""
+    """Return a command line without the values of headers and keys."""
     out: list[str] = []
     for argument in argv:
         name, equals, _ = argument.partition("=")
@@ -108,7 +108,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def format_table(head: Sequence[str], rows: Rows) -> str:
-    """Aligned Markdown."""
+    """Format a table as aligned Markdown."""
     widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
     lines = [head, ["-" * width for width in widths], *rows]
     return "\n".join(
@@ -124,7 +124,7 @@ def format_number(value: float | None, digits: int = 3) -> str:
 
 
 def format_estimate(estimate: Estimate | None, digits: int = 3) -> str:
-    """A value with its interval."""
+    """Format a value with its interval."""
     if estimate is None:
         return ""
     value = format_number(estimate.value, digits)
@@ -135,19 +135,19 @@ def format_estimate(estimate: Estimate | None, digits: int = 3) -> str:
 
 
 def format_ratio(ratio: Estimate | None) -> str:
-    """A ratio with its interval; empty without one."""
+    """Format a ratio with its interval; empty without one."""
     if ratio is None or ratio.low is None:
         return ""
     return f"{ratio.value:.2f}x ({format_ends(ratio)})"
 
 
 def format_ends(ratio: Estimate) -> str:
-    """The interval of a ratio that has one."""
+    """Format the interval of a ratio that has one."""
     return f"{ratio.low:.2f} to {ratio.high:.2f}"
 
 
 def capitalise(text: str) -> str:
-    """Make the first letter a capital and leave the rest as it is."""
+    """Capitalise the first letter and leave the rest unchanged."""
     return text[:1].upper() + text[1:]
 
 
@@ -156,7 +156,7 @@ def format_share(value: float | None) -> str:
 
 
 class Page:
-    """An HTML page that needs nothing but itself: the conclusion first, the command at the end."""
+    """Self-contained HTML page, with the conclusion first and the command at the end."""
 
     def __init__(self, title: str, conclusion: Conclusion | None = None) -> None:
         self._title = title
@@ -182,7 +182,7 @@ class Page:
     def add_table(
         self, head: Sequence[str], rows: Rows, kind: Callable[[Sequence[str]], str] | None = None
     ) -> None:
-        """``kind`` gives a row its class."""
+        """Add a table; ``kind`` returns a row's CSS class."""
         top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
         body = "".join(
             f'<tr class="{escape(kind(row)) if kind else ""}">'
@@ -197,7 +197,7 @@ class Page:
             self._parts.append(f'<div class="charts">{drawn}</div>')
 
     def add_run(self, run: Mapping[str, Any]) -> None:
-        """The command that made the report, and where it ran."""
+        """Add the command that made the report, and the description of its machine."""
         self.add_heading("Run")
         self._parts.append(f"<pre>{escape(str(run['command']))}</pre>")
         self.add_list(f"{name}: {value}" for name, value in run.items() if name != "command")

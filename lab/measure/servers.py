@@ -1,4 +1,4 @@
-"""Servers that a measurement starts by itself, and what a server says of itself."""
+"""Servers that a measurement starts, and the description of a running server."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "engine" / "demo"
 DEMO_DEPTH = 3
 IDENTITY_LAYERS = 32
-"""Identity layers of the cost-scaled demo: 8 real layers and these make 40."""
+"""Identity layers of the cost-scaled demo. With the 8 real layers they make 40."""
 START_LIMIT_S = 1800.0
 STOP_LIMIT_S = 30.0
 HEARTBEAT_S = 10.0
 ADDRESS = re.compile(r"eaglegate serves (http://\S+?)/v1")
 SPECULATION = "--speculative-config"
 DEPTH_FIELD = "num_speculative_tokens"
-"""Field of a request that bounds its draft tokens per step."""
+"""Field of a request that limits its draft tokens per step."""
 Say = Callable[[str], None]
 
 
 class ServerError(RuntimeError):
-    """A server that does not answer or did not start; the message says what to do."""
+    """Server that does not answer or did not start. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One of the things that are compared: a server, and fields laid over every body."""
+    """Setting of a comparison: a server, and fields that override every body."""
 
     name: str
     url: str = ""
     flags: tuple[str, ...] = ()
-    """Flags of `eaglegate serve`, where the measurement starts it."""
+    """Flags of `eaglegate serve`, if the measurement starts the server."""
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def server(self) -> tuple[str, tuple[str, ...]]:
-        """Settings with the same one share a server."""
+        """Key of the server. Settings with the same key share one."""
         return self.url, self.flags
 
 
 def demo_flags(target: Path, draft: Path, **settings: Any) -> tuple[str, ...]:
-    """The demo with every flag named, so that it also runs without its draft.
+    """Return the demo's flags, all explicit, so that the demo also runs without its draft.
 
-    ``settings`` are further keys of ``--speculative-config``.
+    ``settings`` are additional keys of ``--speculative-config``.
     """
     speculation = {
         "method": "eagle3",
@@ -77,7 +77,7 @@ def demo_flags(target: Path, draft: Path, **settings: Any) -> tuple[str, ...]:
 
 
 def drop_speculation(flags: Sequence[str]) -> tuple[str, ...]:
-    """The same command line without a draft. Raises ServerError where it has none."""
+    """Return the flags without a draft. Raises ServerError if there is none."""
     kept: list[str] = []
     rest = iter(flags)
     for flag in rest:
@@ -95,7 +95,7 @@ def drop_speculation(flags: Sequence[str]) -> tuple[str, ...]:
 
 
 def make_cost_scaled_demo(say: Say) -> Path:
-    """A folder with the demo at 40 layers: made once, then kept. Raises ServerError."""
+    """Return the folder of the demo with 40 layers, made on first use. Raises ServerError."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "eaglegate" / f"demo-cost-scaled-{IDENTITY_LAYERS}"
     if not (folder / "eagle3_1" / "config.json").is_file():
@@ -125,10 +125,7 @@ def _make_environment() -> dict[str, str]:
 
 @asynccontextmanager
 async def serve(setting: Setting, log: Path, say: Say) -> AsyncGenerator[str, None]:
-    """The URL of a server started with the setting's flags, until the block ends.
-
-    Raises ServerError.
-    """
+    """Start a server with the setting's flags and yield its URL. Raises ServerError."""
     command = [sys.executable, "-m", "eaglegate.server", "serve", "--port", "0", *setting.flags]
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
@@ -183,7 +180,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 async def describe_target(target: Target) -> Target:
-    """The target with its model's name, and whether it reports steps. Raises ServerError."""
+    """Return the target with its model's name and ``reports_steps``. Raises ServerError."""
     async with LoadClient.open(target) as client:
         try:
             reply = await client.get("/v1/models")

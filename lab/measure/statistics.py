@@ -1,12 +1,12 @@
 """Estimates with intervals: cluster bootstrap, paired log-ratios, verdicts.
 
-Requests of one session are alike, so the unit of resampling is the *cluster* (a session), never the
-request or the step. Without clusters every observation is its own. Intervals are expanded
-percentile intervals (Hesterberg 2015): percentiles of the bootstrap, taken as far out as the t
-distribution asks for at this number of clusters, because plain percentiles are too narrow for few.
+Requests of one session are similar, so the unit of resampling is the *cluster* (a session), never
+the request or the step. Without clusters, every observation is a cluster. Intervals are expanded
+percentile intervals (Hesterberg 2015): percentiles of the bootstrap, widened as in the t
+distribution for this number of clusters, because plain percentiles are too narrow for few.
 
-Times are another matter: what else a machine does lasts longer than a session and falls on all of
-them. They are compared by windows in which the settings ran in a drawn order.
+Times are different: other load on the machine lasts longer than a session and affects all of them.
+They are compared by windows in which the settings ran in random order.
 """
 
 from __future__ import annotations
@@ -23,25 +23,21 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Statistic = Callable[[Array], Array]
-"""Function from sums, one row per resample and one column per measured quantity, to one value per
-row.
-"""
+"""Function from sums, with a row per resample and a column per quantity, to a value per row."""
 
 LEVEL = 0.95
 ROUNDS = 2000
 LEAST_CLUSTERS = 5
-"""Below this no interval is given: there is nothing to resample."""
+"""Smallest number of clusters for an interval. With fewer there is too little to resample."""
 EXACT = 12
-"""Largest number of windows of which all subsets are tried. Of more windows a sample of as many
-subsets is.
-"""
+"""Largest number of windows whose subsets are all tried. Otherwise as many subsets are sampled."""
 _CHUNK = 1_000_000
-"""Weights held at once while resampling."""
+"""Number of weights in memory while resampling."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with its interval; ``low`` and ``high`` are None with too few clusters."""
+    """Value with its interval; ``low`` and ``high`` are None with too few clusters."""
 
     value: float
     low: float | None
@@ -51,14 +47,15 @@ class Estimate:
     clusters: int
 
     def transform(self, function: Callable[[float], float]) -> Estimate:
-        """The estimate of an increasing function of the same quantity: ``math.exp``, say."""
+        """Return the estimate of an increasing function of the same quantity, such as ``math.exp``.
+        """
         ends = [None if end is None else function(end) for end in (self.low, self.high)]
         return Estimate(
             function(self.value), ends[0], ends[1], self.level, self.observations, self.clusters
         )
 
     def excludes(self, value: float) -> bool:
-        """The interval exists and lies on one side of ``value``."""
+        """Return True if there is an interval and it does not contain ``value``."""
         if self.low is None or self.high is None:
             return False
         return self.low > value or self.high < value
@@ -72,8 +69,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A distribution in the words of `vllm bench serve`: percentiles interpolate linearly, ``std``
-    is that of the population."""
+    """Distribution as in `vllm bench serve`: interpolated percentiles, population ``std``."""
 
     count: int
     mean: float
@@ -85,7 +81,7 @@ class Summary:
 
 
 def summarise(values: Iterable[float]) -> Summary | None:
-    """None without values."""
+    """Summarise values; None without values."""
     data = np.asarray(list(values), dtype=np.float64)
     if not data.size:
         return None
@@ -102,10 +98,10 @@ def bootstrap(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> Estimate | None:
-    """Estimate a function of sums over observations, by resampling whole clusters.
+    """Estimate a function of sums over observations by resampling whole clusters.
 
-    ``columns`` holds one sequence per quantity, all of one length. None where the statistic has no
-    value on the data itself (a ratio without a denominator).
+    ``columns`` has one sequence per quantity, all of the same length. Returns None if the statistic
+    has no value on the data itself (a ratio without a denominator).
     """
     data = np.asarray(columns, dtype=np.float64).T
     if data.size == 0:
@@ -134,7 +130,7 @@ def bootstrap_ratio(
     clusters: Sequence[Hashable] | None = None,
     **options: Any,
 ) -> Estimate | None:
-    """Ratio of sums, such as accepted tokens over verify steps of many requests."""
+    """Estimate a ratio of sums, such as accepted tokens over verify steps of many requests."""
     columns = [numerators, denominators]
     return bootstrap(columns, lambda sums: sums[:, 0] / sums[:, 1], clusters, **options)
 
@@ -142,12 +138,12 @@ def bootstrap_ratio(
 def estimate_product(
     columns: Sequence[Sequence[float]], powers: Sequence[int], *, level: float = LEVEL
 ) -> Estimate | None:
-    """Product of powers of sums over blocks: powers (1, -1) make a ratio of sums, (1, -1, -1, 1) a
-    ratio of two of them, paired by block.
+    """Estimate a product of powers of sums over blocks.
 
-    The interval is Student's on the logarithm, linearised in the sums (Cochran, Sampling
-    Techniques, 1977, chapter 6): a bootstrap of few blocks reaches no further than the blocks do.
-    None where a sum is not positive.
+    Powers (1, -1) make a ratio of sums, (1, -1, -1, 1) a ratio of two ratios, paired by block. The
+    interval is Student's on the logarithm, linearised in the sums (Cochran, Sampling Techniques,
+    1977, chapter 6), because a bootstrap of few blocks cannot reach beyond them. Returns None if a
+    sum is not positive.
     """
     data = np.asarray(columns, dtype=np.float64)
     exponents = np.asarray(powers, dtype=np.float64)
@@ -169,7 +165,7 @@ def paired_ratio(
     clusters: Sequence[Hashable] | None = None,
     **options: Any,
 ) -> Estimate | None:
-    """Geometric mean of ``other / base`` over pairs, from their mean log-ratio.
+    """Estimate the geometric mean of ``other / base`` over pairs, from their mean log-ratio.
 
     Raises ValueError unless both are positive: leave out pairs in which one side has no value.
     """
@@ -190,12 +186,12 @@ def paired_ratio_by_window(
     level: float = LEVEL,
     seed: int = 0,
 ) -> Estimate | None:
-    """The same over windows in which both settings ran, in an order drawn at random.
+    """Estimate the ratio over windows in which both settings ran in random order.
 
-    Each window counts once, with its mean log-ratio. The drawn order gives whatever else favours
-    the first or the second of a window (drift, a warm cache, another process) a random sign, so
-    the interval keeps its level however such noise lasts from one window to the next: its ends
-    are typical values, the means over subsets of the windows (Hartigan 1969).
+    Each window counts once, with its mean log-ratio. The random order gives any effect that favours
+    the first or second of a window (drift, a warm cache, another process) a random sign. The
+    interval therefore keeps its level however long such noise lasts: its ends are typical values,
+    the means over subsets of the windows (Hartigan 1969).
     """
     groups: dict[Hashable, list[float]] = {}
     for first, second, window in zip(base, other, windows, strict=True):
@@ -209,7 +205,7 @@ def paired_ratio_by_window(
 
 
 def count_needed_windows(level: float) -> int:
-    """The fewest windows whose subsets reach as far out as ``level`` asks for."""
+    """Return the smallest number of windows whose subsets give an interval of ``level``."""
     return math.ceil(math.log2(2 / (1 - level)))
 
 
@@ -235,7 +231,7 @@ def paired_difference(
     clusters: Sequence[Hashable] | None = None,
     **options: Any,
 ) -> Estimate | None:
-    """Mean of ``other - base`` over pairs: for outcomes that are 0 or 1."""
+    """Estimate the mean of ``other - base`` over pairs, for outcomes that are 0 or 1."""
     return bootstrap_mean([b - a for a, b in zip(base, other, strict=True)], clusters, **options)
 
 
@@ -243,11 +239,11 @@ class Verdict(StrEnum):
     BETTER = "better"
     WORSE = "worse"
     SAME = "no difference"
-    """The whole interval lies within the margin."""
+    """The whole interval is within the margin."""
     UNKNOWN = "not enough data"
-    """The interval holds both no difference and one that would matter."""
+    """The interval contains both no difference and a difference that would matter."""
     NO_DRAFTS = "no drafts"
-    """One of the two drafted nothing, so there is no figure of drafting to compare."""
+    """One of the two drafted nothing, so there is no drafting to compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +262,11 @@ def judge_ratio(
     unit: str = "sessions",
     needed: int = LEAST_CLUSTERS,
 ) -> Finding:
-    """Judge a ratio of two settings against 1; ``margin`` is the relative difference that matters,
-    ``unit`` names the clusters and ``needed`` is how many an interval takes.
+    """Judge a ratio of two settings against 1.
 
-    Better or worse: the interval excludes 1. No difference: it lies within the margin.
+    ``margin`` is the relative difference that matters, ``unit`` names the clusters, and ``needed``
+    is the number of clusters that an interval takes. Better or worse: the interval excludes 1. No
+    difference: the interval is within the margin.
     """
     if ratio is None:
         return Finding(Verdict.UNKNOWN, "no pair has this figure on both sides")
@@ -288,13 +285,15 @@ def judge_ratio(
 
 
 def share_level(tests: int, level: float = LEVEL) -> float:
-    """The level of each of several intervals that shall hold all at once (Bonferroni)."""
+    """Return the level of each of several intervals that hold simultaneously (Bonferroni)."""
     return 1 - (1 - level) / max(1, tests)
 
 
 def t_quantile(probability: float, degrees: int) -> float:
-    """Quantile of Student's t by Cornish-Fisher expansion: within 1 % from 4 degrees of freedom
-    on, at the levels used here."""
+    """Return a quantile of Student's t by Cornish-Fisher expansion.
+
+    The error is below 1 % from 4 degrees of freedom on, at the levels used here.
+    """
     z = NormalDist().inv_cdf(probability)
     terms = (
         z,
@@ -319,7 +318,7 @@ def _sum_clusters(data: Array, clusters: Sequence[Hashable] | None) -> Array:
 
 
 def _resample(sums: Array, rounds: int, seed: int) -> Array:
-    """Sums over as many clusters as there are, drawn with replacement, ``rounds`` times."""
+    """Return sums over clusters drawn with replacement, ``rounds`` times."""
     count = len(sums)
     generator = np.random.default_rng(seed)
     even = np.full(count, 1 / count)

@@ -1,9 +1,9 @@
-"""One streamed answer of an OpenAI-compatible API, read with the times of its chunks.
+"""Reader of one streamed answer of an OpenAI-compatible API, with the times of its chunks.
 
-Chat completions, completions, Responses and Anthropic's messages. TTFT is the first chunk that
-carries output: content, reasoning or a part of a tool call, whichever comes first; a chunk with a
-role alone is none. The answer ends with the last chunk that belongs to a choice, its finish reason
-included, as `vllm bench serve` has it; the chunk with the usage does not count.
+It reads chat completions, completions, Responses and Anthropic's messages. TTFT is the first chunk
+with output: content, reasoning or a part of a tool call. A chunk with only a role is not output.
+The answer ends with the last chunk that belongs to a choice, including its finish reason, as in
+`vllm bench serve`. The chunk with the usage does not count.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 import orjson
 
 BUNCHED_S = 0.0005
-"""No server is that fast between two chunks."""
+"""Time between two chunks that is shorter than any server's."""
 CONTENT_EVENTS = {
     "response.output_text.delta": "text",
     "response.reasoning_text.delta": "reasoning",
 }
-"""Events of the Responses API that carry output, and the part of the answer they add to."""
+"""Events of the Responses API that carry output, and the part of the answer they extend."""
 DELTA_FIELDS = {
     "text_delta": "text",
     "thinking_delta": "thinking",
     "input_json_delta": "partial_json",
 }
-"""Deltas of Anthropic's messages, and the field that holds their text."""
+"""Deltas of Anthropic's messages, and the field that contains their text."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class RequestResult:
     ttft: float | None = None
     latency: float = 0.0
     gaps: list[float] = field(default_factory=list)
-    """Between chunks that carry output: inter-chunk times, which vLLM calls ITL."""
+    """Times between chunks with output, which vLLM calls ITL."""
     output_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -57,16 +57,17 @@ class RequestResult:
     finish: str | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
-    """Per token, as chat completions write them: with alternatives where asked for."""
+    """Log probabilities per token in the form of chat completions, with alternatives if asked for.
+    """
     drafted: list[int] = field(default_factory=list)
-    """Draft tokens of every verify step, where the server reports them."""
+    """Draft tokens of every verify step, if the server reports them."""
     accepted: list[int] = field(default_factory=list)
     reports_steps: bool = False
-    """The server reported them, be it that there were none."""
+    """True if the server reported its steps, even if there were none."""
     status: int = 0
     error: str | None = None
     left: bool = False
-    """The client closed the connection early, on purpose."""
+    """True if the client closed the connection early, on purpose."""
 
     @property
     def ok(self) -> bool:
@@ -86,13 +87,16 @@ class RequestResult:
 
     @property
     def is_bunched(self) -> bool:
-        """Most chunks came at the same moment as the one before: a stall of the client or the
-        network delivered them together, and the time between them is not the server's."""
+        """True if most chunks came at the same moment as the one before.
+
+        A stall of the client or the network then delivered them together, and the time between them
+        is not the server's.
+        """
         return len(self.gaps) > 1 and median(self.gaps) < BUNCHED_S
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Tokens after the first per decode step: of verify steps and plain ones alike."""
+        """Tokens after the first per decode step, counting verify steps and plain steps."""
         if self.output_tokens < 2 or not self.accepted:
             return None
         steps = self.output_tokens - 1 - sum(self.accepted)
@@ -110,9 +114,9 @@ class RequestResult:
 
 
 class StreamReader:
-    """Reads server-sent events of any of the four APIs into a ``RequestResult``.
+    """Reader of server-sent events of any of the four APIs into a ``RequestResult``.
 
-    ``feed`` takes bytes as they arrive and the time since the request was sent.
+    ``feed`` takes bytes as they arrive, and the time since the request was sent.
     """
 
     def __init__(self, result: RequestResult) -> None:
@@ -133,7 +137,7 @@ class StreamReader:
             self.result.error = "the stream ended without any output"
 
     def read_error(self, body: bytes, status: int) -> None:
-        """An answer other than 200."""
+        """Read an answer with a status other than 200."""
         self.result.status = status
         try:
             said = orjson.loads(body)
@@ -152,7 +156,7 @@ class StreamReader:
             self._take_message_event(payload, now)
 
     def _mark(self, now: float, *, output: bool) -> None:
-        """A chunk of a choice has come; ``output`` if it carries any."""
+        """Note the time of a choice's chunk; ``output`` is True if it carries any."""
         result = self.result
         if output and result.ttft is None:
             result.ttft = now

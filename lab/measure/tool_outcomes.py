@@ -1,4 +1,4 @@
-"""Outcomes of the tool calls of an answer, in the words of ``text.events.Outcome``."""
+"""Outcomes of an answer's tool calls, named as in ``text.events.Outcome``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BAD = frozenset(
     {Outcome.SCHEMA_MISMATCH, Outcome.MALFORMED, Outcome.TRUNCATED, Outcome.UNKNOWN_TOOL}
 )
 FREE_TEXT = object()
-"""The schema of a custom tool: its input is text."""
+"""Schema of a custom tool, whose input is text."""
 
 
 def judge_calls(result: RequestResult, tools: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Calls by outcome. The last call of an answer that ran into its limit is truncated."""
+    """Count calls by outcome. The last call of an answer that hit its limit is truncated."""
     schemas = dict(map(_read_tool, tools))
     counts: Counter[str] = Counter()
     last = len(result.tool_calls) - 1
@@ -35,7 +35,7 @@ def is_valid(calls: Mapping[str, int]) -> bool:
 
 
 def _read_tool(tool: Mapping[str, Any]) -> tuple[str, Any]:
-    """Name and schema, in the shape of any of the APIs."""
+    """Return the name and schema of a tool in the format of any of the APIs."""
     if tool.get("type") == "custom":
         return str((tool.get("custom") or tool).get("name", "")), FREE_TEXT
     function = tool.get("function") or tool

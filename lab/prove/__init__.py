@@ -1,6 +1,6 @@
 """Checks of ``eaglegate prove``: an engine with its draft against the same engine without one.
 
-``lane.py`` is an engine as the checks see it, and how requests are sent to it; ``checks.py`` is the
-table of checks, a function each; ``report.py`` writes what they found. ``lab.prove.command`` starts
-the engines. docs/prove.md explains every check.
+``lane.py`` represents an engine under test and sends requests to it. ``checks.py`` is the table of
+checks, one function each, and ``report.py`` writes the findings. ``lab.prove.command`` starts the
+engines. docs/prove.md explains every check.
 """

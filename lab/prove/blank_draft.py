@@ -1,7 +1,7 @@
-"""A draft that drafts badly, made from another: every matrix but those shared with the target is 0.
+"""A draft of zeros, made from another draft: every matrix not shared with the target is 0.
 
-Its tensors have the names, types and shapes of the first, so that an engine can exchange them.
-Vectors stay: inspection refuses a draft whose norms are 0.
+Its tensors have the names, types and shapes of the original, so that an engine can exchange them.
+Vectors are kept, because inspection refuses a draft whose norms are 0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SHARED = ("embed_tokens", "lm_head")
-"""Parts of names of tensors that a draft may share with its target."""
+"""Parts of the names of tensors that a draft may share with its target."""
 FLOATS = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 CHUNK = 1 << 24
 

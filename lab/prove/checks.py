@@ -40,28 +40,28 @@ from eaglegate.lab.prove.trial import (
 )
 
 LEAST_ACCEPTANCE = 0.3
-"""Least acceptance of first draft tokens. One pass of a draft and one more token to verify cost an
-eighth to a third of a step without them, so a draft accepted less often pays at no depth. Trained
-EAGLE 3 drafts have 0.6 to 0.9 on chat; noise has 0.0.
+"""Smallest acceptance of first draft tokens. A pass of a draft and one more token to verify cost an
+eighth to a third of a plain step, so a draft accepted less often pays at no depth. Trained EAGLE 3
+drafts have 0.6 to 0.9 on chat; noise has 0.0.
 """
 Z_FAILED, Z_UNSURE, Z_POWER = 5.0, 4.0, 8.0
-"""Standard deviations: a normal number is beyond 5 once in two million, beyond 4 once in 16,000."""
+"""Standard deviations. A normal variable exceeds 5 once in two million, and 4 once in 16,000."""
 HOT, TOP_K = 2.0, TOP
-"""Hot, so that there is much to choose from."""
+"""Temperature high enough that there is much to choose from."""
 LEAST_SPEED = 0.8
-"""Least speed, as a share of the speed without a draft. At worst the planner drafts nothing, which
-costs 4 to 12 %.
+"""Smallest share of the speed without a draft. At worst the planner drafts nothing, which costs 4
+to 12 %.
 """
 LEAST_PLANNED = 0.85
-"""Least speed of the planner, as a share of the best fixed depth's total tokens per second."""
+"""Smallest share of the best fixed depth's total tokens per second that the planner may reach."""
 MOST_TIES = 0.5
-"""Share of texts with a near tie from which on ties hide more than they explain."""
+"""Share of texts with near ties above which ties hide more than they explain."""
 EAGER = "NONE"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A row of the report."""
+    """Row of the report."""
 
     name: str
     question: str
@@ -90,7 +90,7 @@ def describe_execution(found: Execution) -> str:
 
 
 def judge_execution(found: Execution) -> tuple[ProofOutcome, str]:
-    """Whether the engine runs as its arguments ask: compiled, with graphs, or eagerly."""
+    """Judge if the engine runs as its arguments ask: compiled, with graphs, or eagerly."""
     asked = [name for name in (found.compilation, found.graphs) if name != EAGER]
     if not asked and found.eager:
         return ProofOutcome.PASSED, "It runs eagerly, as its arguments and their defaults ask."
@@ -115,7 +115,7 @@ def judge_execution(found: Execution) -> tuple[ProofOutcome, str]:
 
 
 def find_fallback(found: Execution, worker: WorkerExecution) -> str:
-    """Say in a sentence how a worker fell back to eager execution; empty where it did not."""
+    """Describe a worker's fallback to eager execution in a sentence; empty without one."""
     inside = found.compilation not in (EAGER, "STOCK_TORCH_COMPILE")
     if inside and not worker.compiled_parts:
         return (
@@ -168,7 +168,7 @@ def judge_acceptance(totals: Totals, depth: int) -> Evidence:
 
 
 def bound_share(share: float, count: int, z: float = 3.0) -> tuple[float, float]:
-    """Wilson's interval of a share that was seen ``count`` times."""
+    """Return Wilson's interval of a share observed ``count`` times."""
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     middle, scale = share + z * z / (2 * count), 1 + z * z / count
     return (middle - spread) / scale, (middle + spread) / scale
@@ -181,7 +181,7 @@ def judge_bounds(low: float, high: float, least: float) -> ProofOutcome:
 
 
 async def check_greedy_text(trial: Trial) -> Evidence:
-    """Alone at every depth would take long; all depths in one batch, and what serves by default."""
+    """Compare greedy text at all depths in one batch, at K alone, and as served by default."""
     requests = make_requests("greedy", trial.prompts, lambda _: sample_greedy(trial.size, None))
     return await compare_at_depths(trial, requests, trial.reference.greedy)
 
@@ -197,7 +197,7 @@ async def check_seeded_text(trial: Trial) -> Evidence:
 async def compare_at_depths(
     trial: Trial, requests: Sequence[EngineRequest], reference: Sequence[ProofAnswer]
 ) -> Evidence:
-    """Depths 0, 1 and K in one batch, then K alone, then as the engine serves by default."""
+    """Compare texts at depths 0, 1 and K in one batch, at K alone, and as served by default."""
     depths = sorted({0, 1, trial.depth})
     pairs: list[tuple[ProofAnswer, ProofAnswer]] = []
     for group in (
@@ -277,7 +277,7 @@ def judge_samples(by_depth: dict[int, list[ProofAnswer]]) -> Evidence:
 
 
 async def check_depth(trial: Trial) -> Evidence:
-    """Every depth in one batch; what a step drafted, and what it delivered."""
+    """Check the drafted and delivered tokens of each step, with every depth in one batch."""
     if not trial.lane.info.reports_decode_steps:
         return NO_ACCOUNTS
     prompts = trial.prompts[: max(2, len(trial.prompts) // 4)]
@@ -311,7 +311,7 @@ def judge_depths(answers: Sequence[ProofAnswer], most: int) -> Evidence:
 
 
 async def check_accounts(trial: Trial) -> Evidence:
-    """Depths, limits, temperatures, seeds and clients that leave, mixed."""
+    """Compare accounts over mixed depths, limits, temperatures, seeds and clients that leave."""
     if not trial.lane.info.reports_decode_steps:
         return NO_ACCOUNTS
     lane, dice = trial.lane, random.Random(1)
@@ -348,7 +348,7 @@ def _count_all(totals: Totals) -> Counts:
 
 
 async def _settle(trial: Trial) -> None:
-    """A request of one token: when it has ended, all steps before are counted."""
+    """Run a request of one token. When it has ended, all earlier steps are counted."""
     quiet = EngineRequest(f"quiet-{time.perf_counter()}", trial.prompts[0], Sampling(max_tokens=1))
     await run(trial.lane, quiet)
 
@@ -382,7 +382,7 @@ def judge_accounts(answers: Sequence[ProofAnswer], ours: Counts, engine: Counts)
 
 
 async def check_exchange(trial: Trial) -> Evidence:
-    """A draft of zeros takes the place of the draft while streams run, and goes again."""
+    """Replace the draft by zeros while streams run, and restore it."""
     folder = trial.lane.draft_folder
     if folder is None:
         return Evidence(
@@ -500,7 +500,7 @@ def _take_medians(sides: dict[str, list[Speed]]) -> dict[str, dict[str, float]]:
 
 
 def judge_ratios(ratios: Iterable[Any], least: float) -> ProofOutcome:
-    """Failed where every round is below ``least``, passed where every median is not."""
+    """Return FAILED if every round is below ``least``, PASSED if no median is."""
     every = list(ratios)
     if any(max(one.rounds) < least for one in every):
         return ProofOutcome.FAILED
@@ -523,7 +523,7 @@ async def check_planner(trial: Trial) -> Evidence:
 async def _measure_depths(
     trial: Trial, load: SpeedLoad, fixed: Sequence[int]
 ) -> dict[str, list[Speed]]:
-    """Rounds in turns, by depth; ``auto`` is the planner's own choice."""
+    """Measure rounds in turns, by depth; ``auto`` is the planner's own choice."""
     speeds: dict[str, list[Speed]] = {name: [] for name in (*map(str, fixed), "auto")}
     await trial.lane.freeze_planning(None)
     await measure_speed(trial.lane, load, trial.prompts)
@@ -555,7 +555,7 @@ def judge_planner(results: dict[int, dict[str, list[Speed]]]) -> Evidence:
 
 
 async def check_continuation(trial: Trial) -> Evidence:
-    """The engine's processes are killed while streams run."""
+    """Kill the engine's processes while streams run."""
     requests = make_requests("killed", trial.prompts, lambda _: sample_greedy(trial.size, None))
     greedy = at(trial.depth, requests)
     progress = Progress(after=len(greedy) * trial.size.tokens // 4)
@@ -597,4 +597,4 @@ CHECKS: tuple[Check, ...] = (
     Check("draft exchange", "Does an exchange leave texts unchanged?", check_exchange),
     Check("continuation", "Do streams survive the engine's death?", check_continuation),
 )
-"""All checks in order: the last ones disturb the engine."""
+"""All checks in order. The last ones disturb the engine."""

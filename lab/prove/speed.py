@@ -14,17 +14,17 @@ from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.lab.prove.lane import Lane, Prompt, ProofAnswer, run
 
 NUMBERS = count()
-"""Ids of requests are used once."""
+"""Counter for request ids, each of which is used once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One round. Tokens per second."""
+    """Speed in one round, in tokens per second."""
 
     user: float
-    """Tokens per second of one stream from its first token on, pooled."""
+    """Tokens per second of one stream after its first token, pooled."""
     total: float
-    """Tokens per second of all streams together, prompts included."""
+    """Tokens per second of all streams together, including prompts."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -32,7 +32,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class SpeedLoad:
-    """``streams`` at a time, each with ``turns`` prompts one after the other."""
+    """Load of ``streams`` at a time, each with ``turns`` prompts one after another."""
 
     streams: int
     turns: int
@@ -42,7 +42,7 @@ class SpeedLoad:
 async def measure_speed(
     lane: Lane, load: SpeedLoad, prompts: Sequence[Prompt], depth: int | None = None
 ) -> Speed:
-    """Greedy answers of ``load.tokens`` tokens each, whatever the text would do."""
+    """Measure greedy answers of exactly ``load.tokens`` tokens each."""
 
     async def stream(number: int) -> list[ProofAnswer]:
         turns = (prompts[(number + turn) % len(prompts)] for turn in range(load.turns))
@@ -64,7 +64,7 @@ def _make_request(prompt: Prompt, tokens: int, depth: int | None) -> EngineReque
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Speeds over others, round by round."""
+    """Ratios of speeds, round by round."""
 
     rounds: tuple[float, ...]
 
@@ -84,7 +84,7 @@ class Ratio:
 
 
 def divide(ours: Sequence[Speed], theirs: Sequence[Speed]) -> dict[str, Ratio]:
-    """Ratios per user and in total, of rounds that belong together."""
+    """Return the ratios per user and in total of paired rounds."""
     pairs = list(zip(ours, theirs, strict=True))
     return {
         "per user": Ratio(tuple(a.user / b.user for a, b in pairs)),

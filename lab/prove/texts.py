@@ -1,10 +1,11 @@
-"""Two texts of the same request: equal, apart at a near tie, or a fault.
+"""Comparison of two texts of a request: equal, different at a near tie, or a fault.
 
-Rounding may decide between two tokens that are nearly as good (``engine/speculation/rounding.py``).
-The reference is written with log probabilities, so the margin between both tokens is known.
+Rounding may decide between two tokens that are almost equally good
+(``engine/speculation/rounding.py``). The reference is written with log probabilities, so the margin
+between both tokens is known.
 
-With a seed, a token is the best one by log probability / temperature + noise, where the noise
-depends on seed, position and token alone. The margin is then that of the two sums.
+With a seed, the chosen token has the largest log probability / temperature + noise, where the noise
+depends only on seed, position and token. The margin is then that of the two sums.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from eaglegate.engine.types import PositionLogprobs
 from eaglegate.lab.prove.lane import ProofAnswer
 
 Noise = Callable[[int, int, Sequence[int]], Sequence[float]]
-"""The sampling noise of tokens, given seed and position."""
+"""Sampling noise of tokens, given seed and position."""
 
 
 class Kind(StrEnum):
-    """Why two texts differ."""
+    """Cause of a difference between two texts."""
 
     TIE = "near tie"
     FAULT = "fault"
@@ -33,13 +34,13 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first token at which a text leaves its reference."""
+    """First token at which a text differs from its reference."""
 
     request: str
     token: int
     kind: Kind
     margin: float | None
-    """Nats by which the reference prefers its own token; None where that is unknown."""
+    """Nats by which the reference prefers its own token; None if unknown."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -52,11 +53,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TextComparison:
-    """Answers compared with their references."""
+    """Comparison of answers with their references."""
 
     answers: int
     tokens: int
-    """Tokens compared, up to each first difference."""
+    """Number of tokens compared, up to each first difference."""
     differences: tuple[Difference, ...]
 
     def count(self, kind: Kind) -> int:
@@ -74,7 +75,7 @@ class TextComparison:
 def compare_texts(
     pairs: Sequence[tuple[ProofAnswer, ProofAnswer]], dtype: str, noise: Noise | None = None
 ) -> TextComparison:
-    """``pairs`` are a reference, with log probabilities, and an answer each."""
+    """Compare texts; each of ``pairs`` is a reference with log probabilities and an answer."""
     found = [compare(reference, answer, dtype, noise) for reference, answer in pairs]
     tokens = [
         len(answer.token_ids) if one is None else one.token
@@ -86,7 +87,7 @@ def compare_texts(
 def compare(
     reference: ProofAnswer, answer: ProofAnswer, dtype: str, noise: Noise | None
 ) -> Difference | None:
-    """The first difference, if there is one."""
+    """Return the first difference, or None."""
     both = zip_longest(reference.token_ids, answer.token_ids)
     at = next((at for at, (want, got) in enumerate(both) if want != got), None)
     if at is None:
@@ -104,7 +105,7 @@ def compare(
 
 
 def find_margin(reference: ProofAnswer, at: int, token: int, noise: Noise | None) -> float | None:
-    """Measure how much the reference prefers its own token; None where the other is not likely."""
+    """Return how much the reference prefers its own token; None if the other is unlikely."""
     if at >= len(reference.logprobs):
         return None
     known = list_logprobs(reference.logprobs[at])

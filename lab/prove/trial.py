@@ -1,4 +1,4 @@
-"""The parts that all checks of one run share: engines, prompts, and texts to compare with."""
+"""Parts that all checks of a run share: engines, prompts, and texts to compare with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eaglegate.lab.prove.speed import Speed, SpeedLoad, measure_speed
 from eaglegate.lab.prove.texts import Noise
 
 TOP = 16
-"""Alternatives asked for beside each token: vLLM allows 20 unless told otherwise."""
+"""Number of alternatives requested for each token. vLLM's default limit is 20."""
 SEEDED_TEMPERATURE = 1.5
 OPENINGS = (
     "The", "I look for", "Once upon a time", "A list of", "It is", "My", "When we", "There are",
@@ -32,7 +32,7 @@ class ProofOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The outcome of a check, in one sentence of evidence and the numbers behind it."""
+    """Outcome of a check, with one sentence of evidence and its numbers."""
 
     outcome: ProofOutcome
     evidence: str
@@ -45,14 +45,14 @@ class Size:
 
     prompts: int
     tokens: int
-    """The most tokens of an answer."""
+    """Largest number of tokens in an answer."""
     samples: int
-    """Sampled answers at each depth."""
+    """Number of sampled answers at each depth."""
     sampled_tokens: int
     mixed: int
-    """Requests of the accounts' mixed load."""
+    """Number of requests in the accounts' mixed load."""
     loads: tuple[SpeedLoad, ...] = ()
-    """Empty: speed is not measured."""
+    """Loads for the speed check; empty if speed is not measured."""
     rounds: int = 0
 
 
@@ -75,28 +75,28 @@ class Reference:
     greedy: tuple[ProofAnswer, ...]
     seeded: tuple[ProofAnswer, ...]
     speeds: Mapping[int, Sequence[Speed]]
-    """Rounds by number of streams; empty where both engines run side by side."""
+    """Rounds by number of streams; empty if both engines run side by side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run: the engine with its draft, and what it is compared with."""
+    """One run: the engine with its draft, and the reference."""
 
     lane: Lane
     size: Size
     prompts: Sequence[Prompt]
     openings: Sequence[Prompt]
-    """Prompts that can go on in many ways."""
+    """Prompts with many plausible continuations."""
     reference: Reference
     folder: Path
-    """Folder for files that only live as long as the run."""
+    """Temporary folder of the run."""
     noise: Noise | None = None
     plain: Lane | None = None
-    """The engine without a draft, where both run side by side."""
+    """Engine without a draft, if both run side by side."""
     plans: bool = True
-    """The arguments leave the depth to the planner."""
+    """True if the arguments leave the depth to the planner."""
     raw_logprobs: bool = True
-    """Log probabilities are those of the target, before any sampling parameter."""
+    """True if log probabilities are the target's, before any sampling parameter."""
     dtype: str = "auto"
 
     @property
@@ -108,7 +108,7 @@ class Trial:
 async def record_reference(
     plain: Lane, prompts: Sequence[Prompt], size: Size, measure: bool
 ) -> Reference:
-    """``measure``: also its speed, where it will not run beside the other engine."""
+    """Record the reference; ``measure`` includes its speed, for engines not run side by side."""
     greedy = await run_all(plain, make_requests("greedy", prompts, lambda _: sample_greedy(size)))
     seeded = await run_all(
         plain, make_requests("seeded", prompts, lambda n: sample_seeded(size, n))
