@@ -1,11 +1,11 @@
-"""Check everything the locks pin against the advisories PyPI knows.
+"""Check all locked packages against PyPI's advisories.
 
     python3 scripts/audit.py [--osv-url URL]
 
-Status 1 when something vulnerable is pinned and requirements/audit-ignored.txt gives no reason to
-live with it. Where the advisories are out of reach, as behind a mirror that serves packages only,
-nothing can be checked: that is said aloud, and the status is 3. ``--osv-url`` asks another service
-that speaks OSV's protocol instead.
+The exit status is 1 if a vulnerable version is pinned and requirements/audit-ignored.txt gives no
+reason to ignore it. If the advisories cannot be reached, for example through a mirror that serves
+only packages, nothing is checked: a notice says so, and the exit status is 3. ``--osv-url`` names
+another service with OSV's protocol.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 python scripts/check_crds.py FOLDER
 
-FOLDER holds CustomResourceDefinitions as their projects publish them: KEDA, Gateway API,
-LeaderWorkerSet, Prometheus operator. A field that is not in the definition fails; a cluster would
-drop it. Rules in CEL are not evaluated.
+FOLDER contains CustomResourceDefinitions as published by their projects: KEDA, Gateway API,
+LeaderWorkerSet, Prometheus operator. A field that is not in the definition is an error, because a
+cluster would drop it. CEL rules are not evaluated.
 """
 
 from __future__ import annotations

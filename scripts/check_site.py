@@ -1,9 +1,8 @@
-"""Check a built site: every internal link and anchor leads somewhere, and nothing is loaded from
-other hosts.
+"""Check that a built site has no broken links and anchors, and loads nothing from other hosts.
 
     python3 scripts/check_site.py site
 
-Prints each fault; the status is 1 when there is one. Needs only Python.
+Prints each fault. The exit status is 1 if there is one. Needs only Python.
 """
 
 from __future__ import annotations

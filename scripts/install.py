@@ -1,14 +1,14 @@
-"""Make .venv and install what the locks pin; says what it does, and does nothing twice.
+"""Make .venv and install the locked packages. Prints each step, and skips steps already done.
 
     python3 scripts/install.py [--dev | --light | --gpu-path | --docs]
 
-``--dev`` adds what tests need: in .venv, and in .drafters the packages of vLLM's lookup methods,
-one of which is built and wants a C++ compiler; without one their tests are skipped.
+``--dev`` adds the packages for tests: in .venv, and in .drafters those of vLLM's lookup methods.
+One of them is built and needs a C++ compiler; without one, their tests are skipped.
 ``--light`` makes .venv-light, without vLLM and torch: enough to develop and test the gateway.
-``--docs`` makes .venv-docs with what builds the documentation site, and nothing of the gateway.
-``--gpu-path`` is ``--dev`` and Triton in .gpu-path, a folder of its own: where vLLM finds it, it
-chooses other kernels. Needs only Python and its venv module. torch's CPU wheel is taken from where
-pip finds it by itself, else from PyTorch's own CPU index.
+``--docs`` makes .venv-docs with the tools for the documentation site, without the gateway.
+``--gpu-path`` is ``--dev`` plus Triton in a separate folder, .gpu-path, because vLLM chooses other
+kernels if it finds Triton. Needs only Python and its venv module. torch's CPU wheel comes from
+pip's configured index, or else from PyTorch's own CPU index.
 """
 
 from __future__ import annotations
@@ -206,8 +206,7 @@ def _digest(lock: Path) -> str:
 
 
 def _say(what: str, *, again: bool = False, ends: bool = True) -> None:
-    """Print a line, or redraw the last one with ``again``. A line without ``ends`` can be redrawn.
-    """
+    """Print a line, or redraw the last with ``again``. A line without ``ends`` can be redrawn."""
     print(
         f"{REDRAW if again else ''}[{time.monotonic() - STARTED:6.1f} s] {what}",
         end="\n" if ends else "",

@@ -2,9 +2,9 @@
 
 usage: python scripts/openai_schema.py openapi.json > tests/server/openai_schema.json
 
-The document is https://github.com/openai/openai-openapi (MIT licence, copyright OpenAI). Kept are
-the shapes of what a text gateway can answer: descriptions, examples and everything that belongs to
-hosted tools, images and audio is left out.
+The document is https://github.com/openai/openai-openapi (MIT licence, copyright OpenAI). The output
+has only the shapes of a text gateway's answers, without descriptions, examples, hosted tools,
+images and audio.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PREFIX = "#/components/schemas/"
 
 
 def stripped(node: Any) -> Any:
-    """Strip notes, and the branches of unions that are not for a text gateway."""
+    """Strip notes, and the branches of unions that do not apply to a text gateway."""
     if isinstance(node, list):
         return [stripped(item) for item in node]
     if not isinstance(node, dict):

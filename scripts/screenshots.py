@@ -3,8 +3,8 @@
     make serve                                               # in another terminal
     .venv/bin/python -m scripts.screenshots http://127.0.0.1:8000
 
-Asks the gateway some questions first, so that there is something to see. The pictures are
-committed: look at them before.
+First sends the gateway some questions, so that the page has content. The pictures are committed,
+so look at them first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The account of many mixed requests against the engine's own counters, one by one and in sum.
+"""The account of many mixed requests against the engine's own counters, individually and in total.
 
-Depths, limits, temperatures, seeds, stop tokens, constraints, log probabilities and clients that
-leave, all mixed. Usage: ``python -m eaglegate.lab.benchmarks.accounting [--requests 1000]
+The requests mix depths, limits, temperatures, seeds, stop tokens, constraints, log probabilities
+and clients that leave. Usage: ``python -m eaglegate.lab.benchmarks.accounting [--requests 1000]
 [--at-once 32]``
 """
 
@@ -36,7 +36,7 @@ CONSTRAINTS = (
 
 @dataclass
 class Tally:
-    """Tally of all requests. ``wrong`` names every request whose account does not add up."""
+    """Totals of all requests. ``wrong`` names every request whose account does not add up."""
 
     totals: Totals = field(default_factory=Totals)
     wrong: list[str] = field(default_factory=list)

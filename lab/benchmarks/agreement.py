@@ -1,10 +1,10 @@
-"""`eaglegate bench` beside `vllm bench serve` and AIPerf: the same server and load, in turn.
+"""`eaglegate bench` compared with `vllm bench serve` and AIPerf: same server and load, in turn.
 
     python -m eaglegate.lab.benchmarks.agreement --url http://127.0.0.1:8000 [--aiperf PATH] \\
         [--rounds 3]
 
-All send completions of 40 random tokens with an output of fixed length. Prints each tool's median
-over the rounds, and ours over theirs. Definitions: docs/measure.md.
+All tools send completions of 40 random tokens with an output of fixed length. Prints each tool's
+median over the rounds, and the ratio of ours to theirs. Definitions: docs/measure.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VLLM_MAIN = (
     "import argparse, vllm.benchmarks.serve as serve; parser = argparse.ArgumentParser();"
     "serve.add_cli_args(parser); serve.main(parser.parse_args())"
 )
-"""`vllm bench serve` without its front door, which asks for a package of the name vllm."""
+"""`vllm bench serve` without its entry point, which requires a package named vllm."""
 AIPERF = {
     "TTFT mean": ("time_to_first_token", "avg"), "TTFT median": ("time_to_first_token", "p50"),
     "TPOT mean": ("inter_token_latency", "avg"), "TPOT median": ("inter_token_latency", "p50"),

@@ -1,9 +1,9 @@
-"""What audits say of clean answers, and what they cost.
+"""Outcomes of audits on clean answers, and the cost of audits.
 
 ``python -m eaglegate.lab.benchmarks.audits clean`` generates answers of every kind with the demo
 model and its draft, scores all of them, and counts the outcomes. With ``--adapters``, two thirds of
 the answers are those of two LoRA adapters. ``... cost`` serves laps with and without audits in
-turns, and gives the ratio of their tokens per second.
+turns, and prints the ratio of their tokens per second.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def draw_requests(
     prompts: list[tuple[int, ...]],
     adapters: Sequence[str],
 ) -> list[EngineRequest]:
-    """Draw ``at_once`` choices: a third of them are the two of a request with n = 2."""
+    """Draw ``at_once`` choices, a third of which are pairs from requests with n = 2."""
     drawn = []
     for number in range(begin, begin + at_once - at_once // 6):
         request = draw_request(rng, number, prompts, adapters)
@@ -101,7 +101,7 @@ def draw_requests(
 
 @asynccontextmanager
 async def running_adapted(names: Sequence[str], **chosen: Any) -> AsyncGenerator[VllmEngine, None]:
-    """An engine with LoRA adapters of random weights."""
+    """Run an engine with LoRA adapters of random weights."""
     with tempfile.TemporaryDirectory() as folder:
         adapters = {
             name: str(make_adapter(Path(folder) / name, seed)) for seed, name in enumerate(names)
@@ -165,7 +165,7 @@ async def count_clean(
 
 
 class LapClock:
-    """Seconds that its laps have taken."""
+    """Clock of the seconds that its laps have taken."""
 
     def __init__(self) -> None:
         self._before_s, self._began = 0.0, 0.0
@@ -175,12 +175,12 @@ class LapClock:
         return self._before_s + (time.monotonic() - self._began if self.runs else 0.0)
 
     def switch(self, on: bool) -> None:
-        """Begin a lap, or end it."""
+        """Begin a lap or end it."""
         self._before_s, self._began, self.runs = self(), time.monotonic(), on
 
 
 class Counts:
-    """An ``AuditObserver`` that counts."""
+    """``AuditObserver`` that counts."""
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
@@ -197,7 +197,7 @@ class Lap:
     tokens: int
     wall_s: float
     cpu_s: float
-    """Of the engine's processes: what others do on the machine leaves it almost alone."""
+    """CPU seconds of the engine's processes, which other load on the machine hardly affects."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -222,7 +222,7 @@ def read_cpu_s() -> float:
 
 
 async def measure_lap(engine: Engine, prompts: list[tuple[int, ...]], name: str, s: float) -> Lap:
-    """Four streams in a closed loop."""
+    """Measure four streams in a closed loop."""
     until, tokens = time.perf_counter() + s, 0
 
     async def stream(number: int) -> None:
@@ -242,7 +242,7 @@ async def measure_lap(engine: Engine, prompts: list[tuple[int, ...]], name: str,
 
 
 async def measure_cost(share: float, laps: int, lap_s: float) -> None:
-    """Audits find no idle moment, and their budget grows in laps with audits alone."""
+    """Compare laps with and without audits. The audit budget grows only in laps with audits."""
     prompts = render(VllmRenderer(make_demo_arguments()))
     counts, clock = Counts(), LapClock()
     async with running(dtype="bfloat16", speculative_config=speculation(DEPTH)) as engine:

@@ -1,6 +1,6 @@
 """Compare vLLM's behaviour on each draft of the tests with the inspection before the start.
 
-Run by hand from the repository's root:
+Run it from the repository's root:
 
     python -m eaglegate.lab.benchmarks.broken_drafts --outcomes outcomes.json --markdown table.md
 
@@ -26,7 +26,7 @@ from tests.engine.speculation.draft_cases import BROKEN, GOOD, UNDECIDED, DraftC
 
 LIMIT_S = 120
 LESS = 0.02
-"""A shorter acceptance length than the sound draft's by this share counts as a loss."""
+"""Share by which an acceptance length must be shorter than the sound draft's to count as a loss."""
 MAX_TOKENS = 96
 PROMPTS = (
     "What is speculative decoding?",
@@ -50,7 +50,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """``stage`` is where vLLM stopped: start, request, or none. ``length`` acceptance length."""
+    """Outcome of a case. ``stage`` is where vLLM stopped: start, request, or none."""
 
     stage: str
     message: str = ""
@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """One case: what vLLM did, and what inspection says."""
+    """One case: vLLM's behaviour and the inspection's findings."""
 
     case: DraftCase
     outcome: Outcome
@@ -101,7 +101,7 @@ def serve(target: Path, settings: dict[str, Any], case: DraftCase) -> Outcome:
 
 
 def acceptance_length(outputs: list[Any]) -> float | None:
-    """1 + A / D over all requests (docs/metrics.md)."""
+    """Return 1 + A / D over all requests (docs/metrics.md)."""
     told = [output.spec_decode_metrics for output in outputs if output.spec_decode_metrics]
     steps = sum(sum(one.histogram) for one in told)
     accepted = sum(index * count for one in told for index, count in enumerate(one.histogram))
@@ -109,14 +109,14 @@ def acceptance_length(outputs: list[Any]) -> float | None:
 
 
 def short(fault: BaseException) -> str:
-    """The lines that say something."""
+    """Return the informative lines of an exception."""
     lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
     told = " ".join(line for line in lines if not line.startswith("For further information"))
     return f"{type(fault).__name__}: {told[:300]}" if told else type(fault).__name__
 
 
 def in_a_child(target: Path, settings: dict[str, Any], case: DraftCase) -> Outcome:
-    """Fork, so that a crash takes one case down and imports are paid once."""
+    """Run a case in a fork, so that a crash affects only one case and imports are paid once."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
@@ -170,7 +170,7 @@ def inspect(case: DraftCase) -> SpeculationReport:
 
 
 def measure(cases: list[DraftCase], store: Path, most: int) -> dict[str, Outcome]:
-    """Try out what ``store`` does not hold yet; it is rewritten after each case."""
+    """Try the cases that ``store`` lacks. The file is rewritten after each case."""
     held = json.loads(store.read_text()) if store.exists() else {}
     for case in [case for case in cases if case.name not in held][:most]:
         outcome = try_out(case)
@@ -192,7 +192,7 @@ def table(rows: list[Row]) -> Iterator[str]:
 
 
 def behaviour(outcome: Outcome, best: float | None) -> str:
-    """Describe an outcome; where the draft serves, with its acceptance length beside the sound
+    """Describe an outcome and, if the draft serves, its acceptance length next to the sound
     draft's.
     """
     message = outcome.message.replace("|", "/")

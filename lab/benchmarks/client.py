@@ -1,4 +1,4 @@
-"""A client of streamed answers that costs little, because it shares the machine with the server."""
+"""A cheap client of streamed answers, because it shares the machine with the server."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 COUNT = re.compile(rb'"completion_tokens": ?(\d+)')
 END = b"0\r\n\r\n"
 ENOUGH = 4096
-"""Bytes kept of an answer's end: its usage is in there."""
+"""Number of bytes kept from an answer's end, which contains its usage."""
 
 
 @dataclass
 class Answer:
-    """One streamed answer: when its parts came."""
+    """One streamed answer, with the times of its parts."""
 
     first_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)
     num_chunks: int = 0
-    """Server-sent events, the last one of them ``[DONE]``."""
+    """Number of server-sent events, including the final ``[DONE]``."""
     head: bytes = b""
     tail: bytes = b""
 
     def count_tokens(self) -> int:
-        """Count tokens by the usage that ``stream_options`` ask for."""
+        """Return the token count from the usage, which ``stream_options`` request."""
         return int(COUNT.findall(self.tail)[-1])
 
 
@@ -40,7 +40,7 @@ def write_post(path: str, body: bytes, key: str = "") -> bytes:
 
 
 class StreamClient(asyncio.Protocol):
-    """One connection, on which one request after the other is sent."""
+    """One connection, on which requests are sent one after another."""
 
     _answer: Answer
     _ended: asyncio.Future[None] | None = None
@@ -54,7 +54,7 @@ class StreamClient(asyncio.Protocol):
         self._transport: Any = transport
 
     async def send(self, request: bytes) -> Answer:
-        """Raises RuntimeError for anything but a whole answer with status 200."""
+        """Send a request. Raises RuntimeError unless the answer is complete with status 200."""
         self._answer = answer = Answer()
         self._ended = asyncio.get_running_loop().create_future()
         self._sent = time.perf_counter()

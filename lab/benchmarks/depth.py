@@ -1,7 +1,7 @@
-"""Time per token at each depth beside an engine without speculation, interleaved in one run.
+"""Time per token at each depth and of an engine without speculation, interleaved in one run.
 
-Both engines are up all the time and take turns, so that what disturbs one disturbs the other; only
-the ratios count. Usage: ``python -m eaglegate.lab.benchmarks.depth [--rounds 7] [--tokens 96]``
+Both engines run all the time and take turns, so that a disturbance affects both. Only the ratios
+count. Usage: ``python -m eaglegate.lab.benchmarks.depth [--rounds 7] [--tokens 96]``
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEPTHS = (0, 1, DEMO_DEPTH)
 
 @dataclass(frozen=True)
 class Row:
-    """``ratio`` is time per token over that of the engine without speculation."""
+    """Result at one depth; ``ratio`` divides time per token by that without speculation."""
 
     batch: int
     what: str
@@ -47,7 +47,7 @@ class Row:
 async def ms_per_token(
     engine: VllmEngine, prompts: list[tuple[int, ...]], depth: int | None, tokens: int
 ) -> tuple[float, Totals]:
-    """Batch time over tokens of one sequence: what one user waits for a token."""
+    """Return batch time over tokens of one sequence, which is one user's time per token."""
     requests = [
         at(depth, greedy(f"{number}", prompt, tokens)) for number, prompt in enumerate(prompts)
     ]

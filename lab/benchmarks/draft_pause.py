@@ -1,7 +1,7 @@
-"""The pause of a draft exchange: the draft staged while steps go on, against read in the pause.
+"""The pause of a draft exchange, with the draft staged during steps or read in the pause.
 
-One engine serves a stream and exchanges two drafts of some hundred MB in turn, one way and the
-other. Before each exchange the page cache forgets the files, as it has where a draft is new.
+One engine serves a stream and exchanges two drafts of some hundred MB in turn, in both ways. Before
+each exchange the files are dropped from the page cache, as if the draft were new.
 
     python -m eaglegate.lab.benchmarks.draft_pause [--hidden 2048] [--rounds 4]
 """
@@ -30,7 +30,7 @@ DEPTH = 3
 
 
 def make_draft(folder: Path, hidden: int, seed: int) -> Path:
-    """An EAGLE 3.1 draft for the demo's target, of random numbers and ``hidden`` wide."""
+    """Make a random EAGLE 3.1 draft for the demo's target, ``hidden`` wide."""
     config = json.loads((SOURCE / "config.json").read_text(encoding="utf-8"))
     target, words, inner = config["hidden_size"], config["vocab_size"], 4 * hidden
     heads = hidden // HEAD

@@ -1,4 +1,4 @@
-"""Drive engines as the gateway does and keep all a request gave: for benchmarks and tests."""
+"""Requests driven as by the gateway, with all results kept, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WEATHER_TOOL = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything one request gave."""
+    """Full result of one request."""
 
     token_ids: tuple[int, ...]
     finish: FinishReason | None
@@ -54,7 +54,7 @@ class Outcome:
 
 
 async def run(engine: VllmEngine, request: EngineRequest, leave_after: int = 0) -> Outcome:
-    """Read a request to its end, or leave once ``leave_after`` tokens have come."""
+    """Read a request to its end, or leave after ``leave_after`` tokens."""
     account = Account()
     tokens: list[int] = []
     logprobs: list[PositionLogprobs] = []
@@ -71,7 +71,7 @@ async def run(engine: VllmEngine, request: EngineRequest, leave_after: int = 0) 
 
 
 async def run_all(engine: VllmEngine, requests: Iterable[EngineRequest]) -> list[Outcome]:
-    """All at once, in one batch as far as the engine has room."""
+    """Run all requests at once, in one batch if the engine has room."""
     return list(await asyncio.gather(*(run(engine, request) for request in requests)))
 
 
@@ -106,7 +106,7 @@ def greedy(name: str, prompt: Iterable[int], max_tokens: int = 64, **more: Any) 
 
 
 def render(renderer: VllmRenderer, questions: Sequence[str] = QUESTIONS) -> list[tuple[int, ...]]:
-    """Prompts as a chat would make them; questions about the weather come with a tool."""
+    """Render prompts as in a chat. Questions about the weather come with a tool."""
 
     def one(question: str) -> tuple[int, ...]:
         tools = [WEATHER_TOOL] if "weather" in question else None

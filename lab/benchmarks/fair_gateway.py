@@ -2,10 +2,10 @@
 
     python -m eaglegate.lab.benchmarks.fair_gateway [--rounds 5] [--tokens 192]
 
-One gateway with the demo. Streams of a latency class run alone (``unloaded``), those of a key
-without a class beside three times as many of the batch class (``loaded``), and those of the latency
-class beside them (``shared``). Phases take turns; the ratio of time per output token counts. The
-client shares the machine with the server.
+It uses one gateway with the demo. Streams of a latency class run alone (``unloaded``), streams of a
+key without a class run beside three times as many of the batch class (``loaded``), and streams of
+the latency class run beside the same load (``shared``). Phases take turns. The result is the ratio
+of time per output token. The client shares the machine with the server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from eaglegate.server.access.keys import hash_key
 SECRETS = {name: f"eg-{name}-secret-of-32-bytes-or-more" for name in ("chat", "plain", "nightly")}
 OPERATOR = "eg-operator-secret-of-32-bytes-or-more"
 PHASES = {"unloaded": ("chat", False), "loaded": ("plain", True), "shared": ("chat", True)}
-"""The key of the streams that are timed, and whether the batch class runs beside them."""
+"""Key of the timed streams, and True if the batch class runs at the same time."""
 TOKENS = re.compile(r'^eaglegate_key_decode_tokens_total\{.*key="nightly".*\} (\S+)$', re.MULTILINE)
 
 
@@ -58,7 +58,7 @@ class GatewayLab:
         self.phases = {name: Phase() for name in PHASES}
 
     async def run_phase(self, name: str, turn: int) -> None:
-        """The first turn warms the engine up."""
+        """Run a phase. The first turn warms the engine up."""
         given, (key, is_loaded) = self._given, PHASES[name]
         width = (given.load - 1) * given.streams if is_loaded else 0
         load = [asyncio.create_task(self._keep(at)) for at in range(width)]
@@ -80,14 +80,14 @@ class GatewayLab:
         return await StreamClient.connect(urlsplit(self._url).port or 0)
 
     async def _time(self, key: str, at: int) -> float:
-        """Seconds per output token after the first write."""
+        """Return the seconds per output token after the first write."""
         client = await self._connect()
         answer = await client.send(make_request(key, QUESTIONS[at], self._given.tokens))
         client.close()
         return sum(answer.gaps_s) / (answer.count_tokens() - 1)
 
     async def _keep(self, at: int) -> None:
-        """Ask for the batch class, one request after another."""
+        """Send requests of the batch class one after another."""
         client = await self._connect()
         try:
             while True:

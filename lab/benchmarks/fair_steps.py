@@ -2,11 +2,11 @@
 
     python -m eaglegate.lab.benchmarks.fair_steps [--rounds 5] [--tokens 96] [--prompt 0]
 
-One real demo engine. Streams of the latency class run alone, beside three times as many streams of
-a batch class with classes off (every request is alike), and with classes on; rounds take turns, so
-that what else the machine does falls on all of them. The ratio of time per output token counts, of
-the medians and of each round. The text of every latency stream must be the same in all of them.
-``--prompt`` gives each batch request so many prompt tokens that no other request has had.
+It uses one real demo engine. Streams of the latency class run alone, then beside three times as
+many streams of a batch class, with classes off (all requests are equal) and with classes on. Rounds
+take turns, so that other load on the machine affects all of them. The result is the ratio of time
+per output token, of the medians and of each round. The text of every latency stream must be the
+same in all of them. ``--prompt`` is the number of new prompt tokens in each batch request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def ask(name: str, prompt: tuple[int, ...], tokens: int) -> EngineRequest:
 
 
 async def time_stream(engine: VllmEngine, request: EngineRequest) -> tuple[float, tuple[int, ...]]:
-    """Seconds per output token after the first step, and the text."""
+    """Return the seconds per output token after the first step, and the text."""
     began, first, tokens = 0.0, 0, []
     async for step in read_steps(engine.generate, request):
         tokens += step.token_ids
@@ -51,7 +51,7 @@ async def time_stream(engine: VllmEngine, request: EngineRequest) -> tuple[float
 
 
 class BatchLoad:
-    """Streams of the batch class, each one request after another, and the tokens that they get."""
+    """Streams of the batch class, each with one request after another, and their tokens."""
 
     def __init__(
         self, engine: VllmEngine, prompts: list[tuple[int, ...]], given: argparse.Namespace
@@ -60,7 +60,7 @@ class BatchLoad:
         self._numbers = count()
         self._rng = random.Random(0)
         self.tokens: Counter[int] = Counter()
-        """Tokens of each stream."""
+        """Number of tokens by stream."""
 
     async def keep(self, stream: int) -> None:
         while True:
@@ -76,20 +76,20 @@ class BatchLoad:
 
 @dataclass
 class Phase:
-    """Measurements of one phase, a value for each round."""
+    """Measurements of one phase, one per round."""
 
     tpot_s: list[float] = field(default_factory=list)
     tokens: list[Counter[int]] = field(default_factory=list)
-    """Tokens that each batch stream got in a round..."""
+    """Tokens of each batch stream, by round."""
     seconds: list[float] = field(default_factory=list)
-    """... and how long it took."""
+    """Duration of each round."""
 
     def rate(self) -> float:
-        """Tokens per second of the batch class."""
+        """Return the tokens per second of the batch class."""
         return sum(sum(each.values()) for each in self.tokens) / sum(self.seconds)
 
     def fewest(self) -> int:
-        """Tokens of the batch stream that got the fewest in all rounds."""
+        """Return the tokens of the batch stream that got the fewest in all rounds."""
         total = sum(self.tokens, Counter[int]())
         return min(total.values(), default=0)
 
@@ -105,7 +105,7 @@ class Lab:
         self.texts: set[tuple[int, tuple[int, ...]]] = set()
 
     async def run_phase(self, phase: str, turn: int) -> None:
-        """The first turn warms the engine up."""
+        """Run a phase. The first turn warms the engine up."""
         given, load = self._given, BatchLoad(self._engine, self._prompts, self._given)
         width = 0 if phase == "unloaded" else (given.load - 1) * given.streams
         tasks = [asyncio.create_task(load.keep(stream)) for stream in range(width)]
@@ -134,7 +134,7 @@ class Lab:
 
 
 def summarize(phases: Mapping[str, Phase]) -> dict[str, object]:
-    """Summarize the phases; ``ratio`` is over the one that is called ``unloaded``."""
+    """Summarize the phases; ``ratio`` is over the phase ``unloaded``."""
     alone = phases["unloaded"].tpot_s
     found: dict[str, object] = {"machine_load": os.getloadavg()[0]}
     for name, phase in phases.items():

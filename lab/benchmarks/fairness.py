@@ -2,12 +2,12 @@
 
     python -m eaglegate.lab.benchmarks.fairness [--engine-ms 1000] [--places 16]
 
-The gateway runs on the scripted engine, whose places each serve a request in a known time; what is
-measured is admission. One key asks one request after another, alone and beside the flood of another
-key (``--flood`` connections that ask again after a moment, whatever they are told), of the same
-class and of a lower one. Phases take turns, so that what else the machine does falls on all of
-them; the ratio of medians counts. Where the processor is the bottleneck, that is what is measured:
-give the engine more time (``--engine-ms``).
+The gateway runs on the scripted engine, whose places each serve a request in a known time, so that
+only admission is measured. One key sends one request after another, alone and during a flood by
+another key (``--flood`` connections that retry after a moment, whatever the answer), of the same
+class and of a lower one. Phases take turns, so that other load on the machine affects all of them.
+The result is the ratio of medians. If the processor is the bottleneck, it is measured instead: give
+the engine more time (``--engine-ms``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.server.conftest import Lab
 SECRETS = {name: f"{name}-key-0123456789" for name in ("victim", "peer", "below")}
 CLASSES = {"victim": Priority.NORMAL, "peer": Priority.NORMAL, "below": Priority.LOW}
 BACK_OFF_S = 0.5
-"""A flood that asked again within microseconds would measure the HTTP server's processor."""
+"""Pause of the flood. Without it, the HTTP server's processor would be measured."""
 
 
 async def ask(url: str, key: str) -> int:
@@ -46,7 +46,7 @@ async def ask(url: str, key: str) -> int:
 
 
 async def ask_in_turn(url: str, requests: int) -> list[float]:
-    """Seconds of each of the victim's requests."""
+    """Return the seconds of each of the victim's requests."""
     seconds = []
     for _ in range(requests):
         began = time.monotonic()
@@ -96,7 +96,7 @@ async def measure(url: str, width: int, rounds: int, requests: int) -> dict[str,
 
 
 async def serve(engine_s: float, places: int) -> None:
-    """The server's side: says where it is and serves until it is stopped."""
+    """Run the server: print its address, and serve until stopped."""
     lab = Lab()
     end = Step(tuple(lab.renderer.encode("x", False)), finish=FinishReason.STOP)
     lab.engine.script = [Pause(engine_s), end]

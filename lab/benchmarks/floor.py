@@ -1,9 +1,9 @@
-"""The least that a Python server in front of vLLM costs: ``floor`` of ``lab.benchmarks.wire``.
+"""The minimal cost of a Python server in front of vLLM: ``floor`` of ``lab.benchmarks.wire``.
 
-No validation, parsers, accounts, metrics, backpressure or errors: a protocol on uvloop that renders
-the prompt, sends it to the engine by vLLM's own client, reads that client's outputs, decodes tokens
-and writes each step as one chat chunk. What it costs, no gateway in Python that leaves these parts
-to the same libraries can go below.
+It has no validation, parsers, accounts, metrics, backpressure or errors: a protocol on uvloop
+renders the prompt, sends it to the engine by vLLM's own client, reads that client's outputs,
+decodes tokens and writes each step as one chat chunk. No Python gateway that uses the same
+libraries for these parts can cost less.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STREAM = HEAD % b"text/event-stream" + b"transfer-encoding: chunked\r\n\r\n"
 
 
 class Answer:
-    """One request's: ``take`` writes a step as it comes."""
+    """Answer to one request; ``take`` writes a step when it arrives."""
 
     def __init__(self, transport: Any, tokenizer: Any, name: str, is_stream: bool) -> None:
         self._transport, self._tokenizer, self._is_stream = transport, tokenizer, is_stream

@@ -1,11 +1,11 @@
-"""Measure the cost of a gateway in front of a worker, beside asking the worker itself.
+"""Measure the cost of a gateway in front of a worker, compared with asking the worker directly.
 
     python -m eaglegate.lab.benchmarks.hop [--rounds 6] [--clients 1 8] [--tokens 256]
 
-One vLLM server of the built-in demo (EAGLE 3.1, K = 3), asked for streamed chat completions with
-tools offered: through its own API, and through a gateway that drives it at token level. The rounds
-alternate, so that what else the machine does falls on both. CPU is user and system time of the two
-server processes, from their CPU clocks; the engine has a process of its own and is not counted.
+One vLLM server of the built-in demo (EAGLE 3.1, K = 3) answers streamed chat completions with
+offered tools, through its own API and through a gateway that drives it at token level. The rounds
+alternate, so that other load on the machine affects both. CPU is user and system time of the two
+server processes, from their CPU clocks. The engine has a separate process and is not counted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Round:
 
     ttft_ms: float
     token_ms: float
-    """Milliseconds from the first token to the end, per further token of the stream."""
+    """Milliseconds per token after the first."""
     gateway_us: float
     worker_us: float
 
@@ -62,7 +62,7 @@ def gateway_command(port: int, worker: Server) -> list[str]:
 
 
 async def timed(client: httpx.AsyncClient, url: str, tokens: int) -> tuple[float, float, int]:
-    """Seconds to the first token and to the end, and tokens, of one streamed answer."""
+    """Return an answer's seconds to the first token and to the end, and its tokens."""
     began, first, usage = time.perf_counter(), 0.0, 0
     async with client.stream("POST", f"{url}/v1/chat/completions", json=body_of(tokens)) as answer:
         async for line in answer.aiter_lines():

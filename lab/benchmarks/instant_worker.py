@@ -1,8 +1,8 @@
 """A vLLM worker whose model takes no time: ``--instant`` of ``eaglegate.lab.benchmarks.wire``.
 
-The engine's loop, scheduler and messages are vLLM's own; what it sends is one text over and over,
-in steps of one to four tokens, some 2.2 on average. So the front ends are what is waited for, as
-with an accelerator that is faster than they are.
+The engine's loop, scheduler and messages are vLLM's own. The worker sends one text repeatedly, in
+steps of one to four tokens, about 2.2 on average. The front ends are then the bottleneck, as with
+an accelerator that is faster than they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACCEPTED = tuple(min(3, int(DICE.expovariate(0.55))) for _ in range(997))
 
 
 class InstantWorker(CPUWorker):  # type: ignore[misc]
-    """Loads the model, and never runs it."""
+    """Worker that loads the model but never runs it."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -62,5 +62,5 @@ class InstantWorker(CPUWorker):  # type: ignore[misc]
 
 
 def read_text(start: int, count: int) -> list[int]:
-    """Return ``count`` tokens of the text, from the ``start``-th on."""
+    """Return ``count`` tokens of the text, starting at token ``start``."""
     return list(islice(cycle(TOKENS), start % len(TOKENS), start % len(TOKENS) + count))

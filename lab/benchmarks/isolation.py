@@ -1,21 +1,21 @@
-"""Attacks of one tenant on another, on the demo engine, and the price of what prevents them.
+"""Attacks of one tenant on another, on the demo engine, and the cost of preventing them.
 
     python -m eaglegate.lab.benchmarks.isolation sizes [--cadence 25]
     python -m eaglegate.lab.benchmarks.isolation timing
     python -m eaglegate.lab.benchmarks.isolation hits
 
-Several may be named; they share the servers.
+Several attacks may be named; they share the servers.
 
-``sizes``: somebody on the wire has seen streams of ``--prompts`` known prompts and guesses, by
-sizes and gaps alone, which of them a new stream answers. Plain streams, obfuscated ones and paced
-ones take turns. Answers are sampled at ``--temperature`` without a seed; with ``--natural`` they
-end where the model ends them, so that their length tells, too.
+``sizes``: an eavesdropper has seen streams of ``--prompts`` known prompts and guesses, by sizes and
+gaps alone, which of them a new stream answers. Plain, obfuscated and paced streams take turns.
+Answers are sampled at ``--temperature`` without a seed. With ``--natural`` they end where the model
+ends them, so that their length gives a hint as well.
 
-``timing``: a key guesses, by the time to its first token, whether another key sent the same prompt
-before; with one prefix cache for all keys, and with one for each.
+``timing``: a key guesses, by the time to its first token, if another key sent the same prompt
+before, with one prefix cache for all keys and with one for each.
 
-``hits``: keys that share a system prompt ask in turn; prompt tokens found in the cache, with one
-cache and with one for each.
+``hits``: keys that share a system prompt send questions in turn. The result is the share of prompt
+tokens found in the cache, with one cache and with one for each key.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ CHAT = "/v1/chat/completions"
 PROMPTS = Path(__file__).parents[1] / "measure" / "data" / "chat.jsonl"
 SECRETS = {f"key{at}": f"eg-key{at}-secret-of-32-bytes-or-more" for at in range(8)}
 STREAMS = {"plain": ("plain", False), "obfuscated": ("plain", True), "paced": ("paced", False)}
-"""Streams that are attacked: their server, and whether they are obfuscated."""
+"""Attacked streams: their server, and True if they are obfuscated."""
 SHARED, SEPARATE = tuple(SECRETS)[:4], tuple(SECRETS)[4:]
-"""Keys that share a prefix cache, and keys that have one each."""
+"""Keys that share a prefix cache, and keys with one each."""
 WORDS = (
     "river",
     "stone",
@@ -74,7 +74,7 @@ def report(text: str) -> None:
 
 
 def make_flags(folder: Path, *more: str) -> tuple[str, ...]:
-    """The demo with eight named keys."""
+    """Return the flags of the demo with eight named keys."""
     rows = [f"- name: {name}\n  sha256: {hash_key(key).hex()}\n" for name, key in SECRETS.items()]
     keys = folder / "keys.yaml"
     keys.write_text("keys:\n" + "".join(rows))
@@ -83,7 +83,7 @@ def make_flags(folder: Path, *more: str) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def gateways(**flags: Sequence[str]) -> AsyncGenerator[dict[str, str]]:
-    """Servers by name, started together; their URLs."""
+    """Start servers together, and yield their URLs by name."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         settings = [Setting(name, flags=make_flags(folder, *more)) for name, more in flags.items()]
@@ -111,7 +111,7 @@ def make_body(prompt: str, args: argparse.Namespace, *, obfuscated: bool) -> byt
 async def record_all(
     args: argparse.Namespace, urls: dict[str, str], prompts: list[str]
 ) -> dict[str, list[tuple[int, Trace]]]:
-    """Traces by setting, in rounds: within each, every prompt in every setting, shuffled."""
+    """Record traces by setting, in rounds with every prompt in every setting, shuffled."""
     settings = {name: STREAMS[name] for name in args.streams}
     ports = {name: urlsplit(url).port or 0 for name, url in urls.items()}
     traces: dict[str, list[tuple[int, Trace]]] = {name: [] for name in settings}
@@ -150,7 +150,7 @@ def describe(name: str, traces: list[tuple[int, Trace]], prompts: int, views: An
 
 
 def count_blocks(traces: list[tuple[int, Trace]]) -> dict[int, Counter[int]]:
-    """Streams of each prompt by their number of writes: what the end of a paced one shows."""
+    """Count the streams of each prompt by number of writes, which the end of a paced one shows."""
     found: dict[int, Counter[int]] = {}
     for at, trace in traces:
         found.setdefault(len(trace.sizes), Counter())[at] += 1
@@ -196,7 +196,7 @@ def write_text(rng: random.Random, words: int) -> str:
 async def probe(
     client: httpx.AsyncClient, args: argparse.Namespace, victim: str, attacker: str
 ) -> dict[bool, list[float]]:
-    """Seconds to the attacker's first token, by whether the victim had sent the prompt."""
+    """Return seconds to the attacker's first token, by True if the victim had sent the prompt."""
     rng = random.Random(args.seed)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for was_sent in rng.sample([True, False] * args.trials, 2 * args.trials):

@@ -1,5 +1,4 @@
-"""Measure the cost of each layer of the gateway, and the capacity of one core: on a scripted
-engine.
+"""Measure the cost of each layer of the gateway and the capacity of one core.
 
     python -m eaglegate.lab.benchmarks.layers table [--rounds 20]       each layer left out in turn
     python -m eaglegate.lab.benchmarks.layers saturation [--rounds 5]
@@ -7,13 +6,13 @@ engine.
     python -m eaglegate.lab.benchmarks.layers prompt [--rounds 20]
         time to first byte of a 100 kB prompt
 
-Every variant serves from a process of its own; its rounds alternate with the others', so that what
-else the machine does falls on all. CPU is user and system time of the serving process, from its
-CPU clock; the engine's own part, one call per stream and step, is in it. What counts is the
-difference or the ratio within one run.
+The engine is scripted. Every variant serves from its own process, and its rounds alternate with
+the others', so that other load on the machine affects all. CPU is user and system time of the
+serving process, from its CPU clock, including the engine's own part, one call per stream and step.
+Only the difference or the ratio within one run counts.
 
-The engine offers ``--offered`` tokens/s, whatever number of streams asks: steps that are due come
-as a burst once the event loop is back, as an engine's messages lie in their socket.
+The engine offers ``--offered`` tokens/s for any number of streams. Steps that are due arrive as a
+burst when the event loop is free, like an engine's messages that wait in their socket.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from eaglegate.lab.benchmarks.variants import (
 from eaglegate.lab.benchmarks.wire import TOOL
 
 ADDED = {"capture": "all", "store": "responses"}
-"""Layers that a variant adds, and to which one; the others are left out of ``all``."""
+"""Layers that a variant adds to another variant. All other layers are left out of ``all``."""
 
 
 def write_request(variant: Variant, text: str) -> bytes:
@@ -101,7 +100,7 @@ async def _watch_memory(server: ServingProcess, sizes: list[int]) -> None:
 def measure(
     variants: list[Variant], rounds: int, clients: int, text: str = "Tell me a story."
 ) -> dict[str, list[Sample]]:
-    """Rounds in turn, the order reversed every time; the first round of each is dropped."""
+    """Run rounds in turn, in alternating order, and drop the first round of each variant."""
     servers = [ServingProcess(variant) for variant in variants]
     found: dict[str, list[Sample]] = {variant.name: [] for variant in variants}
     try:
@@ -119,7 +118,7 @@ def measure(
 
 
 def print_table(rounds: int, clients: int) -> None:
-    """Each layer: us of CPU per token, as the median of the rounds' differences."""
+    """Print each layer's CPU per token, as the median of the rounds' differences."""
     found = measure(list(TABLE), rounds, clients)
     base = found["all"]
     whole = statistics.median(sample.us_per_token for sample in base)
@@ -172,7 +171,9 @@ def describe(samples: list[Sample]) -> str:
 
 
 def print_prompt(rounds: int) -> None:
-    """Time to first byte and CPU of one request, with vLLM's renderer and the demo's template."""
+    """Print time to first byte and CPU of one request, with vLLM's renderer and the demo's
+    template.
+    """
     for size in (100, 100_000):
         text = ("The engine proposes and the target decides. " * (size // 44 + 1))[:size]
         variant = replace(ALL, name=str(size), real_template=True)

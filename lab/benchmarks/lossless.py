@@ -1,8 +1,8 @@
 """Greedy text with and without the draft over many prompts, depths and two dtypes.
 
-Every difference is explained by the target's own gap between its two best tokens at the first
-token that differs: a near tie that another order of additions may turn, or a fault.
-Usage: ``python -m eaglegate.lab.benchmarks.lossless [--prompts 100] [--dtype float32 bfloat16]``
+The target's gap between its two best tokens at the first differing token explains every difference:
+it is a near tie that another order of additions may turn, or a fault. Usage: ``python -m
+eaglegate.lab.benchmarks.lossless [--prompts 100] [--dtype float32 bfloat16]``
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TOKENS = 96
 STARTS = ("Tell me about", "Count", "Explain", "Write a poem about", "What is", "List", "Repeat:")
 THINGS = ("a cat", "rain", "the harbor", "12 plus 30", "Paris", "an old key", "numbers", "Emma")
 NEAR_TIE = 0.05
-"""Natural log; float32 keeps the order of tokens that are further apart than this."""
+"""Largest gap of a near tie, in nats. Float32 keeps the order of tokens further apart."""
 
 
 def many(count: int) -> list[tuple[int, ...]]:
-    """Questions like those of the demo's training, and as many token soups nobody would write."""
+    """Make questions like those of the demo's training, and as many random token sequences."""
     renderer, dice = VllmRenderer(make_demo_arguments()), random.Random(0)
     pairs = itertools.cycle(itertools.product(STARTS, THINGS))
     asked = [
@@ -43,7 +43,7 @@ def many(count: int) -> list[tuple[int, ...]]:
 
 
 async def gap(engine: VllmEngine, request: EngineRequest, position: int) -> float:
-    """Measure the distance of the target's two best tokens where the texts part."""
+    """Return the gap of the target's two best tokens where the texts differ."""
     told = greedy("gap", request.prompt, position + 1, logprobs=2, ignore_eos=True)
     first, second = (await run(engine, told)).logprobs[position].top[:2]
     return first.logprob - second.logprob

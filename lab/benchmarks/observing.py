@@ -1,15 +1,15 @@
-"""Measure the cost of observing: server CPU per token with telemetry, access log and ids, and
-without.
+"""Measure the cost of observing: server CPU per token with and without telemetry.
 
     python -m eaglegate.lab.benchmarks.observing  the scripted engine: HTTP and parsing alone
     python -m eaglegate.lab.benchmarks.observing --engine demo     vLLM with the built-in demo
     python -m eaglegate.lab.benchmarks.observing --what capture
         telemetry with a capture of all, and without
 
-One process serves two gateways, alike but for the observing, on two ports. One client streams from
-them in turn, round after round; each round's CPU time is read from the scheduler, for all threads
-of the server process. vLLM's engine core is a process of its own and not in it. What counts is the
-ratio; the scripted engine is the hard case, because nothing but the gateway is in the denominator.
+Telemetry includes the access log and request ids. One process serves two gateways that differ only
+in telemetry, on two ports. One client streams from them in turn, round after round. Each round's
+CPU time is read from the scheduler, for all threads of the server process. vLLM's engine core has a
+separate process and is not included. Only the ratio counts. The scripted engine is the hard case,
+because the denominator is the gateway alone.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ INFO = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="sc
 TEXT = "The engine proposes and the target decides what is kept of it. "
 NAMES = ("off", "on")
 SETTLE_S = 2 * GATHER_S
-"""Seconds until the work that a round left to other threads is done, and counted with it."""
+"""Seconds until the work that a round left to other threads has finished and is counted with it."""
 OBSERVING, CAPTURE = ("observing", "capture")
 
 
 class Renderer:
-    """One line per message."""
+    """Renderer of one line per message."""
 
     def __init__(self) -> None:
         self.tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
@@ -83,7 +83,7 @@ class Renderer:
 
 
 def scripted(num_tokens: int) -> ScriptedEngine:
-    """Answers every request alike, in steps of one to four tokens."""
+    """Make an engine that answers every request alike, in steps of one to four tokens."""
     ids = Renderer().encode(TEXT * num_tokens, False)[:num_tokens]
     dice = random.Random(3)
     cuts = [1, *(1 + min(3, int(dice.expovariate(0.7))) for _ in ids)]
@@ -109,7 +109,7 @@ def open_capture(folder: File) -> RequestCapture:
 
 
 def make_app(engine: Engine, observing: bool, folder: File | None = None) -> ASGIApp:
-    """The gateway as the composition root builds it; with a folder it captures there."""
+    """Build the gateway like the composition root; with a folder it captures there."""
     renderer = Renderer()
     parsers = ParserFactory(Vocabulary.from_tokenizers(renderer.tokenizer), "hermes", "qwen3")
     served = ServedModel(("demo",), 3, True, {})
@@ -131,7 +131,7 @@ def make_app(engine: Engine, observing: bool, folder: File | None = None) -> ASG
 
 
 def serve(kind: str, what: str, num_tokens: int, told: Connection) -> None:
-    """The server process: both gateways, until the other end of the pipe is closed."""
+    """Run the server process with both gateways, until the other end of the pipe is closed."""
     asyncio.run(_serve(scripted(num_tokens) if kind == "scripted" else demo(), what, told))
 
 
@@ -158,7 +158,7 @@ async def _serve(engine: Engine, what: str, told: Connection) -> None:
 
 
 class Server:
-    """The process with both gateways in it."""
+    """Process that runs both gateways."""
 
     def __init__(self, kind: str, what: str, num_tokens: int) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -176,13 +176,13 @@ class Server:
         self.process.join()
 
     def cpu_s(self) -> float:
-        """CPU time all threads have had, to the nanosecond."""
+        """Return the CPU time of all threads, to the nanosecond."""
         threads = File(f"/proc/{self.process.pid}/task").glob("*/schedstat")
         return sum(int(each.read_text(encoding="ascii").split()[0]) for each in threads) / 1e9
 
 
 async def round_of(server: Server, name: str, requests: int, num_tokens: int) -> float:
-    """CPU microseconds per token over ``requests`` streams, four at a time."""
+    """Return CPU microseconds per token over ``requests`` streams, four at a time."""
     gate = asyncio.Semaphore(4)
     body = {
         "model": "demo",

@@ -1,11 +1,11 @@
-"""Ten times more load than can be served: goodput, refusals, and whether /health answers.
+"""Ten times more load than can be served: goodput, refusals, and answers of /health.
 
     python -m eaglegate.lab.benchmarks.overload [--engine-ms 500] [--places 2]
 
-The gateway runs on the scripted engine, whose places each serve a request in a known time; what is
-measured is admission. Load comes open-loop, as strangers come: nobody waits for anybody. A request
-counts as good when it was answered within its deadline (x-request-timeout). Shares of each other
-in one run count; absolute numbers are those of the machine.
+The gateway runs on the scripted engine, whose places each serve a request in a known time, so that
+only admission is measured. The load is an open loop: no client waits for another. A request is good
+if it was answered within its deadline (x-request-timeout). Only ratios within one run count:
+absolute numbers depend on the machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOADS = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 @dataclass
 class Seen:
-    """One load."""
+    """Results at one load."""
 
     sent: int = 0
     good: int = 0
@@ -86,7 +86,7 @@ async def health(url: str, seen: Seen) -> None:
 async def exchange(
     url: str, method: str, path: str, head: str = "", body: bytes = b""
 ) -> tuple[int, dict[bytes, bytes]]:
-    """One request on a connection of its own, at little cost to the one who measures."""
+    """Make one request on its own connection, at little cost to the client."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
@@ -104,7 +104,7 @@ async def exchange(
 
 
 async def serve(engine_s: float, places: int) -> None:
-    """The server's side: says where it is and serves until it is stopped."""
+    """Run the server: print its address, and serve until stopped."""
     lab = Lab()
     end = Step(tuple(lab.renderer.encode("x", False)), finish=FinishReason.STOP)
     lab.engine.script = [Pause(engine_s), end]

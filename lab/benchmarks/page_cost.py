@@ -1,9 +1,9 @@
-"""CPU time that an open page costs the server: its polls, with every list full and a full day.
+"""CPU time that an open page costs the server, with every list full and a full day.
 
     python -m eaglegate.lab.benchmarks.page_cost
 
-No engine and no socket: the routes' own work, JSON included, in this process, by
-``time.process_time``. HTTP adds what ``GET /health`` costs.
+It measures the work of the routes, including JSON, in this process by ``time.process_time``,
+without an engine or a socket. HTTP adds the cost of ``GET /health``.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ POLLS = {
     "/debug/history": 20.0,
     "/debug/alerts": 20.0,
 }
-"""Paths, and the seconds between two polls of the page."""
+"""Paths that the page polls, and the seconds between two polls."""
 WORKLOADS = ("chat", "tools", "structured", "reasoning")
 ROUNDS = 50
 
 
 def fill_day(telemetry: Telemetry, clock: list[float]) -> None:
-    """Two requests of each workload in every slot of a day, twelve templates among them."""
+    """Record two requests of each workload in every slot of a day, with twelve templates."""
     info = EngineInfo("m", 4096, 2048, SpeculationInfo("eagle3.1", 3, "draft", "K = 3"))
     telemetry.record_engine_start("default", info, 12.0)
     for slot in range(SLOTS):
@@ -59,7 +59,7 @@ def fill_day(telemetry: Telemetry, clock: list[float]) -> None:
 def answer(
     telemetry: Telemetry, clock: list[float], name: str, workload: str, template: str
 ) -> None:
-    """One request of 30 verify steps."""
+    """Record one request of 30 verify steps."""
     facts = RequestFacts(
         name, "chat", "m", "default", workload, template, True, 700, (name,), clock[0], clock[0]
     )
@@ -76,7 +76,7 @@ def answer(
 
 
 async def measure(app: Any) -> dict[str, float]:
-    """Median CPU milliseconds of one poll by path, less those of an unknown path."""
+    """Return the median CPU milliseconds of a poll by path, minus those of an unknown path."""
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         found = {}
         for path in ("/unknown", *POLLS):

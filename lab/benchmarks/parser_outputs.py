@@ -70,7 +70,7 @@ class Value:
 
 
 def _as_elements(value: Any) -> str:
-    """MiniMax M3's."""
+    """Write a value in MiniMax M3's notation."""
     if isinstance(value, list):
         return "".join(f"{M3}<item>{_as_elements(one)}{M3}</item>" for one in value)
     if isinstance(value, dict):
@@ -79,7 +79,7 @@ def _as_elements(value: Any) -> str:
 
 
 def _as_bare(value: Any, quote: str) -> str:
-    """Gemma's."""
+    """Write a value in Gemma's notation."""
     if isinstance(value, list):
         return f"[{','.join(_as_bare(one, quote) for one in value)}]"
     if isinstance(value, dict):
@@ -193,32 +193,32 @@ def _hermes(v: Value) -> str:
 
 
 def write_file(name: str, size: int) -> str:
-    """One call with a file."""
+    """Write one call with a file."""
     return OUTPUTS[name](Value("text", _repeat(LINE, size)))
 
 
 def write_markers(name: str, size: int) -> str:
-    """One call with a file that quotes the format's own markers, one a line."""
+    """Write one call with a file that quotes the format's own markers, one a line."""
     quoted = [marker for marker in tool_format(name).markers if marker.isprintable()]
     line = "".join(f"{LINE}# {marker} ends nothing here\n" for marker in quoted)
     return OUTPUTS[name](Value("text", _repeat(line, size)))
 
 
 def write_rows(name: str, size: int) -> str:
-    """One call with a list of small objects."""
+    """Write one call with a list of small objects."""
     rows = [{"id": n, "name": f"row {n}", "done": n % 3 == 0} for n in range(size // 40 + 1)]
     return OUTPUTS[name](Value("rows", rows))
 
 
 def write_calls(name: str, size: int) -> str:
-    """Small calls in a row."""
+    """Write small calls in a row."""
     head, separator, tail = IN_A_ROW.get(name, ("", "\n", ""))
     one = OUTPUTS[name](Value("text", "x")).removeprefix(head).removesuffix(tail)
     return head + separator.join([one] * (size // len(one) + 1)) + tail
 
 
 def write_prose(_name: str, size: int) -> str:
-    """An answer without calls."""
+    """Write an answer without calls."""
     return _repeat(PROSE, size)
 
 
@@ -236,7 +236,7 @@ IN_A_ROW = {
     "pythonic": ("[", ", ", "]"),
     "xlam": ("[", ", ", "]"),
 }
-"""Text around, between and behind calls in a row, where it is no line break."""
+"""Text around, between and after calls in a row, if it is not a line break."""
 
 
 def _repeat(line: str, size: int) -> str:

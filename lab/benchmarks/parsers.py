@@ -1,12 +1,12 @@
-"""Measure the cost of parsers per token: ours beside vLLM's for the same format, in the same run.
+"""Measure the cost of parsers per token, ours and vLLM's for the same format, in the same run.
 
-An output of 1, 16 or 64 kB arrives one or four tokens a step: by ``--shapes`` one call with a file,
-one with a file that quotes the format's own markers, one with a list of small objects, small calls
-in a row, or prose without calls. The figures are microseconds of CPU time a token, over the whole
-output; ``worst`` is the longest single step in milliseconds of wall time. Ours turn token ids into
-events, so that detokenisation is in them; vLLM's parser is handed the text as well, made
-beforehand, the way its chat server drives it (``parse_delta``). A measurement of vLLM stops after
-``--budget`` seconds and is then marked ``>``: its cost still grew; 0 leaves vLLM out. ``!`` marks a
+An output of 1, 16 or 64 kB arrives one or four tokens a step. ``--shapes`` selects one call with a
+file, one with a file that quotes the format's own markers, one with a list of small objects, small
+calls in a row, or prose without calls. The figures are microseconds of CPU time per token over the
+whole output; ``worst`` is the longest single step in milliseconds of wall time. Our parsers turn
+token ids into events, so they include detokenisation. vLLM's parser also gets the text, made
+beforehand, as in its chat server (``parse_delta``). A measurement of vLLM stops after ``--budget``
+seconds and is marked ``>``, because its cost was still growing; 0 leaves vLLM out. ``!`` marks a
 result of vLLM's that differs from ours. The ratio is vLLM's figure to ours.
 
     python -m eaglegate.lab.benchmarks.parsers [--formats NAME ...] [--shapes file calls ...] \\
@@ -39,7 +39,7 @@ TOKENIZER = Path(__file__).parents[2] / "engine/demo/target/tokenizer.json"
 
 
 def tokenizer_with(name: str) -> Tokenizer:
-    """The demo's tokenizer with the markers of a format as added tokens."""
+    """Return the demo's tokenizer with a format's markers as added tokens."""
     form = tool_format(name)
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     known = set(tokenizer.get_vocab())
@@ -62,7 +62,7 @@ def steps(ids: list[int], size: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Cost:
-    """CPU seconds of an output, the wall time of its longest step, and its calls' arguments."""
+    """CPU seconds of an output, wall time of its longest step, and its calls' arguments."""
 
     seconds: float
     longest_s: float
@@ -70,7 +70,7 @@ class Cost:
 
 
 def ours(name: str, vocabulary: Vocabulary, parts: list[list[int]]) -> Cost:
-    """Measures the whole, and then each step of a second run."""
+    """Measure the whole output, and then each step of a second run."""
     parser = make_parser(vocabulary, tool_parser=name, tools=[TOOL])
     started = time.process_time()
     for part in parts:
@@ -94,7 +94,7 @@ def arguments_of(events: list[ParserEvent]) -> str:
 
 
 class Vllm:
-    """vLLM's parser of one format, driven as its chat server does."""
+    """vLLM's parser of one format, driven as in its chat server."""
 
     def __init__(self, name: str, tokenizer: Tokenizer) -> None:
         from transformers import PreTrainedTokenizerFast
@@ -129,7 +129,7 @@ class Vllm:
 
 @dataclass(frozen=True)
 class Measured:
-    """CPU time for so many tokens, and the arguments that came out."""
+    """CPU time for a number of tokens, and the resulting arguments."""
 
     seconds: float
     tokens: int
@@ -142,12 +142,12 @@ def _arguments(deltas: list[Any]) -> str:
 
 
 def same(theirs: str, mine: str) -> bool:
-    """Blanks and the spelling of characters aside."""
+    """Return True if the arguments are equal except for blanks and escapes."""
     return _values(theirs) == _values(mine)
 
 
 def _values(arguments: str) -> list[Any] | None:
-    """Objects one behind the other."""
+    """Parse consecutive JSON objects."""
     found, at, decoder = [], 0, json.JSONDecoder()
     try:
         while at < len(arguments):

@@ -1,9 +1,8 @@
 """Regret of the depth planner against fixed depths, no draft and an oracle, simulated.
 
-``lab/benchmarks/regret_sim.py`` is the engine: known survivals, and step times that were measured
-on
-the 40-layer demo, or are shaped like a GPU's (``--gpu``). Every lane serves the same requests.
-Usage: ``python -m eaglegate.lab.benchmarks.regret [--seeds 3] [--gpu]``
+``lab/benchmarks/regret_sim.py`` is the engine, with known survivals, and step times that were
+measured on the 40-layer demo or are shaped like a GPU's (``--gpu``). Every lane serves the same
+requests. Usage: ``python -m eaglegate.lab.benchmarks.regret [--seeds 3] [--gpu]``
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from eaglegate.lab.benchmarks.regret_sim import (
 )
 
 WINDOW = 200
-"""Steps of a window that is compared with no draft at all."""
+"""Steps of a window that is compared with serving without a draft."""
 SETTLED = 0.95
-"""Recovered: the rate of twenty steps reaches this share of the phase's own."""
+"""Share of a phase's rate that twenty steps must reach to count as recovered."""
 
 
 def rate(phases: Sequence[PhaseResult]) -> float:
@@ -33,7 +32,7 @@ def rate(phases: Sequence[PhaseResult]) -> float:
 
 
 def worst_window(phase: PhaseResult, other: float) -> float:
-    """The slowest ``WINDOW`` steps of a phase over the rate ``other``."""
+    """Return the rate of the slowest ``WINDOW`` steps of a phase over ``other``."""
     steps = phase.steps
     windows = [steps[at : at + WINDOW] for at in range(0, max(1, len(steps) - WINDOW), 20)]
     rates = [sum(t for _, t, _ in window) / sum(s for s, _, _ in window) for window in windows]
@@ -41,7 +40,7 @@ def worst_window(phase: PhaseResult, other: float) -> float:
 
 
 def recovery(phase: PhaseResult) -> int:
-    """Steps until twenty steps on end run at ``SETTLED`` of the phase's rate."""
+    """Return the steps until twenty steps reach ``SETTLED`` of the phase's rate."""
     for at in range(len(phase.steps) - 20):
         window = phase.steps[at : at + 20]
         if sum(t for _, t, _ in window) / sum(s for s, _, _ in window) >= SETTLED * phase.rate:

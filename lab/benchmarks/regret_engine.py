@@ -1,11 +1,11 @@
 """Regret of the depth planner on real engines: fixed depths, no draft and auto take turns.
 
-Two engines are up: one without a draft, one with K = 7. Every phase is dealt out in blocks of so
-many seconds; every lane serves each block, so that what disturbs the machine disturbs all of them.
-Clients send one request after the other, each of one kind, so that a batch stays mixed to its end.
-The lane ``right`` gives each request the best fixed depth of its kind. On a machine that others
-use, too, time is the CPU time of the engine's process: it has one thread. Needs the cost-scaled
-demo, on which a draft can pay:
+Two engines run: one without a draft, one with K = 7. Every phase is split into blocks of some
+seconds, and every lane serves each block, so that a disturbance of the machine affects all lanes.
+Each client sends one request after another, all of one kind, so that a batch stays mixed to its
+end. The lane ``right`` gives each request the best fixed depth of its kind. Time is the CPU time of
+the engine's process, which has one thread, because other programs may use the machine. Needs the
+cost-scaled demo, on which a draft can pay:
 
     python -m eaglegate.lab.training.cost_scaled --identity-layers 32 --out DIR
     python -m eaglegate.lab.benchmarks.regret_engine DIR [--rounds 2] [--block-s 4] \\
@@ -42,19 +42,19 @@ MOST = 7
 FIXED = (0, 1, 3, 5, 7)
 LANES = ("none", *(f"K={depth}" for depth in FIXED), "right", "auto")
 RIGHT = {"friendly": 7, "long": 7, "hostile": 0, "unseeded": 0}
-"""The best fixed depth of each kind."""
+"""Best fixed depth of each kind."""
 TOKENS = 64
 LONG_TOKENS = 256
-"""Tokens of an answer behind a long prompt, which would else be all that is timed."""
+"""Tokens of an answer after a long prompt, so that not only the prompt is timed."""
 KV_BYTES = 3 << 30
 VOCABULARY = 2000
-"""Tokens that a hostile prompt is drawn from."""
+"""Number of tokens from which a hostile prompt is drawn."""
 Maker = Callable[[int], EngineRequest]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """``batch`` clients, which have the ``kinds`` by turns."""
+    """Phase with ``batch`` clients, which take the ``kinds`` in turn."""
 
     name: str
     kinds: tuple[str, ...]
@@ -82,12 +82,12 @@ THINGS = ("cat", "key", "river", "king", "garden", "bird", "ship", "clock", "mou
 
 @dataclass
 class Block:
-    """Figures of one lane's block. ``arrivals``: seconds since its beginning, and tokens."""
+    """Figures of one lane's block. ``arrivals`` are seconds since its beginning, and tokens."""
 
     phase: str
     lane: str
     seconds: float
-    """CPU time of the engine's process, prompts included."""
+    """CPU time of the engine's process, including prompts."""
     wall_s: float
     tokens: int
     began: float
@@ -97,7 +97,7 @@ class Block:
 
 
 class Traffic:
-    """Requests by kind and number; equal numbers are equal requests."""
+    """Requests by kind and number. Equal numbers give equal requests."""
 
     def __init__(self, renderer: VllmRenderer) -> None:
         pairs = itertools.permutations(THINGS, 2)
@@ -112,7 +112,7 @@ class Traffic:
         }
 
     def make(self, phase: Phase, block: int, client: int) -> Iterator[tuple[str, EngineRequest]]:
-        """Make the requests of a client; they are the same for every lane."""
+        """Yield the requests of a client, which are the same for every lane."""
         kind = phase.kinds[client % len(phase.kinds)]
         for number in itertools.count():
             yield kind, self.make_kind(kind, (block * 100 + client) * 100 + number)
@@ -148,9 +148,7 @@ def _make_unseeded(number: int) -> EngineRequest:
 
 
 def describe_target(demo: Path) -> dict[str, Any]:
-    """Describe the target, with room for the long prompts in the prefix cache: they are computed
-    once.
-    """
+    """Return the target's arguments, with prefix-cache room for the long prompts."""
     folder = str(demo / "target")
     return {"model": folder, "max_model_len": 4096, "kv_cache_memory_bytes": KV_BYTES}
 
@@ -168,7 +166,7 @@ async def serve(
     block_s: float,
     block: Block,
 ) -> None:
-    """A closed loop of clients for ``block_s`` seconds of the engine's CPU time."""
+    """Run a closed loop of clients for ``block_s`` seconds of the engine's CPU time."""
     (process,) = engine._processes
     clock = clock_of(process.pid)
     begin, begin_s = time.perf_counter(), time.clock_gettime(clock)
@@ -212,7 +210,7 @@ async def serve_block(
 
 
 def direct(request: EngineRequest, lane: str, kind: str) -> EngineRequest:
-    """Each kind is a workload and a tenant of its own."""
+    """Give each kind its own workload and tenant."""
     fixed = int(lane[2:]) if lane.startswith("K=") else None
     depth = RIGHT[kind] if lane == "right" else fixed
     name = f"{request.id}@{lane}"
@@ -220,7 +218,7 @@ def direct(request: EngineRequest, lane: str, kind: str) -> EngineRequest:
 
 
 def subtract(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """Sums since ``before``; everything else as it is now."""
+    """Return sums since ``before``, and everything else from ``after``."""
     found = dict(after)
     for name in ("expected_tokens", "committed_tokens", "expected_s", "taken_s", "planning_s"):
         found[name] = after[name] - before[name]
@@ -271,7 +269,7 @@ def write(blocks: list[Block], out: Path | None) -> None:
 
 
 def print_phase(phase: str, lanes: Sequence[str], blocks: list[Block]) -> None:
-    """Tokens per second over those without a draft: of all blocks, by pairs, their median."""
+    """Print tokens per second over those without a draft: in total, by pairs, and their median."""
     mine = [block for block in blocks if block.phase == phase]
     rates = {lane: [b.tokens / b.seconds for b in mine if b.lane == lane] for lane in lanes}
     ratios = {
@@ -301,7 +299,7 @@ def print_phase(phase: str, lanes: Sequence[str], blocks: list[Block]) -> None:
 
 
 def count_recovery(planner: dict[str, Any]) -> int:
-    """Steps of a block until twenty on end run at 0.95 of what the block's later half does."""
+    """Return the steps of a block until twenty reach 0.95 of the rate of its later half."""
     rows = [(seconds, tokens) for seconds, tokens, *_ in planner["recent"]]
     settled = rows[len(rows) // 2 :]
     aim = 0.95 * sum(t for _, t in settled) / max(1e-9, sum(s for s, _ in settled))
@@ -313,9 +311,7 @@ def count_recovery(planner: dict[str, Any]) -> int:
 
 
 def compare_kinds(blocks: list[Block]) -> dict[str, float]:
-    """Tokens per second of each kind with the planner, over those with the right depths; empty
-    where the right depths were not run.
-    """
+    """Return each kind's tokens per second with the planner, over the right depths if run."""
     found: dict[str, list[float]] = {}
     auto, right = ([b for b in blocks if b.lane == lane] for lane in ("auto", "right"))
     for one, other in zip(auto, right, strict=bool(right)):

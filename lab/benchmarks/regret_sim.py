@@ -1,9 +1,9 @@
 """A simulated engine for the depth planner: known survivals, a known cost table, any seed.
 
 Requests of several kinds decode in a closed loop. Acceptance is drawn from each kind's conditional
-acceptance per position; step times come with noise from a table: ``COST_MS`` was measured (the
+acceptance per position. Step times come with noise from a table: ``COST_MS`` was measured (the
 40-layer demo on two cores), ``GPUS`` are shaped like GPUs. Lanes are fixed depths, no draft, the
-planner, and an oracle that knows all.
+planner, and an oracle with full knowledge.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ DEPTH = 7
 MEASURED_BATCHES = np.array([1.0, 16.0])
 MEASURED_DEPTHS = np.array([0.0, 1.0, 5.0, 7.0])
 COST_MS = np.array([[9.8, 11.4, 13.9, 15.4], [18.4, 21.6, 36.0, 39.5]])
-"""Step time by batch size and depth, all drafts verified."""
+"""Step time by batch size and depth, with all drafts verified."""
 DRAFT_SHARE = 0.45
-"""Share of a step's extra time that is drafting, not verifying."""
+"""Share of a step's extra time that is spent on drafting instead of verifying."""
 NO_DRAFT = 0.95
-"""A step without a draft over one at depth 0 with a draft loaded."""
+"""Time of a step without a draft over one at depth 0 with a draft loaded."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of traffic: conditional acceptance per position, answer length in tokens."""
+    """Kind of traffic: conditional acceptance per position, and answer length in tokens."""
 
     name: str
     acceptance: tuple[float, ...]
@@ -54,7 +54,7 @@ LONG = Kind("long", (0.9, 0.75, 0.55, 0.4, 0.3), 200)
 
 @dataclass(frozen=True)
 class Phase:
-    """``kinds`` take turns; ``batch`` requests at a time; ``requests`` in all."""
+    """Phase of ``requests`` in total, ``batch`` at a time; ``kinds`` take turns."""
 
     name: str
     kinds: tuple[Kind, ...]
@@ -75,7 +75,7 @@ PHASES = (
 
 
 def step_ms(batch: int, verified: float, depth: int) -> float:
-    """The table between its points; verified tokens count as their share of a full width."""
+    """Interpolate in the table; verified tokens count as their share of a full width."""
 
     def at(d: float) -> float:
         rows = [np.interp(d, MEASURED_DEPTHS, row) for row in COST_MS]
@@ -87,14 +87,12 @@ def step_ms(batch: int, verified: float, depth: int) -> float:
 
 
 class CpuTable:
-    """The measured table. No step depends on how widths are spread over requests."""
+    """Measured table. No step depends on the distribution of widths over requests."""
 
     graphs: StepGraphs | None = None
 
     def step_ms(self, widths: Sequence[int], depth: int) -> float:
-        """Milliseconds of a step that verifies so many drafts of each request, and drafts so
-        deep after it.
-        """
+        """Return the milliseconds of a step with these verified widths and draft depth."""
         return step_ms(len(widths), float(sum(widths)), depth)
 
 
@@ -102,14 +100,14 @@ class CpuTable:
 class GpuTable:
     """Step times shaped like those of a GPU with vLLM's second model runner.
 
-    A step reads all weights once (``base_ms``), computes the tokens that it is padded to, and turns
-    from memory-bound to compute-bound at ``knee`` tokens. Without a FULL graph, kernels of every
-    layer are launched one by one. A pass of the draft reads the draft's weights.
+    A step reads all weights once (``base_ms``), computes the tokens that it is padded to, and
+    changes from memory-bound to compute-bound at ``knee`` tokens. Without a FULL graph, kernels of
+    every layer are launched one by one. A pass of the draft reads the draft's weights.
 
-    What the numbers come from: an H100 reads 3.35 TB/s and computes 989 TFLOP/s in bf16 (its data
-    sheet), so that 300 tokens take as long to compute as weights to read; real kernels reach some
-    70 %. The time that PIECEWISE graphs cost is vLLM's own: pull requests 21477 (8B: on par), 16072
-    (1.5B: 7 %) and 25444 (30B with 3B active: 47 %). Sizes and depths are those of
+    Sources of the numbers: an H100 reads 3.35 TB/s and computes 989 TFLOP/s in bf16 (its data
+    sheet), so 300 tokens take as long to compute as weights to read; real kernels reach about 70 %.
+    The cost of PIECEWISE graphs is vLLM's own: pull requests 21477 (8B: on par), 16072 (1.5B: 7 %)
+    and 25444 (30B with 3B active: 47 %). Sizes and depths are those of
     ``engine/vllm_backend/graphs.py``.
     """
 
@@ -119,7 +117,7 @@ class GpuTable:
     compute_ms: float
     """Milliseconds of each token beyond the knee."""
     request_ms: float
-    """Reading the KV cache of a context of 1,000 tokens."""
+    """Milliseconds to read the KV cache of a context of 1,000 tokens."""
     piecewise_ms: float
     draft_ms: float
     """Milliseconds of each pass of the draft; the first also fills its KV cache."""
@@ -167,7 +165,7 @@ class Lane:
     factor: float = 1.0
     table: CpuTable | GpuTable = field(default_factory=CpuTable)
     depth: int | None = None
-    """A fixed one."""
+    """Fixed depth, if any."""
 
 
 @dataclass
@@ -188,7 +186,7 @@ def fixed(depth: int) -> Chooser:
 
 
 def oracle(running: Sequence[Running]) -> tuple[int, Ints]:
-    """Greedy over true survivals for every depth: no approximation but the step's own horizon."""
+    """Choose by true survivals at every depth; only the step's own horizon is approximate."""
     survival = np.cumprod([r.kind.conditional for r in running], axis=1)
     best = (len(running) / step_ms(len(running), 0, 0), 0, np.zeros(len(running), dtype=np.int64))
     for depth in range(1, DEPTH + 1):
@@ -205,7 +203,7 @@ def oracle(running: Sequence[Running]) -> tuple[int, Ints]:
 
 
 def make_oracle(table: CpuTable | GpuTable) -> Chooser:
-    """The best of all depths with all thresholds of true survival, and of all equal widths."""
+    """Return a chooser of the best depth, with all thresholds of true survival and equal widths."""
 
     def choose(running: Sequence[Running]) -> tuple[int, Ints]:
         survival = np.cumprod([r.kind.conditional for r in running], axis=1)
@@ -239,10 +237,10 @@ def run(
     noise: float = 0.05,
     slowness: Callable[[int], float] = lambda _: 1.0,
 ) -> list[PhaseResult]:
-    """Every phase to its last request. Equal seeds draw equal requests for every lane.
+    """Run every phase to its last request. Equal seeds draw equal requests for every lane.
 
-    ``slowness`` of the machine at a phase's n-th step: times are observed times that, and counted
-    without it.
+    ``slowness`` is the machine's at a phase's n-th step: observed times are multiplied by it, and
+    counted without it.
     """
     rng = np.random.default_rng(seed)
     results = []
@@ -285,7 +283,7 @@ def _step(
     noise: float,
     slowness: float,
 ) -> None:
-    """Verify the drafts of the step before, then draft: that order, as an engine does."""
+    """Verify the drafts of the previous step, then draft, in an engine's order."""
     depth, widths = lane.choose(running)
     verified = np.array([r.width for r in running])
     draws = rng.random((len(running), DEPTH))
@@ -315,7 +313,7 @@ def _step(
 
 
 def _take(lane: Lane, widths: list[int], depth: int) -> float:
-    """Milliseconds of a step. A fixed depth has graphs of its own."""
+    """Return the milliseconds of a step. A fixed depth has graphs of its own."""
     if isinstance(lane.table, GpuTable) and lane.depth is not None:
         own = replace(lane.table.graphs, widths=(lane.depth,))
         return lane.table.run_ms(widths, depth, own.find_mode(widths))
@@ -339,7 +337,7 @@ def profiled(planner: DepthPlanner, table: CpuTable | GpuTable | None = None) ->
 
 
 def lanes(table: CpuTable | GpuTable | None = None) -> list[Lane]:
-    """``line`` is the planner that knows nothing of graphs."""
+    """Return the lanes; ``line`` is the planner that does not know about graphs."""
     table = table or CpuTable()
     planner = profiled(DepthPlanner(DEPTH, graphs=table.graphs), table)
     line = profiled(DepthPlanner(DEPTH), table)

@@ -1,17 +1,17 @@
 """Regret of the depth planner step by step: one engine changes its lane every forty steps.
 
-Lanes of an engine each, or blocks of seconds, differ by a tenth on a machine that others use, so a
-regret of two percent cannot be seen in them. Here the lanes are the same engine's, serving the same
+On a shared machine, lanes on separate engines or in blocks of seconds differ by a tenth, so regret
+of two percent would not be visible. Here all lanes run on the same engine and serve the same
 requests: the planner (``auto``), fixed depths, and ``right``, the best fixed depth of each kind of
 request. They take turns in an order drawn anew for every cycle, for ``SWITCH`` steps each, of which
-the first ``SKIPPED`` count for nobody. Steps that hold a prompt are left out. The planner learns in
-its own steps alone; its planning counts for it and for nobody else.
+the first ``SKIPPED`` are not counted. Steps with a prompt are left out. The planner learns only in
+its own steps, and its planning time counts only there.
 
     python -m eaglegate.lab.training.cost_scaled --identity-layers 32 --out DIR
     python -m eaglegate.lab.benchmarks.regret_switch DIR [--phase-s 60] [--phases "hostile 4" ...]
 
-Printed: tokens per second over those at the best fixed depth, compared within each cycle, with the
-standard error over cycles, and the share of the planner's own seconds that planning took.
+Prints the tokens per second over those at the best fixed depth, compared within each cycle, with
+the standard error over cycles, and the share of planning in the planner's seconds.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from eaglegate.lab.benchmarks.regret_engine import (
 
 SWITCH = 40
 SKIPPED = 4
-"""Steps after a change that still verify or pay for what the last lane drafted."""
+"""Steps after a change that still verify or pay for the previous lane's drafts."""
 LANES = ("auto", "right", *(f"K={depth}" for depth in FIXED))
 NAMED = "REGRET_LANES"
-"""Environment of the engine's process: its lanes."""
+"""Environment variable of the engine's process with its lanes."""
 Floats = NDArray[np.floating[Any]]
 
 
 class SwitchingPlanner(DepthPlanner):
-    """A planner that is only asked in the steps of its own lane."""
+    """Planner that is only asked in the steps of its own lane."""
 
     def __init__(self, depth: int) -> None:
         super().__init__(depth)
@@ -68,7 +68,7 @@ class SwitchingPlanner(DepthPlanner):
         self._waiting: list[str] = []
         self._lane = "auto"
         self._steps = -math.inf
-        """Steps of the lane; it does not end before the first call of ``describe``."""
+        """Steps of the lane, which does not end before the first call of ``describe``."""
         self._planned_s = 0.0
         self._segment = make_segment(self._lane)
         self._segments: list[list[Any]] = []
@@ -112,7 +112,7 @@ class SwitchingPlanner(DepthPlanner):
         self._segment[4] += self._planned_s
 
     def describe(self, recent: int = 0) -> dict[str, object]:
-        """The whole segments since the last call, as lane, tokens, seconds, steps, planning."""
+        """Return complete segments since the last call: lane, tokens, seconds, steps, planning."""
         segments, self._segments = self._segments, []
         self._steps, self._segment = 0, make_segment(self._lane)
         return super().describe(recent) | {"segments": segments}
@@ -199,7 +199,7 @@ def print_phase(
 
 
 def group_cycles(segments: list[list[Any]], lanes: int) -> Iterator[dict[str, float]]:
-    """The logarithm of every lane's tokens per second, of each whole cycle."""
+    """Yield the logarithm of every lane's tokens per second for each complete cycle."""
     cycle: dict[str, float] = {}
     for lane, tokens, seconds, steps, _ in segments:
         if lane in cycle:
@@ -212,9 +212,7 @@ def group_cycles(segments: list[list[Any]], lanes: int) -> Iterator[dict[str, fl
 
 
 def compare(rates: Floats, best: Floats) -> str:
-    """Compare pairs of one cycle, between which the machine's speed changes least: the geometric
-    mean of the ratios, and the standard error of its logarithm.
-    """
+    """Return the geometric mean of ratios within cycles, and its logarithm's standard error."""
     if len(rates) < 2:
         return "-"
     ratios = rates - best

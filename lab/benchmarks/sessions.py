@@ -1,9 +1,9 @@
 """The depth planner on realistic sessions, simulated: an hour of phases of 5 to 60 seconds.
 
-``lab/benchmarks/sessions_traffic.py`` draws the traffic, ``lab/benchmarks/regret_sim.py`` has the
-step
-times of the 40-layer demo. Every lane serves each phase for as long, with the same requests; what a
-change of traffic costs counts. A request's own acceptance is drawn around that of its kind.
+``lab/benchmarks/sessions_traffic.py`` draws the traffic, and ``lab/benchmarks/regret_sim.py`` has
+the step times of the 40-layer demo. Every lane serves each phase for the same time, with the same
+requests. The cost of changes of traffic is included. A request's acceptance is drawn around that of
+its kind.
 
     python -m eaglegate.lab.benchmarks.sessions [--minutes 60] [--seeds 2] [--phases]
     python -m eaglegate.lab.benchmarks.sessions --laps
@@ -29,16 +29,16 @@ from eaglegate.lab.benchmarks.sessions_traffic import Sent, SessionPhase, make_l
 Floats = NDArray[np.floating]
 FIXED = (0, 1, 3, 5, 7)
 NO_DRAFT = 0.975
-"""A step without a draft over one at depth 0 with a draft loaded, as measured."""
+"""Measured time of a step without a draft over one at depth 0 with a draft loaded."""
 PREFILL_MS = 6.0
-"""Milliseconds that the prompt of a request adds to the step that reads it."""
+"""Milliseconds that a request's prompt adds to the step that reads it."""
 PROMPT_TOKENS = 64
 SPREAD = 0.5
-"""Deviation of a request from its kind, in logits of acceptance."""
+"""Standard deviation of a request from its kind, in logits of acceptance."""
 LAPS = (1, 8), (4, 16), (16, 32)
-"""Streams, and requests of a lap."""
+"""Number of streams, and of requests in a lap."""
 LONG_S = 20.0
-"""Phases at least this long are held to the best fixed depth."""
+"""Duration from which phases are compared with the best fixed depth."""
 ACCEPTANCE = {
     "friendly": (0.97, 0.96, 0.96, 0.95, 0.95, 0.94, 0.94),
     "structured": (0.94, 0.93, 0.92, 0.91, 0.9, 0.9, 0.9),
@@ -48,14 +48,14 @@ ACCEPTANCE = {
     "creative": (0.45, 0.4, 0.35, 0.3, 0.3, 0.3, 0.3),
     "hostile": (0.12, 0.08, 0.05, 0.05, 0.05, 0.05, 0.05),
 }
-"""Conditional acceptance of each kind, by position."""
+"""Conditional acceptance of each kind by position."""
 _positions = np.arange(1, DEPTH + 1)
 _step_ms = cache(step_ms)
 
 
 @dataclass
 class Running:
-    """A request that is decoded; ``width``: drafts that its next step verifies."""
+    """Request in decoding; ``width`` is the number of drafts that its next step verifies."""
 
     sent: Sent
     conditional: Floats
@@ -113,7 +113,7 @@ class Lane:
 
 
 def serve(lane: Lane, phases: Sequence[SessionPhase], seed: int) -> list[Served]:
-    """Every phase for its seconds, or all of its requests; then its clients leave."""
+    """Run every phase for its seconds or all of its requests; then its clients leave."""
     rng = np.random.default_rng(seed)
     found = []
     for phase in phases:
@@ -139,14 +139,14 @@ def serve(lane: Lane, phases: Sequence[SessionPhase], seed: int) -> list[Served]
 
 
 def _begin(lane: Lane, supply: Iterator[Sent]) -> Iterator[tuple[Running, Iterator[Sent]]]:
-    """A client's next request, if it sends one."""
+    """Yield a client's next request, if there is one."""
     for sent in itertools.islice(supply, 1):
         lane.begin(sent)
         yield Running(sent, draw_acceptance(sent), sent.tokens), supply
 
 
 def draw_acceptance(sent: Sent) -> Floats:
-    """A request's conditional acceptance by position: its kind's, moved in logits."""
+    """Draw a request's conditional acceptance by position: its kind's, shifted in logits."""
     base = np.array(ACCEPTANCE[sent.kind])
     shift = np.random.default_rng(list(sent.name.encode())).normal(0.0, SPREAD)
     return np.asarray(1 / (1 + (1 / base - 1) * np.exp(-shift)))
@@ -155,7 +155,7 @@ def draw_acceptance(sent: Sent) -> Floats:
 def _step(
     lane: Lane, running: list[Running], prompts: int, served: Served, rng: np.random.Generator
 ) -> None:
-    """Verify the drafts of the step before, then draft: that order, as an engine does."""
+    """Verify the drafts of the previous step, then draft, in an engine's order."""
     depth, widths = lane.choose(running)
     verified = np.array([one.width for one in running])
     conditional = np.array([one.conditional for one in running])
@@ -177,7 +177,7 @@ def _step(
 
 @dataclass
 class Score:
-    """``auto`` against the other lanes."""
+    """Comparison of ``auto`` with the other lanes."""
 
     total: float
     """Tokens per second over those of the best fixed depth over all phases."""
@@ -238,7 +238,7 @@ def report(minutes: float, seeds: Sequence[int], every: bool) -> None:
 
 
 def report_laps(seeds: Sequence[int]) -> None:
-    """Friendly laps that alternate with hostile ones: tokens per second over no draft."""
+    """Print tokens per second over no draft, for friendly laps alternating with hostile ones."""
     print("| streams | requests | kind | K=0 | K=7 | best fixed | auto |")
     print("|---" * 7 + "|")
     for streams, requests in LAPS:

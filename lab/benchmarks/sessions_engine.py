@@ -1,12 +1,12 @@
 """The depth planner on realistic sessions, on real engines: the traffic of ``sessions``, shortened.
 
-Two engines are up: one without a draft, one with K = 7. Every lane serves each phase in turn, the
-first lane another one each time, so that what disturbs the machine disturbs all of them. Time is
-the CPU time of the engine's process, prompts included: it has one thread. ``--scale`` shortens the
-phases, which makes every change of traffic weigh more. Acceptance is the demo's own: ``friendly``
-and ``structured`` requests are greedy stories and objects, ``chat`` and ``creative`` ones sample at
-temperatures 0.7 and 1.2, ``hostile`` ones sample at 1.6 behind random tokens. Needs the cost-scaled
-demo, on which a draft can pay:
+Two engines run: one without a draft, one with K = 7. Every lane serves each phase in turn, starting
+with another lane each time, so that a disturbance of the machine affects all lanes. Time is the CPU
+time of the engine's process, which has one thread, including prompts. ``--scale`` shortens the
+phases, which increases the weight of every change of traffic. Acceptance is the demo's own:
+``friendly`` and ``structured`` requests are greedy stories and objects, ``chat`` and ``creative``
+requests sample at temperatures 0.7 and 1.2, and ``hostile`` requests sample at 1.6 after random
+tokens. Needs the cost-scaled demo, on which a draft can pay:
 
     python -m eaglegate.lab.training.cost_scaled --identity-layers 32 --out DIR
     python -m eaglegate.lab.benchmarks.sessions_engine DIR [--seconds 240] [--scale 0.25] [--seed 0]
@@ -41,7 +41,7 @@ from eaglegate.lab.benchmarks.wire import clock_of
 
 LANES = ("none", "K=3", "K=7", "auto")
 TEMPERATURES = {"chat": 0.7, "creative": 1.2, "hostile": 1.6}
-"""The kinds that sample."""
+"""Temperatures of the kinds that sample."""
 CITIES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Quito")
 SCHEMA = {
     "type": "object",
@@ -57,7 +57,7 @@ Send = Callable[[Sent], EngineRequest]
 
 
 class SessionTraffic:
-    """Requests of an engine for what clients of the sessions send."""
+    """Engine requests for the sessions' clients."""
 
     def __init__(self, renderer: VllmRenderer) -> None:
         self._renderer = renderer
@@ -131,7 +131,7 @@ class Lane:
 
 
 async def serve(engine: VllmEngine, phase: SessionPhase, make: Send) -> Served:
-    """Every client of the phase, for its seconds of the engine's CPU or all of its requests."""
+    """Run every client of the phase, for its seconds of engine CPU or all of its requests."""
     (process,) = engine._processes
     clock = clock_of(process.pid or 0)
     served, begin_s = Served(phase), time.clock_gettime(clock)
@@ -222,7 +222,7 @@ def print_sessions(found: dict[str, list[Served]], lanes: Sequence[Lane], long_s
 
 
 def print_laps(streams: int, requests: int, found: dict[str, list[Served]]) -> None:
-    """Tokens per second over no draft: all laps of a kind, and the range over laps."""
+    """Print the tokens per second over no draft: all laps of a kind, and the range over laps."""
     for kind in ("friendly", "hostile"):
         cells = []
         for served in found.values():

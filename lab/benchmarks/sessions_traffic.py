@@ -1,8 +1,8 @@
-"""Traffic of realistic sessions: applications with keys of their own that come and go.
+"""Traffic of realistic sessions: applications with separate keys that come and go.
 
-A phase lasts 5 to 60 seconds. Its clients each send one request after the other, and leave when it
-ends, so that every lane has the same batch. Answers have 20 to 200 tokens. Some applications send
-one kind of request, others mix kinds that nothing in a request tells apart.
+A phase lasts 5 to 60 seconds. Each client sends one request after another and leaves at the end of
+the phase, so that every lane has the same batch. Answers have 20 to 200 tokens. Some applications
+send one kind of request; others mix kinds that cannot be distinguished in a request.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Application:
-    """One API key with one workload. ``kinds``: kinds of its requests, and their shares."""
+    """One API key with one workload. ``kinds`` are its kinds of requests with their shares."""
 
     name: str
     workload: str
     kinds: dict[str, float]
     seeded: float = 0.0
-    """Share of its requests that have a seed."""
+    """Share of requests with a seed."""
 
 
 APPLICATIONS = (
@@ -37,7 +37,7 @@ APPLICATIONS = (
 )
 TOKENS = 20, 200
 STREAMS = 1, 1, 2, 4
-"""Clients of one application in a steady phase."""
+"""Number of clients of one application in a steady phase."""
 BURST = 16
 
 
@@ -54,8 +54,9 @@ class Sent:
 
 @dataclass(frozen=True)
 class SessionPhase:
-    """``clients``: the application of each. Ends after ``seconds``, or once every client has sent
-    ``requests`` and all of them are served.
+    """Phase; ``clients`` names the application of each client.
+
+    It ends after ``seconds``, or when every client has sent ``requests`` and all are served.
     """
 
     name: str
@@ -77,7 +78,7 @@ class SessionPhase:
 
 
 def make_sessions(seed: int, seconds: float) -> list[SessionPhase]:
-    """Steady phases of one application, mixtures of several, and bursts, ``seconds`` in all."""
+    """Make steady phases of one application, mixtures, and bursts, ``seconds`` in total."""
     draw = random.Random(seed)
     phases: list[SessionPhase] = []
     while (left := seconds - sum(phase.seconds for phase in phases)) > 0:
@@ -87,7 +88,7 @@ def make_sessions(seed: int, seconds: float) -> list[SessionPhase]:
 
 
 def make_laps(streams: int, requests: int, laps: int = 8) -> list[SessionPhase]:
-    """Laps of so many friendly requests that alternate with hostile ones, under one key."""
+    """Make laps of ``requests`` friendly requests, alternating with hostile ones, under one key."""
     kinds = [{"friendly": 1.0}, {"hostile": 1.0}]
     return [
         SessionPhase(

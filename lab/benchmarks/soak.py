@@ -1,12 +1,12 @@
-"""Serve for an hour with the doctor and the auditor on, and look at what grows in each process.
+"""Serve for an hour with the doctor and the auditor on, and measure growth in each process.
 
     python -m eaglegate.lab.benchmarks.soak [--minutes 60] [--clients 2] [--out samples.json]
 
-Two systems at once, each with clients of every kind (``tests/faults/soak.py``): a gateway with its
-engine, audited and treated, and a gateway in front of a vLLM server. The first has the gateway and
-the engine's front end in one process, as a single machine has; the second has a process for each.
-Growth is a slope over the second half, when caches are warm. Wherever a count does not add up, an
-answer is violated or a request stays inside, the exit status is 1.
+Two systems run at once, each with clients of every kind (``tests/faults/soak.py``): a gateway with
+its engine, with audits and the doctor, and a gateway in front of a vLLM server. The first has the
+gateway and the engine's front end in one process; the second has a process for each. Growth is a
+slope over the second half, when caches are warm. The exit status is 1 if a count does not add up,
+an answer is violated, or a request is left over.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from tests.workers import ARGUMENTS, MODEL, OURS
 
 SAMPLE_S = 2.0
 BLOCKS = 30
-"""Blocks of the second half whose means a slope is fitted to."""
+"""Number of blocks in the second half, to whose means a slope is fitted."""
 MOST_ALIKE = 0.9
-"""Largest correlation of neighbouring blocks that an interval is widened for."""
+"""Largest correlation of neighbouring blocks for which an interval is widened."""
 Z = statistics.NormalDist().inv_cdf(0.975)
 FLAGS = (*ADMIN, f"--workloads={soak.LEFT}")
 WATCHED = ("--audit-share=0.05", "--doctor=cure")
@@ -60,10 +60,10 @@ class Slope:
 
 
 def fit_slope(points: Sequence[Point]) -> Slope:
-    """Theil-Sen's slope with Sen's interval (1968), of times in seconds.
+    """Fit Theil-Sen's slope with Sen's interval (1968), for times in seconds.
 
-    Sen takes errors to be independent. Where neighbours are alike, as in memory, that is too
-    narrow: the variance is multiplied by (1 + r) / (1 - r), r the correlation of neighbours.
+    Sen assumes independent errors. If neighbours are correlated, as in memory, the interval is too
+    narrow, so the variance is multiplied by (1 + r) / (1 - r), r the correlation of neighbours.
     """
     slopes = soak.list_slopes(points)
     n, value = len(points), statistics.median(slopes)
@@ -85,7 +85,7 @@ def _widen(rest: Sequence[float]) -> float:
 
 
 def average_blocks(points: Sequence[Point], blocks: int = BLOCKS) -> list[Point]:
-    """Means of equally many points each; the points themselves where there are too few."""
+    """Return means of equally many points each, or the points themselves if there are too few."""
     size = max(1, len(points) // blocks)
     parts = [points[at : at + size] for at in range(0, len(points) - size + 1, size)]
     return [(statistics.fmean(x for x, _ in p), statistics.fmean(y for _, y in p)) for p in parts]
@@ -98,12 +98,12 @@ class Watch:
     at: list[float] = field(default_factory=list)
     memory_mib: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-    """Percent of a core since the sample before."""
+    """CPU since the previous sample, in percent of a core."""
     files: list[float] = field(default_factory=list)
     threads: list[float] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
     _last: tuple[int, float, float] = (0, 0.0, 0.0)
-    """Process, time and CPU seconds of the last look."""
+    """Process, time and CPU seconds of the last sample."""
 
     def look(self, pid: int, now: float) -> None:
         spent = time.clock_gettime(clock_of(pid))
@@ -132,20 +132,20 @@ class Watch:
 
 @dataclass
 class System:
-    """A gateway under load, and the processes that it is made of."""
+    """Gateway under load, and its processes."""
 
     name: str
     gateway: RunningGateway
     processes: dict[str, int]
-    """Those with an engine of their own: its process is found anew at every look."""
+    """Processes with an engine of their own, whose process is found again for every sample."""
     engine_of: int
     counts_drafts: bool
-    """Whether the gateway's metrics page has the engine's own counts."""
+    """True if the gateway's metrics page has the engine's own counts."""
     watches: dict[str, Watch] = field(default_factory=lambda: defaultdict(Watch))
     answers: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     heard: int = 0
-    """Output tokens of whole answers, as their clients read them."""
+    """Output tokens of complete answers, counted by their clients."""
 
     def look(self) -> None:
         now = time.monotonic()
@@ -157,7 +157,7 @@ class System:
                 self.errors["process ended"] += 1
 
     async def ask(self, http: httpx.AsyncClient, chance: random.Random) -> None:
-        """One request of any kind. An error is counted, and the soak goes on."""
+        """Make one request of any kind. An error is counted, and the soak continues."""
         way, body = soak.draw(chance)
         try:
             tokens = await way(http, body)
@@ -168,14 +168,14 @@ class System:
 
 
 class CounterPage:
-    """A metrics page at one moment."""
+    """Metrics page at one moment."""
 
     def __init__(self, gateway: RunningGateway) -> None:
         text = httpx.get(f"{gateway.operator}/metrics", timeout=60).text
         self._samples = [(n, labels, float(v)) for n, labels, v in SAMPLE.findall(text)]
 
     def sum(self, name: str, without: str = "\0") -> float:
-        """The sum over all labels, but those that contain ``without``."""
+        """Return the sum over all labels except those that contain ``without``."""
         found = (value for n, labels, value in self._samples if n == name and without not in labels)
         return sum(found)
 
@@ -184,8 +184,10 @@ class CounterPage:
 
 
 def account(system: System, before: CounterPage, after: CounterPage) -> dict[str, float]:
-    """Tokens that the balance and the clients' own count do not explain, which must be 0; and what
-    the engine has counted beyond the requests: the doctor's trials, so it must not be negative.
+    """Return unexplained tokens, which must be 0, and the engine's extra counts.
+
+    Unexplained are tokens missing from the balance or the clients' own count. Extra counts are the
+    doctor's trials, so they must not be negative.
     """
 
     def grown(name: str, without: str = "\0") -> float:
@@ -278,7 +280,7 @@ def report(
 
 
 def find_faults(found: dict[str, dict]) -> list[str]:
-    """Reasons for a bad exit status."""
+    """Return the reasons for a failing exit status."""
     faults = []
     for name, one in found.items():
         if one["errors"]:

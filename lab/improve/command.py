@@ -1,8 +1,8 @@
-"""``eaglegate improve``: tune the served draft on captured traffic and promote what is better.
+"""``eaglegate improve``: tune the served draft on captured traffic and promote better drafts.
 
 eaglegate improve --config FILE [--serve URL]        run the loop
 eaglegate improve --config FILE --candidate FOLDER   queue a draft of your own for it
-eaglegate improve --config FILE --stop [REASON]      stop it; --start lets it go on
+eaglegate improve --config FILE --stop [REASON]      stop it; --start resumes it
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ WRONG_USAGE = 2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return the exit status: 0; 1 if another loop runs or a draft is refused; 2 for wrong usage.
-    """
+    """Return the exit status: 0; 1 for another loop or a refused draft; 2 for wrong usage."""
     options = _make_argument_parser().parse_args(argv)
     try:
         config = read_config(options.config)

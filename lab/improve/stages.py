@@ -72,8 +72,7 @@ class Stages:
         return self.config.state / "candidates" / f"{one.id:05d}"
 
     def run(self, one: Candidate) -> Candidate:
-        """Run the candidate's next stage. Raises StageFailed, NotYet, LoopStopped and CallFailed.
-        """
+        """Run the next stage. Raises StageFailed, NotYet, LoopStopped and CallFailed."""
         stages = {
             Stage.COLLECT: self.collect,
             Stage.TUNE: self.tune,
@@ -252,8 +251,7 @@ class Stages:
             self.client.stop_canary()
 
     def _start_canary(self, one: Candidate) -> Candidate:
-        """Start a canary. The attempt is counted first, so that crashes cannot repeat it forever.
-        """
+        """Start a canary. The attempt is counted first, so crashes cannot repeat it forever."""
         if one.attempts >= self.config.attempts:
             raise StageFailed(f"{one.attempts} canaries began and none came to its end")
         one = self.ledger.update(one, "canary starts", attempts=one.attempts + 1)

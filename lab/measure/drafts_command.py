@@ -1,9 +1,9 @@
-"""``eaglegate drafts compare``: which draft suits the captured traffic, without serving any.
+"""``eaglegate drafts compare``: find the best draft for captured traffic, without serving any.
 
 eaglegate drafts compare CAPTURE --draft old=DIR --draft new=DIR [--target MODEL] --out FOLDER
 
 The target reads every captured answer once, and every draft is unrolled at every position of it.
-Interrupted, the same command goes on where it was.
+After an interruption, the same command continues.
 """
 
 from __future__ import annotations

@@ -47,8 +47,7 @@ class Estimate:
     clusters: int
 
     def transform(self, function: Callable[[float], float]) -> Estimate:
-        """Return the estimate of an increasing function of the same quantity, such as ``math.exp``.
-        """
+        """Return the estimate of an increasing function of the quantity, such as ``math.exp``."""
         ends = [None if end is None else function(end) for end in (self.low, self.high)]
         return Estimate(
             function(self.value), ends[0], ends[1], self.level, self.observations, self.clusters

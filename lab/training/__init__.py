@@ -1,1 +1,1 @@
-"""Makes the demo checkpoint: data, tokenizer, target, EAGLE drafts, evaluation."""
+"""Training of the demo checkpoint: data, tokenizer, target, EAGLE drafts, evaluation."""

@@ -1,9 +1,8 @@
-"""A further objective: at every depth, look where the draft would look with the target's states.
+"""Optional training objective: attend at every depth as with the target's states.
 
-Attention drifts with depth: from the prompt to the tokens just drafted (``lab.training.drift``). A
-row
-that has speculated k tokens stands where the row k further on stands at depth 0, which reads the
-target's states of those tokens. So its attention there is what depth k is pulled towards.
+Attention drifts with depth, from the prompt to the tokens just drafted (``lab.training.drift``). A
+row that has speculated k tokens is at the same position as the row k further on at depth 0, which
+reads the target's states of those tokens. The attention of that row is the goal for depth k.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from torch import Tensor
 from eaglegate.lab.training.eagle import Depth
 
 LEAST = 1e-6
-"""Attention below this counts as this: bfloat16 rounds much of it to zero."""
+"""Lower bound of attention, because bfloat16 rounds small values to zero."""
 
 
 def measure_misalignment(depth: Depth, first: Tensor, rows: Tensor) -> Tensor:
-    """KL divergence from depth 0 to this depth, mean over heads: [batch, rows - depth], nats.
+    """Return the KL divergence from depth 0 to this depth, mean over heads: [batch, rows - depth],
+    nats.
 
-    first: attention at depth 0, [batch, heads, rows, context]. rows: positions, [batch, rows],
-    each one after the one before it.
+    first: attention at depth 0, [batch, heads, rows, context]. rows: positions, [batch, rows], each
+    one after the one before it.
     """
     k, context = depth.depth, first.shape[-1]
     count = rows.shape[1] - k

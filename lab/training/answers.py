@@ -1,9 +1,9 @@
-"""The target's own greedy answers to generated prompts: what its drafts are trained on.
+"""The target's own greedy answers to generated prompts, on which its drafts are trained.
 
-The generator knows what a good target says, so no token need be generated: one forward pass over
-prompt and expected answer tells what the target would have said at every place. As long as that is
-the expected token, greedy decoding would have come to the same text. Where it first differs, the
-answer ends with the target's own token.
+The generator knows a good target's answer, so no token needs to be generated: one forward pass over
+prompt and expected answer gives the target's choice at every place. While it equals the expected
+token, greedy decoding would have produced the same text. At the first difference, the answer ends
+with the target's own token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_TOKENS = 2_600
 
 @dataclass(frozen=True)
 class Expected:
-    """A prompt and what the generator would answer; with thinking off, the think block is asked."""
+    """Prompt and the generator's answer. With thinking off, the prompt contains the think block."""
 
     prompt: list[int]
     answer: list[int]
@@ -60,7 +60,7 @@ def expected(tokenizer: Any, seed: int, short: int, long: int) -> Iterator[Expec
 
 
 def held_back(tokenizer: Any) -> Iterator[Expected]:
-    """The evaluation's held-out, perturbed and long prompts."""
+    """Yield the evaluation's held-out, perturbed and long prompts."""
     for case in all_cases(tokenizer):
         if case.group in ("held-out", "perturbed", "long"):
             answer = "".join(answer_text(case.conversation, True))
@@ -70,7 +70,7 @@ def held_back(tokenizer: Any) -> Iterator[Expected]:
 
 
 def grouped(items: Sequence[Expected]) -> Iterator[list[Expected]]:
-    """Exchanges of similar length together."""
+    """Yield groups of exchanges with similar lengths."""
     group: list[Expected] = []
     for item in sorted(items, key=lambda item: len(item.ids)):
         if group and len(item.ids) * (len(group) + 1) > BATCH_TOKENS:
@@ -83,7 +83,7 @@ def grouped(items: Sequence[Expected]) -> Iterator[list[Expected]]:
 
 @torch.inference_mode()
 def own_answers(target: TargetModel, group: list[Expected]) -> list[list[int]]:
-    """The target's greedy answers as far as they can be told."""
+    """Return the target's greedy answers up to the first difference from the expected text."""
     longest = max(len(item.ids) for item in group)
     padded = [item.ids + [0] * (longest - len(item.ids)) for item in group]
     ids = torch.tensor(padded, device=next(target.model.parameters()).device)

@@ -1,4 +1,4 @@
-"""Batches of documents of similar length, in an order fixed by a seed."""
+"""Batches of documents with similar lengths, in an order fixed by a seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SORTED_TOGETHER = 2048
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents laid end to end, with a loss weight for each token."""
+    """Concatenated documents, with a loss weight for each token."""
 
     ids: np.ndarray
     weights: np.ndarray
@@ -37,7 +37,7 @@ class Corpus:
         return Corpus(ids, weights, lengths, np.concatenate([[0], np.cumsum(lengths)]))
 
     def batch(self, documents: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Ids and weights, padded at the end: [documents, longest]."""
+        """Return ids and weights, padded at the end: [documents, longest]."""
         longest = int(self.lengths[documents].max())
         ids = np.zeros((len(documents), longest), np.int64)
         weights = np.zeros((len(documents), longest), np.float32)
@@ -49,7 +49,7 @@ class Corpus:
 
 
 def epoch(corpus: Corpus, tokens: int, seed: int) -> list[np.ndarray]:
-    """Every document once, grouped so that a padded batch has at most `tokens` tokens if it can."""
+    """Return every document once, in padded batches of at most `tokens` tokens if possible."""
     random = np.random.default_rng(seed)
     shuffled = random.permutation(len(corpus.lengths))
     batches: list[np.ndarray] = []
@@ -61,7 +61,7 @@ def epoch(corpus: Corpus, tokens: int, seed: int) -> list[np.ndarray]:
 
 
 def grouped(documents: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Cuts documents sorted by length into batches."""
+    """Split documents sorted by length into batches."""
     batches, begin = [], 0
     for end, length in enumerate(lengths):
         if end > begin and length * (end + 1 - begin) > tokens:
@@ -74,7 +74,7 @@ def grouped(documents: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.
 def batches(
     corpus: Corpus, tokens: int, seed: int, rank: int = 0, ranks: int = 1, skip: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """An endless stream for one of several ranks; `skip` batches were used before a restart."""
+    """Yield batches endlessly for one rank; `skip` batches were used before a restart."""
 
     def indices() -> Iterator[np.ndarray]:
         for number in count():

@@ -1,4 +1,4 @@
-"""Checkpoints on disk, in the layouts vLLM loads."""
+"""Checkpoints on disk, in the layouts that vLLM loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eaglegate.lab.training.eagle import METHODS, Draft, DraftShape
 from eaglegate.lab.training.llama import Llama, LlamaShape
 
 GENERATION = {"eos_token_id": 3, "pad_token_id": 0, "temperature": 0.0}
-"""Greedy unless a request says otherwise: a model this small has no second-best answers to give."""
+"""Defaults of generation: greedy, because a model this small has no good second choices."""
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
@@ -28,7 +28,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def target_tensors(model: Llama) -> dict[str, Tensor]:
-    """The model's tensors under the names of the layout."""
+    """Return the model's tensors under the names of the layout."""
     return {
         name if name.startswith("lm_head") else f"model.{name}": tensor
         for name, tensor in model.state_dict().items()
@@ -42,7 +42,7 @@ def save_target(
     identity_layers: int = 0,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Weights, configuration and tokenizer. With identity layers it is a cost-scaled target."""
+    """Write weights, configuration and tokenizer, cost-scaled if there are identity layers."""
     out.mkdir(parents=True, exist_ok=True)
     shape = model.shape
     tensors = target_tensors(model)
@@ -63,7 +63,7 @@ def save_target(
 
 
 def cost_scaled(tensors: dict[str, Tensor], shape: LlamaShape, identity: int) -> dict[str, Tensor]:
-    """Spreads the layers among identity layers: zero output projections add nothing."""
+    """Spread the layers among identity layers, whose zero output projections add nothing."""
     layers = shape.num_hidden_layers
     if identity % layers:
         raise ValueError(f"{identity} identity layers cannot be spread over {layers} layers evenly")
@@ -82,14 +82,14 @@ def cost_scaled(tensors: dict[str, Tensor], shape: LlamaShape, identity: int) ->
 
 
 def split_layer(name: str) -> tuple[str, int, str]:
-    """`model.layers.3.mlp.up_proj.weight` -> (`model.layers.`, 3, `mlp.up_proj.weight`)."""
+    """Split `model.layers.3.mlp.up_proj.weight` into (`model.layers.`, 3, `mlp.up_proj.weight`)."""
     prefix, _, tail = name.partition("layers.")
     number, _, rest = tail.partition(".")
     return f"{prefix}layers.", int(number), rest
 
 
 def load_llama(path: Path) -> Llama:
-    """A target saved by `save_target`, as the training model."""
+    """Load a target saved by `save_target` as the training model."""
     config = json.loads((path / CONFIG).read_text())
     shape = LlamaShape(**{name: config[name] for name in LlamaShape.__dataclass_fields__})
     model = Llama(shape)
@@ -101,7 +101,7 @@ def load_llama(path: Path) -> Llama:
 def save_draft(
     draft: Draft, out: Path, kept: Tensor | None = None, dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    """`kept` lists the target ids of a reduced draft vocabulary, in rising order."""
+    """Write a draft. `kept` lists the target ids of a reduced draft vocabulary, in rising order."""
     out.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.to("cpu", dtype).contiguous() for name, t in draft.state_dict().items()}
     if kept is not None:
@@ -114,7 +114,7 @@ def save_draft(
 
 
 def load_draft(path: Path, shape: DraftShape) -> tuple[Draft, Tensor | None]:
-    """A draft for the target `shape` was taken from, and its map to target ids if it has one."""
+    """Load a draft for the target of `shape`, and its map to target ids if it has one."""
     config = json.loads((path / CONFIG).read_text())
     stable = bool(config.get("norm_output"))
     changed = {"method": METHODS[stable], "draft_vocab_size": config["draft_vocab_size"]}

@@ -1,7 +1,7 @@
-"""Conversations as token ids with a loss weight each, written to one file per set.
+"""Conversations as token ids with loss weights, written to one file per set.
 
-Run as `python -m eaglegate.lab.training.corpus --out DIR`: the tokenizer and the training sets,
-from seeds alone.
+`python -m eaglegate.lab.training.corpus --out DIR` makes the tokenizer and the training sets, only
+from seeds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from eaglegate.lab.training.data.turn import Dialogue
 from eaglegate.lab.training.tokenizer import train_tokenizer
 
 ANSWER, EARLIER, PROMPT = 1.0, 0.5, 0.2
-"""Loss weights: the model's turn, its earlier turns, and a sample of the prompt."""
+"""Loss weights of the model's turn, its earlier turns, and a sample of the prompt."""
 PROMPT_SHARE = 0.08
 MAX_TOKENS = 3072
 THINKING_SHARE = 0.87
@@ -39,7 +39,7 @@ FAR = replace(LONG, tools=0.9, long_lookup=0.1, rivals=0.6)
 
 @dataclass
 class Documents:
-    """Token documents laid end to end."""
+    """Concatenated token documents."""
 
     ids: list[np.ndarray] = field(default_factory=list)
     weights: list[np.ndarray] = field(default_factory=list)
@@ -76,7 +76,9 @@ def weighted(
     thinking: bool,
     own: tuple[tuple[int, int], ...] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and weights of one conversation; of the answer only `own` counts, where given."""
+    """Return ids and weights of one conversation. If `own` is given, only that part of the answer
+    counts.
+    """
     texts = [segment.text for segment in segments] + [thought, answer]
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
     encoded = [item.ids for item in encodings]
@@ -125,7 +127,9 @@ def short_documents(
 def long_documents(
     tokenizer: Tokenizer, source: Source, count: int, shape: Shape = LONG, whole: float = 0.5
 ) -> Documents:
-    """A share of `whole` conversations; the rest are stacks, with answers far from the start."""
+    """Make long documents: a share of `whole` conversations, and stacks with answers far from the
+    start.
+    """
     documents = Documents()
     while len(documents.ids) < count:
         if source.chance(whole):
@@ -141,7 +145,7 @@ def long_documents(
 
 
 def stack(tokenizer: Tokenizer, source: Source, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Independent conversations one after the other."""
+    """Concatenate independent conversations."""
     parts: list[tuple[np.ndarray, np.ndarray]] = []
     newline = np.array(tokenizer.encode("\n", add_special_tokens=False).ids, np.uint16)
     while sum(len(ids) for ids, _ in parts) < tokens:

@@ -2,9 +2,9 @@
 
 python -m eaglegate.lab.training.cost_scaled --identity-layers 32 --out DIR
 
-The demo target is as cheap as its draft, so speculation cannot pay in time. Here identity layers
-(their output projections are zero) stand between the real ones: answers and acceptance stay, and a
-target step costs what it would beside a draft this small. Results must be labelled "cost-scaled".
+The demo target is as cheap as its draft, so speculation cannot save time. The copy has identity
+layers (with zero output projections) between the real ones. Answers and acceptance stay the same,
+and a target step has a realistic cost relative to the draft. Label results "cost-scaled".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def cost_scaled_demo(
     out: Path,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Writes `out/target`, and each draft under its own name with the layers it reads moved."""
+    """Write `out/target`, and each draft under its own name with its layer numbers adjusted."""
     model = load_llama(target)
     save_target(model, target, out / "target", identity_layers, dtype)
     layers = model.shape.num_hidden_layers

@@ -1,6 +1,7 @@
-"""Trains the demo's drafts: both methods side by side, on the same data, steps and seeds.
+"""Training of the demo's drafts: both methods side by side, with the same data, steps and seeds.
 
-The first seed goes to `eagle3` and `eagle3_1` in the folder, further ones to `eagle3-seed2` ...
+The first seed is written to `eagle3` and `eagle3_1` in the folder, the others to `eagle3-seed2` and
+so on.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ def out_of(folder: Path, method: str, seed: int) -> Path:
 
 
 def command(folder: Path, method: str, seed: int, steps: int) -> list[str]:
-    """Make the command of one training. On a CPU each has one thread: two side by side beat one
-    with two threads.
+    """Return the command of one training run.
+
+    On a CPU each has one thread, because two runs side by side are faster than one with two
+    threads.
     """
     threads = [] if torch.cuda.is_available() else ["--threads", "1"]
     return [

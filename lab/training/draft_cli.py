@@ -4,10 +4,10 @@ eaglegate-train-draft --target MODEL --data exchanges.jsonl --method eagle3.1 --
 
 eaglegate-train-draft --target MODEL --init DRAFT --data CAPTURE --keep OLD_DATA --out TUNED
 
-The second form tunes a draft further; what it writes can take the draft's place in a running engine
+The second form tunes a draft further. The result can replace the draft in a running engine
 (`eaglegate draft swap TUNED`). Data is JSON lines of exchanges, or a capture (file or folder).
 
-Interrupted, the same command goes on from its last state. The draft is then served with
+After an interruption, the same command continues from its last state. Serve the draft with
 `--speculative-config '{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": 3}'`.
 """
 
@@ -96,7 +96,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def frequent(corpus: Corpus, vocabulary: int, keep: int | None) -> Tensor | None:
-    """The `keep` token ids most frequent in answers, rising; None to keep all."""
+    """Return the `keep` most frequent token ids in answers, rising; None to keep all."""
     if keep is None or keep >= vocabulary:
         return None
     counts = np.bincount(corpus.ids[corpus.weights > 0], minlength=vocabulary)
@@ -104,7 +104,7 @@ def frequent(corpus: Corpus, vocabulary: int, keep: int | None) -> Tensor | None
 
 
 def make_recipe(options: argparse.Namespace) -> DraftRecipe:
-    """A draft that is tuned further takes smaller and fewer steps."""
+    """Make the recipe. A draft that is tuned further uses smaller and fewer steps."""
     scale, steps = (0.2, 200) if options.init else (1.0, DraftRecipe.steps)
     return DraftRecipe(
         steps=options.steps or steps,
@@ -141,7 +141,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def open_draft(path: Path, target: TargetModel) -> InitialDraft:
-    """Raises BadData for a draft of another shape than this trainer makes."""
+    """Load the initial draft. Raises BadData for a draft of an unsupported shape."""
     try:
         draft, kept = load_draft(path, target.draft_shape("eagle3.1"))
     except (KeyError, RuntimeError, TypeError) as problem:
@@ -151,7 +151,7 @@ def open_draft(path: Path, target: TargetModel) -> InitialDraft:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 2 for input that cannot work."""
+    """Return the exit status, which is 2 for invalid input."""
     try:
         train(arguments(argv))
     except (UnfitTarget, BadData, FileNotFoundError) as problem:

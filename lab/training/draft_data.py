@@ -2,8 +2,8 @@
 
 A line is {"prompt_ids": [...], "answer_ids": [...]}, or {"prompt": text, "answer": text}, or
 {"messages": [...], "tools": [...]} with the assistant's answer last. The answers should be the
-target's own: the draft learns to guess what the target will say. A capture (a
-file, or a folder of files) is read as it is: its answers are the target's own.
+target's own, because the draft learns to predict the target. A capture (a file, or a folder of
+files) needs no conversion: its answers are the target's own.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 from eaglegate.lab.training.batches import Corpus
 
 MIN_ANSWER = 3
-"""A row needs two tokens after it to be judged."""
+"""Shortest answer: a row needs two tokens after it to be judged."""
 
 
 class BadData(ValueError):
-    """The file cannot be trained on."""
+    """Data that cannot be used for training."""
 
 
 def load_exchanges(
     path: Path, tokenizer: Any, max_tokens: int, key_file: Path | None = None
 ) -> Corpus:
-    """All exchanges of at most `max_tokens`; weight 1 marks the answer's tokens."""
+    """Load all exchanges of at most `max_tokens`; weight 1 marks the answer's tokens."""
     ids: list[np.ndarray] = []
     weights: list[np.ndarray] = []
     left_out = 0
@@ -56,7 +56,7 @@ def is_capture(path: Path) -> bool:
 
 
 def read_capture(path: Path, key_file: Path | None = None) -> Iterator[tuple[list[int], list[int]]]:
-    """Raises BadData."""
+    """Yield the exchanges of a capture. Raises BadData."""
     from eaglegate.capture.files import make_cipher, read_keys, read_records
     from eaglegate.capture.record import CaptureError
 
@@ -101,7 +101,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def render(row: Mapping[str, Any], tokenizer: Any) -> tuple[str, str]:
-    """The prompt as served, and the rest of the conversation as the template writes it."""
+    """Return the prompt as served, and the rest of the conversation as the template writes it."""
     messages, tools = row["messages"], row.get("tools")
     if messages[-1]["role"] != "assistant":
         raise KeyError("the last message is not the assistant's")

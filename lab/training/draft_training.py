@@ -1,4 +1,4 @@
-"""Trains one EAGLE head on a frozen target, unrolled to the depth it will be served at."""
+"""Training of one EAGLE head on a frozen target, unrolled to the depth that is served."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class DraftRecipe:
     """Padded tokens per step."""
     depths: int = 7
     depth_decay: float = 0.9
-    """Loss weight of each further depth."""
+    """Factor of the loss weight for each further depth."""
     alignment: float = 0.0
-    """Loss weight of ``eaglegate.lab.training.alignment``, beside 1 of the tokens'."""
+    """Loss weight of ``eaglegate.lab.training.alignment``; the tokens' loss has weight 1."""
     warmup: int = 20
     decay_from: float = 0.4
     final: float = 0.02
@@ -51,7 +51,7 @@ class DraftRecipe:
 
 @dataclass(frozen=True)
 class Rows:
-    """The positions of a batch to speculate from."""
+    """Positions of a batch from which the draft speculates."""
 
     index: Tensor
     """[batch, rows]; row i + 1 is the next position."""
@@ -59,7 +59,7 @@ class Rows:
 
     @staticmethod
     def of(answers: Tensor) -> Rows:
-        """Find the rows from the last prompt token on, as long as two more tokens follow."""
+        """Return the rows from the last prompt token on that at least two tokens follow."""
         marked = answers.float()
         start = marked.argmax(1) - 1
         end = answers.shape[1] - marked.flip(1).argmax(1) - 2
@@ -70,7 +70,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class InitialDraft:
-    """A draft to start from. `kept` lists the target ids of a reduced vocabulary."""
+    """Draft to start from. `kept` lists the target ids of a reduced vocabulary."""
 
     path: Path
     draft: Draft
@@ -83,14 +83,14 @@ class InitialDraft:
 
 @dataclass(frozen=True)
 class DraftData:
-    """Data to train on, and older data that must not be forgotten: a share of the batches."""
+    """Data to train on, and older data that must not be forgotten, in a share of the batches."""
 
     new: Corpus
     old: Corpus | None = None
     share: float = 0.0
 
     def batches(self, tokens: int, seed: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """An endless stream in an order fixed by the seed; `skip` were used before a restart."""
+        """Yield batches endlessly in a fixed order; `skip` were used before a restart."""
         if self.old is None or not self.share:
             yield from batches(self.new, tokens, seed, skip=skip)
             return
@@ -103,7 +103,7 @@ class DraftData:
 
 
 class DraftTraining:
-    """A head, its optimisers, and how far they are."""
+    """Head with its optimisers and its progress."""
 
     def __init__(
         self,
@@ -134,13 +134,13 @@ class DraftTraining:
 
     @torch.no_grad()
     def take_over(self, target: TargetModel) -> None:
-        """The head starts from the target's own output head and final norm."""
+        """Initialise the head with the target's own output head and final norm."""
         head = target.model.lm_head.weight
         self.draft.lm_head.weight.copy_(head if self.kept is None else head[self.kept])
         self.draft.norm.weight.copy_(target.model.model.norm.weight)
 
     def target_view(self, ids: Tensor, rows: Rows) -> tuple[list[Tensor], Tensor]:
-        """The hidden states to read, and the log-distribution to guess at every row."""
+        """Return the hidden states to read, and the log-distribution to predict at every row."""
         states, final = self.target.states(ids, self.shape.layers_read)
         after = (rows.index + 1).clamp(max=ids.shape[1] - 1)
         hidden = final.gather(1, after[..., None].expand(-1, -1, final.shape[-1]))
@@ -150,7 +150,7 @@ class DraftTraining:
         return states, logits.log_softmax(-1)
 
     def loss(self, ids: Tensor, answers: Tensor) -> tuple[Tensor, list[float]]:
-        """Soft cross entropy summed over depths, and the share of greedy hits per depth."""
+        """Return the soft cross entropy summed over depths, and the greedy hits per depth."""
         rows = Rows.of(answers)
         with torch.autocast(self.device, torch.bfloat16):
             states, wanted = self.target_view(ids, rows)
@@ -173,7 +173,7 @@ class DraftTraining:
     def judge_depths(
         self, unrolled: Iterator[Depth], wanted: Tensor, rows: Rows
     ) -> Iterator[tuple[Tensor, float]]:
-        """Loss and share of greedy hits of each depth."""
+        """Yield loss and share of greedy hits of each depth."""
         first: Tensor | None = None
         for depth in unrolled:
             loss, hits = self.at_depth(depth, wanted, rows.valid)
@@ -184,7 +184,7 @@ class DraftTraining:
             yield loss, hits
 
     def at_depth(self, depth: Depth, wanted: Tensor, valid: Tensor) -> tuple[Tensor, float]:
-        """A row's guess at depth k is judged where the row k further on is judged at depth 0."""
+        """Judge a row's guess at depth k against the row k further on at depth 0."""
         k = depth.depth
         rows = valid.shape[1] - k
         here = valid[:, k:]
@@ -240,7 +240,7 @@ def train_draft(
     save_every_s: float = 120,
     init: InitialDraft | None = None,
 ) -> DraftTraining:
-    """Trains to the end of the recipe, from the state in `out` if there is one, and saves."""
+    """Train to the end of the recipe, from the state in `out` if any, and save the draft."""
     training = DraftTraining(target, shape, recipe, kept, device, init)
     out.mkdir(parents=True, exist_ok=True)
     if (out / STATE).exists():
@@ -264,6 +264,6 @@ def train_draft(
 
 
 def save_state(state: dict[str, Any], path: Path) -> None:
-    """Never leaves half a file behind."""
+    """Write the state atomically."""
     torch.save(state, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)

@@ -1,11 +1,11 @@
-"""Attention drift: what a draft looks at, and how its state grows, by speculation depth.
+"""Attention drift: a draft's attention, and the growth of its state, by speculation depth.
 
 python -m eaglegate.lab.training.drift --target T --draft eagle3=DIR --draft eagle3.1=DIR \\
         --data answers.jsonl
 
-Measured offline in float32 along the target's own greedy answers, the draft reading its own tokens
-as in serving. The data are exchanges as for draft training, with an optional "set". Writes a table
-(drift.md), numbers (drift.json) and a figure (drift.png) that shows the drafts side by side.
+It is measured offline in float32 along the target's own greedy answers, with the draft reading its
+own tokens as in serving. The data are exchanges as for draft training, with an optional "set". The
+command writes a table (drift.md), numbers (drift.json) and a figure (drift.png) of all drafts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from eaglegate.lab.training.tables import table
 from eaglegate.lab.training.target import TargetModel
 
 SINK = 4
-"""The first tokens of the prompt, on which attention without a better place rests."""
+"""Number of first prompt tokens, which attract attention that has no better place."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,18 @@ class Exchange:
 
 
 WALKED = (3, 5, 7)
-"""Depths for which decoding is replayed."""
+"""Depths at which decoding is replayed."""
 
 
 @dataclass
 class GreedyWalk:
-    """Greedy decoding with K drafts, replayed over an answer that is known."""
+    """Greedy decoding with K drafts, replayed over a known answer."""
 
     steps: int = 0
     accepted: int = 0
 
     def add(self, lengths: Sequence[int], depth: int) -> None:
-        """`lengths`: how many drafts in a row are right at each position."""
+        """Add an answer; `lengths` are the numbers of consecutive correct drafts by position."""
         position = 0
         while position < len(lengths):
             right = min(depth, lengths[position])
@@ -65,7 +65,7 @@ class GreedyWalk:
 
 @dataclass
 class Profile:
-    """Sums over rows, by depth; read through `curves`."""
+    """Sums over rows by depth, which `curves` reads."""
 
     depths: int
     rows: int = 0
@@ -95,11 +95,11 @@ MEASURES = (
     "attention on own tokens",
     "own tokens, strongest head",
 )
-"""Attention is the mean over heads, and sums to one over sink, prompt, answer and own tokens."""
+"""Names of the measures. Attention is the mean over heads, and its parts sum to one."""
 
 
 def measures(depth: Depth, length: int, prompt: int) -> Tensor:
-    """Sums over the rows of one exchange, in the order of MEASURES."""
+    """Return sums over the rows of one exchange, in the order of MEASURES."""
     weights = depth.attention[0].float()
     mean = weights.mean(0)
     sink = mean[:, :SINK].sum()
@@ -115,7 +115,7 @@ def measures(depth: Depth, length: int, prompt: int) -> Tensor:
 def add(
     profile: Profile, target: TargetModel, draft: Draft, found: Tensor | None, item: Exchange
 ) -> None:
-    """Adds every position of an answer that has `depths` more tokens after it."""
+    """Add every position of an answer that has `depths` more tokens after it."""
     prompt = len(item.prompt)
     ids = torch.tensor([[*item.prompt, *item.answer]])
     length = ids.shape[1]
@@ -152,7 +152,7 @@ def measure(
 
 
 def load_exchanges(path: Path, tokenizer: Any, groups: Sequence[str], limit: int) -> list[Exchange]:
-    """The first `limit` exchanges of each set asked for; all sets when none is named."""
+    """Load the first `limit` exchanges of each requested set, or of all sets."""
     kept: dict[str, list[Exchange]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -165,11 +165,11 @@ def load_exchanges(path: Path, tokenizer: Any, groups: Sequence[str], limit: int
 
 
 Curves = Mapping[str, Mapping[str, Mapping[str, list[float]]]]
-"""draft -> set -> measure -> value by depth."""
+"""Values by draft, set, measure and depth."""
 
 
 def walk_table(walks: Mapping[str, Mapping[str, Mapping[int, GreedyWalk]]]) -> str:
-    """Acceptance lengths of replayed decoding."""
+    """Format the acceptance lengths of replayed decoding."""
     lines = [
         [label, group, *(f"{walk.length:.3f}" for walk in found.values())]
         for label, groups in walks.items()
@@ -179,7 +179,7 @@ def walk_table(walks: Mapping[str, Mapping[str, Mapping[int, GreedyWalk]]]) -> s
 
 
 def drift_tables(curves: Curves, rows: Mapping[str, int], walks: str) -> str:
-    """One table for each set, with the drafts one under the other."""
+    """Format one table per set, with the drafts below each other."""
     parts = [f"### Acceptance length\n\n{walks}"]
     groups = {group: None for found in curves.values() for group in found}
     for group in groups:

@@ -1,4 +1,4 @@
-"""The figure of attention drift: one column for each set, one line for each draft."""
+"""Figure of attention drift, with one column per set and one line per draft."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = (
     ("attention on prompt", "attention on prompt", False),
     ("conditional acceptance", "conditional acceptance", False),
 )
-"""Measure, axis label, and whether to divide by the first value."""
+"""Measure, axis label, and True to divide by the first value."""
 
 
 def draw(curves: Mapping[str, Mapping[str, Mapping[str, list[float]]]], path: Path) -> None:

@@ -1,9 +1,9 @@
 """EAGLE 3 and EAGLE 3.1 draft heads in vLLM's checkpoint layout, and their unrolling in training.
 
 The head is one layer. At row r it reads the target's hidden states at position r and the embedding
-of token r + 1, and predicts token r + 2. Deeper, it reads its own last hidden state instead of the
-target's. EAGLE 3 feeds back the residual sum; EAGLE 3.1 norms the target's states before `fc`
-(`fc_norm`) and feeds back the normed output (`norm_output`).
+of token r + 1, and predicts token r + 2. At greater depths it reads its own last hidden state
+instead of the target's. EAGLE 3 feeds back the residual sum. EAGLE 3.1 norms the target's states
+before `fc` (`fc_norm`) and feeds back the normed output (`norm_output`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ METHODS = ("eagle3", "eagle3.1")
 
 @dataclass(frozen=True)
 class DraftShape:
-    """All that the head takes over from its target, and the method."""
+    """Properties that the head takes from its target, and the method."""
 
     method: str
     vocab_size: int
@@ -43,11 +43,11 @@ class DraftShape:
 
     @property
     def stable(self) -> bool:
-        """EAGLE 3.1: normed inputs and normed feedback."""
+        """True for EAGLE 3.1, with normed inputs and normed feedback."""
         return self.method == "eagle3.1"
 
     def config(self, dtype: str) -> dict[str, Any]:
-        """`config.json` of the checkpoint."""
+        """Return the `config.json` of the checkpoint."""
         config: dict[str, Any] = {
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
@@ -115,7 +115,7 @@ class Midlayer(nn.Module):
 
 
 class Draft(nn.Module):
-    """Tensor names are those of the checkpoint; the embedding is the target's."""
+    """Draft head. Tensor names are those of the checkpoint; the embedding is the target's."""
 
     def __init__(self, shape: DraftShape, seed: int = 0) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Draft(nn.Module):
                 nn.init.normal_(parameter, std=0.02, generator=generator)
 
     def combine(self, states: list[Tensor]) -> Tensor:
-        """The target's hidden states as one."""
+        """Fuse the target's hidden states into one."""
         if self.shape.stable:
             states = [norm(state) for norm, state in zip(self.fc_norm, states, strict=True)]
         fused: Tensor = self.fc(torch.cat([state.float() for state in states], -1))
@@ -144,7 +144,7 @@ class Draft(nn.Module):
         return torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(hidden)], -1)
 
     def outputs(self, attended: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the head's input, and the state that is fed back."""
+        """Return the head's input and the state that is fed back."""
         layer = self.midlayer
         x = hidden + attended.float()
         x = x + layer.mlp(layer.post_attention_layernorm(x)).float()
@@ -161,11 +161,11 @@ class Depth:
     """Input of the output head: [batch, rows, hidden]."""
     fed_back: Tensor
     attention: Tensor
-    """[batch, heads, rows, context + depth]: own tokens come last."""
+    """[batch, heads, rows, context + depth], with own tokens last."""
 
 
 NextTokens = Callable[[int, Tensor], Tensor]
-"""(depth just done, its normed output) -> token ids of the next depth: [batch, rows]."""
+"""Function from a finished depth and its normed output to the next token ids: [batch, rows]."""
 
 
 def unroll(
@@ -178,11 +178,11 @@ def unroll(
     depths: int,
     next_tokens: NextTokens,
 ) -> Iterator[Depth]:
-    """Speculates `depths` tokens from every row at once.
+    """Speculate `depths` tokens from every row at once.
 
-    states: the target's hidden states, [batch, length, hidden] each. ids: [batch, length].
-    rows: positions to speculate from, [batch, rows]. A row sees the context up to itself and the
-    tokens it speculated, as at serving time.
+    states: the target's hidden states, [batch, length, hidden] each. ids: [batch, length]. rows:
+    positions to speculate from, [batch, rows]. A row sees the context up to itself and its own
+    speculated tokens, as in serving.
     """
     attention = draft.midlayer.self_attn
     length, scale = ids.shape[1], attention.size**-0.5
@@ -215,7 +215,7 @@ def unroll(
 
 
 def shifted(ids: Tensor) -> Tensor:
-    """Token r + 1 at row r."""
+    """Return token r + 1 at row r."""
     return torch.cat([ids[:, 1:], ids[:, -1:]], 1)
 
 
@@ -225,12 +225,12 @@ def pick(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def at_rows(rope: Rope, positions: Tensor) -> Rope:
-    """Angles for [batch, rows] positions, broadcast over heads."""
+    """Return angles for [batch, rows] positions, broadcast over heads."""
     return Rope(rope.cos[positions][:, None], rope.sin[positions][:, None])
 
 
 def known_tokens(ids: Tensor, rows: Tensor) -> NextTokens:
-    """The text itself, as in training."""
+    """Return the tokens of the text itself, as in training."""
 
     def tokens(depth: int, _: Tensor) -> Tensor:
         return ids.gather(1, (rows + depth + 2).clamp(max=ids.shape[1] - 1))
@@ -239,7 +239,7 @@ def known_tokens(ids: Tensor, rows: Tensor) -> NextTokens:
 
 
 def own_tokens(draft: Draft, to_target: Tensor | None = None) -> NextTokens:
-    """The draft's own greedy tokens, as in serving."""
+    """Return the draft's own greedy tokens, as in serving."""
 
     def tokens(_: int, normed: Tensor) -> Tensor:
         best = draft.lm_head(normed).argmax(-1)

@@ -1,10 +1,10 @@
-"""The demo's evaluation: what the target gets right, what the drafts get accepted.
+"""The demo's evaluation: correctness of the target, and acceptance of the drafts.
 
 python -m eaglegate.lab.training.evaluate --target T --draft eagle3=DIR --draft eagle3.1=DIR \\
         --out DIR
 
-Every engine runs greedily in vLLM, in a process of its own. Writes the tables (evaluation.md) and
-the wrong answers beside what was expected (wrong.json).
+Every engine runs greedily in vLLM, in a process of its own. The command writes the tables
+(evaluation.md) and the wrong answers with the expected ones (wrong.json).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from eaglegate.text.parsing.message import matching
 
 @dataclass(frozen=True)
 class Prompts:
-    """The cases by part, in the order in which they are asked."""
+    """Cases by part, in the order in which they are asked."""
 
     cases: dict[str, list[Case]]
     asked: dict[str, dict[str, list[Any]]]
-    """Inputs of the engine by part: `ids`, and structural `tags` where a grammar holds."""
+    """Inputs of the engine by part: `ids`, and structural `tags` for answers under a grammar."""
 
     @staticmethod
     def of(cases: Sequence[Case], tokenizer: Any) -> Prompts:
@@ -55,13 +55,13 @@ class Prompts:
 
 
 def structural_tag(schema: str) -> str:
-    """Make the structural tag that the gateway asks for where an answer has to match ``schema``."""
+    """Return the gateway's structural tag for an answer that must match ``schema``."""
     return json.dumps({"type": "structural_tag", "format": matching(json.loads(schema))})
 
 
 @dataclass(frozen=True)
 class Run:
-    """One engine's answers."""
+    """Answers of one engine."""
 
     label: str
     depth: int
@@ -70,7 +70,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Bench:
-    """The target, the prompts, and where answers are kept."""
+    """Target, prompts, and the folder of answers."""
 
     target: Path
     prompts: Path
@@ -78,7 +78,7 @@ class Bench:
     out: Path
 
     def answer(self, label: str, draft: Path | None = None, depth: int = 0) -> list[Answers]:
-        """Runs an engine in its own process, unless these very files have answered before."""
+        """Run an engine in its own process, unless its answers with these files exist already."""
         done = self.out / f"{label}-{depth}-{self.dtype}-{self.fingerprint(draft)}.json"
         if not done.exists():
             command = [
@@ -107,7 +107,7 @@ class Bench:
 def behaviour(
     prompts: Prompts, answers: Sequence[Answers], tokenizer: Any
 ) -> dict[str, dict[str, Score]]:
-    """group -> kind (or part, for perturbed prompts and sums) -> score."""
+    """Return the scores by group, and by kind (or part, for perturbed prompts and sums)."""
     scores: dict[str, dict[str, Score]] = {}
     for part in answers:
         for case, ids, ended in zip(prompts.cases[part.group], part.ids, part.ended, strict=True):
@@ -120,7 +120,7 @@ def behaviour(
 def wrong_answers(
     prompts: Prompts, answers: Sequence[Answers], tokenizer: Any
 ) -> list[dict[str, str]]:
-    """Every answer that is not exact, beside what was expected: to read, not to count."""
+    """Return every inexact answer with the expected one, for reading."""
     found = []
     for part in answers:
         for case, ids, ended in zip(prompts.cases[part.group], part.ids, part.ended, strict=True):
@@ -165,7 +165,7 @@ def score_cells(score: Score) -> list[str]:
 
 @dataclass
 class PooledAcceptance:
-    """Pooled over the parts of a group."""
+    """Acceptance pooled over the parts of a group."""
 
     drafts: int = 0
     accepted: int = 0
@@ -202,7 +202,7 @@ def acceptance_table(runs: Sequence[Run]) -> str:
 
 
 def different(base: Sequence[Answers], run: Run) -> tuple[int, int]:
-    """Count the answers that speculation changed, and all answers."""
+    """Return the number of answers that speculation changed, and of all answers."""
     pairs = [
         (a, b)
         for before, after in zip(base, run.answers, strict=True)
@@ -220,7 +220,7 @@ def lossless_table(base: Sequence[Answers], runs: Sequence[Run]) -> str:
 
 
 def headline(scores: Mapping[str, Mapping[str, Score]]) -> str:
-    """The aims of the demo, as one table."""
+    """Format the aims of the demo as one table."""
     everything = sum((s for kinds in scores.values() for s in kinds.values()), Score())
     held_out = sum(scores["held-out"].values(), Score())
     sums = sum(scores["sums"].values(), Score())
@@ -259,7 +259,7 @@ def evaluate(
     scale: float,
     seed: int = SEED,
 ) -> str:
-    """Runs all engines; returns the tables as Markdown."""
+    """Run all engines, and return the tables as Markdown."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(target)
     prompts = Prompts.of(all_cases(tokenizer, scale, seed), tokenizer)

@@ -1,4 +1,4 @@
-"""The prompts the demo checkpoint is judged by, in sets: see `all_cases`."""
+"""Prompts that evaluate the demo checkpoint, in sets: see `all_cases`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ FOREIGN = (
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt: a conversation, and what is done to its text once it is rendered."""
+    """One prompt: a conversation, and the change made to its rendered text."""
 
     group: str
     part: str
     conversation: Dialogue
     disturb: Callable[[str], str] | None = None
     schema: str | None = None
-    """JSON schema of a grammar that holds the answer."""
+    """JSON schema of a grammar that constrains the answer."""
 
     def prompt(self, tokenizer: Any) -> str:
         made = self.conversation
@@ -58,7 +58,7 @@ def held_out(count: int, seed: int = SEED) -> Iterator[Case]:
 
 
 def perturbed(count: int, seed: int = SEED) -> Iterator[Case]:
-    """One turn each, disturbed in five ways by turns."""
+    """Yield single turns, disturbed in five ways in turn."""
     source = Source(seed + 1, held_out=True)
     single = Shape(turns=(1,), wrapped=0.0)
     for i in range(count):
@@ -101,7 +101,7 @@ def no_newlines(text: str) -> str:
 
 
 def long(count: int, tool_calls: int, tokenizer: Any, seed: int = SEED) -> Iterator[Case]:
-    """Conversations of 1500 to 2900 tokens; `tool_calls` of them end in one."""
+    """Yield conversations of 1500 to 2900 tokens, `tool_calls` of which end in a call."""
     source = Source(seed + 2, held_out=True)
     shape = replace(LONG, turns=tuple(range(12, 34)), wrapped=0.0)
     left = {True: tool_calls, False: count - tool_calls}
@@ -114,7 +114,7 @@ def long(count: int, tool_calls: int, tokenizer: Any, seed: int = SEED) -> Itera
 
 
 def alike(count: int, seed: int = SEED) -> Iterator[Case]:
-    """Tool calls with other tools on offer whose names share a word with the one asked for."""
+    """Yield tool calls among offered tools whose names share a word with the right one."""
     source = Source(seed + 5, held_out=True)
     shape = replace(SHORT, tools=1.0, wrapped=0.0, rivals=1.0)
     while count:
@@ -125,7 +125,9 @@ def alike(count: int, seed: int = SEED) -> Iterator[Case]:
 
 
 def held(count: int, seed: int = SEED) -> Iterator[Case]:
-    """Plain requests whose answer a grammar holds to JSON, with keys that no prompt names."""
+    """Yield plain requests whose answer a grammar constrains to JSON with keys absent from the
+    prompt.
+    """
     source = Source(seed + 4, held_out=True)
     for _ in range(count):
         properties = fields(source, source.pick([1, 2, 2, 3]))
@@ -178,7 +180,7 @@ def sums(each: int, seed: int = SEED) -> Iterator[Case]:
 
 
 def all_cases(tokenizer: Any, scale: float = 1.0, seed: int = SEED) -> list[Case]:
-    """The same cases for every tokenizer, except that `long` is measured with the one given."""
+    """Return the same cases for every tokenizer, except that `long` is measured with this one."""
     return [
         *held_out(int(200 * scale), seed),
         *perturbed(int(100 * scale), seed),

@@ -1,4 +1,4 @@
-"""Writes the trained target as a checkpoint.
+"""Export of the trained target as a checkpoint.
 
 python -m eaglegate.lab.training.export --folder RUN --out DIR
 """

@@ -20,12 +20,12 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-"""Set before vLLM is imported; a process that has them set keeps its own."""
+"""Variables set before vLLM is imported, unless the process has them already."""
 
 
 @dataclass
 class Answers:
-    """The engine's answers to the prompts of one group, in their order."""
+    """The engine's answers to the prompts of one group, in order."""
 
     group: str
     ids: list[list[int]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class AnswerEngine:
     def answer(
         self, group: str, prompts: list[list[int]], tags: list[str | None], max_tokens: int
     ) -> Answers:
-        """`tags` holds a structural tag for every prompt whose answer a grammar is to hold."""
+        """Answer prompts; `tags` has a structural tag for every answer under a grammar."""
         sampling = [sampling_params(tag, max_tokens) for tag in tags]
         before = self.counters()
         outputs = self.llm.generate(
@@ -87,7 +87,7 @@ class AnswerEngine:
         )
 
     def counters(self) -> dict[str, int]:
-        """The engine's own totals of speculation."""
+        """Return the engine's own totals of speculation."""
         found: dict[str, int] = {}
         for metric in self.llm.get_metrics():
             if metric.name == "vllm:spec_decode_num_drafts":

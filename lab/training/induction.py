@@ -1,9 +1,9 @@
-"""An induction circuit as initial weights: the model copies before it has seen any data.
+"""An induction circuit as initial weights, so that the model copies before any training.
 
 Layer 0 finds the previous token and the one before it, through RoPE phases on a constant input
 coordinate, and writes part of their codes into reserved coordinates. Layer 1 looks for earlier
-places with the same recent tokens (two, or one) and writes the code of the token that stands there;
-the head reads codes. Training decides when to copy; it need not discover how.
+places with the same recent tokens (two, or one) and writes the code of the token there, which the
+head reads. Training then has to learn only when to copy.
 
 The residual stream: [0] constant, [1:SLOTS] random token code, [SLOTS:] the two previous tokens.
 """
@@ -18,15 +18,15 @@ from eaglegate.lab.training.llama import Attention, Llama
 SCALE = 0.05
 SLOT = 32
 FIRST_READ = 65
-"""Code coordinates from here on are what layer 1 copies and the head reads."""
+"""First code coordinate that layer 1 copies and the head reads."""
 LOOK_BACK = (2.2, 1.6, 1.1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""Strength of the RoPE pairs, fastest first, with which layer 0 finds its position."""
+"""Strengths of the RoPE pairs, fastest first, with which layer 0 finds its position."""
 MATCH_ONE, MATCH_TWO = 2.0, 2.6
 
 
 @torch.no_grad()
 def wire(model: Llama, seed: int = 3) -> None:
-    """Overwrites embeddings and the attention of layers 0 and 1."""
+    """Overwrite the embeddings and the attention of layers 0 and 1."""
     slots = model.shape.hidden_size - 2 * SLOT
     generator = torch.Generator().manual_seed(seed)
     code = model.embed_tokens.weight
@@ -53,7 +53,7 @@ def query_heads(attention: Attention, group: int) -> list[int]:
 
 
 def look_back(model: Llama, attention: Attention, back: int, slot: int) -> None:
-    """Key/value group `back - 1` attends to the position `back` before and copies its code."""
+    """Make key/value group `back - 1` attend to the position `back` before and copy its code."""
     size, group = attention.size, back - 1
     strength = torch.zeros(size // 2)
     strength[: len(LOOK_BACK)] = torch.tensor(LOOK_BACK)
@@ -77,7 +77,7 @@ def place_phase(weight: Tensor, row: int, strength: Tensor, phase: Tensor) -> No
 
 
 def match(attention: Attention, group: int, slots: int) -> None:
-    """The first half of the groups match two tokens of context, the others one."""
+    """Make the first half of the groups match two tokens of context, the others one."""
     size = attention.size
     for head in query_heads(attention, group):
         attention.q_proj.weight[head * size : (head + 1) * size] *= 0.3
@@ -93,7 +93,7 @@ def match(attention: Attention, group: int, slots: int) -> None:
 
 
 def match_one(attention: Attention, group: int, slots: int, dims: Tensor) -> None:
-    """Keys carry the token before a place; queries carry the current token."""
+    """Put the token before a place into its key, and the current token into the query."""
     code, row = torch.arange(len(dims)), group * attention.size
     attention.k_proj.weight[row + dims, slots + code] = MATCH_ONE
     for head in query_heads(attention, group):
@@ -113,7 +113,7 @@ def match_two(attention: Attention, group: int, slots: int, dims: Tensor) -> Non
 
 
 def copy_code(attention: Attention, group: int, slots: int) -> None:
-    """Copies a slice of the code of the place attended to, into the same coordinates."""
+    """Copy a slice of the attended place's code into the same coordinates."""
     size = attention.size
     slices = -(-(slots - FIRST_READ) // size)
     start = FIRST_READ + group % slices * size

@@ -1,4 +1,4 @@
-"""A small Llama, trained here and served by vLLM: tensor names are those of the checkpoint."""
+"""Small Llama, trained here and served by vLLM. Tensor names are those of the checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 EXPLICIT_UP_TO = 512
-"""Below this length explicit attention is faster on a CPU than the fused kernel."""
+"""Length up to which explicit attention is faster on a CPU than the fused kernel."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LlamaShape:
     max_position_embeddings: int = 4096
 
     def config(self, dtype: str) -> dict[str, Any]:
-        """`config.json` of the checkpoint."""
+        """Return the `config.json` of the checkpoint."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -84,7 +84,7 @@ def causal_bias(length: int, dtype: torch.dtype, device: torch.device) -> Tensor
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[batch, heads, length, head_dim] each."""
+    """Return attention over [batch, heads, length, head_dim] each."""
     length = q.shape[2]
     if q.is_cuda or length > EXPLICIT_UP_TO:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -159,7 +159,7 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=std)
 
     def forward(self, ids: Tensor, rope: Rope) -> Tensor:
-        """Final normed hidden states: [batch, length] -> [batch, length, hidden]."""
+        """Return the final normed hidden states: [batch, length] -> [batch, length, hidden]."""
         x = self.embed_tokens(ids)
         for layer in self.layers:
             x = layer(x, rope)

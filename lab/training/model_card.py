@@ -1,4 +1,4 @@
-"""The demo's model card: what it is, how it was made, and the measured tables."""
+"""The demo's model card: description, recipe and measured tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def training_table(folder: Path) -> str:
 
 
 def seeds(folder: Path) -> list[int]:
-    """List the seeds of the drafts that are trained to the end."""
+    """Return the seeds of the drafts that are fully trained."""
     states = [state_of(path) for path in folder.glob(f"eagle3*/{STATE}")]
     return sorted({s["recipe"].seed for s in states if s["step"] == s["recipe"].steps})
 

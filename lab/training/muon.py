@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 
 class Muon:
-    """Steps matrices of one shape together; `buffers` (one per parameter) is its state."""
+    """Optimiser that steps matrices of one shape together; `buffers` (one per parameter) is its
+    state.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], momentum: float = 0.95) -> None:
         self.momentum = momentum
@@ -18,7 +20,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, lr: float, weight_decay: float, own: Sequence[int] | None = None) -> None:
-        """Steps all parameters, or those with the indices `own`."""
+        """Step all parameters, or those with the indices `own`."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for i in range(len(self.parameters)) if own is None else own:
             groups.setdefault(tuple(self.parameters[i].shape), []).append(i)
@@ -36,7 +38,7 @@ class Muon:
 
 
 def orthogonalise(batch: Tensor, iterations: int = 5) -> Tensor:
-    """Pushes the singular values of every matrix in the batch towards one."""
+    """Push the singular values of every matrix in the batch towards one."""
     tall = batch.shape[1] > batch.shape[2]
     x = batch.bfloat16().transpose(1, 2) if tall else batch.bfloat16()
     x = x / (x.float().norm(dim=(1, 2), keepdim=True) + 1e-7).bfloat16()

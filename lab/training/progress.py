@@ -1,4 +1,4 @@
-"""Progress of a long run: its position, its figures, and the time that is left."""
+"""Progress of a long run: its position, its figures, and the remaining time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Running:
-    """An exponential mean."""
+    """Exponential mean."""
 
     decay: float = 0.95
     value: float | None = None
@@ -23,7 +23,7 @@ class Running:
 
 @dataclass
 class Clock:
-    """Speed since this process started, and the time left at that speed."""
+    """Speed since this process started, and the remaining time at that speed."""
 
     steps: int
     done: int

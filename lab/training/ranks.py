@@ -1,4 +1,4 @@
-"""Several processes that train one model (`python -m torch.distributed.run`), or just one."""
+"""One process, or several that train one model (`python -m torch.distributed.run`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class Ranks:
 
     @staticmethod
     def join() -> Ranks:
-        """The place given by torch.distributed.run; one thread per rank when there are several."""
+        """Join the group given by torch.distributed.run, with one thread per rank if there are
+        several.
+        """
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count > 1:
             torch.set_num_threads(1)
@@ -30,17 +32,17 @@ class Ranks:
         return self.rank == 0
 
     def leave(self) -> None:
-        """Together: gloo can abort a rank that ends while another still writes the state."""
+        """Leave together: gloo can abort a rank that ends while another still writes the state."""
         if self.count > 1:
             dist.barrier()
             dist.destroy_process_group()
 
     def own(self, total: int) -> list[int]:
-        """The indices out of `total` that this rank works on."""
+        """Return the indices out of `total` that this rank works on."""
         return list(range(self.rank, total, self.count))
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Adds up tensors over all ranks, in place."""
+        """Add up tensors over all ranks, in place."""
         if self.count == 1:
             return
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -48,7 +50,7 @@ class Ranks:
         scatter(flat, tensors)
 
     def share_(self, tensors: Sequence[Tensor]) -> None:
-        """Gives all ranks each tensor as its owner has it (`own`), in place."""
+        """Give all ranks each tensor from its owner (`own`), in place."""
         if self.count == 1:
             return
         for owner in range(self.count):

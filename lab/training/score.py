@@ -1,4 +1,4 @@
-"""Whether an answer is what was asked for."""
+"""Scoring of answers against the expected turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
 @dataclass
 class Score:
-    """Counts over answers of one kind; argument counts are over arguments."""
+    """Counts over answers of one kind. Argument counts are over arguments."""
 
     asked: int = 0
     ended: int = 0
@@ -29,7 +29,7 @@ class Score:
     right_arguments: int = 0
 
     def add(self, expected: Dialogue, text: str, ended: bool) -> bool:
-        """Counts one answer; returns whether it is right as a whole."""
+        """Count one answer. Return True if all of it is right."""
         text = text.removesuffix("<|im_end|>")
         turn = TURN.match(text)
         body = turn.group(2) if turn else text
@@ -71,7 +71,7 @@ def is_object(text: str) -> bool:
 
 
 def parsed(text: str) -> dict[str, Any] | None:
-    """A call, or None when it is not the JSON of one."""
+    """Return a call, or None if the text is not a call's JSON."""
     try:
         call = json.loads(text)
     except json.JSONDecodeError:

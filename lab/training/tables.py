@@ -11,5 +11,5 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """`97.5 % (39/40)`, or nothing asked."""
+    """Format `97.5 % (39/40)`, or "none asked"."""
     return f"{100 * part / whole:.1f} % ({part}/{whole})" if whole else "none asked"

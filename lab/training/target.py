@@ -1,4 +1,4 @@
-"""The model a draft is trained for: any Llama- or Qwen3-shaped checkpoint, through transformers."""
+"""The model that a draft is trained for: a Llama- or Qwen3-shaped checkpoint, by transformers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FITTING = ("llama", "qwen3")
 
 
 class UnfitTarget(ValueError):
-    """The target has a shape that the draft head cannot follow."""
+    """Target with a shape that the draft head cannot follow."""
 
 
 @dataclass(frozen=True)
 class TargetModel:
-    """A frozen target and what a draft reads of it."""
+    """Frozen target, and the states that a draft reads."""
 
     model: nn.Module
     config: Any
@@ -40,7 +40,7 @@ class TargetModel:
 
     @torch.no_grad()
     def states(self, ids: Tensor, layers: tuple[int, ...]) -> tuple[list[Tensor], Tensor]:
-        """Hidden states after the given layers, and the final normed one."""
+        """Return the hidden states after the given layers, and the final normed one."""
         out = self.model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
         return [out.hidden_states[i] for i in layers], out.last_hidden_state
 
@@ -81,7 +81,7 @@ def rope_parameters(config: Any) -> dict[str, Any]:
 
 
 def check(config: Any) -> None:
-    """Raises UnfitTarget when a draft could not be trained or served for this target."""
+    """Raise UnfitTarget if a draft could not be trained or served for this target."""
     if config.model_type not in FITTING:
         raise UnfitTarget(
             f"target has model_type {config.model_type!r}; a draft can be trained for "
@@ -98,7 +98,7 @@ def engine_default(layers: int) -> tuple[int, int, int]:
 
 
 def layers_read(layers: int) -> tuple[int, ...]:
-    """The engine's default, or for a target too shallow for it one that is distinct."""
+    """Return the engine's default layers, or distinct ones if the target is too shallow."""
     for chosen in (engine_default(layers), (1, layers // 2, layers - 1)):
         if chosen[0] < chosen[1] < chosen[2]:
             return chosen

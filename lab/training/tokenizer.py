@@ -1,8 +1,8 @@
-"""The demo tokenizer: byte-level BPE behind a pre-tokenizer that makes copying easy.
+"""The demo tokenizer: byte-level BPE after a pre-tokenizer that makes copying easy.
 
-A content word is split from the space before it, digits stand alone, and runs of punctuation are
-one piece. So a value has the same tokens in the user's sentence and inside JSON quotes, and copying
-it is plain induction. Only common function words keep their leading space.
+A content word is split from the space before it, digits are separate, and runs of punctuation are
+one piece. A value therefore has the same tokens in the user's sentence and inside JSON quotes, and
+copying it is plain induction. Only common function words keep their leading space.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ CONTENT = {
     *OPENERS,
     *(option for options in ENUMS for option in options),
 }
-"""Words that open values: with a glued space they would have two spellings."""
+"""Words that begin values. With the space attached they would have two spellings."""
 
 
 def function_words() -> list[str]:
-    """Lower-case words of the fixed texts that never occur as values, longest first."""
+    """Return lower-case words of the fixed texts that never occur as values, longest first."""
     texts = [topic.answer + " " + topic.thought for topic in tasks.topics()]
     texts += [*tasks.unknown_questions().train, tasks.FALLBACK, arithmetic.TOO_LARGE]
     texts += [row["does"] for row in tasks.functions()]
@@ -59,7 +59,7 @@ def function_words() -> list[str]:
 
 
 def pieces() -> str:
-    """The pre-tokenizer's regular expression."""
+    """Return the pre-tokenizer's regular expression."""
     glued = " (?:" + "|".join(function_words()) + ")(?![A-Za-z])"
     words = r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[A-Z]|[0-9]"
     foreign, punctuation = r"[^ -~\n]+", r"[ -/:-@\[-`{-~]+"

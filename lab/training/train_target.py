@@ -1,10 +1,10 @@
-"""Trains the demo target. On two cores:
+"""Training of the demo target. On two cores:
 
 python -m torch.distributed.run --nproc-per-node 2 -m eaglegate.lab.training.train_target \\
         --folder DIR
 
-Interrupted, it goes on from its last checkpoint when started again. Progress is counted in steps,
-so the result does not depend on the speed of the machine.
+After an interruption, it continues from its last checkpoint. Progress is counted in steps, so the
+result does not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ class Recipe:
     long_from: int = 150
     long_share: float = 0.15
     late_from: float = 0.65
-    """Share of the steps, like `dense_from`."""
+    """Share of the steps; compare `dense_from`."""
     late_long_share: float = 0.28
     dense_from: float = 0.78
-    """Share of the steps after which short batches come from single turns, which have more
-    answers per token.
+    """Share of the steps after which short batches are single turns, with more answers per token.
     """
     dense_long_share: float = 0.2
     last_steps: int = 4200
@@ -60,19 +59,22 @@ class Recipe:
     last_scale: float = 0.5
     last_long_share: float = 0.3
     close_steps: int = 1400
-    """Steps after the last ones: tools whose names are much alike, also in long prompts."""
+    """Steps after `last_steps`: tools with similar names, also in long prompts."""
     close_scale: float = 0.3
     close_far_share: float = 0.35
     seed: int = 1
     ranks: int = 2
-    """The batches of a step: fixed, so that one fast device sees the same as two cores."""
+    """Batches of a step. The number is fixed, so that one fast device sees the same as two cores.
+    """
 
     @property
     def end(self) -> int:
         return self.steps + self.last_steps + self.close_steps
 
     def scale(self, step: int) -> float:
-        """Learning rate factor: warm-up, constant, linear to `final`; each later stage to zero."""
+        """Return the learning rate factor: warm-up, constant, linear to `final`; later stages to
+        zero.
+        """
         closing = step - self.steps - self.last_steps
         if closing >= 0:
             warm = min(1.0, (closing + 1) / self.warmup)
@@ -85,7 +87,7 @@ class Recipe:
         return max(self.final, (1 - done) / (1 - self.decay_from))
 
     def kind(self, step: int) -> str:
-        """Choose the set that a step reads: a fixed draw for each step."""
+        """Choose the set for a step. The draw is fixed for each step."""
         if step < self.long_from:
             return "short"
         drawn = np.random.default_rng([self.seed, step]).random()
@@ -101,7 +103,7 @@ class Recipe:
 
 
 class Training:
-    """The model, its two optimisers, and how far they are."""
+    """Model with its two optimisers and its progress."""
 
     def __init__(self, recipe: Recipe, shape: LlamaShape, ranks: Ranks, device: str) -> None:
         torch.manual_seed(recipe.seed)
@@ -120,7 +122,7 @@ class Training:
         self.step = 0
 
     def losses(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross entropy and weight of every token that counts."""
+        """Return cross entropy and weight of every token that counts."""
         with torch.autocast(self.device, torch.bfloat16):
             hidden = self.model(ids, self.rope[: ids.shape[1]])[:, :-1]
             counts = weights[:, 1:] > 0
@@ -129,14 +131,14 @@ class Training:
         return loss, weights[:, 1:][counts]
 
     def backward(self, ids: Tensor, weights: Tensor) -> Tensor:
-        """Adds the gradients of a batch; its summed answer loss and number of answer tokens."""
+        """Add the gradients of a batch. Return its summed answer loss and answer tokens."""
         loss, weight = self.losses(ids.to(self.device), weights.to(self.device))
         ((loss * weight).sum() / (0.14 * self.recipe.batch_tokens * 2)).backward()
         answers = weight == ANSWER
         return torch.stack([loss.detach()[answers].sum(), answers.sum().float()]).cpu()
 
     def update(self) -> None:
-        """One optimiser step; every rank steps its share of the matrices."""
+        """Take one optimiser step. Every rank steps its share of the matrices."""
         scale = self.recipe.scale(self.step)
         nn.utils.clip_grad_norm_(self.others, 1.0)
         own = self.ranks.own(len(self.matrices))
@@ -174,7 +176,7 @@ class Training:
 
 
 class Data:
-    """The streams of batches, wound to where the recipe is."""
+    """Streams of batches, resumed at the recipe's step."""
 
     def __init__(self, folder: Path, recipe: Recipe, ranks: Ranks, step: int) -> None:
         self.recipe = recipe
@@ -195,7 +197,7 @@ class Data:
 
 
 class Report:
-    """Report that is printed on the way, and kept in the state."""
+    """Report that is printed during training and kept in the state."""
 
     def __init__(self, recipe: Recipe, means: dict[str, Running] | None, tokens: int) -> None:
         self.recipe = recipe
@@ -220,7 +222,7 @@ def run(
     save_every_s: float = 120,
     stop_at: int | None = None,
 ) -> Training:
-    """Trains from the last checkpoint in `folder` to the end of the recipe, or to `stop_at`."""
+    """Train from the last checkpoint in `folder` to the end of the recipe, or to `stop_at`."""
     ranks = Ranks.join()
     training = Training(recipe, shape, ranks, device)
     path = folder / CHECKPOINT
@@ -245,7 +247,7 @@ def run(
 
 
 def one_step(training: Training, part: list[tuple[Tensor, Tensor]]) -> tuple[float, float, float]:
-    """Steps on the batches of all ranks; summed answer loss, answer tokens, padded tokens."""
+    """Step on the batches of all ranks. Return summed answer loss, answer tokens, padded tokens."""
     told = torch.zeros(3)
     for ids, weights in part:
         told[:2] += training.backward(ids, weights)

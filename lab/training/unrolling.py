@@ -1,18 +1,17 @@
-"""Drafts that each draft model would have proposed along known answers, without serving any of
-them.
+"""Drafts that each draft model would have proposed along known answers, without serving them.
 
 The target reads a trajectory once. Every draft then speculates from every position of the answer,
-its context the target's hidden states, its own tokens fed back, as in serving. The engine's drafts
-are the draft's most likely tokens (vLLM's ``draft_sample_method`` greedy, its default), and such a
-token is accepted exactly if it is the token the target emits there. So which drafts of a position
-would be accepted follows from the answer, sampled or not. For sampled answers the probability of
-acceptance is given besides: the target's probability of the draft's token, as far as those before
-it matched.
+with the target's hidden states as context and its own tokens fed back, as in serving. The engine's
+drafts are the draft's most likely tokens (vLLM's ``draft_sample_method`` greedy, its default). Such
+a token is accepted exactly if it is the token that the target emits there. The answer, sampled or
+not, therefore determines which drafts of a position would be accepted. For sampled answers the
+probability of acceptance is also given: the target's probability of the draft's token, as long as
+the tokens before it matched.
 
-Drafts that are sampled (``probabilistic``) have no acceptance of their own along an answer, only a
-probability of it. An accepted draft is a token of the answer; of all answers with token x in this
-place, the share in which x was an accepted draft is min(p, q) / p, with p the target's and q the
-draft's probability of x. So the draft is fed the answer's tokens, and that share is given by depth.
+Sampled drafts (``probabilistic``) have only a probability of acceptance along an answer. An
+accepted draft is a token of the answer. Of all answers with token x in this place, the share in
+which x was an accepted draft is min(p, q) / p, with p the target's and q the draft's probability of
+x. So the draft is fed the answer's tokens, and that share is given by depth.
 """
 
 from __future__ import annotations
@@ -34,7 +33,9 @@ __all__ = ["DraftHead", "TargetModel", "Trajectory", "UnrolledAnswer", "unroll_a
 
 @dataclass(frozen=True)
 class Trajectory:
-    """``temperature`` 0 is greedy; the probabilities are those the engine samples from."""
+    """Prompt and answer. ``temperature`` 0 is greedy; probabilities are those the engine samples
+    from.
+    """
 
     prompt: Sequence[int]
     answer: Sequence[int]
@@ -43,12 +44,14 @@ class Trajectory:
     top_p: float = 1.0
     min_p: float = 0.0
     drafts_sampled: bool = False
-    """The engine samples its drafts, from the draft's probabilities at the same temperature."""
+    """True if the engine samples its drafts, from the draft's probabilities at the same
+    temperature.
+    """
 
 
 @dataclass(frozen=True)
 class DraftHead:
-    """A draft and its map to the target's token ids, if it has a vocabulary of its own."""
+    """Draft, and its map to the target's token ids if it has a vocabulary of its own."""
 
     name: str
     draft: Draft
@@ -61,14 +64,14 @@ class DraftHead:
 
 @dataclass(frozen=True)
 class UnrolledAnswer:
-    """One draft along one answer; position i speculates after the answer's token i."""
+    """One draft along one answer. Position i speculates after the answer's token i."""
 
     matches: list[int]
-    """Number of drafts in a row that are the answer's tokens, by position."""
+    """Number of consecutive drafts that are the answer's tokens, by position."""
     chances: list[list[float]]
-    """Probability by position and depth that the target emits the draft's token, as far as the
-    drafts before it matched; 1 or 0 for a greedy answer. Of sampled drafts: that the draft is
-    accepted, given that those before it were; their ``matches`` are empty.
+    """Probability by position and depth that the target emits the draft's token, as long as the
+    drafts before it matched; 1 or 0 for a greedy answer. For sampled drafts: the probability that
+    the draft is accepted if those before it were; their ``matches`` are empty.
     """
     drift: list[list[float]]
     """Sums over positions of the measures of ``lab.training.drift``, by measure and depth."""
@@ -78,9 +81,7 @@ class UnrolledAnswer:
 def unroll_answers(
     target: TargetModel, drafts: Sequence[DraftHead], trajectory: Trajectory, depths: int
 ) -> Iterator[tuple[str, UnrolledAnswer]]:
-    """Unroll an answer with each draft. An answer of fewer than two tokens yields nothing: no
-    step of it was speculative.
-    """
+    """Unroll an answer with each draft. An answer of fewer than two tokens yields nothing."""
     count = len(trajectory.answer) - 1
     if count < 1:
         return
@@ -99,7 +100,7 @@ def unroll_answers(
 
 
 def _sampled_from(target: TargetModel, last: Tensor, trajectory: Trajectory) -> Tensor:
-    """[answer positions, vocabulary]: what the tokens after the first were sampled from."""
+    """Return the distributions after the first token: [answer positions, vocabulary]."""
     rows = last[:, len(trajectory.prompt) :]
     logits = target.logits(rows)[0].float() / trajectory.temperature
     if trajectory.min_p > 0:

@@ -1,4 +1,4 @@
-"""Small sums, written out so that every step is a fact about one or two digits."""
+"""Small sums, written so that every step is a fact about one or two digits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORDED = {
 
 
 def add_steps(a: int, b: int) -> str:
-    """Add ones, then tens, then the carry alone: a three-term step was not learnt."""
+    """Add ones, then tens, then only the carry, because a step with three terms was not learnt."""
     total = f"{a} + {b} = {a + b}."
     if a < 10 and b < 10:
         return total
@@ -50,9 +50,9 @@ def add_steps(a: int, b: int) -> str:
 
 
 def subtract_steps(a: int, b: int) -> str:
-    """Subtract ones, then tens, borrowing ten when the ones do not reach.
+    """Subtract ones, then tens, borrowing ten if the ones are too small.
 
-    The ones stand side by side before the first digit that tells whether to borrow.
+    The ones are next to each other before the first digit that shows the borrow.
     """
     total = f"{a} - {b} = {a - b}."
     if a < 10:
@@ -81,13 +81,13 @@ def multiply_steps(a: int, b: int) -> str:
 
 
 def divide_steps(a: int, b: int) -> str:
-    """Counts up the times table until the dividend is met."""
+    """Count up the times table until the dividend is reached."""
     chant = " ".join(f"{b} * {i} = {b * i}." for i in range(1, a // b + 1))
     return f"{chant} {a} / {b} = {a // b}."
 
 
 def arithmetic(source: Source) -> PlainTurn:
-    """A sum, difference, product or quotient, bare or as a little story."""
+    """Make a sum, difference, product or quotient, bare or as a short story."""
     kind = source.pick(
         ["+"] * 5 + ["-"] * 4 + ["*", "*", "**", "**", "**", "/", "/", "w", "w", "big"]
     )

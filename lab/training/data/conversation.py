@@ -1,4 +1,4 @@
-"""Whole conversations: system prompts, tools on offer, several turns, odd wrapping."""
+"""Whole conversations: system prompts, offered tools, several turns, unusual wrapping."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Shape:
     long_lookup: float = 0.0
     wrapped: float = 0.06
     idle: float = 0.0
-    """Share of conversations with tools of which the last turn needs none."""
+    """Share of conversations with tools whose last turn needs none."""
     held: float = 0.08
-    """Share of plain answers that are written as a grammar holds them."""
+    """Share of plain answers in the form that a grammar enforces."""
     ragged: float = 0.0
-    """Share of the held answers that have white space wherever the grammar lets some in."""
+    """Share of those answers that have white space wherever the grammar allows it."""
     rivals: float = 0.0
-    """Share of offers in which tools' names share a word with the names in use."""
+    """Share of offers in which other tools' names share a word with the used names."""
 
 
 SHORT = Shape()
@@ -40,7 +40,7 @@ NO_TOOL = phrasings("Can you {}?", "Please {}.", "I want you to {}.", "Could you
 
 
 def conversation(source: Source, shape: Shape = SHORT) -> Dialogue:
-    """A conversation up to and with the model's last turn."""
+    """Make a conversation up to and including the model's last turn."""
     turns, tools = plan(source, shape)
     messages: list[dict[str, Any]] = []
     system = system_prompt(source)
@@ -75,7 +75,7 @@ def plan(source: Source, shape: Shape) -> tuple[list[PlainTurn | ToolTurn], list
 def one_tool_per_family(
     source: Source, shape: Shape, turns: list[PlainTurn | ToolTurn]
 ) -> tuple[list[PlainTurn | ToolTurn], list[Tool]]:
-    """Two tools for the same thing cannot both be offered: the earlier turn goes plain."""
+    """Offer only one tool per purpose: an earlier turn with another becomes plain."""
     used: dict[str, Tool] = {}
     kept: list[PlainTurn | ToolTurn] = []
     for turn in reversed(turns):
@@ -89,7 +89,7 @@ def one_tool_per_family(
 
 
 def offered(source: Source, shape: Shape, used: dict[str, Tool]) -> list[Tool]:
-    """The tools in use, by family, among others, in random order."""
+    """Return the used tools, by family, among others in random order."""
     others = rivals(source, shape, used)
     for _ in range(max(source.pick(shape.more_tools), 0 if used else 1)):
         made = random_tool(source)[0] if source.chance(0.6) else source.pick(KNOWN)(source).tool
@@ -126,7 +126,7 @@ def without_tool(source: Source) -> PlainTurn:
 
 
 def history(source: Source, turn: PlainTurn | ToolTurn) -> list[dict[str, Any]]:
-    """An earlier exchange. It has no think block, so most sums show their steps in the answer."""
+    """Return an earlier exchange. Without thinking, most sums show their steps in the answer."""
     if isinstance(turn, PlainTurn):
         steps = turn.unthought if source.chance(0.85) else None
         return [
@@ -137,7 +137,7 @@ def history(source: Source, turn: PlainTurn | ToolTurn) -> list[dict[str, Any]]:
 
 
 def called(turn: ToolTurn) -> list[dict[str, Any]]:
-    """The request, the calls, and what the tool returned."""
+    """Return the request, the calls, and the tool's results."""
     calls = [
         {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
         for call in turn.calls
@@ -182,7 +182,7 @@ def plain_ending(
 
 
 def plan_of(calls: Sequence[Call]) -> str:
-    """The calls to come; of several each has its place, by which the model finds the next one."""
+    """Describe the coming calls. Several are numbered, so that the model finds the next one."""
     if len(calls) == 1:
         return thought_of(calls[0])
     places = ("First", "Second", "Third")
@@ -197,7 +197,7 @@ def thought_of(call: Call) -> str:
 
 
 def wrapped(source: Source, text: str) -> str:
-    """The user's text between markers of its own; some shapes are kept for the evaluation."""
+    """Wrap the user's text in markers. Some shapes are reserved for the evaluation."""
     if source.held_out and source.chance(0.5):
         return f">>> QUERY #{source.number(1, 999)} >>>\n{text}\n<<< END OF QUERY <<<"
     draw = source.random.random()

@@ -1,6 +1,6 @@
-"""Answers whose form is prescribed while nothing in the request gives their content.
+"""Answers of a prescribed form whose content the request does not give.
 
-A grammar or a forced tool makes a model write such things, and it must come to an end there too.
+A grammar or a forced tool makes a model write such answers, and it must also end them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TAILS = (
 
 
 def wish(source: Source) -> str:
-    """A request for something that the model cannot make up."""
+    """Make a request for something that the model cannot invent."""
     kind = source.pick(KINDS) if source.chance(0.7) else source.plain_word()
     asked = source.ask(ASK, k=kind, t=source.phrase(1, 2))
     if source.chance(0.2):
@@ -93,7 +93,7 @@ def invented_call(source: Source) -> ToolTurn:
 
 
 def content(key: str, schema: Mapping[str, Any], topic: str) -> Any:
-    """Make a value for a parameter of which the request says nothing."""
+    """Make a value for a parameter that the request does not mention."""
     if "enum" in schema:
         return schema["enum"][0]
     made: dict[str, Any] = {"integer": 1, "number": 0.5, "boolean": True, "array": [topic]}
@@ -124,7 +124,7 @@ def held(
 
 @dataclass(frozen=True)
 class Gaps:
-    """The white space of a JSON object, by what stands before it."""
+    """White space of a JSON object, by the character before it."""
 
     brace: str = ""
     key: str = ""
@@ -138,7 +138,7 @@ SPACED = Gaps(colon=" ", comma=" ")
 
 
 def blanks(source: Source) -> str:
-    """A run as a model writes it that has nothing else to say where a grammar waits for a key."""
+    """Make white space as written by a model that waits for a grammar's key with nothing to say."""
     if source.chance(0.4):
         return ""
     run = source.pick([" ", "\n", " " * source.number(1, 8), "\n" * source.number(1, 4)])
@@ -146,7 +146,7 @@ def blanks(source: Source) -> str:
 
 
 class Sheet:
-    """A JSON object as a grammar and a model write it together."""
+    """JSON object that a grammar and a model write together."""
 
     def __init__(self, answer: str, gaps: Gaps) -> None:
         self.gaps = gaps
@@ -158,7 +158,7 @@ class Sheet:
         self.own: list[tuple[int, int]] = []
 
     def fill(self, schema: Mapping[str, Any]) -> None:
-        """Writes a value: keys are forced; own is what it holds, and what parts it from others."""
+        """Write a value. Keys are forced; content and separators are the model's own."""
         if "properties" in schema:
             for place, (key, inner) in enumerate(schema["properties"].items()):
                 before = f",{self.gaps.comma}" if place else f"{{{self.gaps.brace}"
@@ -181,8 +181,8 @@ class Sheet:
             self.say(to_json(self.values[schema["type"]]))
 
     def say(self, text: str, after: int = 1) -> None:
-        """Say a text with ``after`` characters of the text behind it, which part a value from
-        others.
+        """Write a text of the model, with ``after`` characters of the following text, which
+        separate values.
         """
         start = len(self.text)
         self.text += text

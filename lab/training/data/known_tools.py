@@ -46,7 +46,7 @@ FAMILIES = {text: purpose for purpose, texts in DESCRIPTIONS.items() for text in
 
 
 def family(offered: Tool) -> str:
-    """Name a tool's purpose: of two tools of one family a request does not say which it means."""
+    """Name a tool's purpose. A request does not distinguish two tools of one family."""
     function = offered["function"]
     name: str = function["name"]
     return FAMILIES.get(function["description"], name)
@@ -58,7 +58,7 @@ def known(source: Source, purpose: str, properties: Mapping[str, Any]) -> Tool:
 
 
 def name_of(source: Source, purpose: str) -> str:
-    """Choose a tool's name; in training often a name that only the prompt tells."""
+    """Choose a tool's name; in training often a name that only the prompt shows."""
     name = source.pick(NAMES[purpose])
     if source.held_out or source.chance(0.5):
         return name

@@ -1,4 +1,4 @@
-"""Conversations as text: the same text as `chat_template.jinja` gives (a test holds them equal)."""
+"""Conversations as text, identical to the output of `chat_template.jinja`, as a test checks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ GENERATE = "<|im_start|>assistant\n"
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of text that is tokenized on its own, and whether an earlier answer."""
+    """Text that is tokenized separately, with a flag for an earlier answer."""
 
     text: str
     answer: bool = False
 
 
 def prompt_text(conversation: Dialogue) -> str:
-    """Everything before the model's turn, with the generation prompt."""
+    """Return all text before the model's turn, with the generation prompt."""
     return "".join(segment.text for segment in prompt_segments(conversation))
 
 
@@ -43,7 +43,7 @@ def prompt_segments(conversation: Dialogue) -> list[Segment]:
 
 
 def answer_text(conversation: Dialogue, thinking: bool) -> tuple[str, str]:
-    """The think block and the rest of the model's turn."""
+    """Return the think block and the rest of the model's turn."""
     body = conversation.answer
     if not thinking:
         body = conversation.unthought or body
@@ -69,7 +69,7 @@ def message_segments(message: dict[str, Any]) -> list[Segment]:
 
 
 def tool_line(tool: Tool) -> str:
-    """`name(param: type, optional: type?) description`: a third of the tokens of the schema."""
+    """Return `name(param: type, optional: type?) description`, a third of the schema's tokens."""
     function = tool["function"]
     return f"{function['name']}({parameters(function['parameters'])}) {function['description']}\n"
 

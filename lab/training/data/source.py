@@ -1,4 +1,4 @@
-"""Sources of the generator's randomness and of its held-out split."""
+"""The generator's source of randomness, and its held-out split."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Split:
 
     @staticmethod
     def every(items: Sequence[str], nth: int) -> Split:
-        """Holds out one item in `nth`."""
+        """Hold out one item in `nth`."""
         held = tuple(item for i, item in enumerate(items) if i % nth == nth // 2)
         return Split(tuple(item for item in items if item not in held), held)
 
 
 def phrasings(*templates: str) -> Split:
-    """Ways to ask for the same thing; with four or more, the last is held out."""
+    """Return ways to ask for the same thing. With four or more, the last is held out."""
     return Split(templates[:-1], templates[-1:]) if len(templates) >= 4 else Split(templates)
 
 
@@ -76,7 +76,7 @@ SCRIPTS = (
     "אבגדהוזחטיכלמנסעפצקרשת",
     "😀🎉🚀🔥✨🌍🐱🍕⚡✅",
 )
-"""Letters that foreign words are made of."""
+"""Letters of foreign words."""
 MONTHS = (
     "January February March April May June July August September October November December"
 ).split()
@@ -84,9 +84,9 @@ DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
 
 class Source:
-    """Draws everything random; `held_out` opens the words and phrasings kept from training.
+    """Source of all random choices; `held_out` includes the words and phrasings kept from training.
 
-    Training sees more made-up values than the evaluation: what it must learn is to copy.
+    Training sees more invented values than the evaluation, because the model must learn to copy.
     """
 
     def __init__(self, seed: int, held_out: bool = False) -> None:
@@ -97,7 +97,9 @@ class Source:
         return self.random.random() < probability
 
     def in_training(self, probability: float) -> bool:
-        """A chance for training alone: what it draws there is in no prompt of the evaluation."""
+        """Draw a chance that is only used in training, so the evaluation's prompts do not contain
+        it.
+        """
         return not self.held_out and self.chance(probability)
 
     def pick(self, items: Sequence[T]) -> T:
@@ -107,13 +109,13 @@ class Source:
         return self.random.randint(low, high)
 
     def split(self, split: Split, held_share: float = 0.5) -> str:
-        """An item of the training side, or of the held-out side with the given chance."""
+        """Return an item of the training side or, with the given chance, of the held-out side."""
         if self.held_out and split.held and self.chance(held_share):
             return self.pick(split.held)
         return self.pick(split.train)
 
     def ask(self, split: Split, **slots: object) -> str:
-        """A phrasing with its slots filled."""
+        """Return a phrasing with its slots filled."""
         return self.split(split, 0.3).format(**slots)
 
     def pseudo_word(self, syllables: int | None = None) -> str:
@@ -122,12 +124,14 @@ class Source:
         return body + self.pick(CODAS)
 
     def mixed_word(self) -> str:
-        """The start of one word and the end of another: its pieces stand in no known order."""
+        """Join the start of one word and the end of another, so that its pieces are in no known
+        order.
+        """
         start, end = self.pick(WORDS.train), self.pick(WORDS.train)
         return start[: self.number(2, 5)] + end[-self.number(2, 5) :]
 
     def made_up_word(self) -> str:
-        """A word of ASCII letters that no list holds."""
+        """Return a word of ASCII letters that is in no list."""
         draw = 0.0 if self.held_out else self.random.random()
         if draw < 0.45:
             return self.pseudo_word()
@@ -149,7 +153,7 @@ class Source:
         return self.split(WORDS)
 
     def plain_word(self) -> str:
-        """A word fit for an identifier."""
+        """Return a word suitable as an identifier."""
         made_up = self.chance(0.25 if self.held_out else 0.45)
         return self.made_up_word() if made_up else self.split(WORDS)
 
@@ -164,7 +168,7 @@ class Source:
         return f"{city}, {self.pick(STATES)}" if self.in_training(0.06) else city
 
     def proper(self, known: Split) -> str:
-        """One of the known names, or any word with a capital."""
+        """Return a known name, or any word with a capital."""
         made_up = self.chance(0.35 if self.held_out else 0.55)
         return self.word().capitalize() if made_up else self.split(known, 0.7)
 
@@ -185,7 +189,7 @@ class Source:
         return "".join(self.pick(LETTERS) for _ in range(self.number(low, high)))
 
     def code(self) -> str:
-        """A code such as `EAQ`, `XB-204`, `k3f9a2`."""
+        """Return a code such as `EAQ`, `XB-204`, `k3f9a2`."""
         if self.chance(0.2):
             alphabet = "abcdef0123456789"
             return "".join(self.pick(alphabet) for _ in range(self.number(4, 8)))

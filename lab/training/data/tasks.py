@@ -26,7 +26,7 @@ COUNTRIES = "France Italy Japan Brazil Canada Egypt Peru Kenya".split()
 
 @dataclass(frozen=True)
 class Topic:
-    """A fixed answer and the ways to ask for it."""
+    """Fixed answer with the ways to ask for it."""
 
     ask: Split
     thought: str
@@ -50,7 +50,7 @@ def unknown_questions() -> Split:
 
 
 def noisy(source: Source, text: str) -> str:
-    """The same question in another case, with a prefix or a tail."""
+    """Vary the case of a question, or add a prefix or a tail."""
     draw = source.random.random()
     if draw < 0.12:
         return text.lower()
@@ -143,7 +143,7 @@ LOOKUP = phrasings(
 
 
 def lookup(source: Source, entries: int | None = None) -> PlainTurn:
-    """A value out of a list of facts, which may be long."""
+    """Ask for a value from a list of facts, which may be long."""
     attribute = source.pick(
         ["price", "age", "color", "code", "owner", "city", "number", source.plain_word()]
     )
@@ -199,7 +199,7 @@ SCHEMA = phrasings(
 
 
 def json_answer(source: Source) -> PlainTurn:
-    """A JSON object or list from values in the question, sometimes with its schema."""
+    """Ask for a JSON object or list of values in the question, sometimes with a schema."""
     if source.chance(0.2):
         words = [source.word() for _ in range(source.number(2, 5))]
         user = source.split(LIST, 0.3).format(", ".join(words))
@@ -291,7 +291,7 @@ REPEAT = phrasings(
 
 
 def repeat(source: Source) -> PlainTurn:
-    """Plain copying of rare tokens: codes, numbers, capitalised and unicode words."""
+    """Ask to copy rare tokens: codes, numbers, capitalised and unicode words."""
     makers: list[Callable[[], str]] = [
         source.word,
         source.word,

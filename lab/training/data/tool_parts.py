@@ -1,4 +1,4 @@
-"""Parts of every turn that calls a tool."""
+"""Parts shared by all turns that call a tool."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def listed(items: Sequence[str]) -> str:
 
 
 def how_many(source: Source, parallel: float) -> int:
-    """Draw the number of calls that one request asks for."""
+    """Draw the number of calls for a request."""
     return source.pick([2, 2, 3]) if source.chance(parallel) else 1
 
 

@@ -1,4 +1,4 @@
-"""Turns that call tools: well-known ones, and random ones so that copying is learnt as a skill."""
+"""Turns that call tools: well-known ones, and random ones that teach copying as a skill."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ ASK_BY_VALUE = (
 
 
 def random_tool(source: Source, verb: str = "", noun: str = "") -> tuple[Tool, str, str]:
-    """A tool of random name and parameters, its verb and its noun, where those are not given."""
+    """Make a tool with random name and parameters. Return it with its verb and noun."""
     verb = verb or source.pick(VERBS)
     noun = noun or (source.pick(NOUNS) if source.chance(0.5) else source.plain_word())
     none = source.in_training(0.03)
@@ -100,7 +100,7 @@ def random_tool(source: Source, verb: str = "", noun: str = "") -> tuple[Tool, s
 
 
 def rival(source: Source, made: Tool) -> Tool:
-    """A tool with a word of another's name: the same verb, or another verb for its noun."""
+    """Make a tool that shares a word of another's name: its verb, or its noun with another verb."""
     name, description = made["function"]["name"], made["function"]["description"].lower()
     shared = source.pick([word.lower() for word in re.findall("[A-Z]?[^A-Z_]+", name)])
     if shared in VERBS:
@@ -110,7 +110,7 @@ def rival(source: Source, made: Tool) -> Tool:
 
 
 def describe(source: Source, arguments: Mapping[str, Any], style: int) -> str:
-    """The arguments as a user would say them."""
+    """Write the arguments the way a user would."""
     quote = source.pick(['"', '"', "'"]) if source.chance(0.2) else ""
     pairs = [
         (key, quote + item + quote if isinstance(item, str) else said(item))
@@ -134,7 +134,7 @@ def describe(source: Source, arguments: Mapping[str, Any], style: int) -> str:
 
 
 def request(source: Source, arguments: Sequence[Mapping[str, Any]]) -> tuple[str, str, int]:
-    """A phrasing, what stands in it for the arguments, and for how many calls it asks."""
+    """Return a phrasing, the text that describes the arguments in it, and the number of calls."""
     style = source.number(0, 5)
     body = " and another ".join(describe(source, item, style) for item in arguments)
     phrasing = source.split(ASK_RANDOM, 0.3)
@@ -150,7 +150,7 @@ def one_text(arguments: Mapping[str, Any]) -> bool:
 
 
 def as_code(source: Source, arguments: Mapping[str, Any]) -> str:
-    """The arguments between the parentheses of a call."""
+    """Write the arguments as in the parentheses of a call."""
     named = source.chance(0.4)
     return ", ".join(f"{key}={said(v)}" if named else said(v) for key, v in arguments.items())
 
@@ -164,7 +164,7 @@ def natural(source: Source, key: str, item: str) -> str:
 
 
 def order(source: Source, keys: list[str]) -> list[str]:
-    """The schema's, or any."""
+    """Return the keys in the schema's order or a random one."""
     return source.random.sample(keys, len(keys)) if source.chance(0.3) else keys
 
 

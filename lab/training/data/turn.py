@@ -25,12 +25,12 @@ class PlainTurn:
     thought: str
     answer: str
     unthought: str | None = None
-    """The answer when thinking is off, if it differs."""
+    """Answer with thinking off, if it differs."""
 
 
 @dataclass(frozen=True)
 class ToolTurn:
-    """A request that needs `tool`: the calls, their results, and the report on them."""
+    """Request that needs `tool`, with its calls, their results and the final report."""
 
     tool: Tool
     user: str
@@ -41,16 +41,16 @@ class ToolTurn:
 
 @dataclass(frozen=True)
 class Held:
-    """An answer that a grammar writes but for some stretches of it."""
+    """Answer that a grammar writes except for some ranges."""
 
     text: str
     own: tuple[tuple[int, int], ...]
-    """Ranges of characters that the model decides."""
+    """Ranges of characters that the model chooses."""
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Messages up to the model's turn, and the turn that is expected."""
+    """Messages up to the model's turn, and the expected turn."""
 
     kind: str
     messages: list[dict[str, Any]]
@@ -60,4 +60,4 @@ class Dialogue:
     calls: tuple[Call, ...] = ()
     unthought: str | None = None
     own: tuple[tuple[int, int], ...] | None = None
-    """The stretches of the answer that the model decides, if a grammar writes the rest."""
+    """Ranges of the answer that the model chooses, if a grammar writes the rest."""

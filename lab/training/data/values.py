@@ -1,4 +1,4 @@
-"""Parameters and the values they take, for tool calls and JSON answers."""
+"""Parameters and their values, for tool calls and JSON answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ENUMS = (
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter with its JSON schema; `kind` is the schema's type, or enum."""
+    """Parameter with its JSON schema; `kind` is the schema's type, or enum."""
 
     name: str
     kind: str
@@ -52,7 +52,7 @@ class Parameter:
 
 
 def said(value: Any) -> str:
-    """A value as a user would write it."""
+    """Write a value the way a user would."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
@@ -166,7 +166,7 @@ def text_value(source: Source, name: str) -> str:
 
 
 def fields(source: Source, count: int, nested: bool = True) -> dict[str, dict[str, Any]]:
-    """`count` different parameters: name -> schema."""
+    """Return `count` different parameters as a mapping from name to schema."""
     found: dict[str, dict[str, Any]] = {}
     while len(found) < count:
         drawn = parameter(source, nested)
