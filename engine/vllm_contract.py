@@ -160,7 +160,7 @@ PARTS: dict[Area, dict[str, str]] = {
             Scheduler.make_spec_decoding_stats(self spec_decoding_stats num_draft_tokens
                 num_accepted_tokens num_invalid_spec_tokens request_id)
             Scheduler.update_from_output(self scheduler_output model_runner_output)
-            Scheduler._preempt_request(self request timestamp drop_stale_output)
+            Scheduler._preempt_request(self request timestamp drop_stale_output?)
             Scheduler._free_request(self request delay_free_blocks)
             Scheduler: num_spec_tokens requests vllm_config dynamic_sd_lookup max_num_running_reqs
                 max_model_len kv_cache_manager use_v2_model_runner running
