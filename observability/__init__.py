@@ -1,8 +1,8 @@
-"""Metrics, traces and logs, from steps and events. Knows nothing of ``server``.
+"""Metrics, traces and logs made from steps and events. This folder knows nothing of ``server``.
 
-``telemetry.py`` collects what ``engine.events.Observer`` and the wrapped engine (``engine.py``)
-report; ``metrics`` has one class per group of Prometheus metrics; ``pages.py`` the operator's
-pages; ``middleware.py`` has request ids and the access log; ``tracing.py`` sends traces;
+``telemetry.py`` collects the reports of ``engine.events.Observer`` and of the wrapped engine
+(``engine.py``). ``metrics`` has one class per group of Prometheus metrics, ``pages.py`` the
+operator's pages, ``middleware.py`` request ids and the access log. ``tracing.py`` sends traces, and
 ``explain.py`` accounts for the time of one request. ``server.cli.serve`` puts them together. A new
 metric is a class in a module of ``metrics`` and a row of its ``GROUPS``.
 """

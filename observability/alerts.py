@@ -1,8 +1,8 @@
-"""The alerts of ``deploy/prometheus/rules`` that would fire now, from the history of the process.
+"""The alerts of ``deploy/prometheus/rules`` that would fire now, judged by the process's own
+history.
 
-A process knows of itself alone and cannot say that it is down. Spans are whole slots of the
-history, of five minutes each, the one that still fills besides. A rule's ``for`` is told, not
-waited for.
+A process sees only itself and cannot report that it is down. Time spans are whole slots of five
+minutes plus the current, unfinished slot. A rule's ``for`` is reported but not waited for.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from eaglegate.observability.windows import WORKLOAD
 
 MINUTES_15, HOUR, HOURS_6 = 900.0, 3600.0, 6 * 3600.0
 FAST, SLOW = 0.144, 0.06
-"""Shares of missed objectives that spend a month's budget in two days, and in five."""
+"""Shares of missed objectives that spend a month's budget in two and in five days."""
 FEW_STEPS, FEW_CALLS, FEW_TOKENS = 200, 10, 2000
 SHED = ("queue_full", "deadline_unreachable", "engine_overloaded", "unavailable")
 USABLE = ("valid", "unchecked")
 AWAY = ("open", "probing")
 
 Finding = tuple[bool, float | None, str]
-"""Whether the condition holds, its value, and what it is about."""
+"""An alert's state as (condition holds, value, subject)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class AlertRule:
     name: str
     severity: str
     lasting: str
-    """``for`` of the rule."""
+    """The rule's ``for``."""
     summary: str
     check: Callable[[Telemetry, DayHistory], Finding]
 
 
 def list_alerts(telemetry: Telemetry) -> list[dict[str, Any]]:
-    """Every rule, those that would fire first."""
+    """Return every rule with its state, firing rules first."""
     rows = []
     for rule in RULES:
         holds, value, about = rule.check(telemetry, telemetry.history)
@@ -84,7 +84,7 @@ def _check_fallback(_: Telemetry, history: DayHistory) -> Finding:
 
 
 def _check_planner(telemetry: Telemetry, _: DayHistory) -> Finding:
-    """Since the start of the planner: it keeps no history of its own."""
+    """Check the planner's calibration since its start, because it keeps no history."""
     planner = summarize_planner(telemetry.planner)
     if planner is None or planner["committed_tokens"] <= FEW_TOKENS:
         return False, None, ""
@@ -140,7 +140,7 @@ def _check_engines(_: Telemetry, history: DayHistory) -> Finding:
 
 
 def _check_audits(telemetry: Telemetry, _: DayHistory) -> Finding:
-    """A workload is held, or one of the last audits found a violation in 15 minutes."""
+    """Check for a held workload, and for a violation in an audit of the last 15 minutes."""
     found = telemetry.scope.audits()
     if found is None:
         return False, None, ""
@@ -154,7 +154,7 @@ def _check_audits(telemetry: Telemetry, _: DayHistory) -> Finding:
 
 
 def _check_doctor(telemetry: Telemetry, _: DayHistory) -> Finding:
-    """The doctor could not bring acceptance back in the last hour."""
+    """Check for a cause of fallen acceptance that the doctor could not cure in the last hour."""
     found = telemetry.scope.doctor()
     if found is None:
         return False, None, ""
@@ -169,7 +169,7 @@ def _check_doctor(telemetry: Telemetry, _: DayHistory) -> Finding:
 
 
 def _check_draft_holds(telemetry: Telemetry, _: DayHistory) -> Finding:
-    """A depth is held off because it killed engines."""
+    """Check for a depth that is held because it killed engines."""
     names = [f"{hold.method}, depth {hold.depth}" for hold in telemetry.draft_holds]
     return bool(names), float(len(names)), "; ".join(names)
 
@@ -206,7 +206,7 @@ RULES = (
     ),
     AlertRule(
         "EaglegateAcceptanceCollapsed", "ticket", "10m",
-        "Drafts win under 60 % of what they used to", _check_acceptance,
+        "Drafts gain under 60 % of the usual tokens", _check_acceptance,
     ),
     AlertRule(
         "EaglegateFallbackHigh", "ticket", "15m",
@@ -214,7 +214,7 @@ RULES = (
     ),
     AlertRule(
         "EaglegatePlannerMiscalibrated", "ticket", "15m",
-        "The depth planner expects something else than what comes", _check_planner,
+        "The depth planner's expectations differ from the results", _check_planner,
     ),
     AlertRule(
         "EaglegateTTFTBurnFast", "page", "2m",
@@ -241,20 +241,20 @@ RULES = (
     ),
     AlertRule(
         "EaglegateShedding", "page", "5m",
-        "Requests are turned away for lack of room", _check_shedding,
+        "Requests are refused because the engine is full", _check_shedding,
     ),
     AlertRule(
         "EaglegateStreamsInterrupted", "page", "5m",
-        "Answers broke off through no fault of the client", _check_interruptions,
+        "Answers were cut off through no fault of the client", _check_interruptions,
     ),
     AlertRule(
         "EaglegateEngineRestarting", "page", "0m",
-        "The engine keeps dying and being started", _check_restarts,
+        "The engine restarts repeatedly", _check_restarts,
     ),
     AlertRule("EaglegateEngineDown", "page", "2m", "The engine is down", _check_engines),
     AlertRule(
         "EaglegateShedsMemory", "page", "1m",
-        "The gateway refuses new work for want of memory", _check_memory,
+        "The gateway refuses new work because memory is low", _check_memory,
     ),
     AlertRule(
         "EaglegateWorkerAway", "ticket", "5m", "A worker does not serve", _check_workers
@@ -264,4 +264,4 @@ ELSEWHERE = {
     "EaglegateCaptureDrops": "it needs rates of the capture's counters",
     "EaglegateDown": "a process cannot say that it is down",
 }
-"""Alerts that the process does not judge, and why."""
+"""Alerts that the process cannot judge, with the reason."""

@@ -15,7 +15,8 @@ from eaglegate.observability.telemetry import Telemetry
 
 
 class InstrumentedEngine:
-    """Wraps ``engine`` and changes nothing, but for the trace context of requests being traced."""
+    """Wrapper of ``engine`` that records its steps. It changes requests only to add a trace
+    context."""
 
     def __init__(self, engine: Engine, telemetry: Telemetry, name: str = "default") -> None:
         self._engine = engine
@@ -51,13 +52,13 @@ class InstrumentedEngine:
 
 
 def _find_trace_headers() -> Mapping[str, str]:
-    """Return the headers of the current exchange's trace; empty where it belongs to none."""
+    """Return the headers of the current exchange's trace; empty without a trace."""
     exchange = current.get()
     return {} if exchange is None else exchange.trace_headers
 
 
 class SupervisionObserver(RecoveryObserver):
-    """Tells telemetry of the losses of the engine called ``name``."""
+    """Reports the losses of the engine called ``name`` to telemetry."""
 
     def __init__(self, telemetry: Telemetry, name: str = "default") -> None:
         self._telemetry = telemetry

@@ -1,10 +1,10 @@
-"""Explanations of requests: where the time of one went, step by step, without its text.
+"""Explanations of requests: the time of one request, step by step, without its text.
 
-A bounded ring keeps the newest requests, the slowest, those whose drafts did worst, and those that
-failed. The parts of a request are disjoint and add up to its wall time: ``receiving`` the body,
-``queue`` of the gateway, ``rendering`` the prompt, ``grammar`` compilation, ``engine queue``,
-``prefill``, ``decode`` (drafting and verifying), ``recovery`` after the loss of an engine,
-``parsing``, ``writing`` with what a slow client costs, and ``closing``.
+A bounded ring keeps the newest requests, the slowest, the worst by acceptance, and the failed ones.
+The parts of a request are disjoint and add up to its wall time: ``receiving`` the body, ``queue``
+of the gateway, ``rendering`` the prompt, ``grammar`` compilation, ``engine queue``, ``prefill``,
+``decode`` (drafting and verifying), ``recovery`` after the loss of an engine, ``parsing``,
+``writing`` including waits for a slow client, and ``closing``.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from eaglegate.observability.sequence import TRACKED, SequenceTimeline
 from eaglegate.observability.windows import PHASE, name_slices
 
 RECENT, SLOWEST, WORST, FAILED = 256, 32, 32, 64
-"""Requests that are kept of each kind."""
+"""Number of requests kept of each kind."""
 KEPT_S = 3600.0
-"""Seconds after which a slow or badly accepted request gives way to any other."""
+"""Seconds after which any other request may replace a slow or badly accepted one."""
 ENOUGH_STEPS = 20
-"""Verify steps a request must have had to be among the worst accepted."""
+"""Verify steps that a request needs to be listed among the worst accepted."""
 MOST_RUNS = 256
-"""Runs of steps that an explanation lists; the rest is one more."""
+"""Runs of steps that an explanation lists; the last one covers the rest."""
 COUNTS = attrgetter("drafted", "accepted", "delivered")
 PLANNED = attrgetter("planned")
 REASONS = (None, *DepthReason)
@@ -47,26 +47,26 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTrack:
-    """The engine's decode steps of one choice, as numbers."""
+    """Decode steps of one choice, as numbers."""
 
     seconds: array[float]
-    """Seconds since the step before."""
+    """Seconds of each step since the previous one."""
     counts: array[int]
-    """Three for each step: tokens drafted, accepted and delivered."""
+    """Three numbers per step: tokens drafted, accepted and delivered."""
     reasons: Mapping[int, UndraftedReason]
-    """Why nothing was drafted, by step."""
+    """Reason why nothing was drafted, by step."""
     planned: array[int]
-    """The planner's reason for each step's depth: its place in ``REASONS``."""
+    """The planner's reason for each step's depth, as an index of ``REASONS``."""
     more: int
     """Decode steps that were not kept."""
     queued_s: float | None
     preemptions: int
     interruptions: tuple[tuple[float, float, str], ...]
-    """Losses of the engine: the clock, seconds until the next step, and how it went on."""
+    """Losses of the engine as (time, seconds until the next step, outcome)."""
 
     @classmethod
     def of(cls, timeline: SequenceTimeline, num_steps: int) -> ChoiceTrack:
-        """The track of a choice that had ``num_steps`` decode steps."""
+        """Return the track of a choice that had ``num_steps`` decode steps."""
         kept = timeline.track[:TRACKED]
         times = [at for at, _ in kept]
         gaps = map(sub, times, times[:1] + times)
@@ -76,7 +76,7 @@ class ChoiceTrack:
             if account:
                 steps += account
                 seconds.append(gap)
-                if len(account) > 1:  # several steps came at once
+                if len(account) > 1:  # several steps arrived at once
                     seconds.extend([0.0] * (len(account) - 1))
         return cls(
             seconds=seconds,
@@ -95,7 +95,8 @@ class ChoiceTrack:
         return {name.value: found[at] for at, name in enumerate(REASONS) if name and found[at]}
 
     def steps(self) -> Iterator[tuple[float, int, int, int, str | None]]:
-        """Seconds, drafted, accepted, delivered, and why nothing was drafted."""
+        """Yield (seconds, drafted, accepted, delivered, reason why nothing was drafted) for each
+        step."""
         for at, seconds in enumerate(self.seconds):
             drafted, accepted, delivered = self.counts[3 * at : 3 * at + 3]
             reason = self.reasons.get(at)
@@ -105,7 +106,7 @@ class ChoiceTrack:
 def _measure_recoveries(
     losses: Sequence[tuple[float, str]], steps: Sequence[float]
 ) -> Iterator[tuple[float, float, str]]:
-    """A loss that falls into the recovery of another one takes no time of its own."""
+    """Yield the losses with their recovery times. A loss during another recovery adds no time."""
     until = 0.0
     for at, outcome in losses:
         after = next((step for step in steps if step > at), at)
@@ -115,12 +116,12 @@ def _measure_recoveries(
 
 @dataclass(slots=True)
 class ExplainedRequest:
-    """A request that ended, without what was asked and answered."""
+    """A finished request, without its messages and its answer."""
 
     record: RequestRecord
     tracks: tuple[ChoiceTrack, ...]
     at: float
-    """``time.time()`` of its end."""
+    """``time.time()`` at the end of the request."""
     captured: bool = False
     request_id: str = ""
     path: str = ""
@@ -131,7 +132,7 @@ class ExplainedRequest:
     """Seconds between the last event and the end of the response."""
 
     audits: list[Row] = field(default_factory=list)
-    """What audits of its choices found."""
+    """Results of audits of the request's choices."""
 
     @property
     def ids(self) -> tuple[str, str]:
@@ -149,7 +150,7 @@ class ExplainedRequest:
 
 @dataclass(frozen=True, slots=True)
 class RefusedRequest:
-    """A request that was turned away before any engine saw it."""
+    """A request that was refused before it reached an engine."""
 
     request_id: str
     path: str
@@ -168,7 +169,7 @@ Entry = ExplainedRequest | RefusedRequest
 
 @dataclass(slots=True)
 class _Extremes:
-    """The entries with the highest scores, as far as they are recent."""
+    """The recent entries with the highest scores."""
 
     most: int
     heap: list[tuple[float, int, ExplainedRequest]] = field(default_factory=list)
@@ -187,7 +188,7 @@ class _Extremes:
 
 
 class ExplanationRing:
-    """The requests that can be explained; bounded, and without any text."""
+    """The requests that can be explained. Bounded, and without any text."""
 
     def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
         self._clock = wall_clock
@@ -198,7 +199,7 @@ class ExplanationRing:
         self._worst = _Extremes(WORST)
 
     def add(self, observation: RequestObservation, record: RequestRecord) -> None:
-        """A request has ended; its HTTP exchange may go on."""
+        """Add a finished request. Its HTTP exchange may still be open."""
         facts = replace(record.facts, messages=(), tools=())
         tracks = tuple(
             ChoiceTrack.of(timeline, choice.totals.decode_steps)
@@ -218,7 +219,7 @@ class ExplanationRing:
             self._worst.add(-length, self._serial, entry)
 
     def add_audit(self, record: AuditRecord) -> None:
-        """Add what an audit found to the request of its choice, if that is still kept."""
+        """Add an audit's result to its request, if that is still kept."""
         for entry in reversed(self._recent):
             if isinstance(entry, ExplainedRequest) and (
                 record.request in entry.record.facts.sequences
@@ -228,7 +229,7 @@ class ExplanationRing:
                 return
 
     def complete(self, exchange: HttpExchange) -> None:
-        """An HTTP exchange is over."""
+        """Add the facts of a finished HTTP exchange."""
         observation = exchange.observation
         if observation is None:
             self._add_refusal(exchange)
@@ -251,7 +252,8 @@ class ExplanationRing:
         self._failed.append(entry)
 
     def find(self, name: str) -> Entry | None:
-        """The newest request with this id: the answer's own, or that in ``x-request-id``."""
+        """Return the newest request with this id: the answer's own, or the one in
+        ``x-request-id``."""
         kept = (
             *reversed(self._recent),
             *reversed(self._failed),
@@ -261,9 +263,8 @@ class ExplanationRing:
         return next((entry for entry in kept if name in entry.ids), None)
 
     def list(self, most: int = 50, kind: str = "", name: str = "") -> Row:
-        """One line for each request, newest or most extreme first; those of one slice alone,
-        where ``kind`` names what slices it.
-        """
+        """Return one line per request, newest or most extreme first. If ``kind`` is given, only the
+        slice ``name`` of that kind."""
         lists: dict[str, Sequence[Entry]] = {
             "recent": [*reversed(self._recent)],
             "slowest": self._slowest.list(),
@@ -277,7 +278,7 @@ class ExplanationRing:
 
 
 def _is_in(entry: Entry, kind: str, name: str) -> bool:
-    """Whether a request is counted in a slice; any is where no kind is given."""
+    """Return True if the request is counted in the slice, or if no ``kind`` is given."""
     if not kind:
         return True
     if isinstance(entry, RefusedRequest):
@@ -288,7 +289,7 @@ def _is_in(entry: Entry, kind: str, name: str) -> bool:
 
 
 def summarize(entry: Entry) -> Row:
-    """A request in one line of a list."""
+    """Return a request as one line of a list."""
     row: Row = {
         "id": entry.ids[0],
         "request_id": entry.request_id,
@@ -311,7 +312,8 @@ def summarize(entry: Entry) -> Row:
 
 
 def explain(entry: Entry, planner: Mapping[str, Any]) -> Row:
-    """All that is known of a request. ``planner`` is its description, empty without one."""
+    """Return everything known about a request. ``planner`` is its description, empty without a
+    planner."""
     row = summarize(entry)
     if isinstance(entry, RefusedRequest):
         return row | {"parts": [{"name": "gateway", "ms": row["wall_ms"], "share": 1.0}]}
@@ -348,7 +350,7 @@ def explain(entry: Entry, planner: Mapping[str, Any]) -> Row:
 
 
 def list_parts(entry: ExplainedRequest) -> list[Row]:
-    """Disjoint parts of the wall time, in the order in which they come."""
+    """Return the disjoint parts of the wall time, in order of time."""
     record, times = entry.record, entry.record.facts.times
     first = record.duration if record.ttft is None else record.ttft
     engine_s = max(0.0, first - record.queued)
@@ -397,10 +399,10 @@ def _sum_recoveries(tracks: Sequence[ChoiceTrack], first_at: float) -> tuple[flo
 
 
 def split_decode(entry: ExplainedRequest, planner: Mapping[str, Any]) -> Row | None:
-    """The time of decode steps by what it paid for, as the planner prices steps.
+    """Split the time of decode steps into drafting, verifying and rejected work.
 
-    An estimate: the planner's costs of a step of one request, scaled to the time each step took.
-    None without a planner.
+    This is an estimate: the planner's costs of a step of one request, scaled to the time of each
+    step. None without a planner.
     """
     cost = planner.get("cost", {}).get("milliseconds")
     if not cost:
@@ -456,7 +458,8 @@ def _count_depths(track: ChoiceTrack) -> list[Row]:
 
 
 def list_runs(track: ChoiceTrack) -> list[Row]:
-    """Steps in a row that drafted equally many tokens, for one reason."""
+    """Return runs of consecutive steps with the same number of drafted tokens and the same
+    reason."""
     runs: list[Row] = []
     token = 0
     for seconds, drafted, accepted, delivered, reason in track.steps():

@@ -1,7 +1,7 @@
-"""A day of history, kept in the process: what every slice did, in slots of five minutes.
+"""A day of history in the process: totals of every slice in slots of five minutes.
 
-Bounded: ``SLOTS`` slots with at most ``MOST_SLICES`` slices each, about 0.6 kB a slice, and
-``MOST_EVENTS`` events. It holds sums alone, no request and no text, and ends with the process.
+It is bounded to ``SLOTS`` slots with at most ``MOST_SLICES`` slices each, about 0.6 kB per slice,
+and ``MOST_EVENTS`` events. It holds sums only, no request and no text, and ends with the process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from eaglegate.observability.windows import (
 
 SLOT_S = 300
 SLOTS = 288
-"""A day."""
+"""Number of slots in a day."""
 MOST_SLICES = 64
 MOST_EVENTS = 200
 WHOLE: SliceKey = (ALL, "")
@@ -46,12 +46,12 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class BatchSpeed:
-    """Decoding of requests that shared the engine with equally many others, on average."""
+    """Decode speed of requests with the same mean batch size."""
 
     requests: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    """Their decode times, added up."""
+    """Sum of their decode times."""
 
 
 @dataclass(slots=True)
@@ -64,12 +64,12 @@ class Slot:
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     """Counts by name: ``ended``, ``refused``, ``tools``, ``recovered``."""
     objectives: Counter[str] = field(default_factory=Counter)
-    """``first`` tokens and those that were ``late``; ``choices`` and those that were ``slow``;
-    answers that were ``interrupted``, not by their client."""
+    """Counts of ``first`` tokens and ``late`` ones, of ``choices`` and ``slow`` ones, and of
+    answers ``interrupted`` through no fault of their client."""
     batches: dict[int, BatchSpeed] = field(default_factory=dict)
     """Speeds by batch size."""
     queued: int = 0
-    """Most requests that waited at once, as far as it was looked at."""
+    """Most requests seen waiting at once."""
     running: int = 0
 
     def add(self, key: SliceKey, sums: WindowSums) -> None:
@@ -83,7 +83,7 @@ class Slot:
 
 
 class Concurrency:
-    """Requests under way, as an integral over time: mean batch sizes of single requests."""
+    """Running requests as an integral over time, which gives the mean batch size of a request."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -98,7 +98,7 @@ class Concurrency:
         self._begun[request] = now, self._integral
 
     def end(self, request: str) -> float:
-        """Return how many requests were under way beside and with it, on average."""
+        """Return the mean number of requests in progress during this one, itself included."""
         now = self._advance()
         began, before = self._begun.pop(request, (now, self._integral))
         self._running = max(0, self._running - 1)
@@ -113,7 +113,7 @@ class Concurrency:
 
 
 class DayHistory(MetricGroup):
-    """The day, as telemetry tells it like a group of metrics; it declares none."""
+    """History of the day. It gets the reports of a metric group and declares no metrics."""
 
     def __init__(self, scope: MetricScope, wall_clock: Callable[[], float] = time.time) -> None:
         self._wall = wall_clock
@@ -122,14 +122,14 @@ class DayHistory(MetricGroup):
         self._concurrency = Concurrency(scope.clock)
         self._batches: dict[str, float] = {}
         self.down_since: dict[str, float] = {}
-        """Engines that are down, since when by the wall clock."""
+        """Engines that are down, with the wall-clock time since when."""
         super().__init__(scope)
 
     def declare(self) -> None:
-        """Declare nothing: the day is for the page."""
+        """Declare no metrics, because the day is shown on the page only."""
 
     def set_wall_clock(self, wall_clock: Callable[[], float]) -> None:
-        """Count by another clock, in tests and benchmarks."""
+        """Use another clock, in tests and benchmarks."""
         self._wall = wall_clock
 
     def begin_request(self, request: str) -> None:
@@ -190,14 +190,14 @@ class DayHistory(MetricGroup):
 
     def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
         self.down_since.pop(engine, None)
-        self._tell("engine started", engine, f"{info.model}, in {seconds:.1f} s")
+        self._add_event("engine started", engine, f"{info.model}, in {seconds:.1f} s")
 
     def record_engine_loss(self, engine: str, cause: str) -> None:
-        self._tell("engine lost", engine, cause)
+        self._add_event("engine lost", engine, cause)
 
     def record_draft_hold(self, engine: str, hold: DraftHold, *, held: bool) -> None:
         what = "draft depth held off" if held else "draft depth released"
-        self._tell(what, engine, f"{hold.method}, depth {hold.depth}")
+        self._add_event(what, engine, f"{hold.method}, depth {hold.depth}")
 
     def record_engine_state(self, engine: str, live: bool) -> None:
         if live:
@@ -206,9 +206,9 @@ class DayHistory(MetricGroup):
             self.down_since.setdefault(engine, self._wall())
 
     def record_draft_swap(self, swap: DraftSwap) -> None:
-        self._tell("draft " + swap.kind, swap.after[:16], f"in place of {swap.before[:16]}")
+        self._add_event("draft " + swap.kind, swap.after[:16], f"in place of {swap.before[:16]}")
 
-    def _tell(self, what: str, name: str, more: str) -> None:
+    def _add_event(self, what: str, name: str, more: str) -> None:
         self._events.append({"at": self._wall(), "what": what, "name": name, "more": more})
 
     def _open_slot(self) -> Slot:
@@ -222,9 +222,9 @@ class DayHistory(MetricGroup):
         return slot
 
     def select(self, seconds: float, before: float | None = None) -> list[Slot]:
-        """The slots of at least the last ``seconds``: whole ones, and the one that still fills.
+        """Return the slots of at least the last ``seconds``: whole slots, and the unfinished one.
 
-        With ``before``, the ``seconds`` that end where ``select(before)`` begins.
+        With ``before``, return the ``seconds`` that end where ``select(before)`` begins.
         """
         last = int(self._wall() / SLOT_S)
         if before is not None:
@@ -237,7 +237,8 @@ class DayHistory(MetricGroup):
         return sum(event["what"] == what and event["at"] >= since for event in self._events)
 
     def describe(self, kind: str = ALL, name: str = "") -> Row:
-        """The day of one slice, oldest slot first, and what concerns all of them."""
+        """Describe the day of one slice, oldest slot first, and the counts and events of all
+        slices."""
         key, now = (kind, name), self._wall()
         return {
             "slot_s": SLOT_S,
@@ -255,7 +256,7 @@ class DayHistory(MetricGroup):
 
 
 def round_batch(batch: float) -> int:
-    """The nearest power of two: 1, 2, 4, ..."""
+    """Return the nearest power of two: 1, 2, 4, ..."""
     power = 1
     while batch > 1.5 * power:
         power *= 2
@@ -274,7 +275,7 @@ def sum_slices(slots: Iterable[Slot], key: SliceKey) -> WindowSums:
 
 
 def _sum_batches(slots: Iterable[Slot]) -> Iterator[Row]:
-    """Throughput by batch size: the speed of one request x the requests that shared the engine."""
+    """Yield the throughput by batch size: the speed of one request times the batch size."""
     whole: dict[int, BatchSpeed] = {}
     for slot in slots:
         for batch, speed in slot.batches.items():
@@ -312,6 +313,6 @@ def _describe_slot(slot: Slot, key: SliceKey) -> Row:
 
 
 def count_depths(totals: Totals) -> list[int]:
-    """Decode steps by the tokens they drafted: 0, 1, ..."""
+    """Return the numbers of decode steps that drafted 0, 1, ... tokens."""
     reached = [totals.decode_steps, *totals.proposed_at, 0]
     return [here - deeper for here, deeper in pairwise(reached)]

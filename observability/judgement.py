@@ -1,17 +1,17 @@
-"""Judge speculation without a baseline: a draft that was wrong from the start has none."""
+"""Judgement of speculation without a baseline, because a draft that was always wrong has none."""
 
 from __future__ import annotations
 
 from eaglegate.engine.speculation.totals import WORTHLESS, Totals
 
 MIN_VERIFY_STEPS = 200
-"""Verify steps below which nothing is said."""
+"""Verify steps needed for a judgement."""
 
 
 def find_problem(totals: Totals) -> str | None:
-    """A sentence about speculation that cannot be worth its cost, or None.
+    """Return a sentence if speculation cannot be worth its cost, else None.
 
-    There is no problem where most decode steps have no drafts: the planner knows already.
+    There is no problem if most decode steps have no drafts, because the planner already reacted.
     """
     length = totals.acceptance_length
     if length is None or totals.verify_steps < MIN_VERIFY_STEPS or length >= WORTHLESS:

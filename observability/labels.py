@@ -1,4 +1,4 @@
-"""Label values: only configured names and the most frequent templates, so that series stay few."""
+"""Label values: configured names and the most frequent templates only, so that series stay few."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OTHER = "other"
 
 
 class Labels(NamedTuple):
-    """The labels every request's metrics carry; each value is of a configured set."""
+    """The labels of every request's metrics. Each value is from a configured set."""
 
     model: str
     lane: str
@@ -25,7 +25,7 @@ LABELS = Labels._fields
 
 @dataclass(frozen=True, slots=True)
 class KnownNames:
-    """A closed set of label values; what is outside becomes ``other``."""
+    """A closed set of label values. Any other value becomes ``other``."""
 
     known: frozenset[str]
 
@@ -42,12 +42,12 @@ CONTEXTS = ("0-512", "513-2k", "2k-8k", "8k-32k", "32k-128k", "128k+")
 
 
 def name_context(prompt_tokens: int) -> str:
-    """The prompt-length bucket; an upper bound belongs to its bucket."""
+    """Return the prompt-length bucket. An upper bound belongs to its bucket."""
     return CONTEXTS[bisect_left(CONTEXT_BOUNDS, prompt_tokens)]
 
 
 class CappedNames:
-    """Caps label cardinality: the first ``limit`` names pass, later ones become ``other``."""
+    """A cap on label cardinality: the first ``limit`` names pass, later ones become ``other``."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -70,24 +70,24 @@ _APIS = {
 
 
 def name_api(name_or_path: str) -> str:
-    """The API's name; any other path is ``other``, so that clients cannot create series."""
+    """Return the API's name; any other path is ``other``, so that clients cannot create series."""
     if name_or_path in _APIS.values():
         return name_or_path
     return _APIS.get(name_or_path, OTHER)
 
 
 NO_KEY = ""
-"""Where no key is counted by name: without keys, and where no operator has named one."""
+"""Label of requests without a key, and of keys that no operator has named."""
 NO_TEMPLATE = "none"
 NO_DRAFT = "none"
 
 
 class TopTemplates:
-    """Names at most ``size`` fingerprints; a newcomer must be seen more often than the rarest.
+    """Names for at most ``size`` fingerprints. A new one must be seen more often than the rarest.
 
     Candidates are counted by the space-saving sketch (Metwally et al. 2005) in ``8 * size``
-    counters. Only what a candidate was certainly seen counts against a named one, so a flood of
-    fingerprints seen once each displaces nothing that was seen twice.
+    counters. Only certain occurrences of a candidate count against a named one, so a flood of
+    fingerprints that are seen once each displaces nothing that was seen twice.
     """
 
     def __init__(self, size: int) -> None:
@@ -96,7 +96,7 @@ class TopTemplates:
         self._candidates: dict[str, tuple[int, int]] = {}
 
     def name(self, fingerprint: str) -> tuple[str, str | None]:
-        """The label value for one more request, and the name given up for it, if any."""
+        """Return the label value for one more request, and the name that it displaced, if any."""
         if not fingerprint:
             return NO_TEMPLATE, None
         if fingerprint in self._named:
@@ -118,13 +118,14 @@ class TopTemplates:
         return fingerprint, rarest
 
     def _count(self, fingerprint: str) -> int:
-        """Count the candidate's certain occurrences, this one included."""
+        """Return the certain occurrences of a candidate, after counting this one."""
         count, error = self._candidates.get(fingerprint) or self._evict()
         self._candidates[fingerprint] = (count + 1, error)
         return count + 1 - error
 
     def _evict(self) -> tuple[int, int]:
-        """Return a new candidate's start: the count of the one it replaces, all of it error."""
+        """Return a new candidate's initial count and error, both the count of the candidate it
+        replaces."""
         if len(self._candidates) < 8 * self._size:
             return 0, 0
         least = min(self._candidates, key=lambda key: self._candidates[key][0])
@@ -133,35 +134,36 @@ class TopTemplates:
 
 
 class RecentNames:
-    """The last ``size`` names in use; one more gives up the one that was used longest ago."""
+    """The last ``size`` names in use. A new name displaces the least recently used one."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._names: list[str] = []
 
     def add(self, name: str) -> str | None:
-        """The name given up for it, if any."""
+        """Return the name that this one displaces, if any."""
         self._names = [known for known in self._names if known != name] + [name]
         return self._names.pop(0) if len(self._names) > self._size else None
 
 
 @dataclass(frozen=True, slots=True)
 class TelemetrySettings:
-    """``models``, ``lanes`` and ``workloads`` are the only values these labels can take."""
+    """Settings of telemetry. ``models``, ``lanes`` and ``workloads`` list the only values of these
+    labels."""
 
     models: tuple[str, ...]
     lanes: tuple[str, ...] = ("default",)
     workloads: tuple[str, ...] = WORKLOADS
     max_depth: int = 16
-    """Draft positions that get a series of their own; deeper ones are left out of those."""
+    """Number of draft positions with their own series; deeper positions have none."""
     templates: int = 10
     """Number of templates shown by name. The rest is ``other``."""
     drafts: int = 8
     """Number of the latest drafts that keep their series."""
     keys: int = 32
-    """Number of API keys shown by name, the first of those that operators named. The rest is
+    """Number of API keys shown by name, the first ones that operators named. The rest is
     ``other``."""
     window_s: float = 300.0
-    """Seconds of the window that gauges and /debug/speculation look back on."""
+    """Length of the window of gauges and /debug/speculation, in seconds."""
     baseline_half_life_s: float = 6 * 3600.0
     """Half-life of the trailing baseline, in seconds."""

@@ -1,6 +1,6 @@
 """ASGI middleware for request ids, the access log and traces; the outermost layer.
 
-The access log is JSON, one object per line. It never holds what was asked or answered.
+The access log is JSON, one object per line. It never holds prompts or answers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from eaglegate.observability.observation import NOT_SENT, RequestObservation, Re
 from eaglegate.observability.sequence import MonotonicClock
 
 QUIET = frozenset({"/", "/health", "/ready", "/metrics", "/debug/speculation"})
-"""Polled all day: logged when the level is debug."""
+"""Paths that are polled, and logged only at level debug."""
 ACCESS = "eaglegate.access"
 MAX_PATH = 200
-"""Characters of a path in the access log."""
+"""Most characters of a path in the access log."""
 
 
 @dataclass(slots=True)
 class HttpExchange:
-    """One HTTP request and its response, as they go by."""
+    """One HTTP request and its response, updated while they pass."""
 
     request_id: str
     method: str
@@ -38,45 +38,45 @@ class HttpExchange:
     client: str
     started: float
     status: int = 0
-    """0 until the response begins."""
+    """Status of the response; 0 until it begins."""
     complete: bool = False
-    """The last byte of the response was handed over."""
+    """True if the last byte of the response was handed over."""
     client_gone: bool = False
     ended: float = 0.0
     refused: str = ""
-    """The error code it was turned away with."""
+    """The error code of a refused request."""
     observation: RequestObservation | None = None
-    """Observation of the generation that the exchange asked for, once it was admitted."""
+    """Observation of the requested generation, once it was admitted."""
     trace_headers: Mapping[str, str] = field(default_factory=dict)
-    """W3C trace context for whatever works for this exchange."""
+    """W3C trace context to pass on."""
     span: Any = None
     body: list[bytes] | None = None
-    """The request's body as it comes in, where it may be captured."""
+    """Parts of the request's body received so far, if it may be captured."""
     captured: bool = True
-    """Whether the exchange may be captured: its client did not opt out."""
+    """False if the client opted out of captures."""
 
 
 current: ContextVar[HttpExchange | None] = ContextVar("exchange", default=None)
 
 
 def attach(observation: RequestObservation) -> None:
-    """Give the observation to the exchange that caused it, if one did."""
+    """Attach the observation to the current exchange, if there is one."""
     exchange = current.get()
     if exchange is not None:
         exchange.observation = observation
 
 
 def note_refusal(code: str) -> None:
-    """Let the exchange that was turned away know why."""
+    """Record on the current exchange why its request was refused."""
     exchange = current.get()
     if exchange is not None:
         exchange.refused = code
 
 
 def take_body() -> tuple[str, bytes] | None:
-    """The path and the body of the exchange that caused a request; the exchange forgets it.
+    """Return the path and body of the current exchange, and drop its body.
 
-    None where the client asked not to be captured.
+    None if the client asked not to be captured.
     """
     exchange = current.get()
     if exchange is None:
@@ -88,7 +88,7 @@ def take_body() -> tuple[str, bytes] | None:
 
 
 def may_capture() -> bool:
-    """Whether the client of the current exchange did not opt out of captures."""
+    """Return False if the client of the current exchange opted out of captures."""
     exchange = current.get()
     return exchange is None or exchange.captured
 
@@ -97,26 +97,26 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 W3C = frozenset({b"traceparent", b"tracestate"})
 REQUEST_ID = b"x-request-id"
 CAPTURE = b"x-eaglegate-capture", b"off"
-"""The header of requests that are not to be captured, such as those of a replay."""
+"""Header of requests that must not be captured, such as those of a replay."""
 ACCEPTABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 class Tracing(Protocol):
-    """Follows exchanges as spans."""
+    """Reports exchanges as spans."""
 
     def begin(self, exchange: HttpExchange, headers: RawHeaders) -> None:
-        """``headers`` are the request's, names in lower case."""
+        """Begin a span. ``headers`` are the request's, with names in lower case."""
         ...
 
     def end(self, exchange: HttpExchange) -> None: ...
 
     async def aclose(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         ...
 
 
 class NoTracing:
-    """Follows nothing, and passes the client's trace context on to the engine."""
+    """Reports no spans, and passes the client's trace context on to the engine."""
 
     def begin(self, exchange: HttpExchange, headers: RawHeaders) -> None:
         exchange.trace_headers = {
@@ -131,10 +131,10 @@ class NoTracing:
 
 
 class TelemetryMiddleware:
-    """Wraps an ASGI app. ``log`` is called with every exchange when it is over.
+    """Middleware that calls ``log`` with every finished exchange.
 
-    The request id is the client's ``x-request-id`` if it is one (letters, digits, ``._:-``, at
-    most 128), else a new one; it is returned in ``x-request-id``, and the app finds it in
+    The request id is the client's ``x-request-id`` if it is valid (letters, digits, ``._:-``, at
+    most 128), else a new one. It is returned in ``x-request-id``, and the app finds it in
     ``request.state.request_id``. Answers that are complete before their first byte carry
     ``Server-Timing``.
     """
@@ -147,7 +147,8 @@ class TelemetryMiddleware:
         clock: MonotonicClock = time.perf_counter,
         keep_bodies: bool = False,
     ) -> None:
-        """``keep_bodies`` until generation begins, for a capture."""
+        """Wrap ``app``. ``keep_bodies`` keeps request bodies until generation begins, for a
+        capture."""
         self._app = app
         self._keep_bodies = keep_bodies
         self._log = log
@@ -185,7 +186,7 @@ class TelemetryMiddleware:
 
 
 def _read_request_id(headers: RawHeaders) -> str:
-    """The client's own request id; empty when it gave none that is one."""
+    """Return the client's own request id; empty if it is missing or invalid."""
     given = next((value for name, value in headers if name == REQUEST_ID), b"")
     return given.decode() if ACCEPTABLE_ID.fullmatch(given) else ""
 
@@ -228,7 +229,8 @@ def _make_headers(exchange: HttpExchange) -> list[tuple[bytes, bytes]]:
 
 
 def format_server_timing(record: RequestRecord) -> str:
-    """``queue;dur=0.1, ttft;dur=31.0, total;dur=90.2, speculation;desc="acceptance 2.40"``"""
+    """Return ``queue;dur=0.1, ttft;dur=31.0, total;dur=90.2, speculation;desc="acceptance
+    2.40"``."""
     parts = [f"queue;dur={1000 * record.queued:.1f}"]
     if record.ttft is not None:
         parts.append(f"ttft;dur={1000 * record.ttft:.1f}")
@@ -242,15 +244,15 @@ def format_server_timing(record: RequestRecord) -> str:
 
 
 class AccessLog:
-    """Writes one line per exchange; call it with each.
+    """Access log with one line per exchange; call it with each.
 
-    It does without ``logging``, which would cost more than all other observing of a request.
+    It does not use ``logging``, which would cost more than all other observation of a request.
     """
 
     def __init__(
         self, level: str = "info", stream: TextIO | None = None, kind: str = "json"
     ) -> None:
-        """``kind``: json, or text for people."""
+        """Open the log. ``kind`` is "json", or "text" for people."""
         self._write = write_text if kind == "text" else write_json
         self._quiet = level != "debug"
         self._off = level in ("warning", "error")
@@ -264,7 +266,7 @@ class AccessLog:
 
 
 def write_json(exchange: HttpExchange) -> str:
-    """All that is known of an exchange."""
+    """Return all facts of an exchange as one line of JSON."""
     line = {
         "time": datetime.now(UTC),
         "level": "info",
@@ -276,7 +278,8 @@ def write_json(exchange: HttpExchange) -> str:
 
 
 def write_text(exchange: HttpExchange) -> str:
-    """``2026-11-20 10:00:00,123 INFO eaglegate.access: POST /v1/chat/completions 200, ...``"""
+    """Return ``2026-11-20 10:00:00,123 INFO eaglegate.access: POST /v1/chat/completions 200,
+    ...``."""
     now = datetime.now()
     parts = [
         f"{exchange.method} {_escape(exchange.path[:MAX_PATH])} {exchange.status}",
@@ -293,7 +296,7 @@ def write_text(exchange: HttpExchange) -> str:
 
 
 def _escape(path: str) -> str:
-    """A path as one line, whatever a client put into it."""
+    """Return a path as one line, whatever characters the client put into it."""
     return path.encode("unicode_escape").decode()
 
 
@@ -324,7 +327,7 @@ def make_fields(exchange: HttpExchange) -> dict[str, Any]:
 
 
 def make_generation_fields(record: RequestRecord) -> dict[str, Any]:
-    """Make a generation's fields for the access log; null where a number does not exist."""
+    """Make a generation's fields for the access log; null for numbers that do not exist."""
     facts, totals, labels = record.facts, record.totals, record.slices.labels
     tpots = [choice.tpot for choice in record.choices if choice.tpot is not None]
     return {

@@ -1,4 +1,4 @@
-"""One request under observation: progress while it runs, and its record at the end."""
+"""Observation of one request: its progress while it runs, and its record at the end."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from eaglegate.text.events import Outcome, Phase, Repair
 
 
 class SliceNames(NamedTuple):
-    """The bounded names a request is counted under, besides its labels."""
+    """The bounded names under which a request is counted, in addition to its labels."""
 
     labels: Labels
     context: str
     template: str
     draft: str = NO_DRAFT
-    """The fingerprint of the draft that serves it now."""
+    """Fingerprint of the draft that currently serves the request."""
     key: str = NO_KEY
 
 
@@ -41,20 +41,20 @@ class DecodeProgress:
     shares: PhaseShares
     gaps: list[float]
     whole: PhaseShare
-    """All shares together."""
+    """Sum of all shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRecord:
-    """One choice, ended."""
+    """Record of a finished choice."""
 
     tokens: int
     tpot: float | None
     totals: Totals
-    """Over the whole choice."""
+    """Totals of the whole choice."""
     phases: frozenset[Phase]
     usage: Usage | None
-    """None when the choice did not reach its Finish."""
+    """Token counts; None if the choice did not reach its Finish."""
     finish: str | None
     tools: tuple[Outcome, ...]
     repairs: tuple[Repair, ...] = ()
@@ -63,22 +63,22 @@ class ChoiceRecord:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request, ended. Durations in seconds."""
+    """Record of a finished request. Durations are in seconds."""
 
     facts: RequestFacts
     slices: SliceNames
     ending: Ending
     ttft: float | None
-    """First output token - arrival; None when there was none."""
+    """First output token - arrival; None without an output token."""
     duration: float
     """End - arrival."""
     queued: float
     """Admission - arrival."""
     choices: tuple[ChoiceRecord, ...]
     totals: Totals
-    """Over all choices."""
+    """Totals of all choices."""
     drafts: tuple[str, ...] = ()
-    """Fingerprints of the drafts that served it, in order."""
+    """Fingerprints of the drafts that served the request, in order."""
 
     @property
     def tokens(self) -> int:
@@ -86,7 +86,7 @@ class RequestRecord:
 
     @property
     def interrupted(self) -> bool:
-        """Output had begun and did not reach its end."""
+        """True if output had begun and did not reach its end."""
         return self.facts.stream and self.ttft is not None and self.ending is not Ending.COMPLETED
 
 
@@ -95,11 +95,11 @@ def sum_shares(shares: PhaseShares) -> PhaseShare:
 
 
 LIMIT = 256
-"""Entries after which counting should not wait any longer: it holds up the event loop."""
+"""Number of entries at which to count, because counting more at once delays the event loop."""
 
 
 class PendingMetrics:
-    """Progress and records since the last count; each count starts a new one."""
+    """Progress and records since the last count. Each count starts a new object."""
 
     def __init__(self) -> None:
         self._progress: dict[SliceNames, tuple[PhaseShares, list[float]]] = {}
@@ -142,7 +142,7 @@ ProgressSink = Callable[[SliceNames, PhaseShares, list[float]], None]
 
 
 class ChoiceObservation:
-    """A sequence and what has been settled of it."""
+    """A sequence and its settled totals."""
 
     __slots__ = ("phases", "sequence", "totals")
 
@@ -152,7 +152,7 @@ class ChoiceObservation:
         self.phases: frozenset[Phase] = frozenset()
 
     def settle(self, slices: SliceNames, report: ProgressSink, *, ended: bool) -> None:
-        """Report what is new and certain, once."""
+        """Report the progress that is new and certain, once."""
         shares, gaps = self.sequence.settle(ended=ended)
         if not shares:
             return
@@ -176,11 +176,12 @@ class ChoiceObservation:
 
 
 NOT_SENT = ("", b"")
-"""The path and the body of a request that came without an exchange."""
+"""Path and body of a request without an exchange."""
 
 
 class RequestObservation:
-    """``eaglegate.engine.events.Observation`` for one request; made by ``Telemetry.begin``."""
+    """Observation of one request (``eaglegate.engine.events.Observation``), from
+    ``Telemetry.begin``."""
 
     __slots__ = (
         "_choices",
@@ -210,10 +211,10 @@ class RequestObservation:
         self.drafts = [slices.draft] if slices.draft != NO_DRAFT else []
         self.record: RequestRecord | None = None
         self.session: str | None = None
-        """Session of a request that is captured."""
+        """Session of a captured request; None if it is not captured."""
         self.sent = NOT_SENT
         self.explained: object = None
-        """Entry of the request among the explanations, once it has ended."""
+        """The request's entry among the explanations, once it has ended."""
         self._clock = clock
         self._settled = settled
         self._ended = ended
@@ -226,7 +227,7 @@ class RequestObservation:
         return {id_: choice.sequence for id_, choice in self._choices.items()}
 
     def capture(self, session: str | None, sent: tuple[str, bytes]) -> None:
-        """Keep every step, and what was sent; with no session, nothing."""
+        """Keep every step and the sent body for the capture. Do nothing without a session."""
         if session is None:
             return
         self.session, self.sent = session, sent
@@ -237,22 +238,22 @@ class RequestObservation:
         return self._choices[sequence].sequence.add_event
 
     def settle(self, *, ended: bool = False) -> None:
-        """Report what is new; called on every scrape and at the end."""
+        """Report new progress. Called on every scrape and at the end."""
         for choice in self._choices.values():
             choice.settle(self.slices, self._settled, ended=ended)
 
     def forget(self, template: str) -> None:
-        """``template`` lost its name; what is still to come counts as ``other``."""
+        """Count further progress as ``other`` if ``template`` lost its name."""
         if self.slices.template == template:
             self.slices = self.slices._replace(template=OTHER)
 
     def forget_key(self, key: str) -> None:
-        """``key`` is no longer counted by name; what is still to come counts as ``other``."""
+        """Count further progress as ``other`` if ``key`` is no longer counted by name."""
         if self.slices.key == key:
             self.slices = self.slices._replace(key=OTHER)
 
     def change_draft(self, draft: str) -> None:
-        """Settled before: what is still to come counts for ``draft``."""
+        """Count further progress for ``draft``. The caller settles earlier progress first."""
         self.slices = self.slices._replace(draft=draft)
         if draft not in self.drafts:
             self.drafts.append(draft)

@@ -33,9 +33,10 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class MergedRegistries(Collector):
-    """Several registries as one page; a family is taken from the first that has it.
+    """Several registries as one page. A metric family comes from the first registry that has it.
 
-    Samples ``_created`` are left out: they double the page and no dashboard uses them.
+    Samples named ``_created`` are left out, because they double the page and no dashboard uses
+    them.
     """
 
     def __init__(self, registries: Iterable[CollectorRegistry]) -> None:
@@ -57,22 +58,23 @@ def _drop_created_samples(family: Metric) -> Metric:
 
 
 def render_metrics(registry: CollectorRegistry) -> bytes:
-    """Our metrics, then those of the process-wide registry: vLLM's ``vllm:*``, Python, process."""
+    """Return the gateway's metrics, then those of the process-wide registry: vLLM, Python,
+    process."""
     page = CollectorRegistry(auto_describe=False)
     page.register(MergedRegistries((registry, REGISTRY)))
     return generate_latest(page)
 
 
 MIN_AT_RISK = 10
-"""Verify steps that must have reached a position before it takes part in the slope."""
+"""Verify steps that must reach a position before the slope includes it."""
 
 RECENT_STEPS = 50
-"""Planned steps that ``/debug/speculation`` lists one by one."""
+"""Number of planned steps that ``/debug/speculation`` lists."""
 Row = dict[str, Any]
 
 
 def summarize_speculation(telemetry: Telemetry) -> Row:
-    """Everything the page at ``/`` shows. Null means no data, never zero."""
+    """Return everything that the page at ``/`` shows. Null means no data, never zero."""
     telemetry.settle()
     now = telemetry.clock()
     slices = {
@@ -102,7 +104,7 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
 
 
 def summarize_window(window: SlidingWindow, now: float) -> Row:
-    """One slice over the window. ``against_baseline`` is its acceptance length / its baseline's."""
+    """Summarize one slice over the window. ``against_baseline`` is acceptance length / baseline."""
     sums = window.sums(now)
     totals = sums.totals
     length, baseline = totals.acceptance_length, window.baseline(now)
@@ -129,7 +131,7 @@ def summarize_window(window: SlidingWindow, now: float) -> Row:
 
 
 def list_history(telemetry: Telemetry, now: float) -> list[Row]:
-    """The window's buckets, oldest first; the last one is still filling."""
+    """Return the window's buckets, oldest first. The last one is still filling."""
     return [
         _summarize_bucket(age, sums, window.bucket_s)
         for _, window in telemetry.book.of_kind(ALL)
@@ -138,7 +140,7 @@ def list_history(telemetry: Telemetry, now: float) -> list[Row]:
 
 
 def compute_throughput(telemetry: Telemetry, now: float) -> float:
-    """Output tokens per second over the last two full buckets and the one still filling."""
+    """Return output tokens per second over the last two full buckets and the unfinished one."""
     recent = [
         (window.bucket_s, sums.totals.tokens)
         for _, window in telemetry.book.of_kind(ALL)
@@ -152,12 +154,12 @@ def compute_throughput(telemetry: Telemetry, now: float) -> float:
 
 
 def compute_conditional_slope(totals: Totals) -> float | None:
-    """The least-squares slope of c_i over i; below 0, later positions are accepted less.
+    """Return the least-squares slope of c_i over i; below 0, later positions are accepted less.
 
-    A serving-side sign of attention drift, not a proof: the depth a request may use also thins
-    out late positions, so each c_i is first divided by the share of steps that drafted on from
-    position i-1 to i (1 when all requests have one depth). Absent with fewer than two positions
-    that enough steps reached.
+    This is a sign of attention drift seen from the serving side, not a proof. A limited depth also
+    makes late positions rarer, so each c_i is first divided by the share of steps that also drafted
+    position i after i-1 (1 if all requests have one depth). None if fewer than two positions were
+    reached by enough steps.
     """
     points = [
         (at, value)
@@ -168,13 +170,13 @@ def compute_conditional_slope(totals: Totals) -> float | None:
 
 
 def _correct_for_depth(totals: Totals) -> list[tuple[float, int]]:
-    """Compute c_i for each position among steps that drafted it, with the number of those steps."""
+    """Return c_i of each position among steps that drafted it, with the number of those steps."""
     reached = (totals.verify_steps, *totals.accepted_at)
     drafted = (totals.verify_steps, *totals.proposed_at)
     out = []
     for at, accepted in enumerate(totals.accepted_at):
-        going_on = reached[at] * drafted[at + 1] / drafted[at] if drafted[at] else 0.0
-        out.append((min(1.0, accepted / going_on) if going_on else 0.0, int(going_on)))
+        continued = reached[at] * drafted[at + 1] / drafted[at] if drafted[at] else 0.0
+        out.append((min(1.0, accepted / continued) if continued else 0.0, int(continued)))
     return out
 
 
@@ -206,7 +208,8 @@ def _describe_admission(queue: AdmissionQueue | None) -> Row | None:
 
 
 def _describe_worker(worker: WorkerStatus) -> Row:
-    """``acceptance_length`` is over all the worker has done, for others, too."""
+    """Describe a worker. ``acceptance_length`` covers all its work, including other clients'
+    requests."""
     counted = worker.counted
     return {
         "name": worker.name,
@@ -254,7 +257,8 @@ def _show(body: Any, status: int = 200) -> Response:
 
 
 def make_explanation_routes(telemetry: Telemetry, ring: ExplanationRing) -> list[Route]:
-    """``/debug/requests``: the requests that can be explained, and the explanation of one."""
+    """Return the routes below ``/debug/requests``: the list of explainable requests, and one
+    explanation."""
 
     async def listing(request: Request) -> Response:
         asked = request.query_params
@@ -285,12 +289,13 @@ PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-"""The page loads nothing from elsewhere, runs no script of its text, and is in no frame."""
+"""Headers that forbid foreign resources, inline scripts and embedding in a frame."""
 MEDIA_TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript"}
 
 
 def make_page_routes() -> list[Route]:
-    """The page: ``/`` with both of its views, ``/playground`` with one, and the files of both."""
+    """Return the routes of the page: ``/`` with both views, ``/playground`` with one, and their
+    files."""
 
     def serve(path: str, file: Traversable) -> Route:
         content, kind = file.read_bytes(), MEDIA_TYPES[file.name.rpartition(".")[2]]
@@ -311,7 +316,8 @@ def make_page_routes() -> list[Route]:
 
 
 def make_routes(telemetry: Telemetry, ring: ExplanationRing | None = None) -> list[Route]:
-    """``/metrics`` for Prometheus, ``/debug`` for programs, ``/`` for people."""
+    """Return the routes ``/metrics`` for Prometheus, ``/debug`` for programs and ``/`` for
+    people."""
 
     async def metrics(_: Request) -> Response:
         await telemetry.refresh_planner()

@@ -1,4 +1,4 @@
-"""The timeline of one choice: its steps, and the phase each step's tokens belong to."""
+"""Timeline of one choice: its steps, and the phase of each step's tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PHASES: dict[type, Phase] = {
     ToolCallEnd: Phase.TOOL_CALL,
 }
 TRACKED = 2048
-"""Engine steps of one choice that are kept for its explanation."""
+"""Number of a choice's engine steps that are kept for its explanation."""
 _DECODE = attrgetter("decode")
 _TOKEN_IDS = attrgetter("token_ids")
 _DELIVERED = attrgetter("delivered")
@@ -44,8 +44,8 @@ _DELIVERED = attrgetter("delivered")
 class PhaseShare:
     """Share of one phase in a sequence. ``timed_tokens`` / ``seconds`` is its speed.
 
-    ``seconds`` is the time its steps took, ``timed_tokens`` the tokens it paid for: all but the
-    sequence's first.
+    ``seconds`` is the time of its steps, ``timed_tokens`` the tokens generated in that time: all
+    but the first of the sequence.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -63,13 +63,13 @@ class PhaseShare:
 
 
 class SequenceTimeline:
-    """Records the steps of ``InstrumentedEngine`` and the events of the server, in one task.
+    """Record of the steps of ``InstrumentedEngine`` and the server's events, in one task.
 
-    A step belongs to the phase of the first event after it: a parser may hold text back, and a
-    tool call's first tokens make no event at all. ``step`` and ``event`` run for every step of
-    every stream, so they only take down what comes; ``settle`` makes sense of it. It leaves the
-    newest step for later, so that what a stop took away can be taken back. With ``late`` the engine
-    accounts for an answer at its end, and nothing is settled before.
+    A step belongs to the phase of the first event after it, because a parser may hold text back and
+    the first tokens of a tool call make no event. ``add_step`` and ``add_event`` run for every step
+    of every stream, so they only store their argument; ``settle`` evaluates it. ``settle`` leaves
+    the newest step for later, because a stop may still remove tokens from it. With ``late``, the
+    engine accounts for an answer at its end, and nothing is settled before.
     """
 
     __slots__ = (
@@ -103,18 +103,18 @@ class SequenceTimeline:
         self._steps: list[Step] = []
         self._times: list[float] = []
         self._turns: list[tuple[int, Phase]] = [(0, Phase.CONTENT)]
-        """First step of each phase, as (step, phase). The last phase goes on."""
+        """First step of each phase, as (step, phase). The last phase continues."""
         self._seen = 0
-        """Steps before the last event: their phase is certain."""
+        """Number of steps before the last event. Their phase is certain."""
         self._kind: type | None = None
         self._account: Totals | None = None
-        """Account of the whole sequence, once the server has summed it up."""
+        """Account of the whole sequence, once the server has added it up."""
         self._start: float | None = None
         """Time of the last settled step."""
         self.track: list[tuple[float, tuple[DecodeStep, ...]]] = []
-        """Settled steps of the engine, the first ``TRACKED`` of them: when, and their accounts."""
+        """Times and accounts of the first ``TRACKED`` settled steps of the engine."""
         self.interruptions: list[tuple[float, str]] = []
-        """Losses of the engine under this sequence: when, and how it went on."""
+        """Losses of the engine during this sequence, as (time, outcome)."""
         self.queued_s: float | None = None
         self.preemptions = 0
         self.first_at: float | None = None
@@ -125,9 +125,9 @@ class SequenceTimeline:
         self.usage: Usage | None = None
         self.finish: str | None = None
         self.log: list[tuple[Phase, list[Step]]] | None = None
-        """Every settled step by phase, for requests that are captured."""
+        """Every settled step by phase, for captured requests."""
         self.request: EngineRequest | None = None
-        """The engine's part of the request, once it runs, likewise."""
+        """The engine request, once it runs, for captured requests."""
 
     def add_step(self, step: Step) -> None:
         if self.queued_s is None:  # later ones are of engines that go on with the answer
@@ -146,7 +146,8 @@ class SequenceTimeline:
         self._seen = len(self._steps)
 
     def _change_phase(self, kind: type, event: Event) -> bool:
-        """Another kind of event than the last one; whether it shows no tokens."""
+        """Handle an event of another kind than the last one. Return True if the event shows no
+        tokens."""
         if isinstance(event, Finish):
             self._finish(event)
         elif isinstance(event, ToolCallEnd):
@@ -170,20 +171,20 @@ class SequenceTimeline:
 
     @property
     def tokens(self) -> int:
-        """Delivered so far."""
+        """Tokens delivered so far."""
         return self.settled_tokens + _count_tokens(self._steps)
 
     @property
     def tpot(self) -> float | None:
-        """(end - first token) / (N - 1), in seconds; absent for N < 2. Call it when settled."""
+        """(end - first token) / (N - 1), in seconds; None for N < 2. Read it after settling."""
         if self.first_at is None or self.settled_tokens < 2:
             return None
         return (self.last_at - self.first_at) / (self.settled_tokens - 1)
 
     def settle(self, *, ended: bool = False) -> tuple[dict[Phase, PhaseShare], list[float]]:
-        """Settle the certain steps since the last call, and all of them when ``ended``.
+        """Settle the certain steps since the last call, or all steps if ``ended``.
 
-        Per phase its share, and the seconds between the steps.
+        Returns the share of each phase, and the seconds between the steps.
         """
         count = len(self._steps) if ended else min(self._seen, len(self._steps) - 1)
         if count <= 0 or (self._late and not ended):
@@ -212,7 +213,8 @@ class SequenceTimeline:
         return shares, gaps[1:] if new else gaps
 
     def _find_first(self, times: list[float]) -> int:
-        """Find the step that brings the sequence's first token; -1 when none of these does."""
+        """Return the index of the step with the sequence's first token; -1 if none of these has
+        it."""
         if self.first_at is None:
             for at, when in enumerate(times):
                 if self._steps[at].token_ids:
@@ -221,7 +223,7 @@ class SequenceTimeline:
         return -1
 
     def _split_by_phase(self, count: int) -> Iterator[tuple[int, int, Phase]]:
-        """Steps in a row that belong to one phase, up to ``count``."""
+        """Yield (start, stop, phase) for runs of steps of one phase, up to ``count``."""
         ends = [*[start for start, _ in self._turns[1:]], count]
         for (start, phase), stop in zip(self._turns, ends, strict=True):
             if start < min(stop, count):
@@ -244,7 +246,8 @@ def _count_tokens(steps: list[Step]) -> int:
 
 
 def _sum_totals(steps: list[Step], prefilled: int | None = None) -> Totals:
-    """``prefilled``: tokens that came from prefill, where that does not follow from the rest."""
+    """Sum the steps. ``prefilled`` is the number of tokens from prefill, if the steps do not
+    determine it."""
     decode = list(chain.from_iterable(map(_DECODE, steps)))
     undecoded = _count_tokens(steps) - sum(map(_DELIVERED, decode))
     return sum_steps(
@@ -253,6 +256,6 @@ def _sum_totals(steps: list[Step], prefilled: int | None = None) -> Totals:
 
 
 def _trim_tokens(step: Step, surplus: int) -> Step:
-    """``step`` without its last ``surplus`` tokens, as far as it has them."""
+    """Return ``step`` without its last ``surplus`` tokens, or without any if it has fewer."""
     kept = step.token_ids[: max(0, len(step.token_ids) - surplus)]
     return replace(step, token_ids=kept, decode=trim_decode(step.decode, surplus))

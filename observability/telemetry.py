@@ -60,13 +60,13 @@ if TYPE_CHECKING:
 
 PlannerReader = Callable[[int], Awaitable[Mapping[str, Any]]]
 COUNT_EVERY_S = 5.0
-"""Well under a bucket of the windows, so that they stay current between scrapes."""
+"""Interval well below a bucket of the windows, so that they stay current between scrapes."""
 
 
 class Telemetry:
-    """``eaglegate.engine.events.Observer``; made once by the composition root.
+    """Implementation of ``eaglegate.engine.events.Observer``, made once by the composition root.
 
-    Steps and events are only recorded as they come. They are evaluated when a request ends, and
+    Steps and events are only recorded when they arrive. They are evaluated when a request ends, and
     counted in bulk on every scrape (``settle``), or else every few seconds.
     """
 
@@ -84,7 +84,7 @@ class Telemetry:
         self.book = SliceWindows(settings)
         self.engines: dict[str, EngineInfo] = {}
         self._late = False
-        """Whether steps must wait for their account until the answer ends."""
+        """True if steps wait for their account until the answer ends."""
         self._templates = TopTemplates(settings.templates)
         self._models = KnownNames.of(settings.models)
         self._lanes = KnownNames.of(settings.lanes)
@@ -95,9 +95,9 @@ class Telemetry:
         self._listener: Callable[[RequestRecord], None] | None = None
         self._explanations: ExplanationRing | None = None
         self.draft_holds: list[DraftHold] = []
-        """Depths that are held off because they killed engines."""
+        """Depths that are not used because they killed engines."""
         self.draft = NO_DRAFT
-        """The fingerprint of the draft that serves."""
+        """Fingerprint of the serving draft."""
         self._live: set[RequestObservation | DirectRequest] = set()
         self._sequences: dict[str, SequenceTimeline] = {}
         self._losing: dict[str, SupportsUnclaimed] = {}
@@ -119,7 +119,7 @@ class Telemetry:
             lambda: None if self._capture is None else self._capture.counts(),
             lambda: self.planner,
         )
-        """What metrics and pages read of the rest of the gateway."""
+        """Sources in the rest of the gateway for metrics and pages."""
         self.history = DayHistory(self.scope)
         """The last day, for the page."""
         self.groups = [*(make(self.scope) for make in groups), self.history]
@@ -161,7 +161,7 @@ class Telemetry:
     def open_sequence(
         self, request: EngineRequest, model: str
     ) -> tuple[SequenceTimeline, Callable[[], None]]:
-        """The timeline that records the steps of ``request``, and a function to call at its end.
+        """Return the timeline for the steps of ``request``, and a function to call at its end.
 
         Requests that bypass the server (warm-ups, probes) are counted by their own fields.
         """
@@ -183,14 +183,14 @@ class Telemetry:
         return unannounced.choice.sequence, close
 
     def settle(self) -> None:
-        """Bring the metrics up to what running requests have done so far."""
+        """Update the metrics with the progress of running requests."""
         for observation in tuple(self._live):
             observation.settle()
         self._count()
 
     @property
     def num_running(self) -> int:
-        """Requests in the engine now."""
+        """Number of requests in the engine."""
         return len(self._live)
 
     def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
@@ -226,7 +226,7 @@ class Telemetry:
             group.record_draft_hold(engine, hold, held=held)
 
     def watch_engine(self, engine: str, what: object) -> None:
-        """Read the unclaimed steps and the planner of ``what``, where it has them."""
+        """Read the unclaimed steps and the planner of ``what``, if it has them."""
         if isinstance(what, SupportsPlanning):
             self.watch_planner(what.describe_planning)
         if isinstance(what, SupportsUnclaimed):
@@ -237,7 +237,7 @@ class Telemetry:
         self._planner = read
 
     async def refresh_planner(self, recent: int = 0) -> None:
-        """Read the planner before a scrape. A planner that cannot be read has no series."""
+        """Read the planner before a scrape. Without an answer its series are absent."""
         if self._planner is not None:
             self.planner = await self._planner(recent)
 
@@ -247,7 +247,7 @@ class Telemetry:
             group.record_parser(purpose, parser, source)
 
     def watch_drafts(self, drafts: DraftManager | None) -> None:
-        """Count by the draft that serves, from now on and after every swap."""
+        """Count by the serving draft, from now on and after every swap."""
         if drafts is None:
             return
         if drafts.serving is not None:
@@ -269,15 +269,15 @@ class Telemetry:
                 group.drop_key(key)
 
     def watch_requests(self, listener: Callable[[RequestRecord], None] | None) -> None:
-        """Call it with every request that has ended; None ends it."""
+        """Call ``listener`` with every finished request; None removes it."""
         self._listener = listener
 
     def keep_explanations(self, explanations: ExplanationRing) -> None:
-        """Give every request that ends to ``explanations``."""
+        """Add every finished request to ``explanations``."""
         self._explanations = explanations
 
     def total_of(self, draft: str) -> Totals:
-        """All steps so far that the draft with this fingerprint served."""
+        """Return the totals of all steps so far that the draft with this fingerprint served."""
         self.settle()
         return self._by_draft.get(draft, Totals())
 
@@ -287,7 +287,8 @@ class Telemetry:
             group.record_draft_swap(swap)
 
     def _change_draft(self, draft: str) -> None:
-        """Steps that are settled count for the draft before; the newest of each stream does not."""
+        """Count by another draft. Settled steps count for the old draft, the newest of each stream
+        for the new."""
         self.settle()
         self.draft = draft
         for live in self._live:
@@ -315,13 +316,13 @@ class Telemetry:
             group.record_audit_drop(reason)
 
     def watch_capture(self, capture: RequestCapture | None, decode: Decode) -> None:
-        """Give ``capture``, if there is one, the requests that it selects when they end."""
+        """Give finished requests to ``capture`` if it selected them. None captures nothing."""
         self._capture = capture
         if capture is not None:
             capture.set_decode(decode)
 
     def close(self) -> None:
-        """Write what is still to be captured; for some seconds at most."""
+        """Write the remaining captured requests, for a few seconds at most."""
         if self._capture is not None:
             self._capture.close()
 
@@ -390,7 +391,7 @@ class Telemetry:
         return Labels(self._models(model), self._lanes(lane), self._workloads(workload))
 
     def _forget_template(self, template: str) -> None:
-        """The template lost its name: count what it did, then drop it everywhere."""
+        """Count the progress of a template that lost its name, then drop it everywhere."""
         self._count()
         for live in self._live:
             live.forget(template)
@@ -400,7 +401,7 @@ class Telemetry:
 
 
 class DirectRequest:
-    """An engine request that did not come through the server."""
+    """An engine request that bypassed the server."""
 
     def __init__(
         self, slices: SliceNames, choice: ChoiceObservation, settled: ProgressSink
@@ -410,10 +411,10 @@ class DirectRequest:
         self._settled = settled
 
     def forget(self, template: str) -> None:
-        """Forget a template; these slices have none."""
+        """Do nothing: these slices have no template."""
 
     def forget_key(self, key: str) -> None:
-        """Forget a key; these slices have none."""
+        """Do nothing: these slices have no key."""
 
     def change_draft(self, draft: str) -> None:
         self.slices = self.slices._replace(draft=draft)

@@ -1,7 +1,7 @@
-"""OpenTelemetry traces: a span per HTTP exchange, and under it one for the generation.
+"""OpenTelemetry traces: a span per HTTP exchange, with a child span for the generation.
 
-Names and attributes follow the semantic conventions for HTTP servers and for generative AI; what
-they have no word for is called ``eaglegate.*``. Needs the ``otel`` extra.
+Names and attributes follow the semantic conventions for HTTP servers and for generative AI. Other
+attributes are called ``eaglegate.*``. Needs the ``otel`` extra.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from eaglegate.observability.observation import RequestRecord
 
 SERVICE = "eaglegate"
 OPERATIONS = {"completions": "text_completion"}
-"""API -> gen_ai.operation.name; the others are ``chat``."""
+"""``gen_ai.operation.name`` by API; ``chat`` for all others."""
 
 
 class OpenTelemetry:
-    """``eaglegate.observability.middleware.Tracing`` on an OpenTelemetry provider."""
+    """Implementation of ``eaglegate.observability.middleware.Tracing`` on an OpenTelemetry
+    provider."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -39,7 +40,7 @@ class OpenTelemetry:
 
     @classmethod
     def for_endpoint(cls, endpoint: str, service: str = SERVICE) -> OpenTelemetry:
-        """Trace to an OTLP/HTTP collector such as ``http://localhost:4318``."""
+        """Return tracing to an OTLP/HTTP collector such as ``http://localhost:4318``."""
         url = (
             endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
         )

@@ -1,4 +1,4 @@
-"""Sliding windows: what every slice of the traffic does now, and its baseline before that.
+"""Sliding windows: the current state of every slice of the traffic, and its earlier baseline.
 
 They feed the windowed gauges and ``GET /debug/speculation``.
 """
@@ -20,7 +20,7 @@ from eaglegate.text.events import Phase
 
 BUCKETS = 30
 FAILED = (Ending.TIMEOUT, Ending.ENGINE)
-"""Ends of requests that are nobody's fault but the server's."""
+"""Endings of requests that are the server's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class WindowSums:
     failed: int = 0
     """Requests that the engine or a deadline of the gateway ended."""
     started: int = 0
-    """Requests that had a first token..."""
+    """Requests that had a first token."""
     waited_s: float = 0.0
-    """... and the seconds from their arrival to it."""
+    """Sum of the seconds from their arrival to their first token."""
 
     @classmethod
     def of(cls, share: PhaseShare) -> WindowSums:
@@ -55,7 +55,7 @@ class WindowSums:
 
     @property
     def tpot(self) -> float | None:
-        """Pooled: the time all decode steps took / the tokens they delivered."""
+        """Pooled TPOT: time of all decode steps / tokens that they delivered."""
         return self.seconds / self.timed_tokens if self.timed_tokens else None
 
     @property
@@ -65,7 +65,7 @@ class WindowSums:
 
 
 class SlidingWindow:
-    """A ring of buckets; what falls out of it joins an exponentially forgotten baseline.
+    """A ring of buckets. Expired buckets join an exponentially forgotten baseline.
 
     The baseline never overlaps the window, so a collapse cannot hide in its own reference.
     """
@@ -90,12 +90,12 @@ class SlidingWindow:
         return reduce(add, (sums for _, sums in self._buckets), WindowSums())
 
     def baseline(self, now: float) -> float | None:
-        """Acceptance length before the window, weighted by steps; absent without data."""
+        """Return the acceptance length before the window, weighted by steps; None without data."""
         self._expire(now)
         return 1 + self._accepted / self._verified if self._verified >= 1 else None
 
     def history(self, now: float) -> Iterator[tuple[float, WindowSums]]:
-        """Each bucket that has something: how many seconds ago it began, and its sums."""
+        """Yield the age in seconds and the sums of each bucket with data."""
         at = self._expire(now)
         for index, sums in self._buckets:
             yield (at - index) * self._bucket_s, sums
@@ -130,7 +130,7 @@ SliceKey = tuple[str, str]
 
 
 def name_slices(slices: SliceNames) -> dict[str, str]:
-    """The slices in which all of a request is counted, by kind. Its phases differ by step."""
+    """Return the slices that count the whole request, by kind. Its phases differ by step."""
     labels = slices.labels
     names = {
         ALL: "",
@@ -143,7 +143,7 @@ def name_slices(slices: SliceNames) -> dict[str, str]:
 
 
 class SliceWindows:
-    """One window per slice and one per label set; bounded because every name in it is."""
+    """One window per slice and one per label set. Bounded, because every name in them is."""
 
     def __init__(self, settings: TelemetrySettings) -> None:
         self._settings = settings

@@ -1,6 +1,6 @@
 """Every metric group, one class each. A new metric is a class and a row of its module's ``GROUPS``.
 
-There is no call site: ``eaglegate.observability.telemetry`` reports to every group what happens.
+No call site is needed, because ``eaglegate.observability.telemetry`` reports to every group.
 """
 
 from eaglegate.observability.metrics import audit, doctor, engine, requests, sharing, speculation

@@ -9,7 +9,8 @@ from eaglegate.observability.metrics.base import MetricGroup
 
 
 class Audits(MetricGroup):
-    """Answers that the target scored again without the draft; no series without ``--audit-share``.
+    """Metrics of answers that the target scored again without the draft; absent without
+    ``--audit-share``.
 
     ``sum by (workload) (rate(eaglegate_audits_total{outcome="violated"}[15m]))
     / sum by (workload) (rate(eaglegate_audits_total[15m]))``

@@ -1,4 +1,4 @@
-"""Base of the metric groups: a group is one class that declares its metrics and updates them."""
+"""Base of the metric groups. A group is one class that declares its metrics and updates them."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", Counter, Gauge)
 Samples = Iterable[tuple[Sequence[str], float]]
-"""Label values and the value, of every series of a metric."""
+"""Label values and value of every series of a metric."""
 PREFIX = "eaglegate_"
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-"""Bucket bounds for what happens once per step or token."""
+"""Bucket bounds of durations measured once per step or token."""
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Bucket bounds for what happens once per request."""
+"""Bucket bounds of durations measured once per request."""
 
 
 class AdmissionQueue(Protocol):
-    """The queue in front of the engine, as far as metrics read it."""
+    """The part of the queue before the engine that metrics read."""
 
     @property
     def running(self) -> int:
-        """Sequences in the engine."""
+        """Number of sequences in the engine."""
         ...
 
     @property
     def queued(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         ...
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens of the requests that wait."""
+        """Prompt tokens of the waiting requests."""
         ...
 
     @property
     def bounds(self) -> Any:
-        """A dataclass of the limits in force, by name."""
+        """The limits in force, as a dataclass."""
         ...
 
 
@@ -77,12 +77,12 @@ class MetricDeclaration:
 
 
 def _find_nothing() -> None:
-    """Source of what this gateway does not have."""
+    """Return None, for a source that this gateway does not have."""
 
 
 @dataclass(slots=True)
 class MetricScope:
-    """Sources that a group may read. The composition root sets those that have a default."""
+    """Sources that a group may read. The composition root sets those with a default."""
 
     registry: CollectorRegistry
     settings: TelemetrySettings
@@ -90,36 +90,37 @@ class MetricScope:
     clock: MonotonicClock
     gpus: tuple[NvmlGpu, ...]
     unclaimed: Callable[[], Iterable[tuple[str, Totals]]]
-    """Steps that each engine made for requests whose client had left."""
+    """Returns each engine's steps for requests whose client had left."""
     running: Callable[[], Iterable[Labels]]
-    """The labels of every request in the engine."""
+    """Returns the labels of every request in the engine."""
     capture: Callable[[], CaptureCounts | None]
-    """Counts of the request capture, if there is one."""
+    """Returns the counts of the request capture, if there is one."""
     planner: Callable[[], Mapping[str, Any]]
-    """The depth planner's last description; empty where there is none."""
+    """Returns the depth planner's last description; empty without a planner."""
     admission: Callable[[], AdmissionQueue | None] = _find_nothing
-    """The queue in front of the engine, once there is one."""
+    """Returns the queue before the engine, once there is one."""
     workers: Callable[[], Iterable[WorkerStatus]] = tuple
-    """Workers of a fleet, if the engine is one."""
+    """Returns the workers of a fleet, if the engine is a fleet."""
     process: Callable[[], Mapping[str, float]] = dict
-    """The gateway process's use of its limits, by the names of the metrics."""
+    """Returns the gateway process's use of its limits, by metric name."""
     canary: Callable[[], Mapping[str, Any] | None] = _find_nothing
-    """The running canary of a draft, or the last one."""
+    """Returns the running canary of a draft, or the last one."""
     verdicts: Callable[[], Mapping[str, int]] = dict
-    """Number of canaries by verdict."""
+    """Returns the number of canaries by verdict."""
     audits: Callable[[], Mapping[str, Any] | None] = _find_nothing
-    """The holds and the last audits; None where nothing is audited."""
+    """Returns the holds and the last audits; None if nothing is audited."""
     doctor: Callable[[], Mapping[str, Any] | None] = _find_nothing
-    """The doctor's histories and diagnoses; None without a doctor."""
+    """Returns the doctor's histories and diagnoses; None without a doctor."""
     holds: Callable[[], Iterable[str]] = tuple
-    """Workloads that an audit has taken speculation from."""
+    """Returns the workloads that lost speculation because of an audit."""
     catalogue: list[MetricDeclaration] = field(default_factory=list)
 
 
 class MetricGroup:
-    """Declares in ``declare``, updates in whichever of the other methods it overrides.
+    """A group of metrics. It declares them in ``declare`` and updates them in the methods it
+    overrides.
 
-    They are called on the event loop, in bulk every few seconds and on every scrape.
+    The methods are called on the event loop, in bulk every few seconds and on every scrape.
     """
 
     def __init__(self, scope: MetricScope) -> None:
@@ -127,65 +128,65 @@ class MetricGroup:
         self.declare()
 
     def declare(self) -> None:
-        """Make the metrics; called once."""
+        """Create the metrics. Called once."""
         raise NotImplementedError
 
     def record_progress(self, progress: DecodeProgress) -> None:
         """Record the progress of choices with the same slices since the last call."""
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
-        """Requests with these labels that ended; their last progress was recorded before."""
+        """Record ended requests with these labels. Their last progress was recorded before."""
 
     def record_refusal(self, where: str, code: str) -> None:
-        """A request was refused; ``where`` is an API's name or a path."""
+        """Record a refused request; ``where`` is an API's name or a path."""
 
     def record_ignored_fields(self, where: str, names: Iterable[str]) -> None:
-        """A request is answered without these fields; ``where`` is an API's path."""
+        """Record that a request is answered without these fields; ``where`` is an API's path."""
 
     def record_storage_failure(self) -> None:
-        """An answer that was to be stored could not be."""
+        """Record that an answer could not be stored as it should have been."""
 
     def drop_template(self, template: str) -> None:
-        """A template lost its name; drop its series."""
+        """Drop the series of a template that lost its name."""
 
     def drop_key(self, key: str) -> None:
-        """An API key is not counted by name any more; drop its series."""
+        """Drop the series of an API key that is no longer counted by name."""
 
     def record_parser(self, purpose: str, parser: str, source: str) -> None:
-        """Answers are read by this parser; ``source`` says whose it is."""
+        """Record the parser that reads answers; ``source`` tells where it comes from."""
 
     def record_draft_swap(self, swap: DraftSwap) -> None:
-        """The engine serves with another draft."""
+        """Record that the engine serves with another draft."""
 
     def drop_draft(self, draft: str) -> None:
-        """A draft has not served for long; drop its series."""
+        """Drop the series of a draft that has not served for long."""
 
     def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
-        """An engine is ready, for the first time or again."""
+        """Record that an engine is ready, for the first time or again."""
 
     def record_engine_state(self, engine: str, live: bool) -> None:
-        """A health check of an engine answered."""
+        """Record the answer of an engine's health check."""
 
     def record_engine_loss(self, engine: str, cause: str) -> None:
-        """An engine died, hung or could not be started again."""
+        """Record that an engine died, hung or could not be started again."""
 
     def record_interruption(self, outcome: str) -> None:
-        """A request lost its engine; ``outcome`` says how it went on."""
+        """Record that a request lost its engine; ``outcome`` tells how it continued."""
 
     def record_draft_death(self, engine: str, method: str, depth: int) -> None:
-        """An engine died of its drafts."""
+        """Record that drafts killed an engine."""
 
     def record_draft_hold(self, engine: str, hold: DraftHold, *, held: bool) -> None:
-        """A depth is held off because it killed engines, or is released."""
+        """Record that a depth is held because it killed engines, or that the hold is released."""
 
     def record_audit(self, record: AuditRecord, workload: str) -> None:
-        """An answer was audited; ``workload`` is its label."""
+        """Record the audit of an answer; ``workload`` is its label."""
 
     def record_diagnosis(self, diagnosis: Diagnosis) -> None:
-        """The doctor settled a suspicion."""
+        """Record that the doctor settled a suspicion."""
 
     def record_audit_drop(self, reason: str) -> None:
-        """An answer was selected for an audit that did not take place."""
+        """Record that an answer was selected for an audit but not audited."""
 
     def counter(
         self, name: str, help_: str, labels: Iterable[str] = LABELS
@@ -212,16 +213,16 @@ class MetricGroup:
         labels: Iterable[str],
         read: Callable[[], Iterable[tuple[Sequence[str], float]]],
     ) -> None:
-        """A metric computed on every scrape; absent where there is no value.
+        """Declare a metric that is computed on every scrape, and absent if it has no value.
 
-        A name that ends in ``_total`` makes a counter, any other a gauge.
+        A name that ends in ``_total`` makes a counter, any other name a gauge.
         """
         kind = "counter" if name.endswith("_total") else "gauge"
         names = self._register(name, kind, labels, help_)
         self.scope.registry.register(ComputedMetric(PREFIX + name, help_, names, read))
 
     def planner_metric(self, name: str, help_: str, field: str, part: str | None = None) -> None:
-        """A metric of one number that the planner describes, in ``part`` of its description."""
+        """Declare a metric of one number in ``part`` of the planner's description."""
 
         def read() -> Samples:
             planner = self.scope.planner()
@@ -255,7 +256,7 @@ class CachedMetric(Generic[M]):
 
 
 class BulkHistogram(Collector):
-    """A histogram that takes many observations at a time: one bisection each, nothing more."""
+    """A histogram that takes many observations at a time, at the cost of one bisection each."""
 
     def __init__(
         self, name: str, help_: str, labels: tuple[str, ...], bounds: Sequence[float]
@@ -286,7 +287,7 @@ class BulkHistogram(Collector):
 
 
 class ComputedMetric(Collector):
-    """A gauge or a counter worked out on reading."""
+    """A gauge or a counter that is computed when it is read."""
 
     def __init__(
         self,

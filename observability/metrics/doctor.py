@@ -7,7 +7,7 @@ from eaglegate.observability.metrics.base import MetricGroup
 
 
 class Diagnoses(MetricGroup):
-    """Causes of fallen acceptance and what was done; no series without ``--doctor``.
+    """Metrics of the causes of fallen acceptance and their treatment; absent without ``--doctor``.
 
     ``sum by (cause) (increase(eaglegate_diagnoses_total[1d]))``
     """

@@ -1,4 +1,5 @@
-"""Metrics of what serves: engines, their depth planner, workers of a fleet, GPUs, this process."""
+"""Metrics of the serving side: engines, the depth planner, a fleet's workers, GPUs and this
+process."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from eaglegate.observability.metrics.base import MetricGroup, Samples
 
 
 class EngineState(MetricGroup):
-    """Up or not, starts, how long a start took, what speculation runs.
+    """State of the engine: up or down, starts, time of the last start, and the running speculation.
 
     Restarts: ``increase(eaglegate_engine_starts_total[1h]) - 1`` once it has started;
     ``eaglegate_engine_up == 0`` while it cannot make tokens.
@@ -26,16 +27,18 @@ class EngineState(MetricGroup):
         self._starts = self.counter("engine_starts", "Times the engine became ready", ("engine",))
         self._seconds = self.gauge("engine_start_seconds", "Time the last start took", ("engine",))
         self._info = self.gauge(
-            "engine_info", "What runs: always 1", ("engine", "model", "method", "depth")
+            "engine_info",
+            "Always 1; the labels describe the engine",
+            ("engine", "model", "method", "depth"),
         )
         self._degraded = self.gauge(
             "engine_degraded",
-            "1 for a part of the gateway that this vLLM does not fit: vLLM's own does its work",
+            "1 for a part of the gateway that does not fit this vLLM; vLLM's own part replaces it",
             ("engine", "part"),
         )
         self._lossy = self.gauge(
             "engine_lossy",
-            "1 while a setting of speculation may change text; absent where that is unknown",
+            "1 while a setting of speculation may change text; absent if unknown",
             ("engine",),
         )
         self._losses = self.counter(
@@ -49,7 +52,7 @@ class EngineState(MetricGroup):
         drafts = ("engine", "method", "depth")
         self._draft_deaths = self.counter(
             "draft_deaths",
-            "Engines that died of their drafts: the request ran well without them",
+            "Engines killed by their drafts: the request succeeded without drafts",
             drafts,
         )
         self._draft_holds = self.gauge(
@@ -89,26 +92,27 @@ class EngineState(MetricGroup):
 
 
 LabelledValues = Mapping[tuple[str, ...], float]
-"""Values by what stands behind the worker's name in the labels."""
+"""Values by the labels that follow the worker's name."""
 
 MOST = 100
-"""Workers with series of their own; those beyond them are added up as ``other``."""
+"""Number of workers with their own series; all further ones are summed as ``other``."""
 
 
 class Workers(MetricGroup):
-    """State and load of each worker of a fleet; no series where the engine is not a fleet.
+    """State and load of each worker of a fleet; absent if the engine is not a fleet.
 
     Share of requests that went where their prefix is cached: ``sum(rate(
-    eaglegate_worker_requests_total{why=~"session|prefix"}[5m]))
-    / sum(rate(eaglegate_worker_requests_total[5m]))``. Acceptance length by worker, from the
-    worker's own counters: ``1 + rate(eaglegate_worker_accepted_tokens_total[5m])
-    / rate(eaglegate_worker_verify_steps_total[5m])``. A worker that leaves takes its series along.
+    eaglegate_worker_requests_total{why=~"session|prefix"}[5m])) /
+    sum(rate(eaglegate_worker_requests_total[5m]))``. Acceptance length by worker, from the worker's
+    own counters: ``1 + rate(eaglegate_worker_accepted_tokens_total[5m]) /
+    rate(eaglegate_worker_verify_steps_total[5m])``. The series of a worker disappear when it
+    leaves.
     """
 
     def declare(self) -> None:
         self._add(
             "worker_findings",
-            "1 for each fault that the start-up probe found in a worker, by the part it is about",
+            "1 for each fault that the start-up probe found in a worker, by part of the worker",
             ("kind",),
             _read_findings,
         )
@@ -201,7 +205,9 @@ class Gpus(MetricGroup):
     def declare(self) -> None:
         self._gauge("gpu_memory_used_bytes", "Memory in use", lambda r: r.memory_used_bytes)
         self._gauge("gpu_memory_total_bytes", "Memory in total", lambda r: r.memory_total_bytes)
-        self._gauge("gpu_utilization_ratio", "Time in which a kernel ran", lambda r: r.utilization)
+        self._gauge(
+            "gpu_utilization_ratio", "Share of time in which a kernel ran", lambda r: r.utilization
+        )
         self._gauge("gpu_power_watts", "Power drawn", lambda r: r.power_watts)
 
     def _gauge(self, name: str, help_: str, pick: Callable[[GpuReading], float | None]) -> None:
@@ -218,7 +224,7 @@ HELP = {
     "connections": "Client connections",
     "connection_limit": "Limit of client connections",
     "memory_bytes": "Memory in use at the tightest limit: control group or process tree",
-    "memory_limit_bytes": "That memory limit",
+    "memory_limit_bytes": "The tightest memory limit",
     "memory_shedding": "1 while new requests are refused because memory is low",
 }
 
@@ -226,9 +232,9 @@ HELP = {
 class Process(MetricGroup):
     """Connections and memory, and their limits.
 
-    How full: ``eaglegate_memory_bytes / eaglegate_memory_limit_bytes``. Connections turned away:
-    ``rate(eaglegate_requests_refused_total{code="too_many_connections"}[5m])``; work refused for
-    want of memory has the code ``memory_pressure``.
+    Share of memory in use: ``eaglegate_memory_bytes / eaglegate_memory_limit_bytes``. Refused
+    connections: ``rate(eaglegate_requests_refused_total{code="too_many_connections"}[5m])``.
+    Requests refused because memory is low have the code ``memory_pressure``.
     """
 
     def declare(self) -> None:
@@ -260,7 +266,7 @@ class Canaries(MetricGroup):
         )
         self.computed_metric(
             "canary_blocks",
-            "Blocks so far: pairs of slots, or as long spans of both arms",
+            "Blocks so far: pairs of slots, or spans of equal length in both arms",
             (),
             lambda: self._read("blocks"),
         )
@@ -288,12 +294,12 @@ class Canaries(MetricGroup):
 
 
 class PlannedDepths(MetricGroup):
-    """Depths that the planner chooses, and why; no series where the depth is fixed.
+    """Depths that the planner chooses, with the reasons; absent if the depth is fixed.
 
-    Share of steps at each depth: ``sum by (depth) (rate(eaglegate_planner_steps_total[5m]))
-    / ignoring(depth) group_left sum(rate(eaglegate_planner_steps_total[5m]))``. A step drafts once
-    for the whole batch; ``eaglegate_planner_requests_total`` counts how many of those draft tokens
-    each request verifies. Warm-up has a workload of its own.
+    Share of steps at each depth: ``sum by (depth) (rate(eaglegate_planner_steps_total[5m])) /
+    ignoring(depth) group_left sum(rate(eaglegate_planner_steps_total[5m]))``. A step drafts once
+    for the whole batch; ``eaglegate_planner_requests_total`` counts the draft tokens that each
+    request verifies. Warm-up counts as its own workload.
     """
 
     def declare(self) -> None:
@@ -336,15 +342,15 @@ class PlannedDepths(MetricGroup):
 
 
 class PlannerCalibration(MetricGroup):
-    """The planner's expectations beside the outcomes; no series where the depth is fixed.
+    """The planner's expectations and the outcomes; absent if the depth is fixed.
 
-    Calibration, 1 at best: ``rate(eaglegate_planner_expected_tokens_total[15m])
-    / rate(eaglegate_planner_committed_tokens_total[15m])``, and the same of the seconds. Estimated
-    regret against the best fixed depth, below 0 where planning is ahead:
-    ``rate(eaglegate_planner_planned_seconds_total[1h])
-    / min(rate(eaglegate_planner_fixed_seconds_total[1h])) - 1``. Share of the time that planning
-    takes: ``rate(eaglegate_planner_planning_seconds_total[5m])
-    / rate(eaglegate_planner_step_seconds_total[5m])``.
+    Calibration, 1 at best: ``rate(eaglegate_planner_expected_tokens_total[15m]) /
+    rate(eaglegate_planner_committed_tokens_total[15m])``, and likewise for the seconds. Estimated
+    regret against the best fixed depth, below 0 if planning is faster:
+    ``rate(eaglegate_planner_planned_seconds_total[1h]) /
+    min(rate(eaglegate_planner_fixed_seconds_total[1h])) - 1``. Share of the time that planning
+    takes: ``rate(eaglegate_planner_planning_seconds_total[5m]) /
+    rate(eaglegate_planner_step_seconds_total[5m])``.
     """
 
     SUMS = (
@@ -372,7 +378,7 @@ class PlannerCalibration(MetricGroup):
 
 
 def summarize_planner(planner: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Summarize the planner for the page; None where no planner runs."""
+    """Summarize the planner for the page; None without a planner."""
     if "steps_by_depth" not in planner:
         return None
     steps = sum(planner["steps_by_depth"])

@@ -12,10 +12,10 @@ from eaglegate.observability.observation import DecodeProgress, RequestRecord
 
 
 class Requests(MetricGroup):
-    """Requests by API and outcome, those running, and how long they took.
+    """Requests by API and outcome, running requests, and durations.
 
-    Error ratio: ``sum(rate(eaglegate_requests_total{outcome=~"engine|timeout|error"}[5m]))
-    / sum(rate(eaglegate_requests_total[5m]))``. A client that leaves is not an error of ours.
+    Error ratio: ``sum(rate(eaglegate_requests_total{outcome=~"engine|timeout|error"}[5m])) /
+    sum(rate(eaglegate_requests_total[5m]))``. A client that leaves does not count as an error.
     """
 
     def declare(self) -> None:
@@ -65,12 +65,12 @@ FIELDS = (
     "suffix", "thinking", "transforms", "typical_p", "usage", "verbose", "watermarking",
     "web_search_options", "tools[].cache_control", "tools[].defer_loading", "tools[].strict",
 )  # fmt: skip
-"""Fields of other servers and of hosted APIs, that may be label values."""
+"""Fields of other servers and of hosted APIs that may be label values."""
 HOSTED_TOOL = "hosted_tool"
 
 
 class IgnoredFields(MetricGroup):
-    """Fields of requests that were answered without them: unknown ones, and hosted tools.
+    """Request fields that were ignored: unknown fields, and hosted tools.
 
     ``topk(5, sum by (field) (rate(eaglegate_ignored_fields_total[1h])))``
     """
@@ -90,10 +90,11 @@ class IgnoredFields(MetricGroup):
 
 
 class Queue(MetricGroup):
-    """The queue in front of the engine, and its bounds: ``running`` sequences in the engine,
-    ``queued`` requests, ``queued_tokens`` of their prompts.
+    """The queue before the engine, and its limits: ``running`` sequences in the engine, ``queued``
+    requests, and ``queued_tokens`` of their prompts.
 
-    How full: ``eaglegate_queue_requests / on () eaglegate_admission_limit{bound="queued"}``
+    Share of the queue in use: ``eaglegate_queue_requests / on ()
+    eaglegate_admission_limit{bound="queued"}``
     """
 
     def declare(self) -> None:
@@ -146,8 +147,8 @@ class InterruptedStreams(MetricGroup):
 
 
 class ResponseStorage(MetricGroup):
-    """Responses that were delivered and could not be stored: the disk is full, or the database
-    away. Their ``store`` says false.
+    """Responses that were delivered but could not be stored, because the disk is full or the
+    database is not available. Their ``store`` is false.
 
     ``increase(eaglegate_responses_not_stored_total[15m]) > 0``
     """
@@ -183,8 +184,8 @@ class Latency(MetricGroup):
 
 
 class StepLatency(MetricGroup):
-    """Gap between steps as they come out of the engine: about TPOT x acceptance length under
-    speculation, and never to be called TPOT.
+    """Time between steps as the engine delivers them. Under speculation it is about TPOT x
+    acceptance length, so it must not be called TPOT.
 
     ``histogram_quantile(0.95, sum by (le) (rate(eaglegate_inter_step_seconds_bucket[5m])))``
     """
@@ -199,7 +200,7 @@ class StepLatency(MetricGroup):
 
 
 class UserSpeed(MetricGroup):
-    """Speed that one reader gets: 1 / TPOT, in tokens per second.
+    """Speed of one client's stream: 1 / TPOT, in tokens per second.
 
     ``histogram_quantile(0.1,
     sum by (le) (rate(eaglegate_user_tokens_per_second_bucket[5m])))`` is the slow tail.
@@ -215,22 +216,23 @@ class UserSpeed(MetricGroup):
 
 
 def collect_tpots(records: list[RequestRecord]) -> list[float]:
-    """One value per choice that has one."""
+    """Return the TPOT of each choice that has one."""
     choices = (choice for record in records for choice in record.choices)
     return [choice.tpot for choice in choices if choice.tpot is not None]
 
 
 class Tokens(MetricGroup):
-    """Prompt tokens (cached ones included), cached, completion (reasoning included), reasoning.
+    """Tokens of prompts (cached ones included), of cached prompts, of answers, and of reasoning in
+    them.
 
     Throughput: ``sum(rate(eaglegate_completion_tokens_total[1m]))``; share of prompts served from
-    the prefix cache: ``rate(eaglegate_cached_tokens_total[5m])
-    / rate(eaglegate_prompt_tokens_total[5m])``.
-    A draft that reads hidden states costs the last block of every hit. The share of hits that it
-    costs: ``rate(eaglegate_draft_recomputed_tokens_total[5m]) / (rate(
+    the prefix cache: ``rate(eaglegate_cached_tokens_total[5m]) /
+    rate(eaglegate_prompt_tokens_total[5m])``. A draft that reads hidden states needs the last block
+    of every hit computed again. The lost share of hits:
+    ``rate(eaglegate_draft_recomputed_tokens_total[5m]) / (rate(
     eaglegate_draft_recomputed_tokens_total[5m]) + rate(eaglegate_cached_tokens_total[5m]))``.
-    Completion tokens count what the engine delivered, also for requests that were cut; the others
-    come from ``usage`` and so from choices that reached their end.
+    Completion tokens include those of requests that were cut off. The other counts come from
+    ``usage`` and so only from choices that reached their end.
     """
 
     def declare(self) -> None:
@@ -264,11 +266,13 @@ class ToolCalls(MetricGroup):
     def declare(self) -> None:
         self._calls = self.counter("tool_calls", "Tool calls, by outcome", (*LABELS, "outcome"))
         self._repairs = self.counter(
-            "tool_call_repairs", "Tool calls with mended arguments, by repair", (*LABELS, "repair")
+            "tool_call_repairs",
+            "Tool calls with repaired arguments, by repair",
+            (*LABELS, "repair"),
         )
         self._parser = self.gauge(
             "parser_info",
-            "What reads answers: always 1; source is eaglegate, or vllm for the fallback",
+            "Always 1; the parser of answers. source is eaglegate, or vllm for the fallback",
             ("purpose", "parser", "source"),
         )
 
@@ -288,8 +292,8 @@ class CapturedRequests(MetricGroup):
     """The capture of requests (``--capture``); absent without one.
 
     Lost records: ``sum by (reason) (rate(eaglegate_capture_dropped_total[5m]))``. ``queue``: the
-    writer is behind. ``disk``: a write failed. ``size``: a record larger than a file may be.
-    ``slow``: its redaction took too long. ``fault``: an error of the gateway.
+    writer did not keep up. ``disk``: a write failed. ``size``: the record exceeds the size limit of
+    a file. ``slow``: its redaction took too long. ``fault``: an error of the gateway.
     """
 
     def declare(self) -> None:
@@ -301,7 +305,7 @@ class CapturedRequests(MetricGroup):
         )
         self.computed_metric(
             "capture_dropped_total",
-            "Requests selected for the capture and not written, by reason",
+            "Requests selected for the capture but not written, by reason",
             ("reason",),
             self._read_dropped,
         )

@@ -14,12 +14,13 @@ from eaglegate.observability.windows import SlidingWindow
 
 
 class Acceptance(MetricGroup):
-    """Verify steps (D), drafted (P), accepted and delivered (A), accepted but cut tokens.
+    """Verify steps (D), draft tokens (P), accepted and delivered tokens (A), accepted but cut
+    tokens.
 
-    Acceptance length, pooled: ``1 + sum(rate(eaglegate_accepted_tokens_total[5m]))
-    / sum(rate(eaglegate_verify_steps_total[5m]))``. Without speculation neither series exists, so
-    the quotient is absent, neither 0 nor 1. The engine's own count of accepted tokens is
-    ``accepted + cut``: it counts before a stop or a token limit takes its part.
+    Acceptance length, pooled: ``1 + sum(rate(eaglegate_accepted_tokens_total[5m])) /
+    sum(rate(eaglegate_verify_steps_total[5m]))``. Without speculation neither series exists, so the
+    quotient is absent, neither 0 nor 1. The engine's own count of accepted tokens is ``accepted +
+    cut``, because it counts before a stop or a token limit cuts the answer.
     """
 
     def declare(self) -> None:
@@ -40,10 +41,10 @@ class Acceptance(MetricGroup):
 
 
 class AcceptancePerPosition(MetricGroup):
-    """A_i and how often position i was drafted.
+    """Accepted tokens (A_i) and drafted tokens by draft position.
 
-    a_i: ``sum by (position) (rate(eaglegate_accepted_at_total[5m]))
-    / ignoring(position) group_left sum(rate(eaglegate_verify_steps_total[5m]))``
+    a_i: ``sum by (position) (rate(eaglegate_accepted_at_total[5m])) / ignoring(position) group_left
+    sum(rate(eaglegate_verify_steps_total[5m]))``
     """
 
     def declare(self) -> None:
@@ -66,8 +67,8 @@ class AcceptancePerPosition(MetricGroup):
 class DecodeSteps(MetricGroup):
     """Decode steps by outcome: accepted (at least one draft token), or the reason of the fallback.
 
-    Fallback ratio: ``sum(rate(eaglegate_decode_steps_total{outcome!="accepted"}[5m]))
-    / sum(rate(eaglegate_decode_steps_total[5m]))``; its parts by reason, each outcome alone.
+    Fallback ratio: ``sum(rate(eaglegate_decode_steps_total{outcome!="accepted"}[5m])) /
+    sum(rate(eaglegate_decode_steps_total[5m]))``. Each single outcome gives its part by reason.
     """
 
     def declare(self) -> None:
@@ -91,8 +92,8 @@ class Balance(MetricGroup):
     + ``eaglegate_accepted_tokens_total`` + ``sum without (outcome) (eaglegate_decode_steps_total)``
     - ``eaglegate_lost_bonus_tokens_total`` + ``eaglegate_unaccounted_tokens_total``
 
-    if the engine reports its decode steps. Unaccounted tokens are those of answers that were broken
-    off in an engine that accounts at the end: a remote worker.
+    if the engine reports its decode steps. Unaccounted tokens belong to answers that were cut off
+    in an engine that accounts at the end, which is a remote worker.
     """
 
     def declare(self) -> None:
@@ -113,11 +114,11 @@ class Balance(MetricGroup):
 
 
 class Unclaimed(MetricGroup):
-    """Unclaimed work: decode steps the engine still made for requests whose client had left.
+    """Unclaimed work: decode steps that the engine made for requests whose client had left.
 
-    Accepted and drafted tokens here and in ``eaglegate_cut_tokens_total``,
-    ``eaglegate_accepted_tokens_total`` and ``eaglegate_drafted_tokens_total`` together are the
-    engine's own ``vllm:spec_decode_*`` since it said ready.
+    Accepted and drafted tokens here, together with ``eaglegate_cut_tokens_total``,
+    ``eaglegate_accepted_tokens_total`` and ``eaglegate_drafted_tokens_total``, add up to the
+    engine's own ``vllm:spec_decode_*`` since it became ready.
     """
 
     def declare(self) -> None:
@@ -151,11 +152,11 @@ class Unclaimed(MetricGroup):
 
 
 class AcceptancePerRequest(MetricGroup):
-    """1 + A / D of every choice that verified a draft: the mean of per-request values, beside the
-    pooled one in which long answers weigh more.
+    """1 + A / D of every choice that verified a draft. Its mean weighs all choices equally, while
+    the pooled acceptance length weighs long answers more.
 
-    ``sum(rate(eaglegate_request_acceptance_length_sum[5m]))
-    / sum(rate(eaglegate_request_acceptance_length_count[5m]))``
+    ``sum(rate(eaglegate_request_acceptance_length_sum[5m])) /
+    sum(rate(eaglegate_request_acceptance_length_count[5m]))``
     """
 
     BOUNDS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)
@@ -171,10 +172,10 @@ class AcceptancePerRequest(MetricGroup):
 
 
 class SpeculationNow(MetricGroup):
-    """The last minutes as gauges, for curl and for eyes; alerts use the counters.
+    """The last minutes as gauges, for reading by eye; alerts use the counters.
 
-    Pooled over ``window_s``. ``eaglegate_acceptance_length`` is absent while nothing was verified.
-    The baseline is what came before the window, exponentially forgotten.
+    The gauges are pooled over ``window_s``. ``eaglegate_acceptance_length`` is absent while nothing
+    was verified. The baseline is an exponential average of the time before the window.
     """
 
     def declare(self) -> None:
@@ -233,7 +234,7 @@ class SpeculationNow(MetricGroup):
 
 
 def count_step_outcomes(totals: Totals) -> dict[str, int]:
-    """Decode steps by outcome; they add up to D + F."""
+    """Return the decode steps by outcome. They add up to D + F."""
     return {
         "accepted": totals.verify_steps - totals.rejected,
         "rejected": totals.rejected,
@@ -243,7 +244,8 @@ def count_step_outcomes(totals: Totals) -> dict[str, int]:
 
 
 class SliceCounters(MetricGroup):
-    """Base of the five: counters named after ``kind``, labelled with it, model and lane."""
+    """Base of the classes below: counters named after ``kind``, labelled with it, model and
+    lane."""
 
     kind = ""
 
@@ -273,7 +275,7 @@ class SliceCounters(MetricGroup):
         self._seconds(*at).inc(share.seconds)
 
     def remove(self, name: str) -> None:
-        """Drop the series of a name."""
+        """Drop the series of one value of the label."""
         counters = (self._verify, self._accepted, self._steps, self._fallback)
         for metric in (*counters, self._tokens, self._seconds):
             metric.remove(**{self.kind: name})
@@ -293,8 +295,8 @@ class ByContext(SliceCounters):
 
 
 class ByPhase(SliceCounters):
-    """Acceptance by phase (reasoning, content, tool_call): each step counts where its tokens came
-    out.
+    """Acceptance by phase (reasoning, content, tool_call): each step counts for the phase of its
+    tokens.
 
     TPOT: ``sum by (phase) (rate(eaglegate_phase_decode_seconds_total[5m]))
     / sum by (phase) (rate(eaglegate_phase_decode_tokens_total[5m]))``
@@ -308,11 +310,11 @@ class ByPhase(SliceCounters):
 
 
 class ByTemplate(SliceCounters):
-    """Acceptance by fingerprint of system prompt and tool schemas: the most frequent by name, else
-    ``other``.
+    """Acceptance by fingerprint of system prompt and tool schemas. The most frequent ones keep
+    their name, all others are ``other``.
 
-    ``1 + sum by (template) (rate(eaglegate_template_accepted_tokens_total[15m]))
-    / sum by (template) (rate(eaglegate_template_verify_steps_total[15m]))``
+    ``1 + sum by (template) (rate(eaglegate_template_accepted_tokens_total[15m])) / sum by
+    (template) (rate(eaglegate_template_verify_steps_total[15m]))``
     """
 
     kind = "template"
@@ -325,7 +327,8 @@ class ByTemplate(SliceCounters):
 
 
 class ByDraft(SliceCounters):
-    """Acceptance by fingerprint of the draft that served the step: the last ones by name.
+    """Acceptance by fingerprint of the draft that served the step. Only the latest drafts keep
+    their series.
 
     ``1 + sum by (draft) (rate(eaglegate_draft_accepted_tokens_total[15m]))
     / sum by (draft) (rate(eaglegate_draft_verify_steps_total[15m]))``
@@ -356,8 +359,8 @@ class ByDraft(SliceCounters):
 
 
 class ByKey(SliceCounters):
-    """Acceptance, depth and wasted drafts by API key: those that an operator has named, else
-    ``other``. Without such keys there are no series.
+    """Acceptance, depth and wasted drafts by API key. Keys that no operator has named are
+    ``other``. Absent without named keys.
 
     Acceptance length: ``1 + sum by (key) (rate(eaglegate_key_accepted_tokens_total[15m]))
     / sum by (key) (rate(eaglegate_key_verify_steps_total[15m]))``
