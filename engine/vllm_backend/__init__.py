@@ -1,8 +1,8 @@
 """vLLM as an engine: the only package that imports vllm (tests/test_layers.py).
 
-The environment variables that vLLM needs are set here, all of them. vLLM and torch read several
-when they are imported, and the engine's child processes inherit them. A value the user has set is
-never changed. ``prepare`` runs when this package is imported, before anything in it imports vLLM.
+All environment variables that vLLM needs are set here. vLLM and torch read several when they are
+imported, and the engine's child processes inherit them. A value set by the user is never changed.
+``prepare`` runs when this package is imported, before anything in it imports vLLM.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import os
 
 
 def prepare() -> None:
-    """Set the variables that hold on every platform. A user's own setting of vLLM's log stays.
+    """Set the variables that hold on every platform. The user's own settings, also of vLLM's log,
+    stay.
 
-    Where vLLM would fork, its processes would inherit sockets and threads (``child_process.py``).
+    vLLM must not fork, because its processes would inherit sockets and threads
+    (``child_process.py``).
     """
     _set_default("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     _set_default("VLLM_LOGGING_LEVEL", "ERROR")
@@ -22,7 +24,7 @@ def prepare() -> None:
 
 
 def prepare_offline() -> None:
-    """The model is on disk: ask no hub."""
+    """Set the variables that keep libraries from asking a hub, for models on disk."""
     _set_default("HF_HUB_OFFLINE", "1")
     _set_default("TRANSFORMERS_OFFLINE", "1")
 
@@ -30,12 +32,13 @@ def prepare_offline() -> None:
 def prepare_cpu(tensor_parallel: int, threads: int | None = None) -> None:
     """Set the variables with which vLLM runs well on a CPU.
 
-    oneDNN keeps 1,024 primitives of about 250 KiB, one for each size of a batch that a layer has
-    had; 128 cost no time that could be measured and a few hundred MiB less (docs/faults.md).
+    oneDNN keeps 1,024 primitives of about 250 KiB by default, one for each batch size of a layer.
+    128 cost no measurable time and save a few hundred MiB (docs/faults.md).
 
-    One worker runs inside the engine process, which saves a process and its imports; several
-    workers each get their share of the cores, since unbound ones fight over them (a hundredfold
-    slow-down was measured). The ahead-of-time compile cache never warms here, so it stays off.
+    One worker runs inside the engine process, which saves a process and its imports. Several
+    workers each get their share of the cores, because unbound workers compete for them (a
+    hundredfold slow-down was measured). The ahead-of-time compile cache never warms here, so it
+    stays off.
     """
     _set_default("VLLM_USE_AOT_COMPILE", "0")
     _set_default("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
@@ -48,7 +51,7 @@ def prepare_cpu(tensor_parallel: int, threads: int | None = None) -> None:
 
 
 def list_cores() -> set[int]:
-    """The cores this process may use."""
+    """Return the cores that this process may use."""
     return os.sched_getaffinity(0)
 
 

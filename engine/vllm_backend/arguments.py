@@ -2,9 +2,9 @@
 
 ``add_engine_arguments`` adds all of vLLM's engine flags (``AsyncEngineArgs``), the positional
 ``model_tag`` and ``--config`` (a YAML file of flags). The flags of vLLM's HTTP front end
-(``--host``, ``--port``, ``--api-key``, ``--tool-call-parser``, ``--chat-template``, ...) are left
-to the server, whose settings they are; ``--served-model-name`` and ``--reasoning-parser`` are
-engine flags in vLLM and therefore come from here.
+(``--host``, ``--port``, ``--api-key``, ``--tool-call-parser``, ``--chat-template``, ...) are
+settings of the server. ``--served-model-name`` and ``--reasoning-parser`` are engine flags in vLLM
+and therefore added here.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from eaglegate.engine.vllm_contract import SCHEDULER, WORKER, Area, find_broken
 
 GIB = 1024**3
 HUB_S = 3.0
-"""Seconds that the hub has to answer, where it is asked for a config.json."""
+"""Seconds to wait for the hub's answer to a request for config.json."""
 TABLE = "num_speculative_tokens_per_batch_size"
 AUTO = "auto"
-"""``--depth auto``: the planner chooses at every step."""
+"""Value of ``--depth`` with which the planner chooses the depth of every step."""
 DEMO = Path(__file__).parent.parent / "demo"
 DEMO_DEPTH = 3
 DEMO_METHOD = "eagle3"
@@ -51,19 +51,19 @@ DEMO_DEFAULTS: dict[str, Any] = {
         backend="xgrammar", disable_any_whitespace=True
     ),
 }
-"""Defaults of the demo. So small a model would fill JSON with blanks to the limit if the grammar
-let it.
+"""Defaults of the demo. Its model is so small that it fills JSON with whitespace up to the limit if
+the grammar allows any.
 """
 CPU_DEFAULTS: dict[str, Any] = {
     "enforce_eager": True,
     "kv_cache_memory_bytes": 4 * GIB,
 }
-"""Defaults on a CPU, where a user sets nothing: start in seconds, and leave memory to others."""
+"""Defaults on a CPU, which start in seconds and leave memory for other programs."""
 DEMO_CPU_DEFAULTS: dict[str, Any] = CPU_DEFAULTS | {"kv_cache_memory_bytes": GIB}
 
 
 def make_engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
-    """vLLM's configuration. Raises ValueError for drafts with a recurrent target on a CPU."""
+    """Make vLLM's configuration. Raises ValueError for drafts with a recurrent target on a CPU."""
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     model = config.model_config
     recurrent = model.is_hybrid or model.is_attention_free
@@ -73,7 +73,7 @@ def make_engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
 
 
 def make_engine_parser(**settings: Any) -> argparse.ArgumentParser:
-    """A parser that understands vLLM's spellings: underscores, ``--flag.key value``, ``-O3``."""
+    """Return a parser that reads vLLM's spellings: underscores, ``--flag.key value``, ``-O3``."""
     parser: argparse.ArgumentParser = FlexibleArgumentParser(**settings)
     return parser
 
@@ -106,10 +106,10 @@ def _remove_flag(parser: argparse.ArgumentParser, name: str) -> None:
 def make_engine_arguments(
     namespace: argparse.Namespace, depth: str | None = AUTO
 ) -> AsyncEngineArgs:
-    """Make vLLM's arguments from the user's choices and our defaults.
+    """Make vLLM's arguments from the user's choices and the gateway's defaults.
 
-    ``depth`` is that of requests that bring none, as ``--depth`` has it. Raises EngineStartError
-    for settings of the draft that contradict each other.
+    ``depth`` is the value of ``--depth``, for requests without their own. Raises EngineStartError
+    if settings of the draft contradict each other.
     """
     fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     fields.discard("log_level")
@@ -125,7 +125,7 @@ def make_engine_arguments(
 
 
 def _find_remote_config(chosen: Mapping[str, Any]) -> None:
-    """Download config.json of a model on the hub, as vLLM will: it may be a draft that names one.
+    """Download config.json of a model on the hub, because it may be a draft that names its target.
 
     A copy in the cache is enough: without a network, asking the hub takes 20 seconds. A failure is
     reported later, by the code that needs the model.
@@ -143,10 +143,11 @@ def _find_remote_config(chosen: Mapping[str, Any]) -> None:
 
 
 def make_demo_arguments(depth: str | None = AUTO, **chosen: Any) -> AsyncEngineArgs:
-    """The built-in demo: tiny target, EAGLE 3.1 draft, K = 3; any field may be overridden.
+    """Make arguments for the built-in demo: tiny target, EAGLE 3.1 draft, K = 3. Any field may be
+    set.
 
-    ``speculative_config=None`` switches speculation off; a mapping is laid over the demo's unless
-    it names another method.
+    ``speculative_config=None`` switches speculation off. A mapping overrides values of the demo's,
+    or replaces it if it names another method.
     """
     prepare_offline()
     speculation = chosen.pop("speculative_config", {})
@@ -173,7 +174,8 @@ def _make_arguments(
 
 
 def _add_scheduler(chosen: dict[str, Any]) -> dict[str, Any]:
-    """Our scheduler where there is speculation and the user has no other."""
+    """Add the gateway's scheduler if there is speculation, unless the user has chosen another
+    one."""
     speculation = chosen.get("speculative_config")
     if not speculation or Area.SCHEDULER in find_broken():
         return chosen
@@ -181,9 +183,9 @@ def _add_scheduler(chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 def declare_graphs(chosen: dict[str, Any], depth: str | None) -> dict[str, Any]:
-    """Declare the depths that CUDA graphs are captured for, on a GPU. The user's choice stays.
+    """Declare the depths for which CUDA graphs are captured on a GPU. The user's choice stays.
 
-    Without a table vLLM captures K alone: enough where every request drafts K.
+    Without a table vLLM captures only K, which is enough if every request drafts K tokens.
     """
     speculation = chosen.get("speculative_config") or {}
     most = speculation.get("num_speculative_tokens")
@@ -202,7 +204,7 @@ def declare_graphs(chosen: dict[str, Any], depth: str | None) -> dict[str, Any]:
 
 
 def _sizes_graphs(chosen: dict[str, Any]) -> bool:
-    """Whether the user says which sizes to capture."""
+    """Return True if the user has chosen the sizes to capture."""
     names = ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
     compilation = chosen.get("compilation_config") or {}
     inside = compilation if isinstance(compilation, dict) else vars(compilation)

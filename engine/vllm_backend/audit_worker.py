@@ -1,12 +1,12 @@
-"""Score answers inside vLLM's workers, where the logits are.
+"""Scoring of answers inside vLLM's workers, where the logits are.
 
-A request whose ``extra_args`` carry ``vllm_fields.AUDIT`` is an answer to audit: its prompt is the
-prompt and the answer, all but the last token. Both model runners have the hidden states of a whole
-prompt at hand where they would compute prompt log probabilities; here the logits of the answer's
-positions are computed from them and scored, chunk by chunk. The scores stay in the worker until the
-front end takes them: no row of logits leaves it.
+A request whose ``extra_args`` carry ``vllm_fields.AUDIT`` is an answer to audit. Its tokens are the
+prompt and the answer without its last token. Both model runners hold the hidden states of a whole
+prompt at the point where they would compute prompt log probabilities. There this module computes
+the logits of the answer's positions and scores them, chunk by chunk. The scores stay in the worker
+until the front end takes them; no row of logits leaves it.
 
-An error of scoring is the audit's own: it is handed out in place of the scores.
+A scoring error affects only the audit, and is returned in place of the scores.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from eaglegate.engine.vllm_fields import AUDIT
 log = logging.getLogger(__name__)
 
 MOST = 64
-"""AuditRegister, running or finished, that a worker remembers."""
+"""Most audits, running or finished, that a worker remembers."""
 BLOCK = 256
-"""Positions whose logits are computed at a time."""
+"""Number of positions whose logits are computed at a time."""
 
 
 class Audit:
-    """One answer that is being scored."""
+    """An answer that is being scored."""
 
     def __init__(self, key: str, tokens: AuditedTokens) -> None:
         self.key = key
@@ -44,7 +44,7 @@ class Audit:
 
     @classmethod
     def of(cls, prompt: list[int], params: SamplingParams) -> Audit:
-        """``prompt``: the prompt and the answer without its last token."""
+        """Make an audit. ``prompt`` is the prompt followed by the answer without its last token."""
         fields = dict(params.extra_args[AUDIT])
         key = fields.pop("key")
         rules = ScoringRules.from_fields(fields)
@@ -58,7 +58,7 @@ class Audit:
         return cls(key, tokens)
 
     def add(self, first: int, hidden: torch.Tensor, compute_logits: Logits) -> None:
-        """``hidden`` are the states of the positions from ``first`` on."""
+        """Score positions. ``hidden`` has the states of the positions from ``first`` on."""
         needed = self._tokens.needed
         begin, end = max(first, needed.start), min(first + len(hidden), needed.stop)
         for at in range(begin, end, BLOCK):
@@ -73,7 +73,7 @@ class Audit:
             self._error = type(error).__name__
 
     def to_fields(self) -> dict[str, Any]:
-        """The fields of ``AnswerScores``, or ``error``."""
+        """Return the fields of ``AnswerScores``, or ``error``."""
         if self._error:
             return {"error": self._error}
         try:
@@ -89,13 +89,13 @@ class Audit:
 
 
 class AuditRegister:
-    """The audits of a worker by the engine's names for their requests."""
+    """Audits of a worker by the engine's request ids."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Audit] = OrderedDict()
 
     def find(self, req_id: str, prompt: list[int] | None, params: Any) -> Audit | None:
-        """The audit of a request; None where it is none."""
+        """Return the audit of a request; None if the request is not an audit."""
         if prompt is None or params is None or AUDIT not in (params.extra_args or {}):
             return None
         audit = self._known.get(req_id)
@@ -109,7 +109,7 @@ class AuditRegister:
         return self._known.get(req_id)
 
     def take(self, key: str) -> dict[str, Any] | None:
-        """The scores under this key, which are forgotten; None where there are none."""
+        """Remove and return the scores under this key; None if there are none."""
         for req_id, audit in self._known.items():
             if audit.key == key:
                 del self._known[req_id]
@@ -118,11 +118,11 @@ class AuditRegister:
 
 
 audits = AuditRegister()
-"""Of this worker's process."""
+"""Audits of this worker's process."""
 
 
 class AnswerScoring:
-    """Added to vLLM's worker (``worker.DepthWorker``)."""
+    """Mix-in for vLLM's worker (``worker.DepthWorker``) that returns scores."""
 
     def take_scores(self, key: str) -> dict[str, Any] | None:
         return audits.take(key)
@@ -134,7 +134,7 @@ def get_prompt_logprobs(
     hidden_states: torch.Tensor,
     num_scheduled_tokens: Mapping[str, int],
 ) -> Any:
-    """``GPUModelRunner._get_prompt_logprobs_dict`` of the first runner, which scores audits."""
+    """Replace the first runner's ``GPUModelRunner._get_prompt_logprobs_dict``, and score audits."""
     numbers = runner.num_prompt_logprobs
     if not numbers:
         return original(runner, hidden_states, num_scheduled_tokens)
@@ -162,7 +162,7 @@ def get_prompt_logprobs(
 def add_request(
     original: Callable[..., None], worker: Any, req_id: str, req_idx: int, params: SamplingParams
 ) -> None:
-    """``PromptLogprobsWorker.add_request`` of the second runner, which leaves audits out."""
+    """Replace the second runner's ``PromptLogprobsWorker.add_request``, and leave audits out."""
     original(worker, req_id, req_idx, params)
     if AUDIT in (params.extra_args or {}):
         worker.uses_prompt_logprobs[req_idx] = False
@@ -184,7 +184,7 @@ def compute_prompt_logprobs(
     num_computed_tokens: torch.Tensor,
     prompt_lens: Any,
 ) -> Any:
-    """``PromptLogprobsWorker.compute_prompt_logprobs``, which scores audits."""
+    """Replace ``PromptLogprobsWorker.compute_prompt_logprobs``, and score audits."""
     compute_logits = adapt_rows(logits_fn.__self__, hidden_states)
     audited = getattr(worker, "audited", {})
     for row, req_id in enumerate(batch.req_ids) if audited else ():

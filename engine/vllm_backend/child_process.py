@@ -1,20 +1,21 @@
-"""The engine's child processes: how they start, how they end, and what they log.
+"""The engine's child processes: their start, their end and their log.
 
-An engine process is spawned, or forked from a fork server, and never forked from the gateway, as
-vLLM does on GPUs: such a child holds the gateway's listening socket, its connections and the
-descriptor by which asyncio learns of signals. A spawned one imports for seconds what the gateway
-has imported for seconds. ``EnginePreload`` is a fork server that imports it beside the gateway, on
-a CPU, and once: engines are forked from it, those of restarts too.
+An engine process is spawned, or forked from a fork server. It is never forked from the gateway, as
+vLLM does on GPUs, because the child would hold the gateway's listening socket, its connections and
+the descriptor through which asyncio receives signals. A spawned process repeats imports that took
+the gateway seconds. ``EnginePreload`` is a fork server that does them once on a CPU, in parallel
+with the gateway. Engines are forked from it, also after a restart.
 
-Engine processes block the stop signals (``engine/stop_signals.py``): ``terminate`` sends another.
+Engine processes block the stop signals (``engine/stop_signals.py``), so ``terminate`` sends
+another.
 
-vLLM's engine core does not notice that its front end was killed and waits for requests for ever;
-and on its way out Python searches all it has loaded for cycles, for longer than vLLM waits. So the
-children exit with their parent, and at once.
+vLLM's engine core does not notice that its front end was killed, and waits for requests forever. At
+exit, Python searches all loaded objects for cycles, for longer than vLLM waits. Therefore the
+children exit with their parent, and without that search.
 
-vLLM's parent process reports "see root cause above"; the cause is in a child's output. Children
+vLLM's parent process reports "see root cause above", but the cause is in a child's output. Children
 inherit the standard streams, so these point to a pipe while children start. A thread passes every
-line on to standard error and keeps the last ones for error reports.
+line on to standard error and keeps the last lines for error reports.
 """
 
 from __future__ import annotations
@@ -66,47 +67,47 @@ READ_AT_LOAD = (
     "GOMP_", "HF_", "KMP_", "LD_", "MALLOC_", "MKL_", "NUMEXPR_", "OMP_", "PYTHON",
     "TORCHINDUCTOR_COMPILE_", "TORCHINDUCTOR_CPP_", "TRANSFORMERS_",
 )  # fmt: skip
-"""Prefixes of variables that libraries read when they are loaded, and not again."""
+"""Prefixes of variables that libraries read only once, when they are loaded."""
 PRELOADED = "eaglegate.engine.vllm_backend.preload"
-"""Module that the fork server imports."""
+"""The module that the fork server imports."""
 ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
-"""vLLM's report of an engine process that ended before it was ready; the signal may not be known
-yet.
+"""vLLM's report of an engine process that ended before it was ready. The signal may be unknown.
 """
 QUIET = "ignore:resource_tracker:UserWarning"
-"""Python's tracker of semaphores cleans up after a process that was killed, and need not say so."""
+"""Warning filter for Python's semaphore tracker, which reports its cleanup after a killed
+process."""
 GIVE_UP_POLL_S = 0.1
 PREFIX = re.compile(r"^(\([^)]*pid=\d+[^)]*\)\s*)?([A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\]\s*)?")
-"""``(EngineCore pid=7) ERROR 11-20 10:00:00 [core.py:1] ``"""
+"""Start of a vLLM line: ``(EngineCore pid=7) ERROR 11-20 10:00:00 [core.py:1] ``"""
 EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)): (.+)")
 FATAL = re.compile(r"fatal error|failed to start|hit an exception")
-"""Lines that vLLM writes above the traceback that ends a process; a refused request has none."""
+"""Lines that vLLM writes before the traceback that ends a process, but not for a refused
+request."""
 SEQUEL = re.compile(
     r"root cause above|initialization failed|Engine core proc|EngineDeadError|WorkerProc|cancelled"
 )
-"""Messages that only report that something else has failed."""
+"""Messages that only report another failure."""
 IGNORED = ("Warning", "KeyboardInterrupt", "SystemExit")
 PRIVATE = re.compile(
     r"prompt|token_ids|messages|Dumping|structured_output|logit_bias", re.IGNORECASE
 )
-"""Lines that may hold a part of a request."""
+"""Lines that may hold part of a request."""
 NOISE = re.compile(r"^\[ *\d+\.\d s\]|it/s\]|Warning\b|^W\d{4} |^\[W\d{4} ")
-"""Progress and warnings of a start."""
+"""Progress lines and warnings during a start."""
 LONGEST = 240
-"""Characters shown of one line."""
+"""Most characters shown of one line."""
 
 
 def exit_with_parent() -> None:
-    """End a process started by ``multiprocessing`` with its parent; do nothing in other
-    processes.
-    """
+    """End a process of ``multiprocessing`` together with its parent. Do nothing in other
+    processes."""
     if multiprocessing.parent_process() is not None:
         atexit.register(gc.freeze)
         die_with_parent()
 
 
 class ChildLog:
-    """The last ``keep`` lines of children started inside ``capture``; ``echo`` shows them too."""
+    """The last ``keep`` lines of children started inside ``capture``. ``echo`` also writes them."""
 
     def __init__(self, keep: int = 400, echo: LineFormat | None = pass_line) -> None:
         self._echo = echo
@@ -115,7 +116,8 @@ class ChildLog:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Children started inside write to this log, for as long as they live."""
+        """Redirect the output of children started inside the context to this log, for their whole
+        life."""
         read, write = os.pipe()
         out, err = os.dup(1), os.dup(2)
         sys.stdout.flush()
@@ -138,7 +140,7 @@ class ChildLog:
             os.close(err)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the children have ended and all they wrote is here, or time is up."""
+        """Wait until the children have ended and their output was read, up to the timeout."""
         if self._reader is not None:
             self._reader.join(timeout_s)
 
@@ -149,20 +151,21 @@ class ChildLog:
         return redact_tail(list(self._lines), 20)
 
     def find_cause(self) -> str:
-        """The first exception in the log that is a cause and not a sequel; else empty."""
+        """Return the first exception in the log that is a cause, not a consequence; else empty."""
         return find_cause(list(self._lines))
 
     def _read(self, read: int, forward: int) -> None:
         with os.fdopen(read, "rb") as source, os.fdopen(forward, "wb", buffering=0) as sink:
             for line in source:
                 if self._echo is not None:
-                    with suppress(OSError):  # children must never wait for a log that is gone
+                    with suppress(OSError):  # children must never wait for a closed log
                         sink.write(self._echo(line))
                 self._lines.append(line.decode("utf-8", "replace").rstrip("\n"))
 
 
 def find_cause(lines: Sequence[str]) -> str:
-    """``ValueError: there is no module named fc_norm`` out of a log full of tracebacks."""
+    """Return the cause in a log full of tracebacks, such as ``ValueError: there is no module
+    fc_norm``."""
     marks = (at for at, line in enumerate(lines) if FATAL.search(line))
     for line in lines[next(marks, 0) :]:
         found = EXCEPTION.match(PREFIX.sub("", line).strip())
@@ -172,7 +175,7 @@ def find_cause(lines: Sequence[str]) -> str:
 
 
 def redact_tail(lines: Sequence[str], most: int) -> tuple[str, ...]:
-    """The end of a log, bounded, without lines that may hold a part of a request."""
+    """Return the end of a log, bounded, without lines that may hold part of a request."""
     stripped = (PREFIX.sub("", line).rstrip() for line in lines)
     fit = [
         line[:LONGEST]
@@ -183,14 +186,14 @@ def redact_tail(lines: Sequence[str], most: int) -> tuple[str, ...]:
 
 
 def redact_cause(cause: str) -> str:
-    """The exception, bounded; its type alone where the message may hold a part of a request."""
+    """Return the exception, bounded; only its type if the message may hold part of a request."""
     return cause.partition(":")[0] if PRIVATE.search(cause) else cause[:LONGEST]
 
 
 async def kill_loading(
     loading: asyncio.Task[Any], others: set[BaseProcess], shutdown_s: float
 ) -> None:
-    """End a thread that loads an AsyncLLM: it ends when the engine process does."""
+    """End a thread that loads an AsyncLLM by killing the engine process that it waits for."""
     while not loading.done():
         for child in set(multiprocessing.active_children()) - others:
             child.kill()
@@ -200,14 +203,15 @@ async def kill_loading(
 
 
 class EnginePreload:
-    """A fork server of ``multiprocessing`` that imports vLLM, and forks engines.
+    """A fork server of ``multiprocessing`` that imports vLLM and forks engines.
 
-    Libraries read some variables of the environment when they are loaded. Where those an engine is
-    to get are not those of the fork server, the engine is spawned, as vLLM does.
+    Libraries read some environment variables when they are loaded. If an engine needs other values
+    than the fork server had, it is spawned instead, as in vLLM.
     """
 
     def __init__(self, variables: Mapping[str, str], module: str = PRELOADED) -> None:
-        """``variables``: the environment that engines are expected to get. Raises OSError."""
+        """Start the fork server. ``variables`` is the expected environment of engines. Raises
+        OSError."""
         self._closed = False
         self._executable = spawn.get_executable()
         self._variables = select_read_at_load(variables)
@@ -218,7 +222,7 @@ class EnginePreload:
             forkserver.ensure_running()
 
     def close(self) -> None:
-        """End the fork server and what it has forked. Later engines are spawned."""
+        """End the fork server and its forked processes. Later engines are spawned."""
         self._closed = True
         pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
         if pid is not None:
@@ -226,7 +230,8 @@ class EnginePreload:
                 os.kill(pid, signal.SIGKILL)
 
     def fits(self) -> bool:
-        """Whether the libraries of the fork server read what an engine's would read now."""
+        """Return True if the fork server's libraries read the same variables as an engine's would
+        now."""
         now = select_read_at_load(os.environ)
         changed = sorted({name for name, _ in self._variables.items() ^ now.items()})
         if changed:
@@ -235,7 +240,7 @@ class EnginePreload:
 
 
 def create_context(preload: EnginePreload | None) -> context.SpawnContext:
-    """Make the context with which vLLM makes its engine process."""
+    """Return the context with which vLLM creates its engine process."""
     made: Any = context.SpawnContext()
     made.Process = partial(EngineProcess, preload)
     return made  # type: ignore[no-any-return]
@@ -243,7 +248,7 @@ def create_context(preload: EnginePreload | None) -> context.SpawnContext:
 
 @contextmanager
 def separate_engines(preload: EnginePreload | None) -> Iterator[None]:
-    """Have vLLM start its engine process as an ``EngineProcess``, whatever the platform's way."""
+    """Make vLLM start its engine process as an ``EngineProcess`` on every platform."""
     if Area.PRELOAD in find_broken():
         yield
         return
@@ -260,26 +265,28 @@ def separate_engines(preload: EnginePreload | None) -> Iterator[None]:
 
 
 def _replace_context(original: Callable[[], Any], preload: EnginePreload | None) -> Any:
-    original()  # it sets variables that the engine's own children need
+    original()  # sets variables that the engine's own children need
     return create_context(preload)
 
 
 class EngineProcess(context.SpawnProcess):
-    """Forked from the fork server, or spawned where there is none or it does not fit."""
+    """Engine process, forked from the fork server, or spawned if there is none or it does not
+    fit."""
 
     def __init__(self, preload: EnginePreload | None, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._preload = preload
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickled in this order: a forked process reads the rest in our surroundings."""
+        """Return the state with the surroundings first, so that a forked process reads the rest in
+        them."""
         own = {name: value for name, value in vars(self).items() if name != "_preload"}
         forked = isinstance(context.get_spawning_popen(), ForkedPopen)
         return ({"surroundings": Surroundings()} if forked else {}) | own
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
-        resource_tracker.ensure_running()  # as it starts, it unblocks signals
+        resource_tracker.ensure_running()  # its start unblocks signals
         preload = process_obj._preload
         with children_block_stop_signals():
             if preload is not None and preload.fits():
@@ -300,7 +307,8 @@ class EngineProcess(context.SpawnProcess):
 
 
 class ForkedPopen(popen_forkserver.Popen):
-    """Asked by several threads how the process ended, which can be read only once."""
+    """Handle of a forked process. Several threads ask for its exit status, which can be read only
+    once."""
 
     def __init__(self, process_obj: Any) -> None:
         self._lock = threading.Lock()
@@ -314,14 +322,16 @@ class ForkedPopen(popen_forkserver.Popen):
 
 
 class Surroundings:
-    """This process's environment and standard streams: the process that reads it takes them on."""
+    """This process's environment and standard streams. The process that unpickles them adopts
+    them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return take_on, (dict(os.environ), reduction.DupFd(1), reduction.DupFd(2))
+        return adopt_surroundings, (dict(os.environ), reduction.DupFd(1), reduction.DupFd(2))
 
 
-def take_on(variables: Mapping[str, str], *streams: Any) -> None:
-    """Changes no variable that is as it was: ``setproctitle`` finds its memory by the first."""
+def adopt_surroundings(variables: Mapping[str, str], *streams: Any) -> None:
+    """Adopt an environment and streams. Unchanged variables are not written again, because
+    ``setproctitle`` finds its memory by the first one."""
     for name in os.environ.keys() - variables.keys():
         del os.environ[name]
     os.environ.update(variables.items() - os.environ.items())
@@ -335,7 +345,7 @@ def predict_engine_environment(demo: bool) -> dict[str, str]:
     """Predict the variables that this package and vLLM (``CpuPlatform``) will set for an engine
     process on a CPU, among those that libraries read when they are loaded.
 
-    Known before vLLM is imported. A wrong guess does no harm: see ``EnginePreload``.
+    This is done before vLLM is imported. A wrong guess does no harm; see ``EnginePreload``.
     """
     wanted = {
         "NUMEXPR_MAX_THREADS": str(len(list_cores())),
@@ -366,7 +376,8 @@ def replace_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _list_preloaded(given: str) -> str:
-    """PyTorch's own OpenMP, unless another one is preloaded; vLLM's allocator where it has one."""
+    """Return PyTorch's own OpenMP unless another one is preloaded, and vLLM's allocator if it has
+    one."""
     if not OPENMP.search(given):
         libraries = _find_libraries("torch", ("../torch.libs", "lib"), ("libgomp*.so*",))
         given = ":".join([*filter(None, [given]), *libraries[:1]])
@@ -386,7 +397,7 @@ def _find_libraries(package: str, folders: tuple[str, ...], names: tuple[str, ..
 
 
 def name_exit(code: int) -> str:
-    """The signal that ended a process, or its status."""
+    """Return the signal that ended a process, or its exit status."""
     try:
         return signal.Signals(-code).name
     except ValueError:
@@ -394,7 +405,7 @@ def name_exit(code: int) -> str:
 
 
 def summarize_error(error: Exception) -> str:
-    """One sentence."""
+    """Return the error as one sentence."""
     from pydantic import ValidationError
 
     if ended := ENDED.search(str(error)):

@@ -1,11 +1,11 @@
-"""Exchange the weights of the draft between two steps, in the engine process and its workers.
+"""Exchange of the draft's weights between two steps, in the engine process and its workers.
 
-vLLM's layerwise reload fills a model anew in the memory it has: CUDA graphs stay valid, and
+vLLM's layerwise reload fills a model in the memory that it already has: CUDA graphs stay valid, and
 weights that were packed after loading (on a CPU) are packed again. Modules that the draft shares
-with the target are left out of it.
+with the target are left out.
 
-A draft is staged first: every worker reads and checks it in a thread while steps go on, so that
-the pause holds no reading from disk. Every worker reads the whole draft and loads its share of it.
+A draft is staged first: every worker reads and checks it in a thread while steps continue, so that
+the pause includes no reading from disk. Every worker reads the whole draft and loads its share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class StagedDraft:
-    """Tensors of a draft in this worker's memory, read and checked in a thread of their own."""
+    """Tensors of a draft in this worker's memory, read and checked in their own thread."""
 
     def __init__(self, worker: Any, folder: str, running: str) -> None:
         self.names = folder, running
@@ -50,13 +50,14 @@ class StagedDraft:
 
     @property
     def state(self) -> bool | str:
-        """False while it is being read, True once it is there, or the reason why it cannot be."""
+        """False while the draft is being read, True once it is read, or the reason of a failure."""
         if isinstance(self._found, Exception):
             return summarize(self._found)
         return self._found is not None
 
     def take(self) -> dict[str, torch.Tensor]:
-        """Waits until it has been read. Raises what reading it raised."""
+        """Wait until the draft was read, and return its tensors. Raises any exception of the
+        reading."""
         self._thread.join()
         assert self._found is not None
         if isinstance(self._found, Exception):
@@ -65,23 +66,24 @@ class StagedDraft:
 
 
 class DraftReloader:
-    """Added to vLLM's worker (``worker.DepthWorker``)."""
+    """Mix-in for vLLM's worker (``worker.DepthWorker``) that exchanges the draft."""
 
     _staged: StagedDraft | None = None
 
     def stage_draft(self, folder: str, running: str) -> None:
-        """Begin to read a draft while steps go on."""
+        """Begin to read a draft while steps continue."""
         self._staged = StagedDraft(self, folder, running)
 
     def get_staged(self) -> bool | str:
-        """See ``StagedDraft.state``."""
+        """Return ``StagedDraft.state``."""
         return self._staged.state if self._staged else "no draft is being read"
 
     def discard_draft(self) -> None:
         self._staged = None
 
     def reload_draft(self, folder: str, running: str) -> str | None:
-        """The reason if it fails: an exception would leave answers of other workers unread."""
+        """Load a draft. Return the reason of a failure, because an exception would leave the
+        answers of other workers unread."""
         worker: Any = self
         staged, self._staged = self._staged, None
         if staged is None or staged.names != (folder, running):
@@ -101,10 +103,10 @@ def summarize(error: Exception) -> str:
 
 
 def read_draft(worker: Any, folder: Path, running: Path) -> dict[str, torch.Tensor]:
-    """The tensors that the draft does not share with the target, in host memory.
+    """Read the tensors that the draft does not share with the target, into host memory.
 
-    On a GPU the memory is pinned, from which a GPU copies without the CPU's help. Raises ValueError
-    where they are not those of the running draft.
+    For a GPU the memory is pinned, so that the GPU can copy it without the CPU's help. Raises
+    ValueError if they are not the tensors of the running draft.
     """
     draft, target = worker.get_draft_model(), worker.get_model()
     if draft is None:
@@ -140,7 +142,7 @@ def reload_draft(worker: Any, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def abandon_reload(draft: nn.Module) -> None:
-    """Put back what is not loaded, so that the running draft can be loaded again."""
+    """Restore the layers that were not loaded, so that the running draft can be loaded again."""
     from vllm.model_executor.model_loader.reload import layerwise
 
     for layer in draft.modules():
@@ -151,7 +153,8 @@ def abandon_reload(draft: nn.Module) -> None:
 
 
 def find_shared(draft: nn.Module, target: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """The modules in the draft that are the target's: the parent, the name in it, the module."""
+    """Return the draft's modules that belong to the target, as (parent, name in the parent,
+    module)."""
     theirs = {id(module) for module in target.modules()}
     return [
         (parent, name, child)
@@ -164,7 +167,7 @@ def find_shared(draft: nn.Module, target: nn.Module) -> list[tuple[nn.Module, st
 
 @contextmanager
 def detach_shared(draft: nn.Module, target: nn.Module) -> Iterator[None]:
-    """The draft without the modules that are the target's."""
+    """Detach the target's modules from the draft inside the context."""
     taken = find_shared(draft, target)
     for parent, name, _ in taken:
         setattr(parent, name, nn.Module())
@@ -187,7 +190,11 @@ def is_shared(tensor: str, shared: set[str]) -> bool:
 
 
 def check_names(folder: Path, running: Path) -> None:
-    """A tensor that is not there would keep its old values. Raises ValueError."""
+    """Check that both drafts have the same tensors, because a missing one would keep its old
+    values.
+
+    Raises ValueError.
+    """
     found, known = (
         {name for file in find_weight_files(one) for name in read_header(file)}
         for one in (folder, running)
@@ -197,7 +204,10 @@ def check_names(folder: Path, running: Path) -> None:
 
 
 def check_shared(folder: Path, running: Path, shared: set[str]) -> None:
-    """A module that is the target's cannot take values of its own. Raises ValueError."""
+    """Check that tensors shared with the target are unchanged, because they cannot be replaced.
+
+    Raises ValueError.
+    """
     ours, before = (
         {name: one for name, one in read_tensors(path) if is_shared(name, shared)}
         for path in (folder, running)
@@ -211,25 +221,25 @@ def check_shared(folder: Path, running: Path, shared: set[str]) -> None:
 
 
 def stage_draft(core: EngineCore, folder: str, running: str) -> None:
-    """Have every worker begin to read a draft. Steps go on meanwhile."""
+    """Make every worker begin to read a draft. Steps continue meanwhile."""
     core.model_executor.collective_rpc("stage_draft", args=(folder, running))
 
 
 def get_staged(core: EngineCore) -> bool | str:
-    """Whether every worker has read the draft, or the reason why one could not."""
+    """Return True if every worker has read the draft, or the reason why one could not."""
     states: list[bool | str] = core.model_executor.collective_rpc("get_staged")
     return next((state for state in states if isinstance(state, str)), all(states))
 
 
 def discard_draft(core: EngineCore) -> None:
-    """Give back the memory of a draft that will not be loaded."""
+    """Free the memory of a draft that will not be loaded."""
     core.model_executor.collective_rpc("discard_draft")
 
 
 def swap_draft(core: EngineCore, folder: str, running: str) -> float:
-    """Load a draft that has been staged, or read it first.
+    """Load a draft, which is read first unless it was staged.
 
-    Returns the seconds for which no step was made. Raises RuntimeError; then nothing changed.
+    Returns the seconds in which no step was made. Raises RuntimeError; then nothing changed.
     """
     began = perf_counter()
     reload = core.model_executor.collective_rpc
@@ -237,6 +247,8 @@ def swap_draft(core: EngineCore, folder: str, running: str) -> float:
     if failures:
         again = [found for found in reload("reload_draft", args=(running, running)) if found]
         text = f"the draft could not be loaded: {failures[0]}"
-        raise RuntimeError(text + (f"; nor the running one: {again[0]}" if again else ""))
+        raise RuntimeError(
+            text + (f"; the running draft could not be loaded again: {again[0]}" if again else "")
+        )
     core.scheduler.forget_draft()
     return perf_counter() - began

@@ -1,6 +1,7 @@
-"""AsyncLLM as an Engine: its front end in this process, its engine core in a child process.
+"""vLLM's AsyncLLM as an Engine: its front end in this process, its engine core in a child process.
 
-One engine per process: a second one takes the first one's metrics out of the Prometheus registry.
+Only one engine per process is possible, because a second one removes the first one's metrics from
+the Prometheus registry.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ log = logging.getLogger(__name__)
 SHUTDOWN_S = 5.0
 LAST_WORDS_S = 2.0
 DETAIL_LINES = 100
-"""Enough for a traceback out of vLLM's depths."""
+"""Lines of the log in a start error, enough for a deep traceback of vLLM."""
 PING = "is_scheduler_paused"
-"""Any method of EngineCore that is answered from the engine's own loop and changes nothing."""
+"""A method of EngineCore that the engine's own loop answers and that changes nothing."""
 STAGE_POLL_S = (0.02, 0.5)
-"""Between questions whether a draft has been read, at first and at last: each delays a step."""
+"""First and longest pause between polls for a staged draft, because each poll delays a step."""
 ERRORED_POLL_S = 0.5
 OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 UNPLANNED = "another scheduler or a table of depths decides, or ranks that must draft alike"
@@ -88,14 +89,12 @@ def ignore_progress(_: str) -> None:
 class VllmEngine:
     """See ``eaglegate.engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
 
-    ``planning="auto"`` chooses the depth of requests that bring none at every step.
-    ``stream_interval_s``: see ``step_queue.SinkFlusher``. ``preload`` forks the engine process.
-    ``costs``: see ``warm_up.StepCosts``; without, the planner times steps at every start, for
-    ``timing_s`` seconds.
-    ``tracks_prefixes``: the engine notes the prefix of each cached block, so that the blocks of one
-    prefix can be dropped.
-    ``echo`` writes each line of vLLM and its child processes to the log; None captures it for
-    error reports only.
+    With ``planning="auto"`` the engine chooses the depth of every step for requests without their
+    own. ``stream_interval_s``: see ``step_queue.SinkFlusher``. ``preload`` forks the engine
+    process. ``costs`` (``warm_up.StepCosts``) are known step costs; without them the planner times
+    steps at every start, for ``timing_s`` seconds. With ``tracks_prefixes`` the engine records the
+    prefix of each cached block, so that the blocks of one prefix can be dropped. ``echo`` writes
+    each line of vLLM and its child processes to the log; None captures it for error reports only.
     """
 
     def __init__(
@@ -129,11 +128,11 @@ class VllmEngine:
         self._closed = False
         self._flight: FlightRecord | None = None
         self._steered = False
-        """Whether its scheduler is eaglegate's."""
+        """True if the engine's scheduler is eaglegate's."""
         self._plans = False
-        """Whether the scheduler chooses depths, and learns the cost of steps."""
+        """True if the scheduler chooses depths and learns the cost of steps."""
         self._oom_kills = count_oom_kills()
-        """Kills for lack of memory when the engine was last well; none of these was of this
+        """Number of kills for lack of memory when the engine was last healthy. None was of this
         engine.
         """
         self._processes: tuple[BaseProcess, ...] = ()
@@ -179,7 +178,8 @@ class VllmEngine:
             await outputs.close_request(llm, inbox)
 
     def _has_run(self, inbox: Any) -> bool | None:
-        """Whether the scheduler had it in its last batch: other requests cannot have ended it."""
+        """Return True if the request was in the scheduler's last batch. Other requests cannot have
+        ended it."""
         if self._flight is None or not self._steered or not isinstance(inbox, StepQueue):
             return None
         return inbox.request_id in self._flight.read()
@@ -187,8 +187,8 @@ class VllmEngine:
     async def set_depth(self, depth: int) -> int:
         """Bound every request's depth, running ones included, from the next step on.
 
-        Returns the bound in force: at most the K the engine was started with. Raises ValueError
-        where the engine has another scheduler.
+        Returns the bound in force, which is at most the K of the engine's start. Raises ValueError
+        if the engine has another scheduler.
         """
         bound = await self._steer("set_depth", depth)
         if bound is None:
@@ -196,16 +196,16 @@ class VllmEngine:
         return int(bound)
 
     async def set_planning(self, mode: str) -> str:
-        """Choose the depth of requests that bring none by cost (``auto``), or not (``off``).
+        """Choose depths by cost for requests without their own (``auto``), or do not (``off``).
 
-        Returns the mode in force: ``off`` where there is nothing to plan.
+        Returns the mode in force, which is ``off`` if there is nothing to plan.
         """
         return str(await self._steer("set_planning", mode) or "off")
 
     async def swap_draft(self, path: str, running: str) -> float:
         """Load the draft in ``path`` in place of ``running``, between two steps.
 
-        It is read while steps go on. Returns the seconds for which no step was made.
+        The draft is read while steps continue. Returns the seconds in which no step was made.
         """
         llm, _ = self._require_running()
         try:
@@ -217,7 +217,7 @@ class VllmEngine:
             raise EngineFailed(f"The draft was not exchanged: {summarize_error(error)}") from error
 
     async def describe_planning(self, recent: int = 0) -> dict[str, Any]:
-        """See ``engine.base.SupportsPlanning``; without a draft there is nothing to plan."""
+        """See ``engine.base.SupportsPlanning``. Empty without a draft."""
         if self._arguments.speculative_config is None:
             return {}
         return dict(await self._steer("describe_planning", recent) or {})
@@ -227,7 +227,7 @@ class VllmEngine:
         return bool(await self._steer("freeze_planning", depth))
 
     async def describe_execution(self) -> Execution | None:
-        """Describe how the engine runs its model; None where its workers cannot say."""
+        """Describe how the engine runs its model; None if its workers cannot report it."""
         llm, _ = self._require_running()
         if {Area.WORKER, Area.EXECUTION} & find_broken().keys():
             return None
@@ -259,7 +259,7 @@ class VllmEngine:
         return AnswerScores.join(parts)
 
     async def _take_scores(self, key: str) -> AnswerScores:
-        """Raises EngineError."""
+        """Return an audit's scores and remove them from the worker. Raises EngineError."""
         llm, _ = self._require_running()
         found = await llm.collective_rpc("take_scores", args=(key,))
         fields = next((one for one in found if one is not None), {"error": "no worker has them"})
@@ -268,7 +268,7 @@ class VllmEngine:
         return AnswerScores.from_fields(fields)
 
     async def drop_prefix(self, request: EngineRequest | None) -> int:
-        """Drop the cached blocks of a prompt's prefix, or all; returns their number."""
+        """Drop the cached blocks of a prompt's prefix, or all blocks, and return their number."""
         if request is not None and not self._tracks_prefixes:
             raise EngineFailed("The engine does not track which blocks belong to a prefix.")
         prompt, salt, adapter = (
@@ -282,7 +282,7 @@ class VllmEngine:
         return int(dropped)
 
     def count_drafts(self) -> Totals | None:
-        """vLLM's own counters of this engine's drafts; None where it keeps none."""
+        """Return vLLM's own counters of this engine's drafts; None if it keeps none."""
         llm, _ = self._require_running()
         if llm.logger_manager is None or Area.EXECUTION in find_broken():
             return None
@@ -291,14 +291,15 @@ class VllmEngine:
         return count_drafts(llm.logger_manager.stat_loggers)
 
     def kill(self) -> int:
-        """End the engine's processes with SIGKILL, as a crash would; returns how many ran."""
+        """End the engine's processes with SIGKILL, as a crash would, and return how many were
+        running."""
         running = [process for process in self._processes if process.is_alive()]
         for process in running:
             process.kill()
         return len(running)
 
     async def _steer(self, method: str, *arguments: object) -> Any:
-        """A method that ``scheduler.py`` adds; None where the engine has another scheduler."""
+        """Call a method that ``scheduler.py`` adds; None if the engine has another scheduler."""
         llm, _ = self._require_running()
         return await _call_core(llm, method, *arguments) if self._steered else None
 
@@ -314,23 +315,28 @@ class VllmEngine:
             return Health(live=False, reason=self._log.find_cause() or "the engine process died")
         self._oom_kills = count_oom_kills()
         if self._plans and self._costs.is_due:
-            with suppress(EngineError):  # the next check finds a death
+            with suppress(EngineError):  # the next health check will find a death
                 await self._costs.save(self._steer)
         return Health(live=True)
 
     @property
     def killed(self) -> bool:
-        """An engine process was ended by a signal from outside, and not for want of memory; or it
-        is stopped by one."""
+        """True if a signal from outside ended an engine process or has stopped it.
+
+        A kill for lack of memory does not count.
+        """
         if count_oom_kills() != self._oom_kills:
             return False
         return any(p.exitcode in OUTSIDE or is_stopped(p.pid) for p in self._processes)
 
     async def post_mortem(self) -> PostMortem:
-        """See ``eaglegate.engine.base.Explaining``."""
+        """See ``eaglegate.engine.base.SupportsPostMortem``."""
         await asyncio.to_thread(self._log.join, LAST_WORDS_S)
         late = (process.exitcode or 0 for process in self._processes)
-        codes = (*self._exits, *(code for code in late if code > 0))  # later signals are our own
+        codes = (
+            *self._exits,
+            *(code for code in late if code > 0),
+        )  # later signals are the gateway's own
         ended_by = next((name_exit(code) for code in codes if code), "")
         memory = " (the kernel was out of memory)" if count_oom_kills() != self._oom_kills else ""
         error = redact_cause(self._log.find_cause())
@@ -361,13 +367,13 @@ class VllmEngine:
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
-            if self._preload is not None:  # it may still import
+            if self._preload is not None:  # the fork server may still be importing
                 self._preload.close()
             await kill_loading(loading, others, SHUTDOWN_S)
             raise
 
     def _load(self) -> AsyncLLM:
-        """Blocks for seconds to minutes: runs in a thread."""
+        """Load the engine. This takes seconds to minutes, so it runs in a thread."""
         config = make_engine_config(self._arguments)
         with self._log.capture(), self._record_flight(), separate_engines(self._preload):
             return AsyncLLM.from_vllm_config(
@@ -380,7 +386,7 @@ class VllmEngine:
 
     @contextmanager
     def _record_flight(self) -> Iterator[None]:
-        """An engine that is started inside writes down what it runs."""
+        """Make an engine that is started inside the context record the requests that it runs."""
         try:
             self._flight = record = FlightRecord()
         except OSError as error:
@@ -405,7 +411,7 @@ class VllmEngine:
         return [BatchedStatLogger]
 
     def _open_outputs(self, llm: AsyncLLM, info: EngineInfo) -> EngineInfo:
-        """Each of these imports needs its area of vLLM."""
+        """Open the output processor. Each import is made only if its area of vLLM fits."""
         broken = find_broken()
         if Area.WORKER not in broken:
             from eaglegate.engine.vllm_backend import steering
@@ -423,15 +429,14 @@ class VllmEngine:
         return replace(info, degraded=degraded, reports_decode_steps=False)
 
     async def _load_adapters(self, llm: AsyncLLM) -> None:
-        """Load the adapters. An adapter that does not fit the model fails the start."""
+        """Load the adapters. If one does not fit the model, the start fails."""
         for name, adapter in self._adapters.items():
             self._progress(f"loading adapter {name}")
             await llm.add_lora(adapter)
 
     async def _start_planning(self, info: EngineInfo, step_s: float) -> EngineInfo:
-        """Start planning where there is a draft, and a scheduler that can plan. A step takes
-        about ``step_s``.
-        """
+        """Start planning if there is a draft and a scheduler that can plan. A step takes about
+        ``step_s``."""
         method = find_method({"method": info.speculation.method})
         if info.speculation.depth and not info.speculation.per_request:
             log.warning("depth: %s", method.summary)
@@ -461,7 +466,7 @@ class VllmEngine:
         await self._costs.save(self._steer)
 
     def _find_cause(self, error: Exception) -> str:
-        """One sentence: the child's own exception if there is one, else ours."""
+        """Return one sentence: the child's own exception if it has one, else ``error``."""
         return self._log.find_cause() or summarize_error(error)
 
 
@@ -479,7 +484,7 @@ async def _ping(llm: AsyncLLM) -> bool:
 
 
 async def _is_steered(llm: AsyncLLM) -> bool:
-    """Whether the engine's scheduler is eaglegate's, or derived from it."""
+    """Return True if the engine's scheduler is eaglegate's, or derived from it."""
     named = str(llm.vllm_config.scheduler_config.scheduler_cls or "vllm.")
     if named == SCHEDULER or named.startswith("vllm."):
         return named == SCHEDULER
@@ -492,7 +497,7 @@ async def _is_steered(llm: AsyncLLM) -> bool:
 
 
 async def _stage_draft(llm: AsyncLLM, path: str, running: str) -> None:
-    """Have every worker read a draft. Raises RuntimeError with the reason where one cannot."""
+    """Make every worker read a draft. Raises RuntimeError with the reason if one cannot."""
     await _call_core(llm, "stage_draft", path, running)
     delay, longest = STAGE_POLL_S
     state: bool | str = False
@@ -510,7 +515,8 @@ async def _stage_draft(llm: AsyncLLM, path: str, running: str) -> None:
 
 
 async def _call_core(llm: AsyncLLM, method: str, *arguments: object) -> Any:
-    """Have the engine process run a method between two steps. Raises EngineDead once it died."""
+    """Call a method of the engine process between two steps. Raises EngineDead if the process has
+    died."""
     answer = asyncio.ensure_future(llm.engine_core.call_utility_async(method, *arguments))
     try:
         while not answer.done() and not llm.errored:

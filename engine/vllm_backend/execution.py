@@ -1,12 +1,11 @@
-"""The engine's way to run its model: as configured, and as found in the workers.
+"""Execution mode of the engine, as configured and as found in the workers.
 
-vLLM lowers graph modes and skips compilation where something does not support them, mostly with a
+vLLM lowers graph modes and skips compilation where something does not support them, usually with a
 line in its log. ``eaglegate prove`` compares the two sides.
 
-``ExecutionReporter`` is added to vLLM's worker; ``GraphCounter`` counts, in the front end, the
-graph mode that each step ran with, as vLLM reports it with ``--cudagraph-metrics``.
-``count_drafts``
-reads vLLM's own counters of drafts.
+``ExecutionReporter`` is a mix-in for vLLM's worker. ``GraphCounter`` counts in the front end the
+graph mode of each step, which vLLM reports with ``--cudagraph-metrics``. ``count_drafts`` reads
+vLLM's own counters of drafts.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import Execution, WorkerExecution
 
 SECOND_RUNNER = "vllm.v1.worker.gpu."
-"""Package of the classes of vLLM's second model runner. The first runner's classes are
-elsewhere.
+"""Package of vLLM's second model runner, but not of the first.
 """
 
 
 class ExecutionReporter:
-    """Added to vLLM's worker (``worker.DepthWorker``)."""
+    """Mix-in for vLLM's worker (``worker.DepthWorker``) that reports its execution mode."""
 
     def describe_execution(self) -> dict[str, Any]:
-        """The fields of ``WorkerExecution``. Its compiled parts are known once a step has run."""
+        """Return the fields of ``WorkerExecution``. The compiled parts are known once a step has
+        run."""
         from vllm.compilation.counter import compilation_counter
 
         worker: Any = self
@@ -54,7 +53,7 @@ def is_second_runner(runner: Any) -> bool:
 
 
 def find_graph_mode(runner: Any) -> Any:
-    """The second runner keeps the resolved mode in its manager."""
+    """Return the resolved graph mode, which the second runner keeps in its manager."""
     manager = getattr(runner, "cudagraph_manager", None)
     if manager is not None:
         return manager.cudagraph_mode
@@ -62,26 +61,26 @@ def find_graph_mode(runner: Any) -> Any:
 
 
 def list_attention(runner: Any) -> Iterator[str]:
-    """The attention backend of every group of layers."""
+    """Yield the attention backend of every group of layers."""
     for groups in getattr(runner, "attn_groups", ()):
         for group in groups:
             yield group.backend.get_name()
 
 
 def count_compiled(model: Any) -> tuple[int, int]:
-    """Parts of the target that run compiled, and those that vLLM can compile."""
+    """Count the target's parts that run compiled, and the parts that vLLM can compile."""
     parts = [part for part in model.modules() if hasattr(part, "do_not_compile")]
     return sum(map(is_compiled, parts)), len(parts)
 
 
 def is_compiled(part: Any) -> bool:
-    """A part is compiled by its first call, or loaded compiled."""
+    """Return True if a part was compiled by its first call, or loaded compiled."""
     ready = getattr(part, "compiled", False) or getattr(part, "aot_compiled_fn", None) is not None
     return bool(ready) and not part.do_not_compile
 
 
 class GraphCounter(StatLoggerBase):  # type: ignore[misc]
-    """Counts the steps of an engine by the graph mode they ran with."""
+    """Counter of an engine's steps by the graph mode they ran with."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.steps: Counter[str] = Counter()
@@ -92,7 +91,7 @@ class GraphCounter(StatLoggerBase):  # type: ignore[misc]
             self.steps[found.runtime_mode.rpartition(".")[2]] += 1
 
     def log_engine_initialized(self) -> None:
-        """Part of the interface; there is nothing to say."""
+        """Do nothing; vLLM's interface requires this method."""
 
 
 def find_graph_counters(stat_loggers: Iterable[Any]) -> Iterator[GraphCounter]:
@@ -105,7 +104,8 @@ def find_graph_counters(stat_loggers: Iterable[Any]) -> Iterator[GraphCounter]:
 def read_execution(
     config: VllmConfig, eager: bool, workers: Iterable[Mapping[str, Any]], stat_loggers: Any
 ) -> Execution:
-    """``config`` as the front end resolved it from the arguments, before any worker saw it."""
+    """Return the engine's execution. ``config`` is resolved by the front end, before any worker saw
+    it."""
     steps: Counter[str] = Counter()
     for counter in find_graph_counters(stat_loggers):
         steps += counter.steps
@@ -121,15 +121,17 @@ def read_execution(
 
 
 def count_drafts(stat_loggers: Iterable[Any]) -> Totals | None:
-    """Drafts, draft tokens and accepted tokens since the engine started; accepted ones before any
-    stop or token limit took its part. None where vLLM keeps no such counters.
+    """Return drafts, draft tokens and accepted tokens since the engine started; None without
+    counters.
+
+    Accepted tokens are counted before a stop or a token limit cuts them.
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
     for logger in stat_loggers:
         if not isinstance(logger, PrometheusStatLogger):
             continue
-        if hasattr(logger, "count"):  # ours keeps steps back
+        if hasattr(logger, "count"):  # eaglegate's logger batches steps
             logger.count()
         counters = logger.spec_decoding_prom
         if counters.spec_decoding_enabled:

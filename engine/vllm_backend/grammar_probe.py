@@ -1,18 +1,19 @@
-"""Checks the cost of a constraint in a child process before the engine compiles it.
+"""Check of a constraint's cost in a child process, before the engine compiles it.
 
-A grammar is compiled, and then matched token after token, inside the engine's own steps, so an
-expensive one stalls every request: a step of ``(.?){300}`` takes 0.05 s with a vocabulary of 2,048
-tokens, and in proportion with more. Here a child process compiles it and walks some tokens along
-it, within a time and a memory limit, and is killed when it passes them. Verdicts are remembered, so
-a tool schema is tried once.
+A grammar is compiled and then matched token by token inside the engine's own steps, so an expensive
+one stalls every request. A step of ``(.?){300}`` takes 0.05 s with a vocabulary of 2,048 tokens,
+and proportionally more with a larger one. Here a child process compiles the constraint and walks
+some tokens along it, within a time and a memory limit, and is killed when it exceeds them. Verdicts
+are remembered, so each tool schema is tried once.
 
-The measure is the delay of every request's tokens, in CPU seconds of the grammar alone: on average,
-and at worst. A bounded string is compiled for long and has a slow first step (with 151,000 tokens:
-seconds, and 0.03 s), which is no harm: vLLM compiles beside its steps.
+The measure is the delay of every request's tokens in CPU seconds of the grammar alone, on average
+and at worst. A bounded string takes long to compile and has a slow first step (with 151,000 tokens:
+seconds, and 0.03 s). That does no harm, because vLLM compiles in parallel with its steps.
 
-The child is ``grammar_trial`` run as a program: JSON lines in, JSON lines out. It compiles as vLLM
-does, with the model's vocabulary, which decides how hard a pattern is. What no compiler takes, and
-what cannot be tried, is refused. A child that is lost without a verdict is replaced.
+The child runs ``grammar_trial`` as a program: JSON lines in, JSON lines out. It compiles as vLLM
+does, with the model's vocabulary, which determines the cost of a pattern. Constraints that no
+compiler accepts, or that cannot be tried, are refused. A child that is lost without a verdict is
+replaced.
 """
 
 from __future__ import annotations
@@ -33,30 +34,29 @@ from eaglegate.engine.vllm_backend.child_process import name_exit
 log = logging.getLogger(__name__)
 
 TRIAL = "eaglegate.engine.vllm_backend.grammar_trial"
-"""The child's program."""
+"""The module that the child runs."""
 OK = "ok"
 NO_GRAMMAR = "it cannot be compiled"
-"""Verdicts of the child; the second is the beginning of one."""
+"""Verdicts of the child. The second one is a prefix."""
 LIMIT_S = 3.0
-"""CPU seconds of compiling and walking, with a small vocabulary; usual schemas take 0.005 to 0.05.
-"""
+"""Limit on the CPU seconds of a trial with a small vocabulary. Usual schemas take 0.005 to 0.05."""
 PATIENCE = 10.0
-"""Seconds that may pass for each CPU second of the limit."""
+"""Wall-clock seconds allowed for each CPU second of the limit."""
 START_S = 180.0
 EXIT_S = 5.0
-"""Seconds between a child's last output and its exit."""
+"""Longest time between a child's last output and its exit, in seconds."""
 MAX_BYTES = 256 << 10
 REMEMBERED = 4096
 ATTEMPTS = 2
 RETRY_S = 1.0
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
-"""Signals that end a compiler that is out of memory or has a fault. The same input ends it
-again.
+"""Signals that end a compiler that is out of memory or faulty, with the same input every time.
 """
 
 
 class GrammarProbe:
-    """``check`` raises for a constraint that would hold up the engine. One child, one at a time."""
+    """Probe whose ``check`` raises for a constraint that would stall the engine. It has one child,
+    which tries one constraint at a time."""
 
     def __init__(
         self, tokenizer: str, trust_remote_code: bool = False, limit_s: float = LIMIT_S
@@ -71,12 +71,16 @@ class GrammarProbe:
         self._useless = False
 
     def is_known(self, constraint: Constraint) -> bool:
-        """Whether ``check`` answers at once."""
+        """Return True if ``check`` answers at once."""
         at_once = constraint.kind in ("json_object", "choice") or _measure(constraint) > MAX_BYTES
         return at_once or _hash(_encode(constraint)) in self._verdicts
 
     async def check(self, constraint: Constraint) -> None:
-        """Raises RequestRejected; EngineOverloaded where there is no verdict, to be asked again."""
+        """Check the cost of a constraint.
+
+        Raises RequestRejected, or EngineOverloaded if there was no verdict and the check may be
+        repeated.
+        """
         size = _measure(constraint)
         if size > MAX_BYTES:
             raise RequestRejected(
@@ -104,7 +108,7 @@ class GrammarProbe:
         return self._verdicts[digest]
 
     async def _try(self, asked: bytes) -> str:
-        """A verdict. A child that is lost gives none: another one is asked, once.
+        """Return a verdict. If the child is lost without one, ask another child once.
 
         Raises EngineFailed and EngineOverloaded, which are not remembered.
         """
@@ -113,29 +117,27 @@ class GrammarProbe:
             try:
                 answer = await self._try_once(asked)
             except _ChildLost as lost:
-                log.warning("the process that tries out grammars ended: %s", lost)
+                log.warning("the process that checks grammars ended: %s", lost)
                 exits.append(lost.status)
             else:
                 return answer
         if all(map(_is_crash, exits)):
             return _describe_verdict("it crashed its compiler, or needed too much memory")
         raise EngineOverloaded(
-            f"The process that tries out schemas, patterns and grammars ended {ATTEMPTS} times "
+            f"The process that checks schemas, patterns and grammars ended {ATTEMPTS} times "
             "without a verdict. Try again.",
             RETRY_S,
         )
 
     async def _try_once(self, asked: bytes) -> str:
-        """Raises _ChildLost and EngineFailed."""
+        """Return a verdict from the current child. Raises _ChildLost and EngineFailed."""
         try:
             child = await self._ensure_child()
         except TimeoutError:
-            raise EngineFailed(
-                "The grammar of the answer could not be tried out in time."
-            ) from None
+            raise EngineFailed("The grammar of the answer could not be checked in time.") from None
         if child is None:
             return (
-                "The schema, pattern or grammar of the answer cannot be tried out: the grammar "
+                "The schema, pattern or grammar of the answer cannot be checked: the grammar "
                 "compilers do not know the tokenizer of this model."
             )
         if answer := await self._ask(child, asked):
@@ -147,9 +149,9 @@ class GrammarProbe:
         raise _ChildLost(status)
 
     async def _ask(self, child: asyncio.subprocess.Process, asked: bytes) -> str:
-        """The child's verdict; empty when it broke or was too slow.
+        """Return the child's verdict; empty if the child failed or was too slow.
 
-        What one that left had asked may be answered first: answers are numbered.
+        Answers are numbered, because the child may first answer for a caller that has left.
         """
         self._number += 1
         assert child.stdin is not None
@@ -164,7 +166,7 @@ class GrammarProbe:
         return ""
 
     async def _ensure_child(self) -> asyncio.subprocess.Process | None:
-        """The child, ready; None when there can be none for this model."""
+        """Return a ready child; None if no child is possible for this model."""
         if self._useless or (self._child is not None and self._child.returncode is None):
             return self._child
         self._child = child = await asyncio.create_subprocess_exec(
@@ -203,10 +205,10 @@ class GrammarProbe:
 
 
 async def _wait_for_exit(child: asyncio.subprocess.Process) -> int | None:
-    """The exit status of a child that closed its output; None for one that is still at work.
+    """Return the exit status of a child that closed its output; None if the child still runs.
 
-    It is awaited before anything signals the child: ``Popen.send_signal`` reaps a child that has
-    ended, and asyncio then reports 255 in place of its status.
+    The status must be awaited before the child is signalled. ``Popen.send_signal`` reaps a child
+    that has ended, and asyncio then reports 255 instead of its status.
     """
     assert child.stdout is not None
     if child.returncode is None and child.stdout.at_eof():
@@ -232,7 +234,7 @@ def _describe_verdict(why: str) -> str:
     if why == OK:
         return OK
     if why.startswith(NO_GRAMMAR):
-        return f"The schema, pattern or grammar of the answer is not one: {why}."
+        return f"The schema, pattern or grammar of the answer is invalid: {why}."
     return (
         "The schema, pattern or grammar of the answer is too complex to be matched while "
         f"tokens are made: {why}. Use bounded repetition of simple parts."
@@ -240,7 +242,8 @@ def _describe_verdict(why: str) -> str:
 
 
 class _ChildLost(Exception):
-    """The child ended without a verdict; ``status`` is None where it was too slow, and killed."""
+    """The child ended without a verdict. ``status`` is None if it was killed because it was too
+    slow."""
 
     def __init__(self, status: int | None) -> None:
         super().__init__("no verdict in time" if status is None else name_exit(status))
@@ -248,5 +251,5 @@ class _ChildLost(Exception):
 
 
 def _is_crash(status: int | None) -> bool:
-    """Whether a constraint may end the child so; other signals come from outside."""
+    """Return True if a constraint can cause this status. Other signals come from outside."""
     return status is not None and (status > 0 or -status in CRASHES)

@@ -1,12 +1,14 @@
-"""The child program of ``grammar_probe``: compiles constraints as vLLM would, and walks along them.
+"""Child program of ``grammar_probe``, which compiles constraints as vLLM would and walks along
+them.
 
-JSON lines in, JSON lines out: ``engine.vllm_backend.grammar_probe`` runs it and kills it when a
-trial passes its limits. A constraint is compiled by xgrammar in its own syntax or, where xgrammar
-refuses it or vLLM would not ask it, by llguidance; what neither compiles is refused.
+It reads and writes JSON lines. ``engine.vllm_backend.grammar_probe`` runs it and kills it when a
+trial exceeds its limits. xgrammar compiles a constraint in the constraint's own syntax. If xgrammar
+refuses it or vLLM would not use xgrammar, llguidance compiles it. If both refuse, so does the
+trial.
 
-A walk goes as far as an answer could, in CPU time that is bounded. What is literal is passed in one
-step, so that nothing hides behind it; and every group that is repeated a counted number of times is
-walked by itself as well, wherever it stands.
+A walk goes as far as an answer could, within limited CPU time. Literal text is passed in one step,
+so that no costly part can hide after it. Every group with a counted repetition is also walked
+separately, wherever it occurs.
 """
 
 from __future__ import annotations
@@ -24,40 +26,40 @@ from eaglegate.engine.stop_signals import block_stop_signals
 from eaglegate.engine.vllm_backend.grammar_probe import NO_GRAMMAR, OK
 
 TOKENS_PER_S = 10_000
-"""Tokens of a vocabulary that add a second: a bounded string takes 3 with 151,000."""
+"""Vocabulary size that adds one second to the limit. A bounded string takes 3 s with 151,000."""
 
 MEMORY_BYTES = 6 << 30
-"""Address space of the child; imports alone reserve about half of it."""
+"""Limit on the child's address space. Imports alone reserve about half of it."""
 STEPS = 2000
 WALK_S = 0.4
-"""CPU seconds of one walk; choosing tokens may take half as much again."""
+"""Limit on the CPU seconds of one walk. The choice of tokens may take half as much in addition."""
 STEP_S = 0.02
-"""Mean CPU seconds of a step; usual schemas take less than 0.001 with any vocabulary."""
+"""Limit on the mean CPU seconds of a step. Usual schemas take under 0.001 with any vocabulary."""
 STALL_S = 0.25
-"""CPU seconds of the slowest step; usual schemas take up to 0.03 with 151,000 tokens."""
+"""Limit on the CPU seconds of any step. Usual schemas take up to 0.03 with 151,000 tokens."""
 WINDOW = 50
-"""Steps whose mean counts: slow ones behind many quick ones are slow all the same."""
+"""Steps per mean, so that many quick steps do not hide slow ones after them."""
 COUNTED = re.compile(r"\)(?:\{(\d{1,9})?(?:,(\d{0,9}))?\}|~(\d{1,9}))")
 REPEATED = re.compile(r"\{(\d{1,9})?(,)?(\d{0,9})\}|~(\d{1,9})(?:\.\.(\d{1,9}))?")
 OPTIONAL = re.compile(r"(?:(?:\\.|\[(?:\\.|[^\]\\]){1,200}\]|[^\\()\[\]{}|*+?])[?*]){16,}")
-"""A run of optional characters and classes, each of which may be left out."""
+"""A run of optional characters and character classes."""
 LEAST = ("minLength", "minItems", "minProperties")
 MANY = 16
-"""Repetitions of a group from which on it is walked by itself."""
+"""Number of repetitions from which a group is walked separately."""
 MAX_PIECES = 32
 PIECE_CHARS = 2000
 PREFERRED = ("multipleOf", "uniqueItems", "ontains", "patternProperties", "propertyNames", "format")
-"""A JSON schema with one of these may go to llguidance."""
+"""Keywords of JSON schemas that vLLM may compile with llguidance."""
 PLACE = re.compile(r"^\[[\d:]+\] \S+: ")
-"""Prefix of a compiler's error: the place in its own source."""
+"""Prefix of a compiler's error with a line of its own source."""
 REFUSALS = (RuntimeError, ValueError, TypeError, KeyError)
-"""Errors that compilers raise for input that they do not take."""
+"""Errors that compilers raise for input that they do not accept."""
 
 
 def main(tokenizer: str, trust_remote_code: bool, limit_s: float) -> None:
-    """Says how long a trial may take, then answers one line for each line.
+    """Print the time limit of a trial, then answer each input line with one line.
 
-    A trial that takes longer is ended by the kernel: compilers look at no clock.
+    The kernel ends a trial that takes longer, because compilers check no clock.
     """
     block_stop_signals()
     from transformers import AutoTokenizer
@@ -77,27 +79,27 @@ def main(tokenizer: str, trust_remote_code: bool, limit_s: float) -> None:
 
 
 class ConstraintMatcher(Protocol):
-    """A matcher that stands somewhere in a constraint."""
+    """Matcher with a position in a constraint."""
 
     def jump(self) -> None:
-        """Pass what is literal, if that can be done at once."""
+        """Pass literal text in one step, if possible."""
         ...
 
     def allowed(self) -> Any:
-        """The tokens that may come next, as a mask of bits."""
+        """Return the tokens that may come next, as a bit mask."""
         ...
 
     def accept(self, token: int) -> bool: ...
 
 
 class ConstraintCompiler(Protocol):
-    """Raises one of ``REFUSALS`` for what it does not take."""
+    """Compiler of constraints. Raises one of ``REFUSALS`` for input that it does not accept."""
 
     def walk(self, kind: str, value: str) -> ConstraintMatcher: ...
 
 
 class GrammarTrial:
-    """Compiles and walks for the vocabulary of ``tokenizer``, as transformers loads it."""
+    """Trial of constraints for the vocabulary of ``tokenizer``, as transformers loads it."""
 
     def __init__(self, tokenizer: Any) -> None:
         import numpy as np
@@ -129,7 +131,8 @@ class GrammarTrial:
         return OK
 
     def _judge_one(self, kind: str, value: str) -> str:
-        """The first compiler's that takes it; of all, where vLLM may prefer another one."""
+        """Return the verdict of the first compiler that accepts the constraint, or of all compilers
+        if vLLM may prefer another one."""
         refusal, taken = "", False
         for compiler in self._compilers:
             try:
@@ -145,7 +148,8 @@ class GrammarTrial:
         return OK if taken else f"{NO_GRAMMAR}: {refusal}"
 
     def _explain_slowness(self, walk: ConstraintMatcher, short: bool) -> str:
-        """Along the constraint as an engine would go; by the CPU seconds of each step."""
+        """Walk along the constraint as an engine would, and explain if steps take too many CPU
+        seconds."""
         steps: list[float] = []
         spent, until = 0.0, time.process_time() + 1.5 * WALK_S
         while len(steps) < STEPS and spent < WALK_S and time.process_time() < until:
@@ -165,10 +169,10 @@ class GrammarTrial:
         return ""
 
     def _choose_token(self, mask: Any, number: int, short: bool) -> int | None:
-        """Some allowed token, or the shortest that goes on.
+        """Choose some allowed token, or with ``short`` the shortest that continues the text.
 
-        That is neither white space, which JSON allows without end, nor what closes something if
-        there is anything else.
+        The latter avoids white space, which JSON allows without end, and closing characters if
+        there is any other token.
         """
         import numpy as np
 
@@ -182,7 +186,8 @@ class GrammarTrial:
 
 
 def _find_slowest_mean(steps: Sequence[float]) -> float:
-    """Find the largest mean of any ``WINDOW`` steps in a row, or of all when there are fewer."""
+    """Return the largest mean of any ``WINDOW`` consecutive steps, or the mean of all if there are
+    fewer."""
     if not steps:
         return 0.0
     starts = range(0, max(1, len(steps) - WINDOW + 1), WINDOW // 2)
@@ -246,7 +251,7 @@ class _XgrammarMatcher:
 
 
 class LlguidanceCompiler:
-    """llguidance, where vLLM goes with what xgrammar refuses."""
+    """Compiler of llguidance, which vLLM uses for input that xgrammar refuses."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -293,11 +298,11 @@ class _LlguidanceMatcher:
 
 
 class TooManyGroups(Exception):
-    """A constraint that is to be taken apart into too many parts."""
+    """The constraint would be split into too many parts."""
 
 
 def split_repeated_groups(kind: str, value: str) -> Iterator[str]:
-    """Groups that are repeated a counted number of times, each as a pattern of its own."""
+    """Yield groups with a counted repetition, each as its own pattern."""
     texts = (
         _find_strings(json.loads(value)) if kind in ("json_schema", "structural_tag") else [value]
     )
@@ -321,7 +326,7 @@ def split_repeated_groups(kind: str, value: str) -> Iterator[str]:
 
 
 def shorten(kind: str, value: str) -> str:
-    """The same with at most one of what is repeated many times: a walk comes to what is behind."""
+    """Reduce repetitions in a constraint to one, so that a walk reaches the parts after them."""
     if kind in ("json_schema", "structural_tag"):
         return json.dumps(_shorten_value(json.loads(value)))
     return REPEATED.sub(_shorten_count, value)
@@ -341,7 +346,7 @@ def _shorten_value(value: Any) -> Any:
 
 
 def _shorten_count(match: re.Match[str]) -> str:
-    """``{0,900}`` as ``{0,1}``, ``{900}`` as ``{1}``, ``~900`` as ``~1``."""
+    """Shorten a count: ``{0,900}`` to ``{0,1}``, ``{900}`` to ``{1}``, ``~900`` to ``~1``."""
     counts = [int(count) for count in (match[1], match[3], match[4], match[5]) if count]
     if max(counts, default=0) < MANY:
         return match[0]

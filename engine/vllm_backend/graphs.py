@@ -1,13 +1,14 @@
-"""CUDA graphs for the depths that occur: what is declared to vLLM, and which batches find a graph.
+"""CUDA graphs for the depths that occur: their declaration to vLLM, and the batches that find a
+graph.
 
-vLLM captures FULL graphs for batches in which every request verifies equally many drafts, and only
-for the depths in ``num_speculative_tokens_per_batch_size``, which it reads literally: one depth per
-batch size up to ``max_num_seqs``. Our scheduler decides on depths, so the batch sizes of what is
-declared here mean nothing. All other batches run piece by piece, which is slower.
+vLLM captures FULL graphs for batches in which every request verifies the same number of drafts, and
+only for the depths in ``num_speculative_tokens_per_batch_size``. It reads that table literally, as
+one depth per batch size up to ``max_num_seqs``. The gateway's scheduler decides on depths, so the
+batch sizes declared here have no meaning. All other batches run piecewise, which is slower.
 
-vLLM looks at the next larger size alone. Where that is a size of another depth only, the batch
-finds no graph. So the depths are such that the tokens of a request, depth + 1, divide K + 1, and
-sizes are multiples of K + 1, but for the smallest ones and those of a full batch.
+vLLM only looks at the next larger size. If that size belongs only to another depth, the batch finds
+no graph. Therefore the tokens of a request, depth + 1, divide K + 1 at every chosen depth, and
+sizes are multiples of K + 1, except for the smallest sizes and the sizes of a full batch.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ UNBOUNDED = 1 << 20
 WIDEST = 512
 """Tokens of the largest batch that vLLM captures by default."""
 STRIDE = 8
-"""Tokens between captured sizes at least, as in vLLM's own."""
+"""Least number of tokens between captured sizes, as in vLLM's own list."""
 COARSE = 256
-"""Tokens from which on sizes are twice as far apart."""
+"""Number of tokens from which sizes are twice as far apart."""
 FEW = 4
-"""Depths that are captured at most: each adds as many graphs as one depth has alone."""
+"""Most depths to capture, because each adds a full set of graphs."""
 
 Table = list[tuple[int, int, int]]
 
 
 def choose_depths(most: int, depth: int | None = None) -> list[int]:
-    """The depths to capture, the most important one last.
+    """Return the depths to capture, the most important one last.
 
-    ``depth``: that of requests that bring none; None where the planner chooses.
+    ``depth`` is the depth of requests without their own; None if the planner chooses it.
 
     >>> choose_depths(7), choose_depths(5), choose_depths(4), choose_depths(7, depth=2)
     ([0, 1, 3, 7], [0, 1, 2, 5], [0, 4], [2])
@@ -47,9 +48,10 @@ def choose_depths(most: int, depth: int | None = None) -> list[int]:
 
 
 def declare_depths(depths: Sequence[int], max_num_seqs: int | None = None) -> Table:
-    """``depths`` in vLLM's notation, (first batch size, last batch size, depth).
+    """Return ``depths`` in vLLM's notation, (first batch size, last batch size, depth).
 
-    With fewer requests at a time than depths the last ones are declared.
+    If ``max_num_seqs`` is smaller than the number of depths, only the last depth and the first
+    others that fit are declared.
 
     >>> declare_depths([0, 1, 3]), declare_depths([0, 1, 3], max_num_seqs=2)
     ([(1, 1, 0), (2, 2, 1), (3, 1048576, 3)], [(1, 1, 0), (2, 1048576, 3)])
@@ -61,13 +63,13 @@ def declare_depths(depths: Sequence[int], max_num_seqs: int | None = None) -> Ta
 
 
 def is_declaration(table: Sequence[Sequence[int]]) -> bool:
-    """Whether a table is ours, and not one by which the user bounds depths."""
+    """Return True if the gateway made the table, False if the user bounds depths with it."""
     ours = declare_depths([depth for *_, depth in table])
     return [tuple(entry) for entry in table] == ours
 
 
 def choose_sizes(depths: Sequence[int], max_num_seqs: int | None = None) -> list[int]:
-    """Sizes to capture, in tokens, so that no batch at these depths is without a graph.
+    """Return the sizes to capture, in tokens, so that every batch at these depths has a graph.
 
     >>> choose_sizes([0, 1, 2, 5])[:18]
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 24, 36, 48, 60, 72, 84]
@@ -81,8 +83,10 @@ def choose_sizes(depths: Sequence[int], max_num_seqs: int | None = None) -> list
 
 
 def read_graphs(vllm_config: VllmConfig) -> StepGraphs | None:
-    """The graphs that vLLM captures; None where equal widths make no step faster: on a CPU, with
-    the first model runner and several depths, or where every step has a FULL graph.
+    """Return the graphs that vLLM captures; None if equal widths make no step faster.
+
+    That is so on a CPU, with the first model runner and several depths, and if every step has a
+    FULL graph.
     """
     speculation, compilation = vllm_config.speculative_config, vllm_config.compilation_config
     mode, sizes = compilation.cudagraph_mode, compilation.cudagraph_capture_sizes
@@ -98,7 +102,7 @@ def read_graphs(vllm_config: VllmConfig) -> StepGraphs | None:
 
 
 def _add_neighbours(sizes: set[int], lengths: Sequence[int]) -> set[int]:
-    """The same with the next lower and higher size of every length, and theirs."""
+    """Add the next lower and higher size of every length, and their neighbours, to ``sizes``."""
     lower = {size // length * length for size in sizes for length in lengths} - {0}
     higher = {-(-size // length) * length for size in sizes for length in lengths}
     more = sizes | lower | higher

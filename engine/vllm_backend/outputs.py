@@ -1,14 +1,14 @@
-"""Turns what the engine core puts out into the steps of each request, inside vLLM's AsyncLLM.
+"""Conversion of the engine core's outputs into the steps of each request, inside vLLM's AsyncLLM.
 
-vLLM makes two large objects and a detokenizer's round of every output; the gateway needs a
-``Step``. So AsyncLLM keeps what it does for requests on their way in, for aborts, errors and
-statistics, and gets this in place of its ``OutputProcessor``. A request whose consumer lags gets
-several steps as one, with every decode step's account; what comes after its consumer has left is
-counted apart.
+For every output vLLM makes two large objects and runs a detokenizer; the gateway only needs a
+``Step``. So this processor replaces AsyncLLM's ``OutputProcessor``, while AsyncLLM keeps its work
+on incoming requests, aborts, errors and statistics. A request whose consumer is slow gets several
+steps joined into one, with the account of every decode step. Steps after a consumer has left are
+counted separately.
 
-``AsyncLLM.output_processor`` may be replaced until ``output_handler`` runs; a ``RequestState`` puts
-the output of an abort, and ``propagate_error`` an exception, into its ``queue``. What else this
-needs of vLLM is in ``engine/vllm_contract.py``.
+``AsyncLLM.output_processor`` may be replaced until ``output_handler`` runs. A ``RequestState`` puts
+the output of an abort into its ``queue``, and ``propagate_error`` an exception. The other private
+parts of vLLM that this needs are listed in ``engine/vllm_contract.py``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NOTHING_TO_DO = OutputProcessorOutput([], [])
 class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
     """vLLM's OutputProcessor, filling step queues. ``unclaimed`` sums undelivered steps.
 
-    Those are steps the engine made for a request after its consumer had left; together with the
+    The engine made those steps for a request after its consumer had left. Together with the
     accounts of all requests they equal the engine's own counters.
     """
 
@@ -77,7 +77,8 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         request_index: int = 0,
         queue: RequestOutputCollector | None = None,
     ) -> None:
-        """The inbox is found as ``queue.inbox``: AsyncLLM returns only the queue it has made."""
+        """Add a request. Its inbox is ``queue.inbox``, because AsyncLLM returns only the queue it
+        has made."""
         assert queue is not None
         queue.inbox = StepQueue(request.request_id, self._interval, self._flusher)
         super().add_request(request, prompt, parent_req, request_index, queue.inbox)
@@ -107,7 +108,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
                 self._process_edge(state, output, engine_core_timestamp, iteration_stats)
                 continue
             token_ids = output.new_token_ids
-            if iteration_stats is not None:  # what vLLM counts of an output that is only tokens
+            if iteration_stats is not None:  # vLLM's statistics of an output with tokens only
                 stats, new = state.stats, len(token_ids)
                 iteration_stats.num_generation_tokens += new
                 stats.num_generation_tokens += new
@@ -125,7 +126,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         timestamp: float | None,
         counts: IterationStats | None,
     ) -> None:
-        """An output that is a request's first or last, or has more than tokens."""
+        """Process a request's first or last output, or one with more than tokens."""
         first = state.is_prefilling
         if counts is not None:
             self._update_stats_from_output(state, output, timestamp, counts)
@@ -167,7 +168,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         envs.disable_envs_cache()
 
     def release(self, inbox: StepQueue) -> None:
-        """The consumer has left; count its undelivered steps as unclaimed."""
+        """Count the undelivered steps of a consumer that has left as unclaimed."""
         for step in inbox.take():
             self._count_unclaimed(*step.decode)
 
@@ -226,13 +227,14 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
 
 
 def _trace(output: EngineCoreOutput, timestamp: float | None) -> tuple[StepTrace, ...]:
-    """Trace an output that brings tokens; ``timestamp`` is the engine's own clock."""
+    """Return the trace of an output with tokens. ``timestamp`` is from the engine's own clock."""
     account = output.spec_decode_metrics
     return (StepTrace(timestamp or 0.0, tuple(account.per_step_drafted) if account else ()),)
 
 
 def _read_queued(state: RequestState) -> float | None:
-    """Seconds between the engine's queue and the first scheduling; None where vLLM keeps none."""
+    """Return the seconds from the engine's queue to the first scheduling; None if vLLM records
+    neither."""
     stats = state.stats
     if stats is None or not stats.scheduled_ts or not stats.queued_ts:
         return None
@@ -251,7 +253,7 @@ def _end_prefill(state: RequestState, output: EngineCoreOutput) -> None:
 
 
 def _take_logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, Any]:
-    """Take the log probabilities of the output's tokens, and the prompt's when it brings them."""
+    """Return the log probabilities of the output's tokens, and the prompt's if it has them."""
     token_ids, processor = output.new_token_ids, state.logprobs_processor
     processor.update_from_output(output)
     given = processor.logprobs[-len(token_ids) :] if processor.logprobs and token_ids else None
@@ -265,17 +267,18 @@ def _take_logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, 
 
 
 def is_replaceable(llm: AsyncLLM) -> bool:
-    """Whether ``llm`` has vLLM's own output processor and has not begun to read outputs."""
+    """Return True if ``llm`` has vLLM's own output processor and has not begun to read outputs."""
     return type(llm.output_processor) is OutputProcessor and llm.output_handler is None
 
 
 def take_over(
     llm: AsyncLLM, read: AccountReader, interval_s: float | None = None
 ) -> StepOutputProcessor:
-    """Have ``llm`` put its outputs into inboxes, on the running loop and before its first request.
+    """Make ``llm`` put its outputs into inboxes. Call it on the running loop, before the first
+    request.
 
-    ``interval_s``: see ``step_queue.SinkFlusher``. vLLM looks up its settings, and the end token in
-    a tokenizer it borrows, for every request: neither changes, so they are read once (the settings
+    ``interval_s``: see ``step_queue.SinkFlusher``. For every request vLLM looks up its settings,
+    and the end token in a borrowed tokenizer. Neither changes, so they are read once (the settings
     until ``fail_all``).
     """
     envs.enable_envs_cache()
@@ -289,11 +292,11 @@ def take_over(
 
 TASK_NAME = "EngineCoreOutputQueueTask"
 EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
-"""Asked for by number: to ask by a member of an enumeration takes half as long again."""
+"""Plain numbers, because a query by enumeration member takes 50 % longer."""
 
 
 def replace_output_reader(core: AsyncMPClient) -> None:
-    """Read ``core``'s messages on the running loop, before its first request.
+    """Read ``core``'s messages on the running loop. Call it before the first request.
 
     Clients of several engines, and of engines with fault tolerance, receive more than outputs and
     keep vLLM's own reader.
@@ -305,17 +308,17 @@ def replace_output_reader(core: AsyncMPClient) -> None:
 
 
 class OutputReader:
-    """Reads the engine core's messages off their socket, in one callback of the event loop.
+    """Reader of the engine core's messages that needs one callback of the event loop.
 
-    vLLM awaits every message on an asyncio socket, which makes futures, callbacks and system calls
-    of each step. Here the socket's readiness calls the reader, which decodes what is there and
-    hands it to the queue AsyncLLM reads. Everything else of ``AsyncMPClient`` stays as it is.
+    vLLM awaits every message on an asyncio socket, which costs futures, callbacks and system calls
+    in every step. Here the socket's readiness calls the reader, which decodes the waiting messages
+    and puts them into the queue that AsyncLLM reads. The rest of ``AsyncMPClient`` is unchanged.
 
-    It needs this of vLLM, beside what is in ``engine/vllm_contract.py``: ``AsyncMPClient`` reads
-    its ``resources.output_socket`` in ``resources.output_queue_task`` alone, and starts no such
-    task while there is one; the socket, once closed, cancels it.
+    In addition to ``engine/vllm_contract.py``, this depends on two facts. ``AsyncMPClient`` reads
+    its ``resources.output_socket`` only in ``resources.output_queue_task``, and starts no such task
+    if there is one. Closing the socket cancels the task.
 
-    ``run`` reads until it is cancelled or something breaks, and then says so in the queue.
+    ``run`` reads until it is cancelled or an error occurs, and then reports that in the queue.
     """
 
     def __init__(self, core: AsyncMPClient) -> None:
@@ -325,14 +328,14 @@ class OutputReader:
         self._utility_results = core.utility_results
         self._socket = core.resources.output_socket
         self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
-        """The same socket without asyncio. What closes ``_socket`` does so on this loop."""
+        """The same socket without asyncio. ``_socket`` is closed on this loop only."""
         self._ask: Callable[[int], Any] = self._now.get
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         broken: asyncio.Future[None] = loop.create_future()
         number = os.dup(self._now.FD)
-        """A duplicate: the socket's own number may be reused once it is closed."""
+        """A duplicate, because the socket's own descriptor may be reused once it is closed."""
         loop.add_reader(number, self._on_readable, broken)
         self._on_readable(broken)
         try:
@@ -344,11 +347,11 @@ class OutputReader:
             os.close(number)
 
     def _on_readable(self, broken: asyncio.Future[None]) -> None:
-        """Read every waiting message: ZeroMQ signals once for any number of them."""
+        """Read every waiting message, because ZeroMQ signals once for any number of them."""
         try:
             while not (broken.done() or self._socket.closed) and self._ask(EVENTS) & POLLIN:
                 self._handle_message(self._receive_frames())
-        except Exception as error:  # whatever it is, its readers must hear of it
+        except Exception as error:  # the readers of the queue must get any error
             self._queue.put_nowait(error)
             broken.set_result(None)
 

@@ -1,4 +1,4 @@
-"""vLLM's own tool-call and reasoning parsers, for formats that the gateway does not read itself."""
+"""vLLM's own tool-call and reasoning parsers, for formats without a parser in the gateway."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_parsers(folder: str, tool_parser: str | None, reasoning: str | None) ->
 
 
 class VllmParsers:
-    """The parsers of one pair of names. Raises ValueError for names that vLLM does not know."""
+    """Parsers for one pair of names. Raises ValueError for names that vLLM does not know."""
 
     version = vllm.__version__
 
@@ -48,7 +48,7 @@ class VllmParsers:
         self._make = found
 
     def make(self, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int]) -> VllmParser:
-        """A parser for one answer to ``prompt``."""
+        """Make a parser for one answer to ``prompt``."""
         request = ChatCompletionRequest.model_validate(
             {
                 "model": "model",
@@ -62,7 +62,7 @@ class VllmParsers:
 
 
 class VllmParser:
-    """Reads one answer as vLLM's chat server does."""
+    """Reader of one answer, with the same results as vLLM's chat server."""
 
     def __init__(self, parser: Any, request: ChatCompletionRequest, prompt: list[int]) -> None:
         self._parser = parser
@@ -71,7 +71,7 @@ class VllmParser:
         self._num_calls = 0
 
     def feed(self, text: str, token_ids: Sequence[int], finished: bool) -> list[ParserEvent]:
-        """The events of the next piece; ends of calls are left to the caller."""
+        """Return the events of the next piece. The caller adds the ends of calls."""
         delta = self._parser.parse_delta(
             delta_text=text,
             delta_token_ids=list(token_ids),

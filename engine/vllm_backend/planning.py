@@ -1,4 +1,4 @@
-"""The depth planner in vLLM's scheduler: what it is asked and told at every step."""
+"""The depth planner in vLLM's scheduler: its inputs and outputs at every step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from eaglegate.engine.vllm_fields import (
 
 
 class Planner(Protocol):
-    """Planner that a scheduler asks at every step."""
+    """Planner that a scheduler calls at every step."""
 
     def begin(self, request: str, traffic: str, tenant: str) -> None: ...
 
@@ -57,7 +57,8 @@ class Planner(Protocol):
 
 
 class RandomPlanner:
-    """Any depth and any widths at every step: text must not depend on them."""
+    """Planner of a random depth and random widths for every step, because text must not depend on
+    them."""
 
     def __init__(self, depth: int, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
@@ -99,22 +100,23 @@ class RandomPlanner:
 
 
 REASON = "planned_reason"
-"""Attribute of a SchedulerOutput: why the drafts that it verifies have their depth."""
+"""Attribute of a SchedulerOutput: the reason for the depth of the drafts that it verifies."""
 WIDTHS = "planned_widths"
-"""Attribute of a SchedulerOutput: the widths planned for the drafts it verifies."""
+"""Attribute of a SchedulerOutput: the planned widths of the drafts that it verifies."""
 SHARED = "shared_step"
-"""Attribute of a SchedulerOutput: what other requests add to a step of a latency class."""
+"""Attribute of a SchedulerOutput: the work that others add to a step of a latency class."""
 MANY_HOLES = 16
-"""Tokens without a draft model from which on a request teaches a slice of its own kind."""
+"""Tokens unseen by the draft model from which a request counts in a slice with holes."""
 PROMPT_TAIL = 64
-"""Prompt tokens that are searched for the begin of a reasoning."""
+"""Prompt tokens that are searched for the start of reasoning."""
 
 
 class StepPlanning:
-    """One scheduler's planner, if it has one. Requests with a depth of their own keep it."""
+    """Planning of one scheduler's steps. Requests with their own depth keep it."""
 
     def __init__(self, scheduler: Scheduler, behaviour: StepBehaviour, lookup: bool) -> None:
-        """``lookup``: the method may find no drafts; see ``DraftMethod``."""
+        """Set up without a planner. ``lookup`` means that the method may find no drafts; see
+        ``DraftMethod``."""
         self._scheduler = scheduler
         self._behaviour = behaviour
         self._lookup = lookup
@@ -123,19 +125,19 @@ class StepPlanning:
         self._planner: Planner | None = None
         self._widths: dict[str, int] = {}
         self._reason: DepthReason | None = None
-        """Why the last plan has its depth."""
+        """Reason for the depth of the last plan."""
         self._begun: set[str] = set()
         self.clock: Callable[[], float] = perf_counter
         self._last_update: float | None = None
         self._late: tuple[int, bool] | None = None
-        """Drafts that the second model runner had yet to make at the last update: the depth, and
-        whether for prompts. None at the first step after a pause.
+        """Drafts that the second model runner had yet to make at the last update, as (depth, step
+        had prompts). None at the first step after a pause.
         """
         self._reasoning = ReasoningTracker(scheduler.vllm_config)
         self._holes: dict[str, int] = {}
-        """Tokens of a request that the draft model has not seen: made in steps at depth 0."""
+        """Tokens of a request that the draft model has not seen, made in steps at depth 0."""
         self._slices: dict[str, tuple[bool, bool]] = {}
-        """Whether a request is in its reasoning, and has holes."""
+        """State of a request as (in its reasoning, has holes)."""
         self._paused: tuple[str, Planner | None] = ("off", None)
         self._frozen: int | None = None
         """The depth at which an operator holds the planner."""
@@ -144,17 +146,17 @@ class StepPlanning:
 
     @property
     def observes(self) -> bool:
-        """Whether steps are to be observed."""
+        """True if steps must be observed."""
         return self._planner is not None or self.share.is_needed
 
     @property
     def may_cut(self) -> bool:
-        """Whether a request may verify fewer drafts than were made."""
+        """True if a request may verify fewer drafts than were made."""
         return self._behaviour.depth is not StepDepth.FIXED
 
     def join_share(self, request: Request) -> None:
-        """A request is new."""
-        extra = _extra(request)
+        """Add a new request to the sharing of steps."""
+        extra = _get_extra(request)
         objective = extra.get(LATENCY)
         weight = max(float(extra.get(WEIGHT, 1.0)), 1e-3)
         seconds = float(objective or 0.0) / 1e3
@@ -162,7 +164,7 @@ class StepPlanning:
         self.share.add(request.request_id, member)
 
     def limit_width(self, request: Request, width: int) -> None:
-        """Verify no more than ``width`` of the drafts that a request has."""
+        """Verify at most ``width`` of a request's drafts."""
         if self._planner is not None:
             self._widths[request.request_id] = width
 
@@ -171,7 +173,8 @@ class StepPlanning:
         return self._planner is not None
 
     def start(self, mode: str) -> None:
-        """``off``, ``auto`` or ``random``; off and on again keeps what was learnt."""
+        """Set the mode: ``off``, ``auto`` or ``random``. Switching off and on again keeps what was
+        learnt."""
         if mode == self.mode:
             return
         if self._planner is not None:
@@ -193,9 +196,8 @@ class StepPlanning:
         return DepthPlanner(depth, always_full, self._lookup, self.graphs)
 
     def restart(self) -> None:
-        """Forget what traffic accepts: another draft serves. A step of it takes as long, and a
-        depth that an operator holds stays held.
-        """
+        """Forget the acceptance of traffic, because another draft serves. The costs of steps are
+        kept, and so is a depth that an operator holds."""
         mode, costs = self.mode, self.export_costs()
         self.start("off")
         self._paused = "off", None
@@ -203,9 +205,8 @@ class StepPlanning:
         self.restore_costs(costs)
 
     def describe(self, recent: int = 0) -> dict[str, object]:
-        """Describe the planner's beliefs and decisions; only the mode where there is none. Where a
-        latency class has run, its sharing of steps as well.
-        """
+        """Describe the planner's estimates and decisions; only the mode without a planner. After a
+        latency class has run, the sharing of steps is included."""
         planner = self._planner if isinstance(self._planner, DepthPlanner) else None
         found = {} if planner is None else planner.describe(recent)
         sharing = self.share.describe()
@@ -213,11 +214,11 @@ class StepPlanning:
         return {"mode": self.mode, **found, **self._describe_drops(planner), **shared}
 
     def _describe_drops(self, planner: DepthPlanner | None) -> dict[str, object]:
-        """What the draft costs the prefix cache, at any depth: prompt tokens computed again, and
-        their time by the learnt time of a prompt token.
+        """Describe the draft's cost in the prefix cache: prompt tokens computed again, and their
+        time.
 
-        A planner's gains are over depth 0 with the same draft. Those over an engine without a draft
-        are smaller by this time.
+        A planner's gains are relative to depth 0 with the same draft. The gains over an engine
+        without a draft are smaller by this time.
         """
         recomputed = self._scheduler.drops.total
         if not recomputed:
@@ -227,31 +228,32 @@ class StepPlanning:
         return {"recomputed_tokens": recomputed, "recomputed_s": seconds}
 
     def export_costs(self) -> dict[str, object]:
-        """Export the learnt times of steps; empty where the planner knows none."""
+        """Export the learnt costs of steps; empty if the planner knows none."""
         planner = self._planner
         if not isinstance(planner, DepthPlanner) or not planner.cost.is_known:
             return {}
         return planner.cost.export()
 
     def restore_costs(self, costs: Mapping[str, object]) -> bool:
-        """Take what another engine's planner has learnt; False where it does not fit."""
+        """Restore the costs that another engine's planner has learnt; False if they do not fit."""
         return isinstance(self._planner, DepthPlanner) and self._planner.cost.restore(costs)
 
     def freeze(self, depth: int | None) -> bool:
-        """Plan this depth for all requests that bring none; None goes back to choosing."""
+        """Plan this depth for all requests without their own; None lets the planner choose
+        again."""
         if not isinstance(self._planner, DepthPlanner):
             return False
         self._planner.frozen = self._frozen = depth
         return True
 
     def get_width(self, request: Request, useful: int) -> int:
-        """Draft tokens to verify; ``useful`` where no plan knows the request."""
+        """Return the number of draft tokens to verify; ``useful`` if no plan knows the request."""
         if self._planner is None:
             return useful
         return min(useful, self._widths.get(request.request_id, useful))
 
     def note(self, output: SchedulerOutput) -> None:
-        """Remember, before the next plan, what was planned for the drafts of this step."""
+        """Attach the plan for this step's drafts to ``output``. Called before the next plan."""
         if self._planner is not None:
             planned = self._widths
             names = output.num_scheduled_tokens
@@ -259,35 +261,35 @@ class StepPlanning:
             setattr(output, REASON, self._reason)
 
     def note_skipped(self, requests: Iterable[Request]) -> None:
-        """Note that no draft model runs in a step of these requests."""
+        """Record that no draft model runs in a step of these requests."""
         for request in requests:
             name = request.request_id
             self._holes[name] = self._holes.get(name, 0) + 1
 
     def get_depth_in_force(self, output: SchedulerOutput, request: Request, depth: int) -> int:
-        """The depth a step's account states: the planned width, where there is one, packed with
-        the reason of the plan.
-        """
+        """Return the depth for a step's account: the planned width, if any, packed with the plan's
+        reason."""
         if self._planner is None:
             return depth
         width = getattr(output, WIDTHS, {}).get(request.request_id)
-        if width is None or _asked(request) is not None:
+        if width is None or _get_own_depth(request) is not None:
             return depth if width is None else min(depth, int(width))
         return pack_depth(min(depth, int(width)), getattr(output, REASON, None))
 
     def plan(self, drafting: Sequence[tuple[Request, int]], most: int) -> int:
-        """Depth of the drafts made after this step; the widths are kept for the next one.
+        """Return the depth of the drafts made after this step, and keep the widths for the next
+        step.
 
-        Requests that teach nothing are unknown to the planner and keep their depth. The widths of
-        requests that are not in this step are kept as well: with pipeline parallelism
-        other steps are under way, and their drafts are yet to be verified.
+        Requests from which the planner must not learn are unknown to it and keep their depth. The
+        widths of requests outside this step are kept as well: with pipeline parallelism other steps
+        are in progress, and their drafts are still to be verified.
         """
         if self._planner is None:
             return 0
-        apart = [depth for request, depth in drafting if UNTAUGHT in _extra(request)]
+        apart = [depth for request, depth in drafting if UNTAUGHT in _get_extra(request)]
         least = min(most, max(apart, default=0))
         if apart:
-            drafting = [one for one in drafting if UNTAUGHT not in _extra(one[0])]
+            drafting = [one for one in drafting if UNTAUGHT not in _get_extra(one[0])]
         if not drafting:
             return least
         names, bounds, floors = [], [], []
@@ -295,10 +297,10 @@ class StepPlanning:
         for request, _ in drafting:
             self._follow(self._planner, request)
         for request, depth in first or drafting:
-            asked = _asked(request) is not None
+            asked = _get_own_depth(request) is not None
             bound = min(depth, most)
             if self.graphs is None or not asked:
-                bound = min(bound, _left(request))
+                bound = min(bound, _count_useful(request))
             names.append(request.request_id)
             bounds.append(bound)
             floors.append(bound if asked else 0)
@@ -312,7 +314,7 @@ class StepPlanning:
     def _follow_depth(
         self, drafting: Sequence[tuple[Request, int]], planned: Container[str], depth: int
     ) -> None:
-        """Plan the widths of other requests where a latency class has chosen the depth."""
+        """Plan the widths of other requests after a latency class has chosen the depth."""
         others = [one for one in drafting if one[0].request_id not in planned]
         names = [request.request_id for request, _ in others]
         useful = [depth] * len(names)
@@ -320,11 +322,11 @@ class StepPlanning:
             useful = self._planner.list_useful_widths(names, depth)
         for (request, bound), width in zip(others, useful, strict=True):
             most = min(bound, depth)
-            asked = _asked(request) is not None
+            asked = _get_own_depth(request) is not None
             self._widths[request.request_id] = most if asked else min(most, width)
 
     def observe(self, output: SchedulerOutput, verified: Mapping[str, tuple[int, int]]) -> None:
-        """Observe a step: drafts and accepted tokens of each request, and the time it took."""
+        """Observe a step: drafts and accepted tokens of each request, and the step's time."""
         now, before = self.clock(), self._last_update
         self._last_update = now if self._scheduler.has_unfinished_requests() else None
         if before is None:
@@ -351,10 +353,11 @@ class StepPlanning:
             self._planner.observe_step(seen)
 
     def _get_depth_in_interval(self, output: SchedulerOutput, step: StepContent) -> int | None:
-        """Count the drafts made between the last update and this one; None where unknown.
+        """Return the depth of the drafts made between the last update and this one; None if
+        unknown.
 
-        The first model runner drafts before it hands out a step's tokens. The second hands them out
-        first, so that the drafts of the step before fall into the time of this one.
+        The first model runner drafts before it returns a step's tokens. The second returns them
+        first, so that the previous step's drafts fall into the time of this step.
         """
         skipped = getattr(output, SKIP, False)
         depth = 0 if skipped else int(output.num_spec_tokens_to_schedule)
@@ -368,8 +371,10 @@ class StepPlanning:
     def _count_planned(
         self, output: SchedulerOutput, names: Sequence[str], found: Sequence[int]
     ) -> list[int]:
-        """Draft tokens that were planned for each request. Those that a lookup did not find bring
-        nothing: what a planned draft brings is what it was found for and what was accepted of it.
+        """Count the draft tokens that were planned for each request.
+
+        A planned token that a lookup did not find brings nothing, so the value of a planned token
+        includes the chance that it is found.
         """
         planned = getattr(output, WIDTHS, {})
         return [
@@ -377,7 +382,7 @@ class StepPlanning:
         ]
 
     def forget(self, request: Request) -> None:
-        """A request is over."""
+        """Forget a finished request."""
         self.share.remove(request.request_id)
         self._widths.pop(request.request_id, None)
         self._reasoning.forget(request)
@@ -388,7 +393,7 @@ class StepPlanning:
             self._planner.end(request.request_id)
 
     def _follow(self, planner: Planner, request: Request) -> None:
-        """Begin requests that are new, and move those whose slice has changed."""
+        """Begin a new request in the planner, or move one whose slice has changed."""
         name = request.request_id
         place = self._reasoning.is_reasoning(request), self._holes.get(name, 0) >= MANY_HOLES
         if name in self._begun and self._slices[name] == place:
@@ -396,21 +401,24 @@ class StepPlanning:
         begin = planner.move if name in self._begun else planner.begin
         self._begun.add(name)
         self._slices[name] = place
-        extra = _extra(request)
+        extra = _get_extra(request)
         traffic = name_slice(
-            str(extra.get(TRAFFIC, "")), *place, request.num_prompt_tokens, _temperature(request)
+            str(extra.get(TRAFFIC, "")),
+            *place,
+            request.num_prompt_tokens,
+            _get_temperature(request),
         )
         begin(name, traffic, str(extra.get(TENANT, "")))
 
 
 class StepContent(NamedTuple):
-    """Content of a step: decoding requests, their draft tokens, and tokens of prompts."""
+    """Content of a step: decoding requests, their draft tokens, and prompt tokens."""
 
     batch: int
     width: int
     prompt: int
     widths: Sequence[int]
-    """Draft tokens of every request that is in the step."""
+    """Number of draft tokens of every request in the step."""
 
     @classmethod
     def read(cls, output: SchedulerOutput) -> StepContent:
@@ -425,7 +433,7 @@ class StepContent(NamedTuple):
 
 
 class ReasoningTracker:
-    """Tells whether a request is in its reasoning. Always false without a reasoning parser."""
+    """Tracks which requests are in their reasoning; none without a reasoning parser."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         config = vllm_config.reasoning_config
@@ -451,10 +459,12 @@ class ReasoningTracker:
 def name_slice(
     workload: str, reasoning: bool, holes: bool, prompt_tokens: int, temperature: float = 1.0
 ) -> str:
-    """Workload, phase, context bucket, temperature and holes: ``agent/answer/4k`` has a prompt of
-    fewer than 4,096 tokens and samples at a temperature of at most 1, ``agent/answer/4k/greedy``
-    does not sample, ``agent/answer/4k/hot`` samples at a higher temperature, and
-    ``agent/answer/4k/holes`` has tokens in its answer that the draft model has not seen.
+    """Return the slice's name: workload, phase, context bucket, temperature and holes.
+
+    ``agent/answer/4k`` has a prompt of fewer than 4,096 tokens and a sampling temperature of at
+    most one. ``agent/answer/4k/greedy`` does not sample, and ``agent/answer/4k/hot`` samples at a
+    higher temperature. ``agent/answer/4k/holes`` has answer tokens that the draft model has not
+    seen.
     """
     bucket = 1 << (prompt_tokens // 1024).bit_length()
     phase = "reasoning" if reasoning else "answer"
@@ -462,20 +472,20 @@ def name_slice(
     return f"{workload}/{phase}/{bucket}k{sampling}{'/holes' if holes else ''}"
 
 
-def _extra(request: Request) -> dict[str, Any]:
+def _get_extra(request: Request) -> dict[str, Any]:
     return (request.sampling_params.extra_args if request.sampling_params else None) or {}
 
 
-def _temperature(request: Request) -> float:
+def _get_temperature(request: Request) -> float:
     return request.sampling_params.temperature if request.sampling_params else 0.0
 
 
-def _asked(request: Request) -> int | None:
-    """The depth a request brought with it."""
-    depth = _extra(request).get(DEPTH)
+def _get_own_depth(request: Request) -> int | None:
+    """Return the request's own depth; None if it has none."""
+    depth = _get_extra(request).get(DEPTH)
     return None if depth is None else int(depth)
 
 
-def _left(request: Request) -> int:
-    """Draft tokens that can still be used: the last token is the target's own."""
+def _count_useful(request: Request) -> int:
+    """Return the number of draft tokens that can still be used. The target makes the last token."""
     return max(0, int(request.max_tokens - request.num_output_tokens) - 1)

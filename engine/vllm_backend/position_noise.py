@@ -1,14 +1,14 @@
-"""Sampling noise that depends on the seed, the position and the token alone.
+"""Sampling noise that depends only on the seed, the position and the token.
 
 A sample is the token with the greatest logit plus Gumbel noise (Maddison et al., 2014, "A*
-sampling"): exactly a draw from the softmax. Here the noise is a hash of (seed, position, token), so
-the token at a position does not depend on what was drawn before it, nor on how many positions one
-step computes. A draft token is accepted where it is the sample itself: with a draft that is chosen
-greedily this happens with its probability under the target, as in rejection sampling.
+sampling"), which is exactly a draw from the softmax. Here the noise is a hash of (seed, position,
+token), so the token at a position depends neither on earlier draws nor on the number of positions
+that one step computes. A draft token is accepted if it equals the sample. For a draft chosen
+greedily, this happens with its probability under the target, as in rejection sampling.
 
-The hash is MurmurHash3 (x86, 32 bits) of four words: the two of the seed, the position, the token.
-vLLM's second model runner has the same (``vllm/v1/worker/gpu/sample/gumbel.py``), so both runners
-draw the same bits on every device. Tensors of int32 hold the words; they wrap around.
+The hash is MurmurHash3 (x86, 32 bits) of four words: two of the seed, the position, and the token.
+vLLM's second model runner has the same hash (``vllm/v1/worker/gpu/sample/gumbel.py``), so both
+runners draw the same bits on every device. Tensors of int32 hold the words, with wrap-around.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from functools import lru_cache
 import torch
 
 BLOCK = 1 << 18
-"""Scores computed at a time on a CPU, so that what is between stays in its caches."""
+"""Scores computed at a time on a CPU, so that intermediate values stay in its caches."""
 
 
 def signed(word: int) -> int:
-    """The int32 with the same bits."""
+    """Return the int32 with the same bits."""
     return word - (1 << 32) if word >> 31 else word
 
 
@@ -32,11 +32,11 @@ STEP = signed(0xE6546B64)
 FINAL = signed(0x85EBCA6B), signed(0xC2B2AE35)
 WORD = 0xFFFF
 BELOW_ONE = 1 - 2.0**-24
-"""The greatest float32 below 1: at 1 the noise would be infinite."""
+"""The greatest float32 below 1. At 1 the noise would be infinite."""
 
 
 def sample(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """A token for each row of ``logits`` (float32), whose temperature has been applied.
+    """Return a token for each row of ``logits`` (float32), after the temperature has been applied.
 
     ``seeds`` and ``positions`` are int64, one for each row.
     """
@@ -44,7 +44,7 @@ def sample(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -
 
 
 def add_noise(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The scores of which ``sample`` takes each row's greatest."""
+    """Return the scores whose greatest in each row is the sample."""
     rows, vocabulary = logits.shape
     prefixes = _hash_prefixes(seeds, positions).unsqueeze(1)
     table = _hash_tokens(vocabulary, logits.device)
@@ -58,7 +58,7 @@ def add_noise(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
 
 
 def draw_noise(seed: int, position: int, tokens: Sequence[int]) -> list[float]:
-    """The noise of single tokens, for one who looks into a text."""
+    """Return the noise of single tokens, for inspecting a text."""
     where = torch.tensor([seed]), torch.tensor([position])
     words = _rotate(_mix_word(torch.tensor(tokens, dtype=torch.int32)), 13)
     noise: list[float] = _draw_waits(_hash_prefixes(*where) ^ words).log().neg().tolist()
@@ -68,7 +68,7 @@ def draw_noise(seed: int, position: int, tokens: Sequence[int]) -> list[float]:
 def count_accepted(
     samples: torch.Tensor, drafts: torch.Tensor, counts: torch.Tensor
 ) -> torch.Tensor:
-    """Count the drafts, from the first on, that equal the tokens sampled in their places.
+    """Count the drafts, from the first, that equal the tokens sampled in their places.
 
     ``samples`` and ``drafts`` have a row for each request; its first ``counts`` drafts are real.
     """
@@ -78,7 +78,7 @@ def count_accepted(
 
 
 def _hash_prefixes(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The hash of seeds and positions, ready for the token's word."""
+    """Return the hash of seeds and positions, ready for the token's word."""
     state = torch.zeros_like(seeds, dtype=torch.int32)
     for word in (seeds, seeds >> 32, positions):
         state = _rotate(state ^ _mix_word(_to_word(word)), 13) * 5 + STEP
@@ -87,16 +87,17 @@ def _hash_prefixes(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor
 
 @lru_cache(maxsize=4)
 def _hash_tokens(vocabulary: int, device: torch.device) -> torch.Tensor:
-    """The token's word for every token: rotation distributes over exclusive or."""
+    """Return the token's word for every token, already rotated: rotation distributes over exclusive
+    or."""
     tokens = torch.arange(vocabulary, dtype=torch.int32, device=device)
     return _rotate(_mix_word(tokens), 13)
 
 
 def _draw_waits(state: torch.Tensor) -> torch.Tensor:
-    """Exponentially distributed numbers, from a state that is used up.
+    """Return exponentially distributed numbers. Overwrites ``state``.
 
-    A Gumbel number is minus the logarithm of one. The winning ones are the small ones, where
-    float32 is fine.
+    A Gumbel number is minus the logarithm of an exponential one. The greatest samples come from
+    small numbers, which float32 represents finely.
     """
     state.mul_(5).add_(STEP).bitwise_xor_(16)
     spare = _shift(state, 16)
@@ -117,11 +118,11 @@ def _rotate(word: torch.Tensor, by: int) -> torch.Tensor:
 
 
 def _shift(word: torch.Tensor, by: int, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Shift to the right, with zeros from the left: int32 would repeat its sign."""
+    """Shift right and fill with zeros, because a shift of int32 would repeat the sign."""
     shifted = torch.bitwise_right_shift(word, by, out=out)
     return shifted.bitwise_and_((1 << (32 - by)) - 1)
 
 
 def _to_word(values: torch.Tensor) -> torch.Tensor:
-    """The lower 32 bits."""
+    """Return the lower 32 bits."""
     return values.to(torch.int32)

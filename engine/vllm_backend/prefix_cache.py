@@ -1,7 +1,7 @@
-"""Drop cached blocks of one prefix, and of no other, in the engine process.
+"""Removal of the cached blocks of a single prefix, in the engine process.
 
-A prefix is named by the hash of its first block, which all blocks after it go back to. To drop the
-first block alone would not do: once it is computed again, a prompt finds the old ones after it.
+The hash of its first block identifies a prefix, and all later blocks lead back to it. It is not
+enough to drop the first block: once it is computed again, a prompt finds the old blocks after it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from vllm.v1.request import Request
 
 
 class PrefixBlocks:
-    """The hash of the first block that each cached block goes back to, by the block's number."""
+    """Hashes of the first block that each cached block leads back to, by block number."""
 
     def __init__(self) -> None:
         self.active = False
-        """Whether blocks are to be noted: it takes time in every step, and only cures need it."""
+        """True if blocks are recorded. This takes time in every step, and only cures need it."""
         self._roots: dict[int, bytes] = {}
         self._seen: dict[str, list[int]] = {}
-        """Blocks of each running request that are known, by cache group."""
+        """Number of recorded blocks of each running request, by cache group."""
 
     def note(self, request: Request, coordinator: Any) -> None:
-        """Called after blocks of a request were cached."""
+        """Record new blocks of a request, after they were cached."""
         if not request.block_hashes:
             return
         groups = coordinator.get_blocks(request.request_id)
@@ -48,7 +48,7 @@ class PrefixBlocks:
 
 
 def track_prefixes(core: EngineCore) -> bool:
-    """Note the prefix of every block that is cached from now on."""
+    """Record the prefix of every block that is cached from now on."""
     core.scheduler.prefixes.active = True
     return True
 
@@ -56,9 +56,10 @@ def track_prefixes(core: EngineCore) -> bool:
 def drop_prefix(
     core: EngineCore, prompt: Sequence[int] | None, salt: str | None, adapter: str | None
 ) -> int:
-    """Drop the cached blocks of a prompt's prefix, or all without a prompt; returns their number.
+    """Drop the cached blocks of a prompt's prefix, or all blocks without a prompt; return their
+    number.
 
-    Running requests keep theirs; the next request computes them again.
+    Running requests keep theirs. The next request computes the dropped blocks again.
     """
     pool = core.scheduler.kv_cache_manager.block_pool
     cached = {block.block_id for block in pool.blocks if block.block_hash is not None}

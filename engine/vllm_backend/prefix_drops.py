@@ -1,8 +1,8 @@
-"""Prompt tokens that were in the prefix cache and are computed again because of the draft.
+"""Count of prompt tokens in the prefix cache that are computed again because of the draft.
 
-vLLM drops the last block of a hit for drafts that read hidden states. This counts the tokens of it,
-request by request: the hit that there would be without the drop, less the hit that there is. The
-rule is in ``engine/speculation/prefix_cost.py``.
+vLLM drops the last block of a hit for drafts that read hidden states. This module counts its tokens
+for each request: the hit without the drop, minus the actual hit. The rule is in
+``engine/speculation/prefix_cost.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vllm.v1.request import Request
 
 
 class PrefixDrops:
-    """Counts dropped tokens at every lookup of ``manager``."""
+    """Counter of dropped tokens at every lookup of ``manager``."""
 
     def __init__(self, manager: KVCacheManager) -> None:
         self._coordinator = manager.coordinator
@@ -27,11 +27,11 @@ class PrefixDrops:
             self._watch(manager)
 
     def take(self, request_id: str) -> int:
-        """The tokens of a request's last lookup; they are forgotten."""
+        """Remove and return the dropped tokens of a request's last lookup."""
         return self._tokens.pop(request_id, 0)
 
     def count(self, request_id: str) -> int:
-        """``take``, for a request that was served."""
+        """Remove and return the dropped tokens of a served request, and add them to ``total``."""
         dropped = self.take(request_id)
         self.total += dropped
         return dropped
@@ -60,7 +60,7 @@ class PrefixDrops:
 
 
 def find_hit_without_drop(coordinator: Any, request: Request) -> int:
-    """Tokens of the hit that the cache has for a draft that drops nothing. Changes nothing."""
+    """Return the tokens of the hit for a draft that drops nothing. Changes nothing."""
     dropping = coordinator.eagle_group_ids
     groups = getattr(coordinator, "attention_groups", None)
     coordinator.eagle_group_ids = set()

@@ -1,7 +1,7 @@
-"""Imported by the fork server of ``child_process.EnginePreload`` alone: imports what an engine
-process on a CPU needs, so that an engine which is forked from it imports nothing.
+"""Imports of an engine process on a CPU, so that a forked engine has nothing left to import.
 
-A module that cannot be imported fails again in the engine, whose log has the reason.
+Only the fork server of ``child_process.EnginePreload`` imports this module. A module that cannot be
+imported fails again in the engine, whose log has the reason.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ MODULES = (
 
 
 def import_engine() -> None:
-    gc.disable()  # what is imported stays
+    gc.disable()  # imported modules stay
     with suppress(Exception):
         for name in MODULES:
             import_module(name)
-    gc.freeze()  # a collection in the engine would copy all the pages it shares
+    gc.freeze()  # a collection in the engine would copy all shared pages
     gc.enable()
 
 
 def discard_output() -> None:
-    """An engine gets the streams of its gateway at that time."""
+    """Discard the fork server's output. An engine gets its gateway's streams when it is forked."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

@@ -1,7 +1,7 @@
-"""The adapter of each row of logits that is computed for the positions of a prompt.
+"""The adapter of each row of logits computed for the positions of a prompt.
 
 Log probabilities of a prompt, and audits, need the logits of many positions of one request. vLLM's
-output layer takes the adapter of a row from the list of the rows that are sampled in the step: the
+output layer takes the adapter of a row from the list of rows that are sampled in the step. The
 logits of a prompt then got the adapters of other requests, and on a CPU the engine died. Here each
 row gets the adapter of the token whose hidden state it is.
 """
@@ -19,9 +19,8 @@ Logits = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 def adapt_rows(model: Any, hidden_states: torch.Tensor) -> Logits:
-    """``model.compute_logits`` for slices of ``hidden_states``, which has a row per token of the
-    step.
-    """
+    """Return ``model.compute_logits`` for slices of ``hidden_states``, which has a row per
+    token."""
     return partial(_compute_logits, model, hidden_states)
 
 

@@ -1,8 +1,7 @@
-"""Steps by vLLM's public ``AsyncLLM.generate``, where its outputs cannot be taken over.
+"""Steps from vLLM's public ``AsyncLLM.generate``, for a vLLM whose outputs cannot be taken over.
 
 The text is the same. vLLM makes its own objects of every output, at more CPU per token, and gives
-no account of decode steps: ``outputs.py`` is the way for a vLLM that is as
-``engine/vllm_contract.py`` has it.
+no account of decode steps. ``outputs.py`` is used if vLLM fits ``engine/vllm_contract.py``.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from eaglegate.text.events import FinishReason
 
 
 class Inbox(Protocol):
-    """The steps of one request."""
+    """Steps of one request."""
 
     async def deliver(self, sink: StepSink) -> None:
-        """Push steps into ``sink`` to the last. Raises EngineError, and what ``sink`` raises."""
+        """Push every step into ``sink``. Raises EngineError, and any exception of ``sink``."""
         ...
 
 
 class Outputs(Protocol):
-    """A way from vLLM's outputs to steps."""
+    """Conversion of vLLM's outputs to steps."""
 
     @property
     def unclaimed(self) -> Totals:
@@ -44,7 +43,7 @@ class Outputs(Protocol):
     async def open_request(
         self, llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None
     ) -> Any:
-        """An ``Inbox``. Raises EngineError for a request that vLLM refuses."""
+        """Return an ``Inbox``. Raises EngineError for a request that vLLM refuses."""
         ...
 
     async def close_request(self, llm: AsyncLLM, inbox: Any) -> None:
@@ -52,12 +51,12 @@ class Outputs(Protocol):
         ...
 
     async def fail_all(self, llm: AsyncLLM) -> None:
-        """The engine is closed: every request that is open fails with EngineDead."""
+        """Fail every open request with EngineDead, because the engine is closed."""
         ...
 
 
 class PublicOutputs:
-    """See ``Outputs``."""
+    """Implementation of ``Outputs`` on the public interface."""
 
     def __init__(self) -> None:
         self.unclaimed = Totals()
@@ -82,13 +81,14 @@ class PublicOutputs:
         await inbox.stream.aclose()
 
     async def fail_all(self, llm: AsyncLLM) -> None:
-        """vLLM ends aborted requests with an output; a dead engine has failed them already."""
+        """Abort the open requests. vLLM ends them with an output; a dead engine has already failed
+        them."""
         with suppress(VLLMError):
             await llm.abort(list(self._open))
 
 
 class PublicInbox:
-    """See ``Inbox``."""
+    """Implementation of ``Inbox`` on the public interface."""
 
     def __init__(
         self,
@@ -121,7 +121,8 @@ class PublicInbox:
 
 
 def convert_output(output: RequestOutput, request: EngineRequest, first: bool) -> Step:
-    """Raises EngineFailed, and EngineDead for a request that the engine gave up."""
+    """Convert an output to a step. Raises EngineFailed, and EngineDead if the engine aborted the
+    request."""
     (completion,) = output.outputs
     if completion.finish_reason == ABORT:
         raise EngineDead(translate.ABORTED)

@@ -1,8 +1,8 @@
-"""Messages to token ids as vLLM's own renderers give them; needs no running engine.
+"""Rendering of messages to token ids with vLLM's own renderers; needs no running engine.
 
-A usual conversation goes straight to the model's template. For all else vLLM has a renderer per
-tokenizer family (Hugging Face templates, Mistral's tekken, DeepSeek's encoders in code, Kimi);
-gpt-oss has none there and goes through Harmony, as in vLLM's server.
+A usual conversation goes directly to the model's template. For everything else vLLM has a renderer
+per tokenizer family (Hugging Face templates, Mistral's tekken, DeepSeek's encoders in code, Kimi).
+gpt-oss has no renderer there and goes through Harmony, as in vLLM's server.
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ from eaglegate.text.rendering.template import (
 from eaglegate.text.rendering.watchdog import RenderTooSlow
 
 READ_DEVELOPER = frozenset({"HfRenderer", "CohereRenderer", "InklingRenderer"})
-"""Renderers that give OpenAI's developer role to a template that knows it, else as the system's.
+"""Renderers that pass OpenAI's developer role to a template that knows it, else as the system role.
 
-The others refuse the role (Mistral) or mean something else by it (DeepSeek's search agents).
+The others refuse the role (Mistral) or use it for something else (DeepSeek's search agents).
 """
 
 WRITE_TEXT = frozenset({"HfRenderer", "DeepseekV32Renderer", "DeepseekV4Renderer"})
-"""Renderers that give a text when they are asked not to tokenize it."""
+"""Renderers that return text if asked not to tokenize it."""
 TOKENIZE_WHOLE = frozenset({"MistralRenderer", "KimiK3Renderer", "InklingRenderer"})
 """Renderers that tokenize a prompt at once, as Harmony does."""
 READ_TEXT = frozenset({"MistralRenderer", "KimiK3Renderer"})
-"""Renderers that read what is in messages as text, whatever it spells; so does Harmony."""
+"""Renderers that read message contents as text only, without special tokens. So does Harmony."""
 TEMPLATE_RUNNERS = frozenset({"vllm.tokenizers.hf", "transformers.tokenization_utils_base"})
-"""Modules whose ``apply_chat_template`` runs the template, and does no more."""
+"""Modules whose ``apply_chat_template`` only runs the template."""
 LONGEST_CODED = 1 << 19
-"""Tokens of such a prompt that is to be truncated."""
+"""Most tokens of a prompt tokenized at once that is to be truncated."""
 
 
 class VllmRenderer:
-    """See ``eaglegate.engine.base.Renderer``. Raises ValueError where the template refuses."""
+    """See ``eaglegate.engine.base.Renderer``. Raises ValueError if the template refuses a
+    conversation."""
 
     def __init__(
         self,
@@ -71,8 +72,11 @@ class VllmRenderer:
         content_format: str = "auto",
         parse_special: bool = False,
     ) -> None:
-        """``chat_template``: a file or the template itself; raises OSError for one that is not
-        there. ``parse_special``: a special token's text in a message becomes the token."""
+        """Open the renderer. ``chat_template`` is a file or the template itself.
+
+        With ``parse_special``, a special token's text in a message becomes the token. Raises
+        OSError if the template's file does not exist.
+        """
         self._chat_template = None if chat_template is None else read_template(chat_template)
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
         self._renderer = renderer_from_config(config)
@@ -86,22 +90,20 @@ class VllmRenderer:
         self._tokenizing = dataclasses.replace(
             self._renderer.default_chat_tok_params, max_total_tokens=None
         )
-        """Parameters without vLLM's check of the length: a prompt's fit is decided for all
-        renderers alike.
+        """Parameters without vLLM's check of the length, which the gateway checks for all
+        renderers.
         """
         self._writer = TemplateRunner()
         fast = getattr(self.tokenizer, "backend_tokenizer", None)
         self._encoder = TextEncoder(fast) if isinstance(fast, Tokenizer) else None
         self._encodes_chat = self._encoder is not None and not self._tokenizing.do_lower_case
-        """Whether chats are encoded here. vLLM's tokenizer would look for offsets as well."""
+        """True if chats are encoded here. vLLM's tokenizer would compute offsets as well."""
         self._named = dict(getattr(self.tokenizer, "special_tokens_map", {}))
         self._writes_usual = self._encodes_chat and self._has_usual_template()
         self._special = None if parse_special else self._find_special_text()
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """Describe the tokenizer as ``vllm serve`` does, with the chat template that is in
-        force.
-        """
+        """Describe the tokenizer as ``vllm serve`` does, with the chat template in use."""
         from vllm.entrypoints.serve.tokenize.serving import TokenizerInfo
 
         template = self._resolve_template(False) if self._templated else None
@@ -123,7 +125,7 @@ class VllmRenderer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         limits: RenderLimits = NO_LIMITS,
     ) -> list[int]:
-        """``chat_template`` is a request's own."""
+        """Render a conversation to token ids. ``chat_template`` is the request's own template."""
         given = MarkedInput(messages, tools, chat_template_kwargs or {})
         if self._special is not None:
             given = self._special.mark(given.messages, given.tools, given.kwargs)
@@ -163,17 +165,18 @@ class VllmRenderer:
         return token_ids
 
     def _writes(self, writing: TemplateInput, marked: bool) -> bool:
-        """Whether the model's own template is run here, and not by vLLM.
+        """Return True if the model's own template is run here, and not by vLLM.
 
-        Both give the same prompt. Of a usual conversation vLLM takes as long again as the template;
-        a long one is not to be rendered in this process; of a marked one the parts are encoded.
+        Both give the same prompt. For a usual conversation, vLLM's own work takes as long as the
+        template. A long conversation must not be rendered in this process. The parts of a marked
+        one are encoded separately.
         """
         if self._writes_usual and writing.is_usual:
             return True
         return self._content_format == "auto" and (marked or writing.num_bytes > SMALL_BYTES)
 
     def _has_usual_template(self) -> bool:
-        """vLLM gives the model's template a conversation, and nothing else."""
+        """Return True if vLLM passes the template a conversation and nothing else."""
         kinds = type(self.tokenizer).__mro__
         runners = {kind.__module__ for kind in kinds if "apply_chat_template" in vars(kind)}
         plain = runners <= TEMPLATE_RUNNERS and not self._model_config.enable_prompt_embeds
@@ -213,8 +216,8 @@ class VllmRenderer:
         return list(prompt["prompt_token_ids"])
 
     def _check_length(self, given: MarkedInput, limits: RenderLimits) -> None:
-        """Check the length of prompts that vLLM tokenizes whole: count their text first, in
-        windows.
+        """Check the length of prompts that vLLM tokenizes at once, by counting their text in
+        windows first.
 
         Raises PromptTooLong or RenderingCancelled.
         """
@@ -225,12 +228,12 @@ class VllmRenderer:
         bound = RenderLimits(most or max(LONGEST_CODED, self._longest), ended=limits.ended)
         num = 0
         for piece in pieces:
-            # A piece may share its first and its last token with its neighbours.
+            # A piece may share its first and last token with its neighbours.
             num += max(0, len(self.tokenizer.encode(piece, add_special_tokens=False)) - 2)
             bound.check(num)
 
     def _find_special_text(self) -> SpecialText | None:
-        """None where vLLM reads what is in messages as text."""
+        """Return the special tokens' texts; None if vLLM reads message contents as text only."""
         if self._harmony or self._name in READ_TEXT:
             return None
         added = self.tokenizer.added_tokens_decoder.values()
@@ -263,7 +266,7 @@ class VllmRenderer:
 
     @lru_cache(maxsize=2)  # noqa: B019
     def _resolve_template(self, with_tools: bool) -> ChatTemplate | None:
-        """The one vLLM would take."""
+        """Return the template that vLLM would use; None if there is none."""
         source = resolve_chat_template(
             self.tokenizer,
             self._chat_template,

@@ -1,22 +1,22 @@
 """vLLM's scheduler with a speculation depth per request and an exact account of every step.
 
-Selected with ``scheduler_cls``; runs in the engine process. Each step drafts as deep as the
-deepest request in it asks for, and every request keeps as many drafts as it asks for itself:
+``scheduler_cls`` selects it, and it runs in the engine process. Each step drafts as many tokens as
+its deepest request asks for, and every request keeps as many drafts as it asks for itself:
 
-* synchronous scheduling hands the drafts to the scheduler, which shortens them
-  (``update_draft_token_ids``), also where they would pass a request's last token;
-* asynchronous scheduling leaves them in the worker, which takes as many as the request has
+* with synchronous scheduling the scheduler receives the drafts and shortens them
+  (``update_draft_token_ids``), also if they would pass a request's last token;
+* with asynchronous scheduling they stay in the worker, which takes as many as the request has
   placeholders (``_limit_placeholders``).
 
 Two features of vLLM are off, because they count drafts that were never made: padding requests with
 -1 after a prefix-cache hit, and zeros for drafts near the end of the context.
 
-With a planner (``--depth auto``, speculation/planner.py) requests without a depth of their own
-get the one that pays: ``planning.py`` asks it at every step.
+With a planner (``--depth auto``, speculation/planner.py) requests without their own depth get the
+most profitable depth; ``planning.py`` asks the planner at every step.
 
-A step in which no request drafts skips the draft model altogether (``worker.py``) and so leaves
-a hole in its KV cache. Prompts are never skipped. What a request at depth 0 generates stays out
-of the prefix cache, where a later request would draft worse from it.
+A step in which no request drafts skips the draft model (``worker.py``) and so leaves a hole in its
+KV cache. Prompts are never skipped. The output of a request at depth 0 stays out of the prefix
+cache, because it would make a later request draft worse.
 """
 
 from __future__ import annotations
@@ -58,16 +58,14 @@ from eaglegate.engine.vllm_fields import DEPTH, TRACED
 
 
 class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
-    """Base of both schedulers below. ``ceiling`` is the greatest depth that any request gets
-    now.
-    """
+    """Base of both schedulers below. ``ceiling`` is the greatest depth that any request gets."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ceiling: int = self.num_spec_tokens
         self._verified: dict[str, tuple[int, int]] = {}
         self._traced: set[str] = set()
-        """Requests whose accounts carry their draft tokens."""
+        """Requests whose accounts include their draft tokens."""
         self._shareable: dict[str, int] = {}
         self._answers: RequestAccounts | None = None
         self._own_schedule = self._take_over_schedule()
@@ -85,11 +83,11 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     @property
     def fixed(self) -> bool:
-        """Every step drafts and verifies K tokens, whatever a request asks for."""
+        """True if every step drafts and verifies K tokens, whatever a request asks for."""
         return self.behaviour.depth is StepDepth.FIXED
 
     def get_depth(self, request: Request) -> int:
-        """Return the depth that this request wants, as far as the engine and the ceiling go."""
+        """Return the depth that this request wants, limited by the engine and the ceiling."""
         if self.fixed:
             return int(self.num_spec_tokens)
         extra = request.sampling_params.extra_args if request.sampling_params else None
@@ -97,7 +95,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         return self.ceiling if wanted is None else max(0, min(int(wanted), self.ceiling))
 
     def _get_width(self, request: Request) -> int:
-        """Draft tokens of this request to verify next."""
+        """Return the number of this request's draft tokens to verify next."""
         return self.planning.get_width(request, self.get_depth(request))
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -139,7 +137,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         return min(most, max((depth for _, depth in drafting), default=0))
 
     def _is_near_the_end(self, scheduled: list[Request]) -> bool:
-        """Whether the first model runner will draft for none of them, and leave zeros."""
+        """Return True if the first model runner will draft for none of the requests and leave
+        zeros."""
         longest = max((request.num_computed_tokens for request in scheduled), default=0)
         return bool(longest + self.num_spec_tokens > self._draft_len)
 
@@ -152,8 +151,10 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, cut))
 
     def _count_useful_drafts(self, req_id: str) -> int:
-        """Drafts worth verifying: the bonus token takes one of the tokens that are left. With CUDA
-        graphs a width like that of the others is worth more than the tokens that are saved.
+        """Return the number of drafts worth verifying. The bonus token takes one of the remaining
+        tokens.
+
+        With CUDA graphs, the same width as the other requests is worth more than the saved tokens.
         """
         request = self.requests.get(req_id)
         if request is None:
@@ -171,7 +172,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         num_invalid_spec_tokens: dict[str, int] | None,
         request_id: str,
     ) -> SpecDecodingStats | None:
-        """Called once per verified request and step, with the numbers before any cut."""
+        """Record the counts before any cut. Called once per verified request and step."""
         invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
         self._verified[request_id] = (num_draft_tokens - invalid, num_accepted_tokens)
         if num_draft_tokens == invalid:
@@ -214,10 +215,10 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         return outputs
 
     def _list_traced_drafts(self, scheduler_output: SchedulerOutput) -> dict[str, list[int]]:
-        """List the draft tokens that this step verifies, of requests that are traced.
+        """List the draft tokens of traced requests that this step verifies.
 
-        Asynchronous scheduling has -1 in their place: their ids stay in the worker. A grammar puts
-        -1 in the place of drafts that it does not allow.
+        Asynchronous scheduling has -1 in their place, because the ids stay in the worker. A grammar
+        puts -1 in place of drafts that it does not allow.
         """
         found = {}
         for name, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
@@ -228,7 +229,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def _attach_accounts(
         self, outputs: Iterable[EngineCoreOutputs], depths: dict[str, int]
     ) -> None:
-        """Put this step's account on every output; ``translate.read_decode_step`` reads it."""
+        """Attach this step's account to every output. ``translate.read_decode_step`` reads it."""
         for batch in outputs:
             for output in batch.outputs:
                 drafted, accepted = self._verified.get(output.request_id, (0, 0))
@@ -245,22 +246,20 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             self._answers.forget_others(self.requests)
 
     def _attach_drop(self, output: EngineCoreOutput) -> None:
-        """Put the dropped tokens of its prefix-cache hit on a request's first output, in a list
-        that a step's own account does not use.
-        """
+        """Attach the dropped tokens of its prefix-cache hit to a request's first output, in a list
+        that a step's own account does not use."""
         dropped = self.drops.count(output.request_id)
         if dropped and output.spec_decode_metrics is not None:
             found = replace(output.spec_decode_metrics, per_step_accepted=[dropped])
             output.spec_decode_metrics = found
 
     def account_per_answer(self) -> None:
-        """Account per answer, for vLLM's own server, which reports only what comes with a
-        request's last output.
-        """
+        """Account per answer, because vLLM's own server reports only the account of a request's
+        last output."""
         self._answers = RequestAccounts(self.num_spec_tokens)
 
     def set_planning(self, mode: str) -> str:
-        """``auto``, ``random`` or ``off``; returns the mode in force."""
+        """Set the mode (``auto``, ``random`` or ``off``), and return the mode in force."""
         usable = (
             self.num_spec_tokens and self._own_schedule and not self._uniform and not self.fixed
         )
@@ -268,11 +267,12 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         return self.planning.mode
 
     def forget_draft(self) -> None:
-        """Another draft serves: what traffic accepted of the last one says nothing."""
+        """Forget what was learnt of the last draft's acceptance, because another draft serves."""
         self.planning.restart()
 
     def _take_over_schedule(self) -> bool:
-        """Whether depth by batch size is ours to ignore. A table also turns -1 padding off."""
+        """Return True if the scheduler may ignore vLLM's depth by batch size. A table also turns
+        off the padding with -1."""
         if not self.num_spec_tokens:
             return True
         configured = self.vllm_config.speculative_config.num_speculative_tokens_per_batch_size
@@ -282,13 +282,15 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         return True
 
     def _get_batch_limit(self, batch_size: int) -> int:
-        """The user's own depth-by-batch-size table, if there is one, bounds every request."""
+        """Return the depth limit of the user's own table of depths by batch size, or K without a
+        table."""
         if self._own_schedule or self.dynamic_sd_lookup is None:
             return int(self.num_spec_tokens)
         return int(self.dynamic_sd_lookup[batch_size])
 
     def _get_draft_len(self) -> int:
-        """Beyond this length (less K) vLLM's first runner does not draft for the whole batch."""
+        """Return the length (less K) beyond which vLLM's first runner does not draft for the whole
+        batch."""
         draft = getattr(self.vllm_config.speculative_config, "draft_model_config", None)
         return int(draft.max_model_len if draft is not None else self.max_model_len)
 
@@ -304,14 +306,14 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         coordinator.cache_blocks = cache_shareable_blocks
 
     def _count_shareable_tokens(self, request: Request) -> int:
-        """Tokens before the first hole in the draft's KV cache."""
+        """Count the tokens before the first hole in the draft's KV cache."""
         req_id = request.request_id
         if req_id not in self._shareable and self.get_depth(request) == 0:
             self._shareable[req_id] = max(request.num_prompt_tokens, request.num_computed_tokens)
         return int(self._shareable.get(req_id, request.num_tokens))
 
     def _limit_sharing_of(self, scheduled: list[Request], tokens: Mapping[str, int]) -> None:
-        """Keep what a step without a draft model computes out of the prefix cache."""
+        """Keep the results of a step without a draft model out of the prefix cache."""
         for request in scheduled:
             computed = request.num_computed_tokens - tokens[request.request_id]
             self._shareable.setdefault(request.request_id, max(request.num_prompt_tokens, computed))
@@ -330,11 +332,11 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
 
 class DepthScheduler(DepthSchedulerBase):
-    """Synchronous scheduling."""
+    """Scheduler for synchronous scheduling."""
 
 
 class AsyncDepthScheduler(DepthSchedulerBase, AsyncScheduler):  # type: ignore[misc]
-    """Asynchronous scheduling."""
+    """Scheduler for asynchronous scheduling."""
 
     def _limit_placeholders(self, scheduled: list[Request], depth: int) -> None:
         for request in scheduled:
@@ -343,9 +345,10 @@ class AsyncDepthScheduler(DepthSchedulerBase, AsyncScheduler):  # type: ignore[m
 
 
 class RequestAccounts:
-    """Every answer's account as vLLM's ``detailed`` has it, and steps without a draft, too.
+    """Accounts of whole answers in vLLM's ``detailed`` format, with steps without a draft in
+    addition.
 
-    Those stand in the per-step lists with zeros; the histogram counts verify steps alone.
+    Steps without a draft are zeros in the per-step lists. The histogram counts only verify steps.
     """
 
     def __init__(self, depth: int) -> None:
@@ -355,7 +358,7 @@ class RequestAccounts:
     def add(
         self, output: EngineCoreOutput, drafted: int, accepted: int
     ) -> RequestSpecDecodeMetrics | None:
-        """The whole answer's with its last output, None with the others."""
+        """Add an output. Return the whole answer's account with its last output, else None."""
         account = self._accounts.get(output.request_id)
         if account is None:
             account = RequestSpecDecodeMetrics.new(self._depth)
@@ -368,14 +371,15 @@ class RequestAccounts:
         return None if output.finish_reason is None else account
 
     def forget_others(self, requests: Mapping[str, Request]) -> None:
-        """Forget all others: they have ended, or were aborted."""
+        """Forget all other requests, which have ended or were aborted."""
         for req_id in self._accounts.keys() - requests.keys():
             del self._accounts[req_id]
 
 
 @lru_cache(maxsize=4096)
 def make_step_account(depth: int, drafted: int, accepted: int) -> RequestSpecDecodeMetrics:
-    """One step's account in the field vLLM has for a request's: there are few different ones."""
+    """Return one step's account in vLLM's field for a request's. Cached, because few different ones
+    exist."""
     return RequestSpecDecodeMetrics(depth, histogram=[accepted], num_draft_tokens=drafted)
 
 
@@ -389,16 +393,15 @@ def _attach_drafts(outputs: Iterable[EngineCoreOutputs], drafts: Mapping[str, li
 
 
 def read_method(vllm_config: VllmConfig) -> DraftMethod:
-    """The drafting method as vLLM resolved it."""
+    """Return the drafting method as vLLM resolved it."""
     config = vllm_config.speculative_config
     parallel = getattr(config, "parallel_drafting", False)
     return find_method({"method": getattr(config, "method", ""), "parallel_drafting": parallel})
 
 
 def read_behaviour(vllm_config: VllmConfig) -> StepBehaviour:
-    """Read the method's behaviour on the model runner in use. The second runner has a speculator
-    of its own for an MTP draft of several layers, which always makes K drafts.
-    """
+    """Return the method's behaviour on the model runner in use. The second runner has its own
+    speculator for an MTP draft of several layers, which always makes K drafts."""
     second = bool(vllm_config.use_v2_model_runner)
     config = vllm_config.speculative_config
     if second and config is not None and config.use_multi_module_mtp():
@@ -407,35 +410,34 @@ def read_behaviour(vllm_config: VllmConfig) -> StepBehaviour:
 
 
 def is_past_prompt(request: Request, scheduled_tokens: int) -> bool:
-    """Whether the step just planned begins after the request's prompt."""
+    """Return True if the step just planned begins after the request's prompt."""
     return bool(request.num_computed_tokens - scheduled_tokens >= request.num_prompt_tokens)
 
 
 def scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthSchedulerBase:
-    """Make the scheduler that ``scheduler_cls`` names: the subclass that fits vLLM's way of
-    scheduling.
-    """
+    """Make the scheduler that ``scheduler_cls`` names, for synchronous or asynchronous
+    scheduling."""
     asynchronous = vllm_config.scheduler_config.async_scheduling
     kind = AsyncDepthScheduler if asynchronous else DepthScheduler
     return kind(vllm_config, *args, **kwargs)
 
 
 def server_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthSchedulerBase:
-    """The same for a worker under ``vllm serve``: ``--scheduler-cls`` names it."""
+    """Make the scheduler that ``--scheduler-cls`` names for a worker under ``vllm serve``."""
     made = scheduler(vllm_config, *args, **kwargs)
     made.account_per_answer()
     return made
 
 
 def planning_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthSchedulerBase:
-    """A worker's under ``vllm serve`` that plans the depth of requests that bring none."""
+    """Make a worker's scheduler that also plans the depth of requests without their own."""
     made = server_scheduler(vllm_config, *args, **kwargs)
     made.set_planning("auto")
     return made
 
 
 def set_depth(core: EngineCore, depth: int) -> int:
-    """Bound every request's depth from the next step on; returns the bound in force."""
+    """Bound every request's depth from the next step on, and return the bound in force."""
     scheduler = core.scheduler
     if scheduler.fixed:
         return int(scheduler.num_spec_tokens)
@@ -450,27 +452,28 @@ def set_planning(core: EngineCore, mode: str) -> str:
 
 
 def describe_planning(core: EngineCore, recent: int) -> dict[str, object]:
-    """Describe the planner's beliefs and decisions, and its newest steps."""
+    """Describe the planner's estimates and decisions, and its newest steps."""
     scheduler = core.scheduler
     description: dict[str, object] = scheduler.planning.describe(recent)
     return description
 
 
 def freeze_planning(core: EngineCore, depth: int | None) -> bool:
-    """Hold the planner at ``depth``, or let it choose again; False where there is none."""
+    """Hold the planner at ``depth``, or let it choose again if None. Return False without a
+    planner."""
     scheduler = core.scheduler
     return bool(scheduler.planning.freeze(depth))
 
 
 def export_costs(core: EngineCore) -> dict[str, object]:
-    """Export the learnt times of steps, for ``restore_costs`` of a later engine."""
+    """Export the learnt costs of steps, for ``restore_costs`` of a later engine."""
     scheduler = core.scheduler
     costs: dict[str, object] = scheduler.planning.export_costs()
     return costs
 
 
 def restore_costs(core: EngineCore, costs: Mapping[str, object]) -> bool:
-    """False where they do not fit, or nothing plans."""
+    """Restore learnt costs; return False if they do not fit, or if there is no planner."""
     scheduler = core.scheduler
     return bool(scheduler.planning.restore_costs(costs))
 

@@ -1,11 +1,12 @@
-"""Score the tokens of an answer against the target's raw logits, in plain tensors.
+"""Scoring of an answer's tokens against the target's raw logits, in plain tensors.
 
-Written anew from the meaning of each sampling field, and not with vLLM's samplers or the repairs in
-``steering.py``: an audit must not share their faults. Order: allowed tokens, bad words, the minimum
-of tokens, biases, repetition, frequency and presence penalties, temperature, min-p, top-k, top-p.
+It is written from the meaning of each sampling field, without vLLM's samplers or the repairs in
+``steering.py``, because an audit must not share their faults. The order is: allowed tokens, bad
+words, minimum of tokens, biases, repetition, frequency and presence penalties, temperature, min-p,
+top-k, top-p.
 
-Rounding moves a logit a little, and so moves the borders of min-p, top-k and top-p. A token is
-*surely* in where rounding cannot exclude it, and *possibly* in where rounding may include it.
+Rounding moves a logit slightly, and so moves the borders of min-p, top-k and top-p. A token is
+*surely* in if rounding cannot exclude it, and *possibly* in if rounding may include it.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from eaglegate.engine.speculation.audit.scores import AnswerScores, Choosing, Sc
 from eaglegate.engine.vllm_backend.position_noise import add_noise
 
 ROWS = 1 << 22
-"""Logits that are scored at a time, so that the sorted copies stay small."""
+"""Number of logits that are scored at a time, so that the sorted copies stay small."""
 COLDER, HOTTER = 0.6, 1.6
-"""Factors of a temperature that is not the request's."""
+"""Factors of a wrong temperature relative to the request's."""
 PART = 0.25
-"""Share of tokens drawn at another temperature: drafts taken unverified, which are good guesses."""
+"""Share of tokens drawn at another temperature, as for good drafts that were not verified."""
 ALWAYS_BEST = (0.1, 0.5)
-"""Shares of tokens that are the target's first choice and not drawn: drafts taken unverified."""
+"""Shares of tokens that are the target's first choice and not drawn, as for unverified drafts."""
 WINDOW = log(3)
-"""Nats below the best token within which a lossy acceptance takes any draft."""
+"""Distance from the best token, in nats, within which a lossy acceptance takes any draft."""
 IN_WINDOW = (0.2, 0.6)
-"""Shares of tokens drawn from that window alone: drafts accepted with a loss."""
+"""Shares of tokens drawn from that window only, as for drafts accepted with a loss."""
 ANY = (0.02, 0.2)
-"""Shares of tokens that could be any."""
+"""Shares of arbitrary tokens."""
 MOST_DOUBT = 0.05
 """Greatest logarithm of possible over sure mass at which a sampled token is judged. The true
-probability of a token exceeds the one computed by this factor at most, which every ratio pays.
+probability of a token exceeds the computed one by at most this factor, which is subtracted from
+every ratio.
 """
 SKEW = 0.7
 """Shape of the beta densities for tokens that are too likely, or not likely enough."""
@@ -51,7 +53,7 @@ FAMILIES = (
 
 @dataclass(frozen=True, slots=True)
 class AuditedTokens:
-    """An answer's tokens as the worker knows them."""
+    """An answer's tokens in the worker's representation."""
 
     rules: ScoringRules
     prompt: Sequence[int]
@@ -62,21 +64,22 @@ class AuditedTokens:
 
     @property
     def needed(self) -> range:
-        """Positions whose logits choose a token to score: that of the token before it."""
+        """Positions whose logits choose a token to score, each one before its token."""
         before = len(self.prompt) - 1
         return range(before + self.rules.first, before + len(self.output))
 
 
 class AnswerScorer:
-    """Takes the logits of an answer in chunks, in any order, and again after a preemption."""
+    """Scorer of one answer. Logits come in chunks, in any order, and again after a preemption."""
 
     def __init__(self, tokens: AuditedTokens) -> None:
         self._tokens = tokens
         self._rows: dict[int, tuple[float, int, list[float], int]] = {}
-        """Margin, best token, evidence and whether it was judged, by place in the answer."""
+        """(Margin, best token, evidence, 1 if judged) by place in the answer."""
 
     def add(self, place: int, logits: torch.Tensor) -> None:
-        """``logits`` (rows, vocabulary) choose the answer's tokens from ``place`` on."""
+        """Score rows of ``logits`` (rows, vocabulary), which choose the answer's tokens from
+        ``place`` on."""
         rows = max(1, ROWS // logits.shape[1])
         for begin in range(0, len(logits), rows):
             self._add(place + begin, logits[begin : begin + rows].float())
@@ -139,7 +142,7 @@ class AnswerScorer:
         return len(self._rows) == len(self._tokens.needed)
 
     def finish(self) -> AnswerScores:
-        """The scores of the whole answer. Raises ValueError where logits are missing."""
+        """Return the scores of the whole answer. Raises ValueError if logits are missing."""
         if not self.is_complete:
             raise ValueError(f"{len(self._rows)} of {len(self._tokens.needed)} tokens were scored")
         rows = [self._rows[at] for at in sorted(self._rows)]
@@ -152,7 +155,7 @@ class AnswerScorer:
 
 
 def apply_rules(logits: torch.Tensor, place: int, tokens: AuditedTokens) -> torch.Tensor:
-    """Apply what changes or forbids tokens before the temperature, in place.
+    """Apply the rules that change or forbid tokens before the temperature, in place.
 
     Row ``i`` chooses the answer's token ``place + i``.
     """
@@ -203,14 +206,15 @@ def _count(tokens: Sequence[int], vocabulary: int, device: torch.device) -> torc
 def measure_margins(
     logits: torch.Tensor, chosen: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The margin of each row's best token over the chosen one, and that best token."""
+    """Return the margin of each row's best token over the chosen one, and the best token."""
     most, best = logits.max(-1)
     own = logits.gather(1, chosen)[:, 0]
     return torch.where(own == -torch.inf, torch.inf, most - own), best
 
 
 def find_kept(scaled: torch.Tensor, rules: ScoringRules) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens that min-p, top-k and top-p surely keep, and those that they possibly keep."""
+    """Return the tokens that min-p, top-k and top-p surely keep, and the tokens that they possibly
+    keep."""
     allowed = scaled > -torch.inf
     top_k = rules.top_k if 0 < rules.top_k < scaled.shape[1] else 0
     if not (rules.min_p or top_k or rules.top_p < 1):
@@ -234,7 +238,7 @@ def find_kept(scaled: torch.Tensor, rules: ScoringRules) -> tuple[torch.Tensor, 
 def _keep_mass(
     values: torch.Tensor, sure: torch.Tensor, possible: torch.Tensor, top_p: float, near: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token is kept while the likelier ones have less than ``top_p`` of the mass.
+    """Apply top-p: a token is kept while likelier tokens have less than ``top_p`` of the mass.
 
     ``values`` are sorted, the likeliest first. Tokens closer than ``near`` may change places.
     """
@@ -255,14 +259,14 @@ def _keep_mass(
 
 
 def _accumulate(weights: torch.Tensor) -> torch.Tensor:
-    """The mass before each place, and the whole as the last column."""
+    """Return the mass before each place, and the whole mass as the last column."""
     return torch.nn.functional.pad(weights.cumsum(-1), (1, 0))
 
 
 def draw_spread(place: int, rows: int, tokens: AuditedTokens) -> torch.Tensor:
-    """A uniform number for each row, which spreads a token's share of the distribution.
+    """Return a uniform number for each row, which spreads a token's share of the distribution.
 
-    They are drawn from the answer itself, so that an audit can be repeated.
+    The numbers depend on the answer itself, so that an audit can be repeated.
     """
     start = hash((tuple(tokens.output[:8]), len(tokens.prompt), len(tokens.output)))
     generator = torch.Generator().manual_seed(start % (1 << 63))
@@ -276,12 +280,12 @@ def measure_evidence(
     raw: torch.Tensor | None,
     spread: torch.Tensor,
 ) -> torch.Tensor:
-    """Log likelihood ratios of ``FAMILIES`` (rows, families) for the tokens drawn.
+    """Return log likelihood ratios of ``FAMILIES`` (rows, families) for the drawn tokens.
 
-    ``kept``: scaled logits, -inf where excluded. ``raw``: logits before any rule, where a rule
-    changes them. Rounding makes the true probability of a token differ from the one known here; its
-    mean over such errors exceeds it by the factor exp(s**2) at most, for errors of s nats, which
-    every ratio pays.
+    ``kept`` are scaled logits, -inf where excluded. ``raw`` are logits before any rule, if a rule
+    changes them. Rounding makes the true probability of a token differ from the one known here. Its
+    mean over such errors exceeds it by at most the factor exp(s**2), for errors of s nats, which is
+    subtracted from every ratio.
     """
     logprobs = kept.log_softmax(-1)
     own = logprobs.gather(1, chosen)
@@ -312,12 +316,12 @@ def measure_evidence(
 
 
 def _skewed(place: torch.Tensor) -> torch.Tensor:
-    """Log density of Beta(``SKEW``, 1)."""
+    """Return the log density of Beta(``SKEW``, 1)."""
     return log(SKEW) + (SKEW - 1) * place.log()
 
 
 def _tempered(logprobs: torch.Tensor, chosen: torch.Tensor, power: float) -> torch.Tensor:
-    """Log probability of the chosen tokens where all are raised to ``power``."""
+    """Return the log probability of the chosen tokens if all are raised to ``power``."""
     raised = logprobs * power
     return raised.gather(1, chosen) - raised.logsumexp(-1, keepdim=True)
 

@@ -1,13 +1,12 @@
-"""Patches of vLLM's second model runner, which it takes wherever Triton works: on every GPU.
+"""Patches of vLLM's second model runner, which vLLM uses wherever Triton works: on every GPU.
 
-* No draft pass in decode steps that want no draft. vLLM at depth 0 still runs the draft model once
-  per step to keep its KV cache whole; the scheduler marks the steps where that may be left out.
-  Drafts of another kind than EAGLE and MTP run their pass all the same: correct, and a little
+* Decode steps that want no draft run no draft pass. At depth 0 vLLM still runs the draft model once
+  per step to keep its KV cache complete; the scheduler marks the steps in which that may be left
+  out. Kinds of drafts other than EAGLE and MTP still run their pass, which is correct and a little
   slower.
 * Every row of logits gets the adapter of its request. vLLM names one adapter per request, as if
-  each had one row; beside drafts a request has a row for every draft and one more. An adapter of
-  the output layer then changed the rows of other requests, and on a CPU the engine died of any
-  adapter.
+  each had one row, but with drafts a request has one row per draft and one more. An adapter of the
+  output layer then changed the rows of other requests, and on a CPU any adapter killed the engine.
 
 This runner does not need the other repairs of ``worker.py``: it applies ``min_p``, ``logit_bias``,
 ``min_tokens`` and budgets to every row, and keeps adapters off a shared embedding.
@@ -24,13 +23,14 @@ import torch
 from eaglegate.engine.vllm_contract import SKIP
 
 ROWS = "rows_of_logits"
-"""Attribute of a LoraState: how many rows of logits each request of the step has."""
+"""Attribute of a LoraState: the number of rows of logits of each request in the step."""
 
 
 def execute_model(
     original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """The step's drafts are made later, by ``sample_tokens``, which is not given the mark."""
+    """Pass the scheduler's mark on to the speculator, because ``sample_tokens`` drafts later
+    without it."""
     if runner.speculator is not None:
         setattr(runner.speculator, SKIP, getattr(scheduler_output, SKIP, False))
     return original(runner, scheduler_output, *args, **kwargs)
@@ -43,9 +43,7 @@ def propose(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Propose drafts, or any tokens at depth 0, where the runner overwrites all that is returned
-    here.
-    """
+    """Propose drafts. At depth 0 return any tokens, which the runner overwrites."""
     if not getattr(speculator, SKIP, False):
         return original(speculator, input_batch, *args, **kwargs)
     drafts: torch.Tensor = speculator.draft_tokens[: input_batch.num_reqs]
@@ -53,7 +51,8 @@ def propose(
 
 
 def prepare_inputs(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
-    """The adapters of a step are made ready later, by ``make_lora_inputs``."""
+    """Record the rows of logits, because ``make_lora_inputs`` prepares the step's adapters
+    later."""
     batch = original(runner, *args, **kwargs)
     setattr(runner.lora_state, ROWS, np.diff(batch.cu_num_logits_np))
     return batch
@@ -65,7 +64,8 @@ def make_lora_inputs(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
-    """The adapter of each row of logits, the adapter of each token, and the adapters in use."""
+    """Return the adapter of each row of logits, the adapter of each token, and the adapters in
+    use."""
     requests, tokens, adapters = original(state, *args, **kwargs)
     return tuple(np.repeat(requests, getattr(state, ROWS)).tolist()), tokens, adapters
 

@@ -1,13 +1,13 @@
-"""Samples of requests with a seed, in both of vLLM's model runners.
+"""Sampling for requests with a seed, in both of vLLM's model runners.
 
 vLLM's first runner draws numbers from a generator per request, once for each draft that it
-verifies: its text depends on the depth of every step. The second has noise keyed by position, but
-verifies drafts by a ratio test with other numbers: again another text. Here both take the sample of
-``position_noise`` at every position and accept the drafts that equal it. The position is that in
-the whole sequence, prompt included: it stays when a request goes on elsewhere with its tokens in
-the prompt.
+verifies, so its text depends on the depth of every step. The second has noise keyed by position,
+but verifies drafts by a ratio test with other numbers, so its text also depends on the drafts. Here
+both take the sample of ``position_noise`` at every position and accept the drafts that equal it.
+The position counts the whole sequence, prompt included. It stays the same when a request continues
+on another engine with its tokens in the prompt.
 
-Requests without a seed keep vLLM's samplers; a batch of them alone runs none of this.
+Requests without a seed keep vLLM's samplers. A batch without seeds runs none of this.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from eaglegate.engine.vllm_backend import position_noise
 
 REJECTED = -1
-"""Mark of no token in the first runner's output."""
+"""Placeholder for no token in the first runner's output."""
 
 
 class SeededRows:
-    """The seeded requests of one step, in the place of a SamplingMetadata's generators."""
+    """The seeded requests of one step, in place of a SamplingMetadata's generators."""
 
     def __init__(self, runner: GPUModelRunner, metadata: SpecDecodeMetadata | None) -> None:
         batch = runner.input_batch
@@ -43,7 +43,7 @@ class SeededRows:
         rows = sorted(batch.generators)
         seeds = np.array([_get_seed(batch.generators[row]) for row in rows], dtype=np.int64)
         self.is_complete = len(rows) == len(batch.random_reqs)
-        """No other request of the step samples."""
+        """True if no other request of the step samples."""
         self._rows = async_tensor_h2d(rows, device, torch.int64)
         self._seeds = async_tensor_h2d(seeds, device)
         if metadata is None:
@@ -60,14 +60,15 @@ class SeededRows:
         self._positions = positions[metadata.target_logits_indices][self._drafts]
 
     def sample_ends(self, logits: torch.Tensor, sampled: torch.Tensor) -> None:
-        """Put the samples after each request's last token in place."""
+        """Write the samples that follow each request's last token."""
         positions = self._ends[self._rows]
         sampled[self._rows] = position_noise.sample(logits[self._rows], self._seeds, positions).to(
             sampled.dtype
         )
 
     def sample_drafted(self, logits: torch.Tensor) -> torch.Tensor:
-        """The tokens in the places of drafts: samples, and the likeliest of other requests."""
+        """Return tokens in the places of drafts: samples, and the likeliest tokens for other
+        requests."""
         if len(self._drafts) == len(logits):
             return position_noise.sample(logits, self._draft_seeds, self._positions)
         tokens = logits.argmax(-1)
@@ -76,13 +77,13 @@ class SeededRows:
         return tokens
 
     def merge(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-        """The rows of ``theirs`` with those of seeded requests from ``ours``."""
+        """Return ``theirs`` with the rows of seeded requests replaced from ``ours``."""
         return theirs.index_copy_(0, self._rows, ours[self._rows])
 
 
 @contextmanager
 def key_by_position(runner: GPUModelRunner, metadata: SpecDecodeMetadata | None) -> Iterator[None]:
-    """While the first runner samples, seeded requests bring their positions, not generators."""
+    """Replace the generators of seeded requests by positions while the first runner samples."""
     batch = runner.input_batch
     if not batch.generators:
         yield
@@ -103,7 +104,7 @@ def draw(
     k: torch.Tensor | None,
     p: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Step without drafts, and bonus tokens, of the first runner."""
+    """Sample steps without drafts, and bonus tokens, in the first runner."""
     if not isinstance(generators, SeededRows):
         return original(sampler, logits, generators, k, p)
     logits = apply_top_k_top_p(logits, k, p)
@@ -128,7 +129,7 @@ def verify(
     synthetic_mode: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """``rejection_sample`` of the first runner: a row of tokens for each request."""
+    """Replace the first runner's ``rejection_sample``; returns a row of tokens for each request."""
     rows = metadata.generators
     options["synthetic_mode"] = synthetic_mode
     given = drafts, counts, most, ends, draft_probs, logits, bonus
@@ -148,7 +149,8 @@ def accept_drafts(
     most: int,
     bonus: torch.Tensor,
 ) -> torch.Tensor:
-    """Each request's samples up to the first that is not the draft; then its bonus token."""
+    """Return each request's samples up to the first that differs from its draft, then its bonus
+    token."""
     if not most:
         return bonus.to(torch.int32)
     counts = torch.diff(ends, prepend=ends.new_zeros(1))
@@ -165,7 +167,8 @@ def verify_again(
     sampler: RejectionSampler,
     *given: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``RejectionSampler._verify`` of the second runner, with seeded requests' rows replaced."""
+    """Replace the second runner's ``RejectionSampler._verify``, with other rows for seeded
+    requests."""
     logits, sampled, num_sampled = original(sampler, *given)
     _, _, _, positions, begins, _, requests, owners, _, _, drafts = given
     states = sampler.sampler.sampling_states

@@ -1,11 +1,11 @@
-"""The sharing of steps in vLLM's scheduler: how a ration (speculation/fair_share.py) is kept.
+"""Sharing of steps in vLLM's scheduler: enforcement of a ration (speculation/fair_share.py).
 
-- A request that is to wait for a step gets a later ``next_decode_eligible_step``, by which vLLM
-  itself spaces decodes under pipeline parallelism. Asynchronous scheduling leaves its drafts in the
-  worker, which keeps those of the last step alone, so it verifies none when it goes on.
-- Drafts are cut before they are scheduled, as a request's own depth cuts them.
-- Prompts are limited by the tokens of the step. Requests of the latency class stand first, among
-  those that run and those that wait, so that the limit and preemption meet the others.
+- A request that must wait for a step gets a later ``next_decode_eligible_step``, which vLLM itself
+  uses to space decodes under pipeline parallelism. With asynchronous scheduling its drafts stay in
+  the worker, which keeps only those of the last step. The request then verifies none at first.
+- Drafts are cut before they are scheduled, as for a request's own depth.
+- Prompts are limited by the tokens of the step. Requests of the latency class come first among the
+  running and the waiting requests, so that the limit and preemption affect the others.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class StepSharing:
             and not scheduler.need_mamba_block_aligned_split
         )
         self._depth = 0
-        """Draft tokens that the last step made for each request."""
+        """Number of draft tokens that the last step made for each request."""
 
     @contextmanager
     def limit_others(self) -> Iterator[None]:
-        """Limit other requests in the step that is scheduled inside the block."""
+        """Limit other requests in the step that is scheduled inside the context."""
         scheduler = self._scheduler
         self._put_latency_first()
         left = {request.request_id: _count_left(request) for request in scheduler.running}
@@ -66,7 +66,7 @@ class StepSharing:
             scheduler.max_num_scheduled_tokens = most
 
     def settle(self, output: SchedulerOutput) -> None:
-        """Charge what the step has taken."""
+        """Charge the ration for the scheduled step."""
         drafts = output.scheduled_spec_decode_tokens
         rows, prompt, reads_first = [], 0, False
         for name, tokens in output.num_scheduled_tokens.items():
@@ -92,7 +92,7 @@ class StepSharing:
             waiting.extend(ordered)
 
     def _count_prompts(self, left: dict[str, int], decoding: set[str]) -> tuple[int, int]:
-        """Count the prompt tokens that are to be read, of the latency class and of others."""
+        """Count the prompt tokens still to be read, of the latency class and of others."""
         counts = [0, 0]
         for name, tokens in left.items():
             if name not in decoding:
@@ -103,7 +103,7 @@ class StepSharing:
         return counts[0], counts[1]
 
     def _apply(self, ration: Ration, decoding: list[Request], left: dict[str, int]) -> int:
-        """Hold and cut requests; the tokens that the step is spared."""
+        """Hold and cut requests, and return the number of tokens that the step saves."""
         held = set(ration.held) if self._may_hold else set()
         saved = 0
         for request in decoding:
@@ -133,7 +133,7 @@ class StepSharing:
 
 
 def _count_left(request: Request) -> int:
-    """Tokens of a running request that a step without limits computes."""
+    """Return the number of a running request's tokens that a step without limits computes."""
     known = request.num_tokens_with_spec + request.num_output_placeholders
     return int(known - request.num_computed_tokens)
 

@@ -1,13 +1,13 @@
 """vLLM's own metrics, with the decode steps between two scrapes counted together.
 
-vLLM increments some thirty metrics for every step, most of them by nothing. A step in which
-requests only went on adds tokens, latencies and drafts, and moves gauges; ``BatchedStatLogger``
-keeps those of such steps and counts them on every scrape, or after ``MOST_STEPS``. Every other step
-is counted by vLLM at once, into stand-ins for its metrics that only take values down until then. A
-scrape reads what vLLM would have counted, up to the rounding of sums of seconds.
+vLLM increments some thirty metrics for every step, most of them by zero. A step in which requests
+only continued adds tokens, latencies and drafts, and moves gauges. ``BatchedStatLogger`` keeps
+these values and counts them on every scrape, or after ``MOST_STEPS``. vLLM counts every other step
+at once, into stand-ins for its metrics that only record values until then. A scrape reads the same
+values as with vLLM's own logger, up to the rounding of sums of seconds.
 
-What it needs of vLLM is in ``engine/vllm_contract.py``; of prometheus-client, where a histogram has
-its buckets.
+Its dependencies on vLLM are in ``engine/vllm_contract.py``. Of prometheus-client it uses the place
+where a histogram keeps its buckets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, Schedule
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 MOST_STEPS = 256
-"""Kept at most: the latencies of that many steps are a megabyte or two at 500 requests a step."""
+"""Most steps kept. With 500 requests per step their latencies take one or two megabytes."""
 
 
 class BatchedStatLogger(PrometheusStatLogger):  # type: ignore[misc]
@@ -40,12 +40,13 @@ class BatchedStatLogger(PrometheusStatLogger):  # type: ignore[misc]
         for held in vars(self).values():
             self._defer(held)
         self._recorded = 0
-        """Steps since the deferred metrics were brought up to date."""
+        """Number of steps since the deferred metrics were updated."""
         self._lock = Lock()
-        """Metrics may be read from another thread."""
+        """Needed because metrics may be read from another thread."""
 
     def _defer(self, held: object) -> None:
-        """Put stand-ins into a table of metrics by engine, as vLLM keeps most of its metrics."""
+        """Put stand-ins into a table of metrics by engine, the form in which vLLM keeps most of its
+        metrics."""
         if not isinstance(held, dict):
             return
         for key, value in held.items():
@@ -78,7 +79,7 @@ class BatchedStatLogger(PrometheusStatLogger):  # type: ignore[misc]
                 self._flush()
 
     def count(self) -> None:
-        """Put what is kept into the metrics."""
+        """Count the kept steps in the metrics."""
         with self._lock:
             for index in self._gathered:
                 self._count(index)
@@ -102,12 +103,12 @@ class BatchedStatLogger(PrometheusStatLogger):  # type: ignore[misc]
 
 @dataclass(slots=True)
 class PendingStats:
-    """Steps of one engine."""
+    """Statistics of one engine's steps that were not counted yet."""
 
     tokens: list[int] = field(default_factory=list)
-    """Tokens of each step."""
+    """Number of tokens of each step."""
     latencies: list[float] = field(default_factory=list)
-    """Seconds since a request's last output, of every output."""
+    """Seconds since the request's last output, for every output."""
     drafts: list[SpecDecodingStats] = field(default_factory=list)
     last: SchedulerStats | None = None
 
@@ -119,7 +120,7 @@ class PendingStats:
         self.last = scheduler
 
     def scheduler(self) -> SchedulerStats:
-        """The last step's, with the drafts of all."""
+        """Return the last step's statistics, with the drafts of all steps."""
         assert self.last is not None
         return replace(self.last, spec_decoding_stats=add_stats(self.drafts))
 
@@ -142,7 +143,7 @@ def _sum_columns(rows: Iterable[Sequence[int]]) -> list[int]:
 
 
 def _is_plain_decode(scheduler: SchedulerStats | None, iteration: IterationStats | None) -> bool:
-    """Whether nothing but tokens, latencies, drafts and gauges is in a step's statistics."""
+    """Return True if a step's statistics have nothing but tokens, latencies, drafts and gauges."""
     return not (
         scheduler is None
         or iteration is None
@@ -166,7 +167,7 @@ def _is_plain_decode(scheduler: SchedulerStats | None, iteration: IterationStats
 
 
 def observe(histogram: Any, values: Sequence[float]) -> None:
-    """Observe many values as ``histogram.observe`` would one by one, at the cost of a few."""
+    """Observe many values with the same result as ``histogram.observe`` for each, but faster."""
     bounds = histogram._upper_bounds
     for bucket, count in Counter([bisect_left(bounds, value) for value in values]).items():
         histogram._buckets[bucket].inc(count)
@@ -174,13 +175,13 @@ def observe(histogram: Any, values: Sequence[float]) -> None:
 
 
 class DeferredMetric:
-    """Stands in for a metric. What it has no method for it leaves to the metric itself."""
+    """Stand-in for a metric. Methods that it lacks are the metric's own."""
 
     def __init__(self, metric: Any) -> None:
         self._metric = metric
 
     def flush(self) -> None:
-        """Bring the metric up to date."""
+        """Update the metric with the recorded values."""
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
@@ -237,7 +238,7 @@ STAND_INS: dict[type, type[DeferredMetric]] = {
 
 
 class _BeforeReading:
-    """A collector of no metrics: stands before vLLM's and has what is kept counted."""
+    """A collector without metrics, registered before vLLM's, that makes the loggers count first."""
 
     def __init__(self) -> None:
         self.loggers: WeakSet[BatchedStatLogger] = WeakSet()

@@ -1,18 +1,18 @@
-"""Sampling fields that vLLM's first model runner does not steer right beside a draft.
+"""Sampling fields that vLLM's first model runner does not apply correctly with a draft.
 
-* ``logit_bias`` and ``min_p``: vLLM loads neither of their processors when there is a draft, and
-  its rejection sampler would not apply them to the rows that verify drafts. Here both are loaded;
-  the sampler applies them to the rows without a draft and to bonus tokens as ever,
-  ``apply_to_drafts`` to the rows of drafts.
-* ``thinking_token_budget``: ``ThinkingBudgets`` replaces vLLM's state per row, which stayed behind
-  when another request moved to that row, wrote every request's end of reasoning to the first row
-  in steps without drafts, and forgot what was due when a prompt came in chunks.
-* ``min_tokens``: vLLM bans the end from the bonus token even where the drafts before it reach the
+* ``logit_bias`` and ``min_p``: with a draft vLLM loads neither of their processors, and its
+  rejection sampler would not apply them to the rows that verify drafts. Here both are loaded. The
+  sampler applies them to rows without a draft and to bonus tokens as usual, and ``apply_to_drafts``
+  applies them to the rows of drafts.
+* ``thinking_token_budget``: ``ThinkingBudgets`` replaces vLLM's state per row. That state stayed
+  behind when another request moved to the row, wrote every request's end of reasoning to the first
+  row in steps without drafts, and lost a pending end of reasoning when a prompt came in chunks.
+* ``min_tokens``: vLLM bans the end from the bonus token even if the drafts before it reach the
   minimum, and in asynchronous scheduling allows it too early (``MinTokens``).
 
-So a request with them speculates: greedy text is that of an engine without a draft, sampled text
-comes from the same distribution. The second model runner (GPU) applies all of them to every row
-itself.
+With these repairs such requests can speculate. Their greedy text equals that of an engine without a
+draft, and their sampled text has the same distribution. The second model runner (GPU) applies all
+these fields to every row itself.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ from eaglegate.engine.vllm_contract import WORKER
 
 
 class AllowSteering:
-    """``vllm serve --middleware``: its API process takes both fields where our worker runs.
+    """Middleware for ``vllm serve --middleware`` that lets its API process accept both fields if
+    the workers are eaglegate's.
 
-    Requests pass through; what matters is that the API process makes one.
+    Requests pass through. Only the creation of the middleware in the API process matters.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
@@ -66,7 +67,8 @@ class AllowSteering:
 
 
 def allow(processor: InputProcessor) -> None:
-    """vLLM refuses both fields where it knows of a draft, and else only the replay of traces."""
+    """Make vLLM accept both fields. It refuses them only because it knows of a draft, a knowledge
+    that it otherwise uses only to replay traces."""
     if processor.vllm_config.parallel_config.worker_extension_cls == WORKER:
         processor.speculative_config = None
 
@@ -79,7 +81,8 @@ def build_logitsprocs(
     is_pooling_model: bool,
     custom_logitsprocs: Sequence[Any] = (),
 ) -> LogitsProcessors:
-    """All of vLLM's own, with a draft as without one. Custom ones beside a draft vLLM refuses."""
+    """Build all of vLLM's own processors, with or without a draft. With a draft vLLM refuses custom
+    ones."""
     if vllm_config.speculative_config is None or is_pooling_model or custom_logitsprocs:
         return original(vllm_config, device, is_pin_memory, is_pooling_model, custom_logitsprocs)
     ours = {MinTokensLogitsProcessor: MinTokens}
@@ -96,9 +99,8 @@ def apply_to_drafts(
     sampling_metadata: SamplingMetadata,
     metadata: SpecDecodeMetadata,
 ) -> torch.Tensor:
-    """Apply biases and ``min_p`` in the order of the plain path: biases before penalties,
-    ``min_p`` after everything.
-    """
+    """Apply biases and ``min_p`` in the order of the plain path: biases before penalties, ``min_p``
+    last."""
     counts = metadata.num_draft_tokens
     for processor in sampling_metadata.logitsprocs.non_argmax_invariant:
         if isinstance(processor, LogitBiasLogitsProcessor) and processor.biases:
@@ -113,7 +115,7 @@ def apply_to_drafts(
 def add_biases(
     logits: torch.Tensor, biases: dict[int, dict[int, float]], counts: Sequence[int]
 ) -> None:
-    """``counts[i]`` rows of ``logits`` belong to request ``i``, in order."""
+    """Add biases. ``counts[i]`` consecutive rows of ``logits`` belong to request ``i``."""
     begins = (0, *accumulate(counts))
     for request, bias in biases.items():
         rows = slice(begins[request], begins[request + 1])
@@ -127,10 +129,10 @@ def mask_min_p(
     temperature: torch.Tensor | None,
     counts: Sequence[int],
 ) -> None:
-    """p < min_p * max p, for logits that the temperature T has yet to divide.
+    """Mask tokens with p < min_p * max p, for logits that the temperature T has yet to divide.
 
-    With p proportional to exp(logit / T): logit < max logit + T * ln(min_p). At T = 0 there is
-    nothing to mask. ``min_p`` has one row per request, ``temperature`` one value.
+    With p proportional to exp(logit / T), that is logit < max logit + T * ln(min_p). At T = 0
+    nothing is masked. ``min_p`` has one row per request, ``temperature`` one value.
     """
     if temperature is None:
         return
@@ -141,10 +143,11 @@ def mask_min_p(
 
 
 class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
-    """vLLM's, with the tokens counted when a row is sampled, and the drafts before a bonus token.
+    """vLLM's processor, but tokens are counted when a row is sampled, with the drafts before a
+    bonus token.
 
-    vLLM counts when it plans the step, and lets go of a request that has enough. In asynchronous
-    scheduling that count takes every draft for accepted.
+    vLLM counts when it plans the step, and forgets a request that has enough. With asynchronous
+    scheduling that count assumes every draft to be accepted.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -192,7 +195,8 @@ def apply_to_samples(
     sampling_metadata: SamplingMetadata,
     predict_bonus_token: bool,
 ) -> torch.Tensor:
-    """A bonus token comes after the drafts of its request: they count for ``min_tokens``."""
+    """Apply processors. For ``min_tokens`` the drafts before a request's bonus token count as
+    well."""
     minimum = find_min_tokens(sampling_metadata.logitsprocs)
     if minimum is None:
         return original(sampler, logits, sampling_metadata, predict_bonus_token)
@@ -203,9 +207,8 @@ def apply_to_samples(
 def make_sampling_metadata(
     original: Callable[..., SamplingMetadata], batch: InputBatch
 ) -> SamplingMetadata:
-    """Ask for sampled tokens at once where they are needed: in asynchronous scheduling vLLM
-    learns them late otherwise.
-    """
+    """Request sampled tokens at once if they are needed, because with asynchronous scheduling vLLM
+    learns them late otherwise."""
     minimum = find_min_tokens(batch.logitsprocs)
     if minimum is not None:
         batch.logitsprocs_need_output_token_ids = bool(minimum.min_toks)
@@ -213,17 +216,17 @@ def make_sampling_metadata(
 
 
 class ReasoningSpan:
-    """The reasoning in a sequence of tokens that grows."""
+    """The reasoning in a growing sequence of tokens."""
 
     def __init__(self, start: list[int], end: list[int], begin_at: int = 0) -> None:
-        """Tokens before ``begin_at`` are not read."""
+        """Start outside of reasoning. Tokens before ``begin_at`` are not read."""
         self._start, self._end = start, end
         self._read = begin_at
         self._begin: int | None = None
 
     @property
     def length(self) -> int | None:
-        """Tokens since it began; None outside of it."""
+        """Number of tokens since the reasoning began; None outside of reasoning."""
         return None if self._begin is None else self._read - self._begin
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -242,9 +245,8 @@ class ReasoningSpan:
 
 
 class ThinkingBudget:
-    """Demand of one request's thinking budget on its next tokens: a function of its tokens
-    alone.
-    """
+    """The tokens that one request's thinking budget forces, which depend only on its tokens so
+    far."""
 
     def __init__(self, budget: int, prompt: Sequence[int], config: ReasoningConfig) -> None:
         self._budget, self._prompt = budget, prompt
@@ -259,7 +261,8 @@ class ThinkingBudget:
         self._span.read(self._tokens)
 
     def read(self, output: Sequence[int]) -> None:
-        """All tokens of the answer so far; vLLM takes some back when a transfer of KV fails."""
+        """Read all tokens of the answer so far. vLLM takes some back when a transfer of KV
+        fails."""
         known = len(self._tokens) - len(self._prompt)
         if len(output) < known:
             self._restart()
@@ -268,7 +271,7 @@ class ThinkingBudget:
         self._span.read(self._tokens)
 
     def find_forced(self, drafts: Iterable[int]) -> list[int | None]:
-        """The token that must come next, after each number of drafts from none to all."""
+        """Return the token that must come next, after each number of drafts from none to all."""
         span, committed = copy(self._span), len(self._tokens)
         forced = [self._get_forced(span)]
         for draft in drafts:
@@ -279,7 +282,8 @@ class ThinkingBudget:
         return forced
 
     def _get_forced(self, span: ReasoningSpan) -> int | None:
-        """The phrase that ends the reasoning goes on where its beginning has been written."""
+        """Return the token that must come next; None if any may. A partial end phrase is
+        continued."""
         if span.length is None or span.length < self._budget:
             return None
         written = (n for n in range(len(self._phrase) - 1, 0, -1) if self._is_last(n))
@@ -290,7 +294,7 @@ class ThinkingBudget:
 
 
 class ThinkingBudgets:
-    """The budgets of a batch by row, in the place of vLLM's ``ThinkingBudgetStateHolder``."""
+    """The budgets of a batch by row, in place of vLLM's ``ThinkingBudgetStateHolder``."""
 
     def __init__(self, config: ReasoningConfig) -> None:
         self._config = config
@@ -320,8 +324,8 @@ class ThinkingBudgets:
         predict_bonus_token: bool,
         spec_token_ids: list[list[int]] | None,
     ) -> torch.Tensor:
-        """``logits`` has a row per request, in a step without drafts or for bonus tokens, or else
-        a row per draft."""
+        """Force the tokens that budgets demand. ``logits`` has a row per request, in a step without
+        drafts or for bonus tokens, or else a row per draft."""
         drafts = spec_token_ids or []
         begins = (0, *accumulate(len(own) for own in drafts))
         per_request = predict_bonus_token or not begins[-1]
@@ -339,6 +343,7 @@ class ThinkingBudgets:
 def make_thinking_budgets(
     _: Callable[..., Any], config: ReasoningConfig | None, *__: Any
 ) -> ThinkingBudgets | None:
-    """None where the markers of a reasoning are unknown: the API refuses budgets there."""
+    """Return the budgets; None if the markers of reasoning are unknown. The API then refuses
+    budgets."""
     known = config and config.reasoning_start_token_ids and config.natural_reasoning_end_token_ids
     return ThinkingBudgets(config) if config and known and config.reasoning_end_token_ids else None

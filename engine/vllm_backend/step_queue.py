@@ -1,4 +1,5 @@
-"""The queue of one request's steps inside vLLM's AsyncLLM, on their way into its sink."""
+"""Queue of one request's steps inside vLLM's AsyncLLM, between the engine and the request's
+sink."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from eaglegate.engine.vllm_backend.translate import ABORTED, convert_error
 
 
 class SinkFlusher:
-    """Has queues push what they hold: at once, or together with what comes within ``interval_s``.
+    """Flushes queues, at once or together with the steps that arrive within ``interval_s``.
 
-    With None a queue's steps are joined only while the event loop lags: it pushes when the loop has
-    read every message of the engine that had come.
+    With None, steps of a queue are joined only while the event loop lags: the queue is flushed once
+    the loop has read every message that the engine has sent.
     """
 
     def __init__(self, interval_s: float | None = None) -> None:
@@ -25,7 +26,8 @@ class SinkFlusher:
         self._queues: list[StepQueue] = []
 
     def add(self, queue: StepQueue) -> None:
-        """``queue`` holds its first step. Steps that cannot be pushed do not wait."""
+        """Schedule a flush of ``queue``, which holds its first step. Steps that cannot be pushed do
+        not wait."""
         if self._interval_s == 0.0 or (self._interval_s and queue.is_blocked()):
             queue.flush()
             return
@@ -44,11 +46,11 @@ class SinkFlusher:
 
 
 class StepQueue:
-    """The steps that have come for one request, on their way into its sink.
+    """Steps received for one request, on their way into its sink.
 
-    While the sink is open, steps are pushed as they come, and ``deliver`` sleeps on: only the end,
-    errors and a client that does not keep up wake it. With an ``interval`` above 1 steps are pushed
-    for that many tokens at a time, after the first step and before the last (vLLM's
+    While the sink is open, steps are pushed as they arrive, and ``deliver`` sleeps. Only the end,
+    errors and a client that does not keep up wake it. With an ``interval`` above 1, steps are
+    pushed once they have that many tokens, except for the first and the last step (vLLM's
     ``--stream-interval``).
     """
 
@@ -69,21 +71,21 @@ class StepQueue:
     def __init__(self, request_id: str, interval: int, flusher: SinkFlusher) -> None:
         self.request_id = request_id
         self.ended = False
-        """The engine has done with the request, whether or not its client knows."""
+        """True if the engine has finished the request, even if its client does not know yet."""
         self._sink: StepSink | None = None
         self.traced = False
         self._flusher = flusher
         self._interval = interval
         self._left = 1
         self._held: list[Step] = []
-        """Steps held back until the flusher asks for them."""
+        """Steps held until the flusher flushes the queue."""
         self._steps: list[Step] = []
         """Steps that ``deliver`` has to push."""
         self._error: EngineError | None = None
         self._waiting: asyncio.Future[None] | None = None
 
     async def deliver(self, sink: StepSink) -> None:
-        """Push steps into ``sink`` to the last. Raises the error that was put."""
+        """Push every step into ``sink``. Raises the error that was put."""
         self._sink = sink
         while True:
             if not sink.is_open():
@@ -103,7 +105,7 @@ class StepQueue:
                 self._waiting = None
 
     def push(self, step: Step) -> None:
-        """Called with each step of the engine."""
+        """Add a step of the engine."""
         self._held.append(step)
         self.ended = step.finish is not None
         self._left -= len(step.token_ids)
@@ -114,7 +116,7 @@ class StepQueue:
             self._flusher.add(self)
 
     def flush(self) -> None:
-        """Push what is held, as one step; what the sink raises ends ``deliver``."""
+        """Push the held steps as one. An exception of the sink ends ``deliver``."""
         if not self._held:
             return
         sink, waiting = self._sink, self._waiting
@@ -132,14 +134,14 @@ class StepQueue:
             self._wake()
 
     def fail(self, error: EngineError) -> None:
-        """``deliver`` raises this after the steps that are there."""
+        """Make ``deliver`` raise ``error`` after the steps received so far."""
         self._return_held()
         self._error = error
         self.ended = True
         self._wake()
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """Called by vLLM with the end of an aborted request, or with an error."""
+        """Handle the end of an aborted request, or an error. Called by vLLM."""
         if isinstance(output, Exception):
             error = convert_error(output)
             error.__cause__ = output
@@ -148,13 +150,13 @@ class StepQueue:
             self.fail(EngineDead(ABORTED))
 
     def take(self) -> list[Step]:
-        """Undelivered steps; the queue is empty afterwards."""
+        """Remove and return the undelivered steps."""
         self._return_held()
         steps, self._steps = self._steps, []
         return steps
 
     def is_blocked(self) -> bool:
-        """The sink takes nothing now, or has steps to come before."""
+        """Return True if the sink is not open, or earlier steps are still to be pushed."""
         return self._sink is None or bool(self._steps) or not self._sink.is_open()
 
     def _return_held(self) -> None:
@@ -167,7 +169,7 @@ class StepQueue:
 
 
 def join_steps(steps: Sequence[Step]) -> Step:
-    """Steps in a row, as one."""
+    """Join consecutive steps into one."""
     first, last = steps[0], steps[-1]
     return Step(
         tuple(chain.from_iterable(step.token_ids for step in steps)),

@@ -1,4 +1,5 @@
-"""Translation between vLLM and us: configuration, requests, logprobs, accounts and errors."""
+"""Translation between vLLM and eaglegate: configuration, requests, logprobs, accounts and
+errors."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def describe_engine(config: VllmConfig) -> EngineInfo:
 
 
 def _describe_prefix_cost(config: VllmConfig) -> dict[str, str]:
-    """What the draft costs each hit of the prefix cache; empty where there is nothing to say."""
+    """Describe the draft's cost per hit of the prefix cache; empty without a draft or a cache."""
     draft, cache = config.speculative_config, config.cache_config
     if draft is None or not cache.enable_prefix_caching:
         return {}
@@ -93,14 +94,15 @@ def _describe_prefix_cost(config: VllmConfig) -> dict[str, str]:
 
 
 def _keeps_thinking_budgets(config: VllmConfig) -> bool:
-    """vLLM's first model runner gives them to the wrong rows of a batch; our worker does not."""
+    """Return True if thinking budgets work. vLLM's first model runner applies them to the wrong
+    rows of a batch, unless eaglegate's worker runs."""
     known = bool(config.reasoning_config and config.reasoning_config.enabled)
     steered = config.parallel_config.worker_extension_cls == WORKER
     return known and bool(steered or config.use_v2_model_runner)
 
 
 def _select_sampling_defaults(params: Mapping[str, Any]) -> dict[str, float]:
-    """vLLM's reading of generation_config.json; a limit of tokens goes by our name."""
+    """Select the defaults that vLLM read from generation_config.json."""
     return {name: params[name] for name in SAMPLING_DEFAULTS if params.get(name) is not None}
 
 
@@ -115,16 +117,18 @@ def _describe_speculation(config: SpeculativeConfig | None) -> SpeculationInfo:
 
 
 def _name_method(config: SpeculativeConfig) -> str:
-    """vLLM calls EAGLE 3 and 3.1 both ``eagle3``; the draft's flags distinguish them."""
+    """Return the method's name. vLLM calls EAGLE 3 and 3.1 both ``eagle3``; the draft's flags tell
+    which."""
     draft = getattr(config.draft_model_config, "hf_config", None)
     flags = getattr(draft, "fc_norm", False) or getattr(draft, "norm_output", False)
     return "eagle3.1" if config.method == "eagle3" and flags else str(config.method)
 
 
 def make_sampling_params(request: EngineRequest) -> SamplingParams:
-    """Tokens out, as deltas. Made for one request, so vLLM need not copy them.
+    """Make parameters that return tokens as deltas. They belong to one request, so vLLM need not
+    copy them.
 
-    Nor need it look through ``extra_args`` for what its messages cannot hold: we write them.
+    ``extra_args`` is set directly, because it holds only values that vLLM's messages can carry.
     """
     fields = build_sampling_fields(request)
     extra_args = fields.pop("extra_args")
@@ -143,7 +147,7 @@ def make_prompt(request: EngineRequest) -> Any:
 
 
 def make_options(request: EngineRequest, adapter: LoRARequest | None) -> dict[str, Any]:
-    """Make AsyncLLM's options beside the prompt and the sampling."""
+    """Make AsyncLLM's options besides the prompt and the sampling."""
     return {
         "request_id": request.id,
         "lora_request": adapter,
@@ -158,7 +162,8 @@ Alternatives = Mapping[int, Any]
 
 
 def convert_position_logprobs(token_id: int, given: Alternatives, top: int) -> PositionLogprobs:
-    """``given`` holds the chosen token and the ``top`` most likely, in no promised order."""
+    """Convert one position. ``given`` has the chosen token and the ``top`` most likely ones, in any
+    order."""
     chosen = given[token_id]
     return PositionLogprobs(
         chosen=TokenLogprob(token_id, chosen.logprob, chosen.rank),
@@ -182,7 +187,8 @@ def convert_output_logprobs(
 def convert_prompt_logprobs(
     token_ids: Sequence[int], given: Sequence[Alternatives | None] | None, top: int | None
 ) -> tuple[PositionLogprobs | None, ...] | None:
-    """None where there is nothing before the first token. vLLM hands them out once, then []."""
+    """Convert the prompt's log probabilities; the first token has None. vLLM returns them once,
+    then []."""
     if not given or top is None:
         return None
     return tuple(
@@ -192,11 +198,11 @@ def convert_prompt_logprobs(
 
 
 INTAKE_ERRORS = (VLLMError, ValueError, OverflowError)
-"""Errors that vLLM raises for a request that it does not take; not all are of its own classes."""
+"""Errors that vLLM raises for a request that it refuses. Not all are of its own classes."""
 
 
 def convert_intake_error(error: Exception, request_id: str) -> EngineError:
-    """An error of taking a request in: unless it is about the engine, the request is at fault."""
+    """Convert an error of accepting a request. The request is at fault unless the engine is."""
     converted = convert_error(error)
     if type(converted) is EngineFailed:
         kind = type(error).__name__
@@ -206,7 +212,7 @@ def convert_intake_error(error: Exception, request_id: str) -> EngineError:
 
 
 def convert_error(error: Exception) -> EngineError:
-    """vLLM's error as one of ours. Messages of unknown errors stay inside: they may hold text."""
+    """Convert vLLM's error. Messages of unknown errors are dropped, because they may hold text."""
     match error:
         case EngineError():
             return error
@@ -222,7 +228,7 @@ def convert_error(error: Exception) -> EngineError:
 
 
 AccountReader = Callable[[EngineCoreOutput, bool], DecodeStep | None]
-"""Finds the decode step behind an output; the flag marks a request's first output."""
+"""Returns the decode step of an output. The flag marks a request's first output."""
 
 
 def choose_reader(info: EngineInfo) -> AccountReader:
@@ -232,18 +238,19 @@ def choose_reader(info: EngineInfo) -> AccountReader:
 
 
 def read_nothing(_output: EngineCoreOutput, _first: bool) -> DecodeStep | None:
-    """Speculation under another scheduler, which reports no decode steps."""
+    """Return None, because another scheduler reports no decode steps."""
     return None
 
 
 def read_plain_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None:
-    """A step of an engine without speculation."""
+    """Return the decode step of an output from an engine without speculation."""
     tokens = len(output.new_token_ids)
     return None if first or not tokens else intern_step(0, 0, tokens, 0, UndraftedReason.OFF)
 
 
 def read_decode_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None:
-    """None for the token that comes from prefill, and for an end without tokens."""
+    """Return the decode step of an output; None for the prefill token, and for an end without
+    tokens."""
     account = output.spec_decode_metrics
     delivered = len(output.new_token_ids)
     if account is None or not delivered or (first and not account.num_draft_tokens):

@@ -1,7 +1,7 @@
-"""First requests of a new engine, before it serves: one at every depth, and steps that are timed.
+"""First requests of a new engine before it serves: one at every depth, and steps that are timed.
 
-Steps are timed so that the depth planner's first plans are sensible. An engine that takes the place
-of a lost one is given the step costs that the last one had learnt.
+Steps are timed so that the depth planner's first plans are sensible. An engine that replaces a lost
+one gets the step costs that the lost engine had learnt.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ PROFILE_BATCHES = (1, 4, 16)
 PROFILE_STEPS = 6
 SAVE_EVERY_S = 10.0
 TIMING_S = 3.0
-"""Seconds of a start that timing steps may take, whatever the machine."""
+"""Most seconds that timing steps may add to a start, on any machine."""
 
 Progress = Callable[[str], None]
 Steer = Callable[..., Awaitable[Any]]
-"""Calls a method that ``scheduler.py`` adds to the engine process."""
+"""Function that calls a method which ``scheduler.py`` adds to the engine process."""
 
 
 class StepCosts:
-    """Step costs that an engine has learnt, at its start and from traffic. They outlive it.
+    """Step costs that an engine has learnt at its start and from traffic. They outlive the engine.
 
-    For the engines of one gateway: they differ in nothing that costs time, since a draft that takes
-    the place of another has its shapes. What traffic accepts is not handed over. A lost engine can
-    no longer be asked, so its costs are saved while it serves.
+    They are valid for all engines of one gateway, which cost the same time: a draft that replaces
+    another one has the same shapes. The acceptance of traffic is not handed over. A lost engine
+    cannot be asked, so its costs are saved while it serves.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,11 +49,11 @@ class StepCosts:
 
     @property
     def is_due(self) -> bool:
-        """Whether nothing was saved for ``SAVE_EVERY_S``."""
+        """True if nothing was saved for ``SAVE_EVERY_S``."""
         return self._clock() - self._saved_at >= SAVE_EVERY_S
 
     async def hand_over(self, steer: Steer) -> bool:
-        """Give an engine those of the first; False where its steps must be timed."""
+        """Give an engine the saved costs. Return False if its steps must be timed."""
         if self._learnt is None:
             return False
         try:
@@ -67,7 +67,7 @@ class StepCosts:
         return False
 
     async def save(self, steer: Steer) -> None:
-        """Keep what an engine has learnt, for the next one."""
+        """Save the costs that an engine has learnt, for the next engine."""
         self._saved_at = self._clock()
         try:
             costs = await steer("export_costs")
@@ -81,8 +81,8 @@ class StepCosts:
 
 
 async def warm_up(generate: Generate, info: EngineInfo, progress: Progress) -> float:
-    """Generate past the first drafts at every depth there is: one that kills the engine does so
-    now. A method whose depth is fixed has one.
+    """Generate past the first drafts at every depth, so that a depth that kills the engine does so
+    now. A method with a fixed depth has one.
 
     Returns the seconds per token of the last request, which drafts nothing.
     """
@@ -98,7 +98,7 @@ async def warm_up(generate: Generate, info: EngineInfo, progress: Progress) -> f
 
 @dataclass(frozen=True, slots=True)
 class TimedBatch:
-    """Requests that are decoded together; every second one drafts ``other`` tokens."""
+    """Requests that are decoded together. Every second one drafts ``other`` tokens."""
 
     size: int
     depth: int
@@ -106,11 +106,12 @@ class TimedBatch:
 
 
 def list_batches(depth: int, most: int) -> Iterator[TimedBatch]:
-    """The batches to time, of ``most`` requests at most, those that tell most first.
+    """Yield the batches to time, of at most ``most`` requests, the most informative ones first.
 
-    A request alone at no depth and at the greatest tells what drafting costs, and the same for
-    several what a request adds; depths between follow a line closely. Every size is timed before
-    any of the rest. A batch of unlike requests tells verifying from drafting.
+    A single request at depth 0 and at the greatest depth shows the cost of drafting. The same for
+    several requests shows the cost of a request. Depths between follow a line closely. Every size
+    is timed before the rest. A batch of requests with different depths separates the cost of
+    verifying from that of drafting.
     """
     sizes = sorted({min(size, most) for size in PROFILE_BATCHES})
     for size in sizes:
@@ -132,11 +133,11 @@ async def time_steps(
     budget_s: float = TIMING_S,
     step_s: float = 0.0,
 ) -> bool:
-    """Have the planner see steps of several sizes, for ``budget_s`` seconds; False where that was
-    not enough for all of them. Traffic teaches it the rest.
+    """Run steps of several sizes for ``budget_s`` seconds, so that the planner learns their costs.
 
-    ``step_s``: seconds of a step of one request. No step is begun that would pass the budget, as
-    far as the last batch tells: a step that runs cannot be ended.
+    Returns False if the time was not enough for all sizes; the planner learns the rest from
+    traffic. ``step_s`` is the time of a step of one request. No step is begun that would exceed the
+    budget, judged by the last batch, because a running step cannot be stopped.
     """
     loop = asyncio.get_running_loop()
     end, last = loop.time() + budget_s, 1
@@ -175,7 +176,7 @@ def _make_warm_up_request(depth: int, info: EngineInfo) -> EngineRequest:
 
 
 def _make_profile_request(name: str, depth: int, info: EngineInfo) -> EngineRequest:
-    """Long enough for ``PROFILE_STEPS`` steps if every draft token is accepted."""
+    """Return a request with ``PROFILE_STEPS`` steps even if every draft token is accepted."""
     tokens = min(PROFILE_STEPS * (depth + 1), info.max_model_len - len(WARM_UP_PROMPT))
     return replace(
         _make_warm_up_request(depth, info),

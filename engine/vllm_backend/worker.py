@@ -1,23 +1,23 @@
 """Patches of vLLM's first model runner, loaded in every worker (``worker_extension_cls``).
 
-Where Triton works, vLLM takes its second model runner: ``second_runner.py``.
+Where Triton works, vLLM uses its second model runner: ``second_runner.py``.
 
-* No draft pass in steps that want no draft. vLLM at depth 0 still runs the draft model once per
-  step to keep its KV cache whole; the scheduler marks the steps where that may be left out.
-  Under synchronous scheduling such a step prepares nothing for the draft either, and a step that
-  verifies nothing takes the plain sampler.
+* Steps that want no draft run no draft pass. At depth 0 vLLM still runs the draft model once per
+  step to keep its KV cache complete; the scheduler marks the steps in which that may be left out.
+  With synchronous scheduling such a step also prepares nothing for the draft, and a step that
+  verifies nothing uses the plain sampler.
 * On a CPU, sampling with drafts follows temperature, top-p and top-k. vLLM's native kernel that
-  spreads a request's values over its draft tokens writes to a copy, so that the sampler used
-  uninitialised memory: a twentieth of the acceptance, and text from another distribution. And a
-  request with top-k no longer kills the engine in a step without drafts, as its prefill is.
-* A request with a seed gets one text at every depth, in both runners (``seeded_rows.py``).
-* With LoRA adapters a draft that shares the target's embedding shares it without them. vLLM shares
-  the adapters' wrapper, which counts the target's tokens: on a CPU the engine died.
-* On a CPU, adapters leave requests without one alone. vLLM gives their tokens the index -1, which
-  its kernels for CPUs take for the last adapter: its text went to requests of the model itself.
-* The logits of an answer that is audited are scored where they are (``audit_worker.py``).
-* ``min_p``, ``logit_bias``, ``min_tokens`` and ``thinking_token_budget`` steer every row of a batch
-  as they steer a request alone and without a draft (``steering.py``).
+  spreads a request's values over its draft tokens writes to a copy, so the sampler used
+  uninitialised memory. Acceptance fell to a twentieth, and text came from another distribution. A
+  request with top-k also no longer kills the engine in a step without drafts, such as its prefill.
+* A request with a seed gets the same text at every depth, in both runners (``seeded_rows.py``).
+* With LoRA adapters, a draft that shares the target's embedding gets it without adapters. vLLM
+  shares the adapters' wrapper, which counts the target's tokens; on a CPU the engine died.
+* On a CPU, adapters do not affect requests without one. vLLM gives their tokens the index -1, which
+  its CPU kernels take for the last adapter, so requests of the model itself got its text.
+* The logits of an audited answer are scored in the worker (``audit_worker.py``).
+* ``min_p``, ``logit_bias``, ``min_tokens`` and ``thinking_token_budget`` affect every row of a step
+  as they affect a single request without a draft (``steering.py``).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LORA_KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 
 
 class DepthWorker(DraftReloader, ExecutionReporter, AnswerScoring):
-    """vLLM adds this to the bases of its worker; importing it is what matters most."""
+    """Base that vLLM adds to its worker. Importing this module applies the patches."""
 
 
 def propose_draft_token_ids(
@@ -91,9 +91,8 @@ def load_model(
 
 
 def sample(original: Callable[..., Any], runner: GPUModelRunner, logits: Any, metadata: Any) -> Any:
-    """Sample. Without drafts vLLM's plain sampler is enough. Rows with a seed draw by their
-    positions.
-    """
+    """Sample. Without drafts vLLM's plain sampler is enough. Rows with a seed use position-keyed
+    noise."""
     if metadata is not None and not runner.use_async_scheduling and metadata.max_spec_len == 0:
         metadata = None
     with seeded_rows.key_by_position(runner, metadata):
@@ -103,7 +102,8 @@ def sample(original: Callable[..., Any], runner: GPUModelRunner, logits: Any, me
 def bookkeeping_sync(
     original: Callable[..., Any], runner: GPUModelRunner, *args: Any, **kwargs: Any
 ) -> Any:
-    """vLLM takes back what rows of unfinished prompts drew from their generators: nothing."""
+    """Hide the generators, because rows of unfinished prompts drew no numbers that vLLM must take
+    back."""
     batch = runner.input_batch
     generators, batch.generators = batch.generators, {}
     try:
@@ -115,7 +115,8 @@ def bookkeeping_sync(
 def apply_sampling_constraints(
     original: Callable[..., Any], logits: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """No drafts, nothing to constrain; vLLM takes the maximum of no top-k values."""
+    """Skip constraints without drafts, because vLLM takes the maximum of an empty list of top-k
+    values."""
     return original(logits, *args, **kwargs) if len(logits) else logits
 
 
@@ -126,14 +127,14 @@ def expand_batch_to_tokens(
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> torch.Tensor:
-    """``[a, b]`` with two and one tokens becomes ``[a, a, b]``; one value may be replaced."""
+    """Expand ``[a, b]`` with two and one tokens to ``[a, a, b]``; one value may be replaced."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, replace_to, x) if replace_from != replace_to else x
     return torch.repeat_interleave(values, counts, output_size=num_tokens)
 
 
 def mask_negative_indices(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """``kernel`` with nothing to add where the index is negative."""
+    """Return ``kernel`` without effect on tokens with a negative index."""
 
     def masked(
         inputs: torch.Tensor,
@@ -153,7 +154,7 @@ def mask_negative_indices(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patch_kernels() -> None:
-    """Replace the kernels wherever vLLM has their names."""
+    """Replace the kernels in every vLLM module that has their names."""
     from vllm.lora.ops.torch_ops import lora_ops
     from vllm.lora.punica_wrapper import punica_cpu
 

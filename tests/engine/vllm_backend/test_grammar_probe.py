@@ -154,7 +154,7 @@ async def test_size_is_bounded_without_a_trial():
 
 async def test_without_a_vocabulary_nothing_passes():
     probe = GrammarProbe("/there/is/no/such/folder")
-    with pytest.raises(RequestRejected, match="cannot be tried out"):
+    with pytest.raises(RequestRejected, match="cannot be checked"):
         await probe.check(Constraint("regex", "a"))
     await probe.aclose()
 

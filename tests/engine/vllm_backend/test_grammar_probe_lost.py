@@ -126,6 +126,6 @@ async def test_a_child_killed_as_it_starts_does_not_end_structured_output(probe,
 async def test_a_child_that_knows_no_such_tokenizer_is_not_started_again(probe, tmp_path):
     (tmp_path / "starts").write_text("1 1 1 1")
     for _ in range(2):
-        with pytest.raises(RequestRejected, match="cannot be tried out"):
+        with pytest.raises(RequestRejected, match="cannot be checked"):
             await probe.check(GOOD)
     assert (tmp_path / "starts").read_text() == "1 1 1"
