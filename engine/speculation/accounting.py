@@ -7,9 +7,9 @@ comes from prefill and every decode step adds its accepted drafts and one bonus 
 
     A + D + F = N - 1
 
-but for what a stop or a token limit took away at the end: the accepted drafts that were cut are
-counted in ``cut`` and the bonus tokens in ``lost_bonus``, and then A + D + F - lost_bonus = N - 1
-(N - 0 when even the first token was cut).
+unless a stop or a token limit cut the end. Accepted drafts that were cut are counted in ``cut`` and
+bonus tokens in ``lost_bonus``, and then A + D + F - lost_bonus = N - 1 (N - 0 if even the first
+token was cut).
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _DELIVERED = attrgetter("delivered")
 
 
 class Account:
-    """Folds the steps of one request as they come; ``totals`` at any time."""
+    """Account of one request, updated with each step; ``totals`` is available at any time."""
 
     def __init__(self) -> None:
         self.tokens = 0
-        """N, as delivered so far."""
+        """N, the tokens delivered so far."""
         self._decode: list[DecodeStep] = []
 
     def add(self, step: Step) -> None:
-        """Take in one engine step; its tokens beyond those of ``decode`` came from prefill."""
+        """Add one engine step. Its tokens beyond those of ``decode`` came from prefill."""
         self._decode += step.decode
         self.tokens += len(step.token_ids)
 
     def trim(self, delivered_tokens: int) -> None:
-        """Keep the first ``delivered_tokens`` tokens, those that reached the client.
+        """Keep the first ``delivered_tokens`` tokens, which reached the client.
 
-        For a gateway that matched a stop string inside a step. Asking for more than came in
-        changes nothing.
+        This is for a gateway that matched a stop string inside a step. A larger number changes
+        nothing.
         """
         surplus = self.tokens - delivered_tokens
         if surplus > 0:
@@ -61,10 +61,10 @@ class Account:
 
 
 def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: int = 1) -> Totals:
-    """Sum decode steps, those of one request or of many.
+    """Sum decode steps of one or many requests.
 
-    Engines hand out the same object for the same account (``intern_step``), so that a long answer
-    has a handful of different ones: each is evaluated once and multiplied by its count.
+    Engines return the same object for the same account (``intern_step``), so a long answer has only
+    a few different ones. Each is evaluated once and multiplied by its count.
     """
     kinds: dict[int, tuple[DecodeStep, int]] = {}
     for step in steps:
@@ -104,11 +104,11 @@ def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: i
 
 
 intern_step = lru_cache(maxsize=4096)(DecodeStep)
-"""``DecodeStep(...)``, the same object for the same account."""
+"""Return ``DecodeStep(...)``, the same object for the same account."""
 
 
 def trim_step(step: DecodeStep, tokens: int) -> DecodeStep:
-    """``step`` without its last ``tokens`` delivered tokens: the bonus goes first."""
+    """Return ``step`` without its last ``tokens`` delivered tokens. The bonus token goes first."""
     delivered = step.delivered - tokens
     accepted = min(step.accepted, delivered)
     cut = step.cut + step.accepted - accepted
@@ -116,7 +116,8 @@ def trim_step(step: DecodeStep, tokens: int) -> DecodeStep:
 
 
 def trim_decode(steps: Iterable[DecodeStep], tokens: int) -> tuple[DecodeStep, ...]:
-    """``steps`` without the last ``tokens`` tokens they delivered, as far as there are any."""
+    """Return ``steps`` without their last ``tokens`` delivered tokens, or without any if there are
+    fewer."""
     kept = list(steps)
     for at in range(len(kept) - 1, -1, -1):
         if tokens <= 0:
@@ -128,10 +129,10 @@ def trim_decode(steps: Iterable[DecodeStep], tokens: int) -> tuple[DecodeStep, .
 
 
 def spread_account(steps: Sequence[Step]) -> list[Step]:
-    """``steps`` with an account that came all at once where it belongs.
+    """Return ``steps`` with an account that came with the last step spread over all of them.
 
-    The last step's covers the answer's last tokens; each decode step goes to the step that
-    delivered its last one.
+    The account covers the answer's last tokens. Each decode step goes to the step that delivered
+    its last token.
     """
     kept = list(steps)
     if not kept or sum(s.delivered for s in kept[-1].decode) <= len(kept[-1].token_ids):
@@ -152,9 +153,8 @@ def spread_account(steps: Sequence[Step]) -> list[Step]:
 
 
 def _count_reaching(counts: Iterable[tuple[int, int]], deepest: int) -> tuple[int, ...]:
-    """Count the entries that reach 1, 2, ..., ``deepest``. ``counts`` are pairs of a height and
-    its number of entries.
-    """
+    """Count the entries that reach 1, 2, ..., ``deepest``. ``counts`` are pairs (height, number of
+    entries)."""
     reached = [0] * deepest
     for height, count in counts:
         for at in range(height):

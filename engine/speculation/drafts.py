@@ -1,10 +1,10 @@
-"""Draft versions: a fingerprint of the files, whether one may take another's place, and copies.
+"""Draft versions: a fingerprint of the files, a check for replacing another draft, and copies.
 
-A draft whose weights are exchanged in a running engine keeps the shape of the one it replaces:
-same method, same config, same tensors. vLLM itself checks none of this.
+A draft whose weights are exchanged in a running engine keeps the shape of the replaced one: same
+method, same config, same tensors. vLLM itself checks none of this.
 
-A folder that somebody names may hold anything, and the gateway must neither wait for it nor fail:
-``check_apart`` inspects it in a process with limits, which is this module run as a program.
+A folder that a user names may hold anything, and the gateway must neither wait for it nor fail.
+Therefore ``check_apart`` inspects it in a process with limits, which runs this module as a program.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ IGNORED_KEYS = frozenset(
         "transformers_version", "use_cache",
     }
 )  # fmt: skip
-"""Keys of config.json that change nothing about how a draft runs."""
+"""Keys of config.json that do not affect how a draft runs."""
 EXPONENTS: Mapping[str, tuple[str, int]] = {
     "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7F800000),
 }  # fmt: skip
-"""A number whose exponent bits are all set is infinite or not a number."""
+"""Integer type and exponent bits by dtype. If all these bits are set, the value is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """Setting that a draft is inspected for: the target and vLLM's speculative config."""
+    """Setting for the inspection of drafts: the target and vLLM's speculative config."""
 
     target: str
     speculative_config: Mapping[str, Any]
@@ -74,7 +74,7 @@ class DraftPlan:
 
     @property
     def draft(self) -> str:
-        """The draft that the engine is started with."""
+        """The draft with which the engine is started."""
         return str(self.speculative_config.get("model") or "")
 
     def inspect(self, draft: str) -> SpeculationReport:
@@ -87,12 +87,13 @@ class DraftPlan:
         )
 
     def read_version(self, draft: str) -> DraftVersion:
-        """Raises DraftRefused for a draft that is not a local folder of safetensors."""
+        """Return a draft's version. Raises DraftRefused unless it is a local folder of
+        safetensors."""
         report = self.inspect(draft)
         return make_version(draft, report.method, report.summary)
 
     def check(self, draft: str, running: str) -> SpeculationReport:
-        """Raises DraftRefused unless ``draft`` may replace ``running``."""
+        """Inspect ``draft``. Raises DraftRefused unless it may replace ``running``."""
         ours, theirs = self.inspect(draft), self.inspect(running)
         found = [str(finding) for finding in ours.errors]
         if not found and ours.method != theirs.method:
@@ -108,7 +109,7 @@ class DraftPlan:
 
 
 def make_version(draft: str, method: str, summary: str) -> DraftVersion:
-    """Raises DraftRefused for a draft that is not a local folder of safetensors."""
+    """Make a draft's version. Raises DraftRefused unless it is a local folder of safetensors."""
     folder = find_folder(draft)
     try:
         fingerprint = fingerprint_draft(folder)
@@ -118,7 +119,7 @@ def make_version(draft: str, method: str, summary: str) -> DraftVersion:
 
 
 def find_folder(draft: str) -> Path:
-    """The folder of safetensors a draft is. Raises DraftRefused."""
+    """Return the draft's folder of safetensors. Raises DraftRefused."""
     try:
         checkpoint = open_model(draft)
     except InvalidCheckpoint as fault:
@@ -137,7 +138,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def fingerprint_draft(folder: Path) -> str:
-    """Sixteen hexadecimal digits of config.json and the weights, every byte of them."""
+    """Return sixteen hexadecimal digits that identify config.json and every byte of the weights."""
     digest = sha256(read_small(folder / "config.json"))
     for weights in find_weight_files(folder):
         with open_regular(weights) as file:
@@ -146,7 +147,7 @@ def fingerprint_draft(folder: Path) -> str:
 
 
 def find_differences(ours: Checkpoint, theirs: Checkpoint) -> Iterator[str]:
-    """Why weights of ``ours`` cannot be loaded where those of ``theirs`` are."""
+    """Yield the reasons why weights of ``ours`` cannot replace the weights of ``theirs``."""
     mine, running = read_draft(ours.config).read, read_draft(theirs.config).read
     for key in sorted((mine.keys() | running.keys()) - IGNORED_KEYS):
         if mine.get(key) != running.get(key):
@@ -160,7 +161,7 @@ def find_differences(ours: Checkpoint, theirs: Checkpoint) -> Iterator[str]:
 
 
 def check_finite(folder: Path) -> None:
-    """Raises DraftRefused for weights that are infinite or not numbers."""
+    """Check the weights. Raises DraftRefused if a value is infinite or not a number."""
     for name, tensor in open_checkpoint(folder).tensors.items():
         if has_nonfinite(tensor):
             raise DraftRefused(f"The draft's {name} holds values that are not finite numbers.")
@@ -180,10 +181,10 @@ def has_nonfinite(tensor: TensorEntry) -> bool:
 
 
 class DraftStore:
-    """Copies of drafts by fingerprint, so that what was served is there for a rollback.
+    """Copies of drafts by fingerprint, so that drafts served before are available for a rollback.
 
-    A file the engine reads must not change under it: one that is overwritten ends the process.
-    With a folder of its own it also remembers which draft was promoted.
+    A file that the engine reads must not change, because overwriting it ends the process. If a
+    folder is given, the store also remembers which draft was promoted.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -192,7 +193,7 @@ class DraftStore:
 
     @property
     def folder(self) -> Path:
-        """Made when it is first needed. Raises OSError."""
+        """Folder of the copies, created on first use. Raises OSError."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="eaglegate-drafts-"))
             finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -200,7 +201,8 @@ class DraftStore:
         return self._folder
 
     def add(self, version: DraftVersion) -> DraftVersion:
-        """The version, loaded from a copy; its fingerprint is the copy's. Raises DraftRefused."""
+        """Copy a draft, and return its version with the copy's fingerprint and path. Raises
+        DraftRefused."""
         try:
             return self._copy(version)
         except InvalidCheckpoint as fault:
@@ -231,14 +233,14 @@ class DraftStore:
                 shutil.rmtree(copy, ignore_errors=True)
 
     def remember(self, configured: str, promoted: DraftVersion) -> None:
-        """Have the next gateway with the draft ``configured`` serve ``promoted``."""
+        """Make the next gateway with the draft ``configured`` serve ``promoted``."""
         if not self._persistent:
             return
         known = {"configured": configured, **asdict(promoted)}
         write_json(self.folder / "promoted.json", known)
 
     def recall(self, configured: str) -> DraftVersion | None:
-        """The draft promoted in place of ``configured``, if its copy is whole."""
+        """Return the draft promoted in place of ``configured``, if its copy is intact."""
         if not self._persistent:
             return None
         with suppress(OSError, ValueError, TypeError, KeyError):
@@ -250,20 +252,20 @@ class DraftStore:
 
 
 def copy_file(source: Path, goal: Path) -> None:
-    """Raises InvalidCheckpoint for anything but a regular file, and OSError."""
+    """Copy a regular file. Raises InvalidCheckpoint for anything else, and OSError."""
     with open_regular(source) as stream, goal.open("wb") as copy:
         shutil.copyfileobj(stream, copy, CHUNK)
 
 
 def write_json(path: Path, value: object) -> None:
-    """All of it or nothing: a reader finds the old value or the new one. Raises OSError."""
+    """Write JSON atomically: a reader finds the old value or the new one. Raises OSError."""
     fresh = path.with_name(f".{path.name}")
     fresh.write_text(json.dumps(value, indent=1), encoding="utf-8")
     fresh.replace(path)
 
 
 def is_whole(version: DraftVersion) -> bool:
-    """Whether its files are still those of its fingerprint."""
+    """Return True if the draft's files still match its fingerprint."""
     with suppress(OSError, InvalidCheckpoint, NotInspectable):
         open_checkpoint(Path(version.path))
         return fingerprint_draft(Path(version.path)) == version.fingerprint
@@ -271,7 +273,7 @@ def is_whole(version: DraftVersion) -> bool:
 
 
 INSPECT_S = 60.0
-"""Seconds for one inspection; that of a large draft on a busy machine takes two."""
+"""Time limit of one inspection in seconds. A large draft on a busy machine takes two."""
 MEMORY_BYTES = 4 << 30
 ROOT = Path(__file__).parents[2]
 
@@ -285,7 +287,10 @@ class InspectedDraft:
 def check_apart(
     plan: DraftPlan, draft: str, running: str, limit_s: float = INSPECT_S
 ) -> InspectedDraft:
-    """Raises DraftRefused unless ``draft`` may replace ``running``. Blocks, for a while."""
+    """Inspect ``draft`` in a separate process. Blocks for seconds.
+
+    Raises DraftRefused unless it may replace ``running``.
+    """
     asked = {"plan": asdict(plan), "draft": draft, "running": running}
     try:
         ended = subprocess.run(

@@ -1,23 +1,24 @@
 """Sharing of steps between requests of a latency class and all others.
 
-A step with requests of the latency class in it takes other work only as far as a time account pays
-for it. Every such step puts its *slack* into the account: the time that the latency class's
-objective leaves beside a step of that class alone. Without an objective the slack is ``SLACK`` of
-such a step; it is never less than ``LEAST``, so that other work cannot starve. What other work adds
-to a step is taken out of the account.
+A step with requests of the latency class takes other work only if a time account can pay for it.
+Every such step adds its *slack* to the account: the time that the class's objective leaves beyond a
+step of that class alone. Without an objective the slack is ``SLACK`` of such a step. It is never
+less than ``LEAST``, so that other work cannot starve. The time that other work adds to a step is
+deducted from the account.
 
-The time of a step alone is measured: now and then two steps in a row are the latency class's alone.
-The second one's time counts, because a part of what other work costs falls into the step after it:
-its tokens are handed out, and its requests leave the batch. What a request, a draft token and a
-prompt token add is learnt from the steps between them, by recursive least squares. The planner's
-cost model is no help here: it lets the speed of the machine explain what a request more in every
-step costs.
+The time of a step alone is measured: from time to time two consecutive steps run the latency class
+alone. The second one's time counts, because part of the cost of other work falls into the step
+after it: its tokens are delivered, and its requests leave the batch. The costs of a request, a
+draft token and a prompt token are learnt from the other steps, by recursive least squares. The
+planner's cost model cannot be used, because it attributes the cost of one more request in every
+step to the speed of the machine.
 
-What the account does not pay is given up in this order: draft tokens to verify, then whole requests
-for a step; prompts have half of the account where requests decode, too. Keys share what is left by
-weight: draft tokens in proportion, turns by start-time fair queueing (Goyal et al., SIGCOMM 1996).
+If the account cannot pay, work is dropped in this order: draft tokens to verify, then whole
+requests for a step. Prompts get half of the account if other requests decode as well. Keys share
+the rest by weight: draft tokens in proportion, turns by start-time fair queueing (Goyal et al.,
+SIGCOMM 1996).
 
-Nothing here changes text: a request that waits for a step, or verifies fewer drafts, goes on with
+None of this changes text. A request that waits for a step, or verifies fewer drafts, continues with
 the same tokens later.
 """
 
@@ -37,27 +38,27 @@ SLACK = 0.05
 LEAST = 0.03
 """Share of such a step that other work may always add, whatever the objective."""
 SAVED = 2.0
-"""Slacks that the account saves up, beyond the cheapest piece of work."""
+"""Most slacks that the account saves, unless the cheapest piece of work costs more."""
 CHUNK = 32
-"""Prompt tokens of the smallest piece of a prompt."""
+"""Least number of tokens in a piece of a prompt."""
 ALONE_EVERY = 15, 47
-"""Steps between two measurements of a step alone, where others are limited and where not."""
+"""Steps between two measurements of a step alone, while others are limited and while not."""
 STALE = 256
-"""Steps after which the measured time of a step alone does not count any more."""
+"""Steps after which a measured time of a step alone expires."""
 ATTEMPTS = 4
-"""Steps alone in a row that a time is waited for."""
+"""Most consecutive steps alone to wait for a measurement."""
 KNOWN = 64
-"""Kinds of steps alone whose time is remembered."""
+"""Number of kinds of steps alone whose time is remembered."""
 NEWEST = 15
-"""Steps alone whose median is the time of a step alone."""
+"""Number of newest measurements whose median is the time of a step alone."""
 KEYS = 64
-"""Keys whose turns are counted."""
+"""Number of keys whose turns are counted."""
 LEARNING = 0.05
 """Weight of the last step in the mean of tokens that a latency request gets from a step."""
 
 
 class DecodingRow(NamedTuple):
-    """A request that decodes in the next step, and the draft tokens that it may verify."""
+    """A request that decodes in the next step, and its number of draft tokens to verify."""
 
     name: str
     width: int
@@ -69,18 +70,18 @@ class ShareMember:
 
     key: str
     weight: float = 1.0
-    """Share of the key among others that are not of the latency class."""
+    """Share of the key among keys outside the latency class."""
     latency: bool = False
     objective_s: float = 0.0
-    """Seconds per output token that the latency class keeps; 0 for none."""
+    """Objective of the latency class in seconds per output token; 0 for none."""
 
 
 @dataclass(slots=True)
 class Ration:
-    """What other requests get of the next step."""
+    """Part of the next step that other requests get."""
 
     widths: dict[str, int] = field(default_factory=dict)
-    """Draft tokens to verify, of requests that get fewer than they have."""
+    """Draft tokens to verify, for requests that get fewer than they have."""
     held: list[str] = field(default_factory=list)
     """Requests that wait for a later step."""
     prompt: int | None = None
@@ -89,7 +90,7 @@ class Ration:
 
 @dataclass(slots=True)
 class KeySteps:
-    """What the requests of a key that gives way got, once for each request and step."""
+    """Steps of a key outside the latency class, counted once for each request and step."""
 
     in_step: int = 0
     waited: int = 0
@@ -109,11 +110,11 @@ class ShareTotals:
     held_rows: int = 0
     """Requests that waited, once for each step."""
     keys: OrderedDict[str, KeySteps] = field(default_factory=OrderedDict)
-    """The keys that gave way last."""
+    """The keys outside the latency class that were active last."""
 
 
 class FairShare:
-    """Shares the steps of one engine. Not thread-safe; every call is made by the scheduler."""
+    """Sharing of the steps of one engine. Not thread-safe; the scheduler makes every call."""
 
     def __init__(self) -> None:
         self.totals = ShareTotals()
@@ -121,32 +122,32 @@ class FairShare:
         self._members: dict[str, ShareMember] = {}
         self._num_latency = 0
         self._turns: dict[str, float] = {}
-        """Turns over weight that each key has had: its virtual time."""
+        """Virtual time of each key: its number of turns over its weight."""
         self._last_turn: dict[str, int] = {}
-        """Number of the turn that a request had last."""
+        """Number of each request's last turn."""
         self._num_turns = 0
         self._decoding = 0.0
         self._reading = 0.0
-        """Balance of the account, for decoding and for prompts, in steps alone."""
+        """Balances of the account for decoding and for prompts, in steps alone."""
         self._tokens = 1.0
-        """Tokens that a request of the latency class gets from a step, on average."""
+        """Mean number of tokens that a request of the latency class gets from a step."""
         self._alone: OrderedDict[Kind, tuple[deque[float], int]] = OrderedDict()
-        """Seconds of the newest steps alone, and the number of the step of the last measurement."""
+        """Times of the newest steps alone, and the number of the step measured last."""
         self._num_steps = 0
         self._since_alone = 0
-        """Steps since the last one alone that was measured."""
+        """Steps since the last measured step alone."""
         self._was_alone = False
         self._attempts = 0
         self._limits = False
-        """Whether the last step limited others."""
+        """True if the last step limited others."""
 
     @property
     def is_needed(self) -> bool:
-        """Whether there are requests of the latency class."""
+        """True if there are requests of the latency class."""
         return self._num_latency > 0
 
     def describe(self) -> dict[str, object]:
-        """Totals and learnt prices; empty before the first step with a latency request."""
+        """Return totals and learnt prices; empty before the first step with a latency request."""
         if not self.totals.steps:
             return {}
         prices = dict(zip(PRICED, self.prices.prices, strict=True))
@@ -189,10 +190,10 @@ class FairShare:
             self.prices.observe(step, seconds / known - 1)
 
     def ration(self, rows: Sequence[DecodingRow], prompt: int, depth: int) -> Ration | None:
-        """Divide the next step; None leaves everything to the scheduler.
+        """Divide the next step. None leaves everything to the scheduler.
 
-        ``prompt``: prompt tokens of other requests that wait. ``depth``: draft tokens that the last
-        step made for each request.
+        ``prompt`` counts waiting prompt tokens of other requests. ``depth`` is the number of draft
+        tokens that the last step made for each request.
         """
         first = [row for row in rows if self.is_latency(row.name)]
         others = [row for row in rows if not self.is_latency(row.name)]
@@ -219,8 +220,10 @@ class FairShare:
     def settle(
         self, rows: Sequence[DecodingRow], prompt: int, depth: int, made: int
     ) -> SharedStep | None:
-        """Charge the account for the other work that the step has taken. ``depth``: see
-        ``ration``; ``made``: draft tokens that this step makes for each request.
+        """Charge the account for the other work in the step.
+
+        ``depth``: see ``ration``. ``made`` is the number of draft tokens that this step makes per
+        request.
         """
         first = [row for row in rows if self.is_latency(row.name)]
         if not first:
@@ -244,7 +247,7 @@ class FairShare:
         return step
 
     def _find_alone(self, kind: Kind) -> float | None:
-        """Seconds of a step alone; None where it was not measured lately."""
+        """Return the seconds of a step alone; None without a recent measurement."""
         found = self._alone.get(kind)
         return None if found is None or self._num_steps - found[1] > STALE else median(found[0])
 
@@ -253,7 +256,7 @@ class FairShare:
         return Ration(held=[row.name for row in others], prompt=0)
 
     def _count_waits(self, others: Sequence[DecodingRow], held: Sequence[DecodingRow]) -> None:
-        """Count the requests that are in the step, and those that wait for a later one."""
+        """Count the requests in the step, and the requests that wait for a later one."""
         keys = self.totals.keys
         for row in others:
             key = self._find(row.name).key
@@ -268,9 +271,8 @@ class FairShare:
             keys.popitem(last=False)
 
     def _get_slack(self, first: Sequence[DecodingRow], alone_s: float | None) -> float:
-        """Time that other work may add to a step, on average, in steps alone. An objective leaves
-        the least where no step alone could be measured.
-        """
+        """Return the mean time that other work may add to a step, in steps alone. With an objective
+        but no measured step alone, that is the least slack."""
         objectives = [self._members[row.name].objective_s for row in first]
         alone_s = alone_s or math.inf
         slacks = [
@@ -280,7 +282,7 @@ class FairShare:
         return max(LEAST, min(slacks))
 
     def _save(self, decode: bool, prompt: bool, slack: float) -> None:
-        """Put a step's slack into the account, in halves where both kinds of work wait."""
+        """Add a step's slack to the account, in halves if both kinds of work wait."""
         part = slack / (decode + prompt)
         if decode:
             most = max(SAVED * slack, self.prices.get_rows(1, 0))
@@ -290,7 +292,8 @@ class FairShare:
             self._reading = min(self._reading + part, most)
 
     def _divide_rows(self, others: Sequence[DecodingRow]) -> tuple[Ration, Sequence[DecodingRow]]:
-        """Divide what the account pays; the ration, and the requests of the step in turn."""
+        """Divide the time in the account. Return the ration, and the requests that are in the
+        step."""
         ration, kept = Ration(), others
         held: Sequence[DecodingRow] = ()
         row, draft = self.prices.get_rows(1, 0), self.prices.get_rows(0, 1)
@@ -310,8 +313,7 @@ class FairShare:
 
     def _divide_drafts(self, rows: Sequence[DecodingRow], tokens: int) -> dict[str, int]:
         """Give out draft tokens one by one, each to the request whose key has the fewest for its
-        weight.
-        """
+        weight."""
         widths = {row.name: 0 for row in rows}
         open_rows = [row for row in rows if row.width]
         given: dict[str, float] = {}
@@ -331,7 +333,7 @@ class FairShare:
         return given.get(self._find(row.name).key, 0.0), widths[row.name]
 
     def _list_by_turn(self, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
-        """Rows in the order of their turns: keys by virtual time, a key's rows by their last."""
+        """Order rows by turn: keys by virtual time, a key's rows by their last turn."""
         turns = self._turns
         waiting = sorted(rows, key=lambda row: self._last_turn.get(row.name, 0))
         level = min(turns.values(), default=0.0)
@@ -346,7 +348,8 @@ class FairShare:
         return ordered
 
     def _note_turns(self, kept: Sequence[DecodingRow], others_wait: bool) -> None:
-        """Charge keys for the turns of their requests. A key that comes back starts level."""
+        """Charge keys for the turns of their requests. A key that comes back starts level with the
+        others."""
         if not others_wait:
             self._turns.clear()
             return

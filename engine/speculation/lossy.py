@@ -1,7 +1,7 @@
 """Settings of speculation under which text may differ from the target's own.
 
-Exact verification leaves greedy text as it is and samples from the target's distribution. What is
-not known to do so counts as lossy.
+Exact verification keeps greedy text unchanged and samples from the target's distribution. Any
+setting that is not known to be exact counts as lossy.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 METHOD = "rejection_sample_method"
 EXACT = frozenset({"standard", "block", "strict", "probabilistic"})
-"""Exact verification: vLLM 0.32's names, and those of earlier versions."""
+"""Names of exact verification in vLLM 0.32 and in earlier versions."""
 KNOWN_LOSSY = {
-    "synthetic": "accepts drafts by dice: for load tests only",
-    "fly": "accepts drafts that the target would not have said, where it is unsure",
+    "synthetic": "accepts drafts at random: for load tests only",
+    "fly": "accepts drafts that the target would not have chosen, if it is unsure",
 }
 OLD_METHODS = ("acceptance_method", "spec_decoding_acceptance_method")
 OLD_EXACT = "rejection_sampler"
@@ -22,11 +22,12 @@ RELAXING = (
     "posterior", "typical", "relax", "tolerance", "lenien", "lossy",
     "acceptance_threshold",
 )  # fmt: skip
-"""Parts of names that settings of relaxed acceptance have, in vLLM's earlier versions and forks."""
+"""Substrings in the names of settings of relaxed acceptance, in older vLLM versions and forks."""
 
 
 def find_lossy(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """A sentence for each setting that may change text; ``settings`` as vLLM takes them."""
+    """Return a sentence for each setting that may change text. ``settings`` are in vLLM's
+    format."""
     return tuple(_list_lossy(settings or {}))
 
 
@@ -39,7 +40,7 @@ def _list_lossy(settings: Mapping[str, Any]) -> Iterator[str]:
         if key in OLD_METHODS and value not in (None, OLD_EXACT):
             yield f"{key} {str(value)!r} is not known to verify drafts exactly"
         elif key != METHOD and value not in (None, False, "none") and _relaxes(key):
-            yield f"{key} {str(value)!r} relaxes what is accepted"
+            yield f"{key} {str(value)!r} relaxes acceptance"
 
 
 def _relaxes(key: str) -> bool:
@@ -47,12 +48,12 @@ def _relaxes(key: str) -> bool:
 
 
 def add_lossy(summary: str, lossy: tuple[str, ...]) -> str:
-    """The summary of a speculation, with a loud end where it is lossy."""
+    """Return the summary of a speculation, with a warning at its end if it is lossy."""
     return f"{summary}; LOSSY, text may differ: {'; '.join(lossy)}" if lossy else summary
 
 
 def refuse_lossy(lossy: tuple[str, ...]) -> str:
-    """Why ``--require-lossless`` does not let it start."""
+    """Return the reason why ``--require-lossless`` prevents the start."""
     return (
         f"--require-lossless: {'; '.join(lossy)}. Leave the setting out, or serve without the flag"
     )

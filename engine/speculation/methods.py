@@ -1,8 +1,8 @@
-"""Drafting methods of vLLM: how far the depth of each may vary, on either of its model runners.
+"""vLLM's drafting methods, with the limits on the depth of each on both model runners.
 
 The scheduler, the warm-up, the planner, ``eaglegate check``, the banner and docs/methods.md read
-``METHODS``. Its facts are those of vLLM 0.32: a proposer that asserts its K at every step, or lays
-out slots for K tokens once, always drafts K tokens.
+``METHODS``. Its facts apply to vLLM 0.32. A proposer that asserts its K at every step, or that
+allocates slots for K tokens once, always drafts K tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StepDepth(StrEnum):
 
 
 class Runner(StrEnum):
-    """vLLM's model runners. It takes the second one wherever Triton works: on every GPU."""
+    """vLLM's model runners. The second one is used wherever Triton works: on every GPU."""
 
     FIRST = "first"
     SECOND = "second"
@@ -33,15 +33,16 @@ class Runner(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepBehaviour:
-    """One method on one model runner."""
+    """Behaviour of one method on one model runner."""
 
     depth: StepDepth
     skips: bool
-    """Whether a step at depth 0 leaves the drafter out. One that follows the text must not."""
+    """True if a step at depth 0 skips the drafter. A drafter that tracks the text must not be
+    skipped."""
 
     @property
     def summary(self) -> str:
-        """Describe in a sentence for operators how the depth varies."""
+        """Sentence for operators that describes how the depth varies."""
         if self.depth is StepDepth.FIXED:
             return "drafts and verifies K tokens at every step"
         drafts = (
@@ -54,19 +55,18 @@ class StepBehaviour:
 
 @dataclass(frozen=True, slots=True)
 class DraftMethod:
-    """``name`` is the method as vLLM has it; a runner without it has no behaviour."""
+    """A drafting method, with vLLM's ``name``. A runner without the method has no behaviour."""
 
     name: str
     first: StepBehaviour | None = None
     second: StepBehaviour | None = None
     lookup: bool = False
-    """Looks drafts up in text instead of running a model: may find none, and costs hardly any."""
+    """True if drafts are looked up in text. A lookup may find none, and costs hardly any time."""
     known: bool = True
 
     def on(self, runner: Runner) -> StepBehaviour:
-        """Return the method's behaviour on a runner. vLLM moves a method that a runner lacks to
-        the other one.
-        """
+        """Return the method's behaviour on a runner. vLLM uses the other runner if this one lacks
+        the method."""
         own, other = self.first, self.second
         if runner is Runner.SECOND:
             own, other = other, own
@@ -74,12 +74,12 @@ class DraftMethod:
 
     @property
     def runs(self) -> bool:
-        """Whether any model runner of vLLM has it."""
+        """True if any of vLLM's model runners has the method."""
         return bool(self.first or self.second)
 
     @property
     def summary(self) -> str:
-        """Describe in a sentence for operators how the method's depth varies."""
+        """Sentence for operators that describes how the method's depth varies."""
         if not self.known:
             return f"{self.on(Runner.FIRST).summary}: eaglegate does not know method {self.name}"
         first, second = self.on(Runner.FIRST).summary, self.on(Runner.SECOND).summary
@@ -108,16 +108,16 @@ METHODS: Mapping[str, DraftMethod] = {
         DraftMethod("mlp_speculator", None, None),
     )
 }
-"""Methods by name. On the first runner ``suffix`` and ``ngram_gpu`` add the tokens of every step
-to the text they look drafts up in. On the second only EAGLE's and MTP's speculators take a
-step's depth, and leave out a pass (``second_runner`` in ``engine/vllm_backend``); an MTP draft
-of several layers drafts K there.
+"""Methods by name. On the first runner ``suffix`` and ``ngram_gpu`` add the tokens of every step to
+the text in which they look drafts up. On the second runner only the speculators of EAGLE and MTP
+follow a step's depth and can skip a pass (``second_runner`` in ``engine/vllm_backend``). An MTP
+draft of several layers drafts K tokens there.
 """
 PARALLEL = "parallel drafting"
 
 
 def find_method(speculation: Mapping[str, Any]) -> DraftMethod:
-    """The method that a ``speculative_config`` names. One that is not known stays at K."""
+    """Return the method that a ``speculative_config`` names. An unknown method stays at K."""
     name = str(speculation.get("method"))
     name = MTP if name.endswith(f"_{MTP}") else name
     found = METHODS.get(name)

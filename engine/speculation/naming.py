@@ -1,8 +1,8 @@
-"""The names on a command line: the target, and the draft in one of vLLM's three ways.
+"""Names of the target and the draft on a command line, in any of vLLM's three ways.
 
-``--speculative-config``, the short flags ``--spec-method``, ``--spec-model`` and ``--spec-tokens``,
-and a draft in the speculators format as the model, which names its target itself. All three become
-one ``speculative_config``, as vLLM makes of them later.
+A draft is given by ``--speculative-config``, by the short flags ``--spec-method``, ``--spec-model``
+and ``--spec-tokens``, or as the model itself, in the speculators format, which names its target.
+All three become one ``speculative_config``, as vLLM does later.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from eaglegate.engine.speculation.inspection.speculators import (
 from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
 
 SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
-"""vLLM's short flags -> the key of ``speculative_config`` that each stands for."""
+"""Key of ``speculative_config`` for each of vLLM's short flags."""
 
 
 def name_speculation(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """``chosen`` with one ``speculative_config``, by the names that vLLM's arguments have.
+    """Return ``chosen`` with a single ``speculative_config``, by the names of vLLM's arguments.
 
-    ``model`` may be a draft in the speculators format: then it becomes the draft, and its target
-    the model. Raises EngineStartError for settings that contradict each other.
+    ``model`` may be a draft in the speculators format. It then becomes the draft, and its target
+    the model. Raises EngineStartError if settings contradict each other.
     """
     chosen = merge_short_flags(chosen)
     name = chosen.get("model")
@@ -40,7 +40,10 @@ def name_speculation(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_short_flags(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises EngineStartError where a flag repeats a key of ``--speculative-config``."""
+    """Merge the short flags into ``speculative_config``.
+
+    Raises EngineStartError if a flag repeats a key of ``--speculative-config``.
+    """
     merged = dict(chosen)
     given = {key: merged.pop(name, None) for name, key in SHORT.items()}
     given = {key: value for key, value in given.items() if value is not None}
@@ -60,7 +63,7 @@ def merge_short_flags(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_speculators(name: str, revision: str | None) -> Mapping[str, Any] | None:
-    """The config.json of a draft in the speculators format; None for anything else."""
+    """Return the config.json of a draft in the speculators format; None for anything else."""
     try:
         config = read_config(locate(name, revision))
     except (NotInspectable, InvalidCheckpoint):
@@ -69,9 +72,10 @@ def read_speculators(name: str, revision: str | None) -> Mapping[str, Any] | Non
 
 
 def serve_speculator(chosen: dict[str, Any], draft: Mapping[str, Any]) -> dict[str, Any]:
-    """The draft's target with that draft. What the user chose counts more than what it proposes.
+    """Return arguments for the draft's target with that draft. The user's choices override the
+    draft's.
 
-    Clients may use the name of either. Raises EngineStartError.
+    Clients may use either name. Raises EngineStartError.
     """
     name, target = chosen["model"], get_verifier(draft).get("name_or_path")
     if not isinstance(target, str) or not target:
@@ -101,9 +105,8 @@ def serve_speculator(chosen: dict[str, Any], draft: Mapping[str, Any]) -> dict[s
 
 
 def describe_method(draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe a method by its type; empty for a type that vLLM does not load, which inspection
-    refuses.
-    """
+    """Return the method's settings by type; empty for a type that vLLM does not load, which
+    inspection refuses."""
     kind = str(draft.get(TYPE))
     if kind not in METHOD_OF_TYPE:
         return {}
@@ -118,7 +121,7 @@ def advise(name: str, draft: Mapping[str, Any]) -> str:
 
 
 def explain_missing_target(target: str, settings: Mapping[str, Any] | None) -> str:
-    """Why a target that is not here was asked for; empty where the user named it."""
+    """Explain why a missing target was requested; empty if the user named it."""
     draft = (settings or {}).get("model")
     config = read_speculators(draft, None) if isinstance(draft, str) else None
     if config is None or get_verifier(config).get("name_or_path") != target:

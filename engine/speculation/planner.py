@@ -6,13 +6,14 @@ survivals S_rj (survival.py) and step time c (step_cost.py) the rate to maximise
     (B + sum over r, j <= d_r of S_rj) / c(B, sum of d_r, K),   0 <= d_r <= K.
 
 For a given rate, a draft token is worth verifying if its survival exceeds rate x seconds per
-verified token. So one threshold gives the best widths of every K at once, and Dinkelbach's
+verified token. One threshold therefore gives the best widths of every K at once, and Dinkelbach's
 iteration (Management Science 13, 1967) on the rate finds the optimum in two or three rounds.
 
-K is fixed before the drafts are known; the widths hold for the step that verifies them. A plan is
-kept for a few steps, and longer while no drafts are verified; what is observed meanwhile is learnt
-at the next one. The way through a step that keeps its plan is plain Python: beside a model, with
-cold caches, one call of numpy takes as long as all of it. Probes (probes.py) look beside the best.
+K is fixed before the drafts are known; the widths apply to the step that verifies them. A plan is
+kept for a few steps, and longer while no drafts are verified. Observations made meanwhile are
+learnt at the next plan. A step that keeps its plan runs plain Python only, because next to a model,
+with cold caches, a single numpy call takes as long as the whole path. Probes (probes.py) explore
+other depths.
 """
 
 from __future__ import annotations
@@ -40,26 +41,26 @@ Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
 
 ROUNDS = 4
-"""Iterations on the rate at most..."""
+"""Most iterations on the rate."""
 CLOSE = 5e-3
-"""... until it moves by less than this share."""
+"""Relative change of the rate below which the iteration stops."""
 GAIN = 0.01
-"""A depth that is not better than the last one by this share is not changed to."""
+"""Least relative gain for which the depth is changed."""
 FIXED_EVERY = 8
-"""Steps between estimates of what fixed depths would have taken."""
+"""Steps between estimates of the time of fixed depths."""
 KEPT_STEPS = 16
-"""Steps that a plan is kept for at most while nothing contradicts it..."""
+"""Most steps for which a plan is kept while nothing contradicts it."""
 KEPT_WITH_NEWS = 2
-"""... and where drafts of the same requests were verified since."""
+"""The same, if drafts of its requests were verified since."""
 FIRST_STEPS = 2
-"""Verify steps of a request whose outcome, if it is a surprise, is planned with at once: they
-tell most of it."""
+"""First verify steps of a request, the most informative ones. A surprise in them leads to a new
+plan at once."""
 BACKLOG = 4 * KEPT_STEPS
-"""Observed steps, and ended requests, that wait for a plan at most: more are learnt from without
-one, so that a plan after a long time without any is as quick as others."""
+"""Most observed steps or ended requests that wait for a plan. More are learnt without a plan, so
+that the first plan after a long time is as quick as others."""
 RECENT_STEPS = 512
 FALL = 0.85
-"""Acceptance that is below this share of the first position's has drifted."""
+"""Acceptance below this share of the first position's counts as drift."""
 
 
 EXPLORING = (DepthReason.PROBE, DepthReason.COLD)
@@ -67,7 +68,8 @@ EXPLORING = (DepthReason.PROBE, DepthReason.COLD)
 
 @dataclass(frozen=True, slots=True)
 class DepthPlan:
-    """``depth``: draft tokens to make; ``widths``: how many of them to verify, per request."""
+    """Plan of a step. ``depth`` is the number of draft tokens to make, ``widths`` the number to
+    verify for each request."""
 
     depth: int
     widths: list[int]
@@ -75,12 +77,12 @@ class DepthPlan:
     tokens: float
     """Expected committed tokens of the step that verifies them."""
     seconds: float
-    """Expected seconds of a step like this."""
+    """Expected seconds of a step of this kind."""
 
 
 @dataclass(slots=True)
 class PlannerTotals:
-    """Sums since the start."""
+    """Sums over all steps since the start."""
 
     depths: list[int]
     """Steps at each depth."""
@@ -88,7 +90,7 @@ class PlannerTotals:
     """Expected seconds of the planned tokens at each fixed depth."""
     reasons: dict[DepthReason, int] = field(default_factory=lambda: dict.fromkeys(DepthReason, 0))
     planned_s: float = 0.0
-    """Expected seconds of the planned tokens as they were planned."""
+    """Expected seconds of the planned tokens, as planned."""
     expected_tokens: float = 0.0
     committed_tokens: int = 0
     """Tokens that the same requests committed."""
@@ -100,28 +102,30 @@ class PlannerTotals:
 
 @dataclass(slots=True)
 class _Planned:
-    """A plan, and what it was made for."""
+    """A plan, and the requests and bounds for which it was made."""
 
     requests: list[str]
     bounds: list[int]
     floors: list[int]
     plan: DepthPlan
     expected: dict[str, float]
-    """Draft tokens of each request that will be accepted."""
+    """Expected number of accepted draft tokens of each request."""
     fixed: Floats
-    """Tokens expected at every fixed depth..."""
+    """Expected tokens at every fixed depth."""
     fixed_verified: Floats
-    """... and draft tokens verified there."""
+    """Expected verified draft tokens at every fixed depth."""
     steps: int = 0
-    """Steps that the plan was used for..."""
+    """Number of steps for which the plan was used."""
     counted: int = 0
-    """... and steps that stand in the totals."""
+    """Number of those steps that are in the totals."""
     is_whole: bool = True
-    """Whether its requests are those that it was made for."""
+    """True if the requests are the ones for which the plan was made."""
 
     def is_for(self, bounds: list[int], floors: list[int]) -> bool:
-        """Whether it still holds: bounds that only fall, as those of answers that near their end
-        do, cut widths and change nothing else while one of them reaches the depth.
+        """Return True if the plan still holds.
+
+        Bounds that only fall, as for answers near their end, cut widths. They change nothing else
+        while one of them reaches the depth.
         """
         if self.floors != floors:
             return False
@@ -133,16 +137,15 @@ class _Planned:
 
     @property
     def is_full(self) -> bool:
-        """Every request verifies all drafts that it may."""
+        """True if every request verifies all drafts that it may."""
         full = (min(bound, self.plan.depth) for bound in self.bounds)
         return self.plan.depth > 0 and all(map(operator.le, full, self.plan.widths))
 
     def keep(
         self, requests: Sequence[str], bounds: list[int], floors: list[int]
     ) -> _Planned | None:
-        """The same plan without the requests that have ended, and with new ones where all of them
-        verify all that is drafted; None where it does not hold.
-        """
+        """Return the plan without ended requests, and with new ones if all requests verify all
+        drafts; None if it does not hold."""
         rows = zip(self.bounds, self.floors, self.plan.widths, strict=True)
         known = dict(zip(self.requests, rows, strict=True))
         new = [request for request in requests if request not in known]
@@ -167,7 +170,7 @@ class _Planned:
 
 
 class DepthPlanner:
-    """Plans steps for one engine. Not thread-safe; every call is made by the scheduler."""
+    """Planner of the steps of one engine. Not thread-safe; the scheduler makes every call."""
 
     def __init__(
         self,
@@ -176,8 +179,10 @@ class DepthPlanner:
         lookup: bool = False,
         graphs: StepGraphs | None = None,
     ) -> None:
-        """``depth``: draft tokens the engine can make at most, K >= 1. ``always_full``, ``graphs``:
-        see ``StepCostModel``. ``lookup``: drafts are looked up, and may not be found.
+        """Plan up to ``depth`` draft tokens, K >= 1. ``always_full``, ``graphs``: see
+        ``StepCostModel``.
+
+        With ``lookup``, drafts are looked up and may not be found.
         """
         self.depth = depth
         self._found = FoundShare(depth) if lookup else None
@@ -188,31 +193,33 @@ class DepthPlanner:
         self.recent: deque[PlannedStep] = deque(maxlen=RECENT_STEPS)
         self._probes = Probes()
         self._observed: list[tuple[Sequence[str], Sequence[int], Sequence[int]]] = []
-        """Steps that are not learnt from yet: requests, drafted, accepted."""
+        """Observed steps that are not learnt yet, as (requests, drafted, accepted)."""
         self._ended: list[str] = []
-        """Requests that are over, of which that may hold for some steps still."""
+        """Ended requests, which may still have observed steps to learn."""
         self._committed = 0
         self._last: _Planned | None = None
         self._fresh = True
-        """The last plan is not to be kept: it is a probe, or a request has moved since."""
+        """True if the next step needs a new plan, because of a probe, a moved request or a
+        surprise."""
         self._news = False
-        """Drafts were verified since the last plan whose outcome may change it."""
+        """True if drafts were verified since the last plan whose outcome may change it."""
         self._first_steps: dict[str, int] = {}
-        """Verify steps left of new requests until they have had ``FIRST_STEPS``."""
+        """Remaining verify steps of new requests until they have had ``FIRST_STEPS``."""
         self._counted = 0
         self._best = 0
         self._rate = 0.0
         self._positions = np.arange(1, depth + 1)
 
     def begin(self, request: str, traffic: str, tenant: str) -> None:
-        """``traffic`` names its slice, ``tenant`` whose traffic teaches it."""
+        """Add a request. ``traffic`` names its slice, ``tenant`` the tenant whose traffic it learns
+        from."""
         if request in self._ended:
             self._learn()
         self.survival.add(request, traffic, tenant)
         self._first_steps[request] = FIRST_STEPS
 
     def move(self, request: str, traffic: str, tenant: str) -> None:
-        """A request goes on as other traffic: its reasoning has ended."""
+        """Move a request to another slice, after its reasoning has ended."""
         self.survival.move(request, traffic, tenant)
         self._fresh = True
 
@@ -225,9 +232,8 @@ class DepthPlanner:
     def plan(
         self, requests: Sequence[str], bounds: list[int], floors: list[int] | None = None
     ) -> DepthPlan:
-        """The next draft. ``bounds`` and ``floors``: the most and the least draft tokens that each
-        request may have; no floors are zeros.
-        """
+        """Plan the next draft. ``bounds`` and ``floors`` are the most and the least draft tokens of
+        each request; without floors they are zero."""
         began = perf_counter()
         floors = [0] * len(bounds) if floors is None else floors
         kept = self._keep(requests, bounds, floors)
@@ -245,7 +251,8 @@ class DepthPlanner:
         return kept.plan
 
     def list_useful_widths(self, requests: Sequence[str], depth: int) -> list[int]:
-        """Draft tokens worth verifying, of requests outside the last plan, of ``depth`` drafts."""
+        """Return the number of ``depth`` drafts worth verifying, for requests outside the last
+        plan."""
         survival = np.cumprod(self.survival.conditional(requests)[:, :depth], axis=1)
         least = self._rate * self.cost.per_token(len(requests))
         widths: list[int] = (survival > least).sum(axis=1).tolist()
@@ -254,7 +261,8 @@ class DepthPlanner:
     def _keep(
         self, requests: Sequence[str], bounds: list[int], floors: list[int]
     ) -> _Planned | None:
-        """The last plan; None if it was kept long enough, a probe is due, or requests are new."""
+        """Return the last plan; None if it is too old, a probe is due, or it does not fit the
+        requests."""
         last = self._last
         if last is None or self._fresh or self._probes.is_due or self.frozen is not None:
             return None
@@ -279,7 +287,7 @@ class DepthPlanner:
         if reason is DepthReason.COST and best.is_pinned(floors):
             reason = DepthReason.PINNED
         elif reason is DepthReason.COST:
-            reason = _name(conditional, most, depth, self.depth)
+            reason = _find_reason(conditional, most, depth, self.depth)
         widths = np.maximum(widths, floors)
         within = self._positions[:depth] <= widths[:, None]
         accepted = (survival[:, :depth] * within).sum(axis=1)
@@ -291,13 +299,14 @@ class DepthPlanner:
         return _Planned([*requests], bounds, floors, plan, expected, fixed, verified)
 
     def _estimate_found(self, requests: Sequence[str], survival: Floats) -> Floats:
-        """Share of planned drafts that there will be to verify, shape (requests, depth)."""
+        """Return the expected share of planned drafts that are found, in shape (requests,
+        depth)."""
         if self._found is None:
             return np.ones_like(survival)
         return np.maximum(self._found.estimate(requests), survival)
 
     def _choose(self, requests: Sequence[str], best: Optimum) -> tuple[int, Ints, DepthReason]:
-        """The best, what an operator holds, or a probe."""
+        """Choose the optimum, a depth that an operator holds, or a probe."""
         self._probes.count_step()
         if self.frozen is not None:
             depth = max(best.least, min(self.frozen, self.depth))
@@ -317,8 +326,9 @@ class DepthPlanner:
         accepted: Sequence[int],
         found: Sequence[int] | None = None,
     ) -> None:
-        """Observe one step's drafts, and requests that had none. ``drafted`` counts planned
-        drafts; ``found`` counts the planned drafts that a lookup found.
+        """Observe one step's drafts, and requests that had none.
+
+        ``drafted`` counts planned drafts, ``found`` the planned drafts that a lookup found.
         """
         if self._found is not None and found is not None:
             self._found.observe(requests, drafted, found)
@@ -343,9 +353,8 @@ class DepthPlanner:
     def _is_surprised(
         self, requests: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]
     ) -> bool:
-        """Count the first verify steps of requests. Whether any of them rejected most of its
-        drafts, or accepted all of them where more might have been made.
-        """
+        """Count the first verify steps of requests. Return True if any request rejected most of its
+        drafts, or accepted all of them and more were possible."""
         left, found = self._first_steps, False
         for request, tried, taken in zip(requests, drafted, accepted, strict=True):
             if not tried or request not in left:
@@ -357,9 +366,8 @@ class DepthPlanner:
         return found
 
     def _confirms(self, last: _Planned, drafted: Sequence[int], accepted: Sequence[int]) -> bool:
-        """Whether a step confirms the last plan: nothing was drafted, or all drafts were
-        accepted and no plan is deeper than the last.
-        """
+        """Return True if a step confirms the last plan: nothing was drafted, or all drafts were
+        accepted and no plan can be deeper."""
         if last.plan.depth == self.depth and last.plan.widths == last.bounds:
             return drafted == accepted
         return not any(drafted)
@@ -395,7 +403,7 @@ class DepthPlanner:
         self._probes.save(step.seconds)
 
     def describe(self, recent: int = 0) -> dict[str, object]:
-        """Describe the planner's beliefs and decisions, and its newest steps, as JSON types."""
+        """Describe the planner's estimates and decisions, and its newest steps, as JSON types."""
         self._learn()
         totals = self.totals
         return {
@@ -415,9 +423,10 @@ class DepthPlanner:
         }
 
     def _find_optimum(self, survival: Floats, found: Floats, bounds: Ints, least: int) -> Optimum:
-        """Dinkelbach's iteration; a depth that is hardly better than the last is not changed to.
+        """Find the optimum by Dinkelbach's iteration, and keep the last depth if it is almost as
+        good.
 
-        A draft that is not found costs nothing: its survival once found is what counts.
+        A draft that is not found costs nothing, so the survival of found drafts counts.
         """
         rate, batch = self._rate, len(survival)
         value = np.minimum.accumulate(survival / found, axis=1)
@@ -447,7 +456,7 @@ class DepthPlanner:
         return Optimum(depth, widths, bounds, least, survival, best, seconds, token_s, free)
 
     def _count_steps(self) -> None:
-        """Add up the steps of the last plan."""
+        """Add the steps of the last plan to the totals."""
         last, totals = self._last, self.totals
         if last is None or last.steps == last.counted:
             return
@@ -466,11 +475,11 @@ class DepthPlanner:
         totals.fixed_s += counted * plan.tokens * seconds / last.fixed
 
 
-def _name(conditional: Floats, bounds: Ints, depth: int, most: int) -> DepthReason:
-    """Why the best depth is not deeper."""
+def _find_reason(conditional: Floats, bounds: Ints, depth: int, most: int) -> DepthReason:
+    """Return the reason why the best depth is not deeper."""
     if depth == most:
         return DepthReason.COST
     if (bounds <= depth).all():
         return DepthReason.BOUND
-    first, behind = conditional[:, 0].mean(), conditional[:, depth].mean()
-    return DepthReason.DRIFT if depth and behind < FALL * first else DepthReason.COST
+    first, next_one = conditional[:, 0].mean(), conditional[:, depth].mean()
+    return DepthReason.DRIFT if depth and next_one < FALL * first else DepthReason.COST

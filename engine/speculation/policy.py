@@ -1,14 +1,13 @@
-"""Choice of the requests that speculate, and of their depth: a flag with sticky shares, and
-defaults in order.
+"""Choice of the requests that speculate, and of their depth.
 
-A request is on one of two sides, its *lane*: ``speculative`` or ``plain`` (depth 0). The flag
-decides the side, per workload; on the speculative side the depth is, in this order, what the
-request asked for, its key's default, its workload's default, the general default, the engine's K.
-The plain side beats them all, so that ``off`` is a switch an operator can trust. A workload that an
-audit holds is on the plain side, and on neither side of a canary.
+A request is in one of two *lanes*: ``speculative`` or ``plain`` (depth 0). A flag per workload
+decides the lane, with sticky shares. In the speculative lane, the depth is the first of: the
+request's own, its key's default, its workload's default, the general default, the engine's K. The
+plain lane overrides them all, so that an operator can rely on ``off``. A workload that an audit
+holds is in the plain lane, and in no arm of a canary.
 
 Rules are immutable and replaced as a whole (``SpeculationPolicy.rules = ...``), so a request sees
-one set of them.
+one consistent set.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ class DepthSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpeculationFlag:
-    """One workload's switch. ``share`` (0..1) and what follows matter in mode ``share`` alone."""
+    """Switch of one workload. ``share`` (0..1) and the fields after it apply only in mode
+    ``share``."""
 
     mode: FlagMode = FlagMode.ON
     share: float = 1.0
     sticky: Literal["key", "request"] = "key"
-    """Unit that stays on its side: everything of one API key, or one request (also when
-    retried).
+    """Unit that stays in its lane: all requests of an API key, or one request and its retries.
     """
     salt: str = ""
-    """Another salt draws another share. Raising ``share`` alone keeps those already in it."""
+    """Another salt draws another share. A larger ``share`` keeps all units already in it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
@@ -66,13 +65,13 @@ class SpeculationFlag:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationRules:
-    """All that can be set at run time. Depths above the engine's K are served at K."""
+    """Rules that can be set at run time. Depths above the engine's K are served at K."""
 
     flag: SpeculationFlag = SpeculationFlag()
-    """Flag of workloads that have none of their own."""
+    """Flag of workloads without their own."""
     workload_flags: Mapping[str, SpeculationFlag] = field(default_factory=dict)
     depth: int | None = None
-    """General default; None leaves it to the engine's K."""
+    """General default; None means the engine's K."""
     workload_depths: Mapping[str, int] = field(default_factory=dict)
     key_depths: Mapping[str, int] = field(default_factory=dict)
     """Depths by the key's public name, never by the key itself."""
@@ -91,17 +90,16 @@ class SpeculationRules:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTrial:
-    """A canary's part in the policy: it draws each request's arm, and applies the candidate's
+    """Part of a canary in the policy: it draws each request's arm, and applies the candidate's
     rules.
 
-    A request that asks for a depth of its own is on neither side of a trial of rules: the rules in
-    force hold for it.
+    A request with its own depth is in no arm of a trial of rules. The rules in force apply to it.
     """
 
     draw: Callable[[str], Arm]
-    """The arm of a session, or of a request that has none."""
+    """Returns the arm of a session, or of a request without a session."""
     rules: SpeculationRules | None = None
-    """Rules of the candidate; None where the change is not one of rules."""
+    """Rules of the candidate; None if the trial does not change rules."""
 
     def find_arm(self, unit: str, depth: int | None) -> Arm | None:
         return None if self.rules is not None and depth is not None else self.draw(unit)
@@ -109,26 +107,26 @@ class PolicyTrial:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationDecision:
-    """Decision on one ``EngineRequest``: its ``depth`` (None: the engine's K) and ``lane``."""
+    """Decision on one ``EngineRequest``: its ``depth`` (None means the engine's K) and ``lane``."""
 
     depth: int | None
     lane: str
     source: DepthSource
     arm: Arm | None = None
-    """None outside of canaries."""
+    """Arm of a canary; None outside of canaries."""
 
 
 class SpeculationPolicy:
-    """Holds the rules in force and applies them."""
+    """The rules in force, and their application to requests."""
 
     def __init__(
         self, rules: SpeculationRules | None = None, holds: Container[str] = frozenset()
     ) -> None:
-        """``holds``: workloads that an audit has taken speculation from."""
+        """Set the rules. ``holds`` are workloads that lost speculation because of an audit."""
         self.rules = rules or SpeculationRules()
         self._holds = holds
         self.trial: PolicyTrial | None = None
-        """Trial of a canary that runs."""
+        """Trial of the running canary."""
 
     def decide(
         self,
@@ -138,7 +136,8 @@ class SpeculationPolicy:
         depth: int | None = None,
         session: str | None = None,
     ) -> SpeculationDecision:
-        """``key`` is the API key's public name, ``depth`` what the request asked for."""
+        """Decide a request's depth and lane. ``key`` is the API key's public name, ``depth`` the
+        request's own."""
         if workload in self._holds:
             return SpeculationDecision(0, PLAIN, DepthSource.AUDIT)
         trial, rules, arm = self.trial, self.rules, None
@@ -157,9 +156,8 @@ class SpeculationPolicy:
 
 
 def is_speculative(flag: SpeculationFlag, request_id: str, key: str | None) -> bool:
-    """Tell the side of ``flag`` that a request is on. Requests without a key are drawn one by
-    one.
-    """
+    """Return True if ``flag`` puts the request in the speculative lane. Requests without a key are
+    drawn one by one."""
     if flag.mode is not FlagMode.SHARE:
         return flag.mode is FlagMode.ON
     drawn = key if flag.sticky == "key" and key is not None else request_id

@@ -1,6 +1,6 @@
-"""The blocks of a prefix-cache hit that a draft gives up, by method, layers and block size.
+"""Blocks of a prefix-cache hit that a draft gives up, by method, layers and block size.
 
-Drafts that read the target's hidden states (EAGLE, MTP, DFlash, DSpark) need those of the last
+Drafts that read the target's hidden states (EAGLE, MTP, DFlash, DSpark) need the states of the last
 prompt token, which are not in the cache. vLLM therefore drops the last block of every hit
 (``use_eagle_block_drop``, kv_cache_coordinator.py) and computes its tokens again. N-grams,
 suffixes, Medusa and separate draft models drop nothing.
@@ -15,12 +15,13 @@ from typing import Any
 from eaglegate.engine.speculation.inspection.recurrent import is_recurrent
 
 DROPPING = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
-"""Methods by vLLM's names, ``SpeculativeConfig.use_eagle``."""
+"""vLLM's names of the methods with ``SpeculativeConfig.use_eagle``."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCost:
-    """``block_size`` in tokens; None where only the start decides it."""
+    """Cost of a draft in the prefix cache. ``block_size`` is in tokens; None until the engine has
+    started."""
 
     block_size: int | None
     window: int | None = None
@@ -30,11 +31,11 @@ class PrefixCost:
 
     @property
     def dropped_tokens(self) -> int:
-        """Tokens that each hit gives up; 0 where unknown or none."""
+        """Number of tokens that each hit gives up; 0 if none or unknown."""
         return (self.block_size or 0) if self.drops else 0
 
     def explain(self) -> str:
-        """One sentence or more, for people."""
+        """Explain the cost to operators, in one or more sentences."""
         if not self.drops:
             return "the draft drops no block of a hit"
         size = "block" if self.block_size is None else f"block of {self.block_size} tokens"
@@ -62,9 +63,9 @@ def find_prefix_cost(
     block_size: int | None,
     method: str | None = None,
 ) -> PrefixCost | None:
-    """The cost of a draft; None without one.
+    """Return the cost of a draft; None without a draft.
 
-    ``method`` is vLLM's name of the drafting method, where ``speculation`` does not give it.
+    ``method`` is vLLM's name of the drafting method, if ``speculation`` does not give it.
     """
     if not speculation:
         return None
@@ -74,7 +75,7 @@ def find_prefix_cost(
 
 
 def _find_window(config: Mapping[str, Any]) -> int | None:
-    """Sliding windows count only where some layers have them and the model uses them."""
+    """Return the sliding window, if some layers have one and the model uses it."""
     window = config.get("sliding_window")
     kinds = config.get("layer_types")
     slides = "sliding_attention" in kinds if isinstance(kinds, list) else True

@@ -1,9 +1,9 @@
-"""Probes of the depth planner: steps beside the best depth.
+"""Probes of the depth planner: steps at other depths than the best.
 
-A verify step teaches every position up to its width. Deeper positions, and the time of a depth that
-was hardly ever used, need probes: steps one deeper than the best, or shallower. Their expected loss
-is paid from a budget, a share of the time that went by, and they wait twice as long after each one
-that changed nothing. Requests of which nothing is known yet are tried without waiting.
+A verify step teaches every position up to its width. Deeper positions, and the time of rarely used
+depths, need probes: steps that are one deeper than the best, or shallower. A budget pays their
+expected loss, which is a share of the elapsed time. After each probe that changed nothing, the wait
+for the next one doubles. New requests are probed without waiting.
 """
 
 from __future__ import annotations
@@ -24,53 +24,53 @@ Ints = NDArray[np.integer[Any]]
 PROBE_SHARE = 0.005
 """Share of the time that probes may take."""
 SAVED_STEPS = 0.5
-"""The most that the budget saves up, in steps."""
+"""Most that the budget saves, in steps."""
 COLD_TRIALS = 2.0
-"""A request with fewer trials of its own counts as unknown..."""
+"""Trials of its own below which a request counts as unknown."""
 COLD_STEPS = 8
-"""... in its first verify steps."""
+"""Number of first verify steps in which a request may count as unknown."""
 LONGEST_WAIT = 256
-"""Steps between probes at most."""
+"""Most steps between probes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """The best plan for a step, and what a step beside it would bring."""
+    """The best plan for a step, with the expected results of other plans."""
 
     depth: int
     widths: Ints
     bounds: Ints
     least: int
-    """The deepest draft that a request has asked for."""
+    """The greatest depth that a request has asked for."""
     survival: Floats
-    """Shape (requests, K)."""
+    """Survival in shape (requests, K)."""
     rate: float
     """Committed tokens per second."""
     seconds: Floats
-    """Seconds of a step at every depth 0 .. K with its best widths."""
+    """Seconds of a step at every depth 0 .. K with the best widths."""
     token_s: float
     """Seconds to verify one more draft token."""
     free: int
-    """The depth that would be best if no request had asked for one."""
+    """The best depth if no request had asked for one."""
 
     def is_pinned(self, floors: Sequence[int]) -> bool:
-        """Whether requests that asked for a depth decide this one, and not its cost."""
+        """Return True if requests with their own depth decide the depth, not its cost."""
         pinned = self.least > 0 and bool((self.bounds <= floors).all())
         return self.depth == self.least and (pinned or self.free < self.least)
 
     @property
     def deepest(self) -> Any:
-        """Requests that verify as deep as the best depth, and might verify deeper."""
+        """Mask of the requests that verify as deep as the best depth, and could verify deeper."""
         return (self.bounds > self.depth) & (self.widths >= self.depth)
 
     def get_tokens_s(self, tokens: float) -> float:
-        """The time that so many tokens are worth."""
+        """Return the time that ``tokens`` are worth."""
         return tokens / max(self.rate, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A step beside the best one. ``is_cold``: to learn of requests that are unknown."""
+    """A step at another depth than the best. ``is_cold`` means that it tests unknown requests."""
 
     depth: int
     widths: Ints
@@ -78,22 +78,22 @@ class Probe:
 
 
 class Probes:
-    """Chooses probes for one planner."""
+    """Choice of probes for one planner."""
 
     def __init__(self) -> None:
         self._budget_s = 0.0
         self._price_s = 0.0
-        """Price of the cheapest probe that the budget did not pay; infinite where there is none."""
+        """Price of the cheapest probe that the budget did not pay; infinite if there is none."""
         self._wait = 1
         self._waited = 0
 
     @property
     def is_due(self) -> bool:
-        """Whether a probe may be chosen at the next step."""
+        """True if a probe may be chosen at the next step."""
         return self._waited + 1 >= self._wait and self._budget_s >= self._price_s
 
     def save(self, seconds: float) -> None:
-        """A step took so long."""
+        """Add the share of a step's time to the budget."""
         self._budget_s += PROBE_SHARE * seconds
         self._budget_s = min(self._budget_s, SAVED_STEPS * seconds)
 
@@ -101,14 +101,14 @@ class Probes:
         self._waited += 1
 
     def restart(self) -> None:
-        """The best depth has changed: what lies beside it is of interest again."""
+        """Probe again without a wait, because the best depth has changed."""
         self._wait = 1
 
     def choose(self, best: Optimum, steps_at: Floats, trials: Floats, age: Ints) -> Probe | None:
-        """A probe, if there is something to learn that the budget pays.
+        """Return a probe that teaches something and that the budget can pay; None if there is none.
 
-        ``steps_at``: steps observed at every depth; ``trials``: of every request and position;
-        ``age``: verify steps of every request.
+        ``steps_at`` counts the observed steps at every depth, ``trials`` those of every request and
+        position, and ``age`` the verify steps of every request.
         """
         self._price_s = math.inf
         untimed = steps_at[best.least : best.depth] < TIMED
@@ -130,7 +130,7 @@ class Probes:
         return probe
 
     def _choose_shallower(self, best: Optimum, index: int) -> Probe | None:
-        """The depth at ``index`` from the least on, for its time alone."""
+        """Choose the depth ``index`` above the least, only to measure its time."""
         if self._waited <= 2:
             self._price_s = 0.0
             return None
@@ -144,7 +144,7 @@ class Probes:
         return Probe(depth, np.minimum(best.widths, depth))
 
     def _choose_deeper(self, best: Optimum, tried: Any, is_cold: bool) -> Probe | None:
-        """One deeper than the best, for the requests that are ``tried``."""
+        """Choose the depth one above the best, for the requests in the mask ``tried``."""
         depth = best.depth
         cost_s = float(best.seconds[depth + 1] - best.seconds[depth])
         cost_s += int(tried.sum()) * best.token_s
@@ -154,7 +154,8 @@ class Probes:
         return Probe(depth + 1, np.where(tried, depth + 1, best.widths), is_cold)
 
     def _pay(self, seconds: float) -> bool:
-        """Take a probe's expected loss from the budget, if there is so much."""
+        """Deduct a probe's expected loss from the budget; return False if the budget is too
+        small."""
         if seconds > self._budget_s:
             self._price_s = min(self._price_s, seconds)
             return False

@@ -1,17 +1,17 @@
 """Time of a step, learnt from step times: linear in the step's work and its graph mode.
 
 seconds = speed x (w0 + w1 B + w2 V + w3 [K > 0] + w4 K + w5 K B + w6 [V > 0] + w7 [P > 0] + w8 P),
-for B requests, V draft tokens verified and K draft tokens made for each request after verifying,
-and P tokens of prompts that are read in the same step. Making drafts and verifying them fall into
-different steps where the depth changes, so each has a fixed part. With CUDA graphs
-(step_graphs.py) B + V is what the step is padded to, and two more weights are the extra time of a
-step with PIECEWISE graphs, and of one with none.
+for B requests, V verified draft tokens, K draft tokens made for each request after verifying, and P
+prompt tokens read in the same step. If the depth changes, making drafts and verifying them happen
+in different steps, so each has a fixed part. With CUDA graphs (step_graphs.py) B + V is the padded
+size of the step, and two more weights are the extra times of a step with PIECEWISE graphs and of a
+step without graphs.
 
 Weights and speed are the state of an extended Kalman filter (Kalman, J. Basic Engineering 82, 1960)
-on the logarithm of a step's time. The speed may move fast, the weights slowly: a machine that turns
-slow does not make the depth in use look worse than the others. Small corrections per batch size and
-depth take up what is not linear; for the same reason a depth that was hardly seen with that size
-has the correction of those that were.
+on the logarithm of a step's time. The speed may change fast, the weights slowly, so that a machine
+that slows down does not make the depth in use look worse than others. Small corrections per batch
+size and depth cover the nonlinear part. For the same reason, a depth that was rarely seen with a
+batch size takes the correction of the depths that were.
 """
 
 from __future__ import annotations
@@ -31,28 +31,30 @@ Floats = NDArray[np.floating[Any]]
 Row = list[float]
 
 GUESS = (1.0, 0.01, 0.01, 0.01, 0.06, 0.002, 0.01, 0.1, 0.01)
-"""First guess of the weights, in units of a step of one request without a draft."""
+"""Initial weights, in units of a step of one request without a draft."""
 GRAPH_GUESS = (0.05, 0.2)
-"""The same of steps without a FULL graph: vLLM's authors measured 1 % (8B, dense) to 47 % (30B with
-3B active) more time for PIECEWISE (pull requests 16072, 21477 and 25444)."""
+"""Initial weights of steps without a FULL graph. vLLM's authors measured 1 % (8B, dense) to 47 %
+(30B with 3B active) more time for PIECEWISE (pull requests 16072, 21477 and 25444)."""
 NOISE = 0.1
 """Typical relative error of a step time."""
 WEIGHT_DRIFT = 0.002
-"""Drift of a weight in a step, relative to the larger of the weight and its guess..."""
+"""Drift of a weight in a step, relative to the larger of the weight and its guess."""
 SPEED_DRIFT = 0.03
-"""... and the speed, as a logarithm."""
+"""Drift of the speed in a step, as a logarithm."""
 HUBER = 0.2
-"""Residuals beyond this, as logarithms, count as outliers and move as much as this would."""
+"""Limit on residuals, as logarithms. Outliers beyond it have the effect of the limit."""
 TIMED = 8
-"""Steps after which the time at a depth counts as known, and half its correction as its own."""
+"""Steps after which the time at a depth counts as known, with half its correction from its own
+steps."""
 TOGETHER = 4
-"""Number of like steps in a row that are learnt from at once."""
+"""Number of consecutive steps of the same kind that are learnt together."""
 CELL_GAIN = 0.02
-"""Share of what is left that a batch size and a depth take up at least; more while they are new."""
+"""Least share of a residual that the correction of a batch size and depth takes. New ones take
+more."""
 WIDEST = 0.4
-"""The largest correction of a cell, as a logarithm."""
+"""Largest correction of a cell, as a logarithm."""
 SIZES = 12
-"""Classes of batch sizes, by powers of two."""
+"""Number of classes of batch sizes, by powers of two."""
 LEARNT = (
     "steps",
     "_unit",
@@ -65,29 +67,29 @@ LEARNT = (
     "_cell_steps",
     "_shrunk",
 )
-"""Fields that another model goes on from."""
+"""Fields that are exported to another model."""
 
 
 class ObservedStep(NamedTuple):
-    """One step of a scheduler: what it held, and the seconds it took."""
+    """Content of one scheduler step, and its time in seconds."""
 
     batch: int
-    """Requests that decode."""
+    """Number of decoding requests."""
     verified: int
-    """Draft tokens verified, of all of them."""
+    """Number of verified draft tokens of all requests."""
     depth: int
-    """Draft tokens made for each request."""
+    """Number of draft tokens made for each request."""
     seconds: float
     prompt: int = 0
-    """Prompt tokens of other requests, read in the same step."""
+    """Number of prompt tokens of other requests, read in the same step."""
     mode: GraphMode = GraphMode.FULL
 
 
 class StepCostModel:
-    """Seconds of a decode step.
+    """Model of the seconds of a decode step.
 
-    Steps that hold a piece of a prompt teach the weights, and no correction of a cell: where
-    prompts arrive all the time there are few others.
+    Steps with a piece of a prompt teach only the weights, not the correction of a cell. If prompts
+    arrive all the time, there are few other steps.
     """
 
     def __init__(
@@ -98,21 +100,22 @@ class StepCostModel:
         lookup: bool = False,
         graphs: StepGraphs | None = None,
     ) -> None:
-        """``base_s``: seconds of a step of one request without a draft; None until observed.
+        """Start with guesses. ``base_s``: seconds of a step of one request without a draft; None
+        until observed.
 
-        ``always_full``: a step with any draft drafts ``depth`` tokens (``methods.StepDepth.FULL``).
-        ``lookup``: how many tokens a step verifies does not follow from its depth, so that steps
-        that verify any teach the weights alone, and every depth has the correction of depth 0.
-        ``graphs``: None where steps run without them, as on CPUs.
+        With ``always_full``, a step with any draft drafts ``depth`` tokens
+        (``methods.StepDepth.FULL``). With ``lookup``, the number of verified tokens does not follow
+        from the depth. Steps that verify any then teach only the weights, and every depth has the
+        correction of depth 0. ``graphs`` is None if steps run without them, as on CPUs.
         """
         self.depth = depth
         self._lookup = lookup
         self.graphs = graphs
         self._guess: tuple[float, ...] = GUESS if graphs is None else (*GUESS, *GRAPH_GUESS)
         self._drafted = [depth if always_full and at else at for at in range(depth + 1)]
-        """Draft tokens made at every depth that is planned..."""
+        """Number of draft tokens made at every planned depth."""
         self._corrected = [0] * (depth + 1) if lookup else self._drafted
-        """... and the depth whose correction it has."""
+        """Depth whose correction applies at every planned depth."""
         self.steps = 0
         self._unit = base_s
         self._weights: Row = [*self._guess]
@@ -128,14 +131,14 @@ class StepCostModel:
         self._cells = [[0.0] * (depth + 1) for _ in range(SIZES)]
         self._cell_steps = [[0] * (depth + 1) for _ in range(SIZES)]
         self._shrunk = [[0.0] * (depth + 1) for _ in range(SIZES)]
-        """The cells, as far as they are not known drawn to the mean of their batch size."""
+        """The cells, drawn to the mean of their batch size while they are not known well."""
         self._shape = (0, 0, False, 0, GraphMode.FULL)
         self._waiting: list[tuple[int, float]] = []
-        """Tokens verified and seconds of steps of ``_shape`` that are not learnt from yet."""
+        """(Verified tokens, seconds) of steps of ``_shape`` that are not learnt yet."""
 
     @property
     def prompt_token_s(self) -> float:
-        """Seconds that a step takes longer for each token of a prompt; 0 until observed."""
+        """Additional seconds of a step for each prompt token; 0 until observed."""
         return (self._unit or 0.0) * math.exp(self._speed) * self._weights[8]
 
     @property
@@ -145,8 +148,8 @@ class StepCostModel:
     def observe(self, step: ObservedStep) -> tuple[float, float]:
         """Learn from the time of one step.
 
-        Like steps in a row are learnt from together, once their time is known well. Returns the
-        seconds that were expected of what is learnt from now, and those it took.
+        Consecutive steps of the same kind are learnt together, once their time is known well.
+        Returns the expected and the actual seconds of the steps that are learnt now.
         """
         batch, verified, depth, seconds, prompt, mode = step
         if seconds <= 0 or batch <= 0:
@@ -164,7 +167,7 @@ class StepCostModel:
         return expected + more[0], taken + more[1]
 
     def _learn(self) -> tuple[float, float]:
-        """Learn from the steps that wait. Seconds expected of them before, and taken."""
+        """Learn from the waiting steps. Returns their seconds as expected before, and as taken."""
         batch, depth, verifies, prompt, mode = self._shape
         verified, taken = zip(*self._waiting, strict=True)
         self._waiting.clear()
@@ -190,10 +193,10 @@ class StepCostModel:
         return expected * count, sum(taken)
 
     def seconds(self, batch: int, verified: Floats) -> Floats:
-        """Expected seconds at every depth 0 .. K; ``verified`` draft tokens at each of them, as
-        many of each request.
+        """Return the expected seconds at every depth 0 .. K, with ``verified`` draft tokens at each
+        depth, the same number for each request.
 
-        As a step costs in the long run: one that drafts verifies, too.
+        This is the cost in the long run, in which a step that drafts also verifies.
         """
         base, per_token = self._line(batch)
         if self.graphs is None:
@@ -204,20 +207,23 @@ class StepCostModel:
         return np.asarray(base + per_token * padded + extra)
 
     def get_extra_s(self, batch: int, mode: GraphMode) -> float:
-        """Expected seconds that a step takes more than with a FULL graph."""
+        """Return the expected seconds that a step takes longer than with a FULL graph."""
         if mode is GraphMode.FULL or self.graphs is None:
             return 0.0
         weight: float = self._weights[len(GUESS) + mode - GraphMode.PIECEWISE]
         return weight * self._factor(_size_class(batch))
 
     def estimate(self, batch: int, verified: float, depth: int, mode: GraphMode) -> float:
-        """Expected seconds of a step that drafts so deep and verifies so many padded tokens."""
+        """Return the expected seconds of a step at this depth that verifies ``verified`` padded
+        tokens."""
         base, per_token = self._line(batch)
         return float(base[depth] + per_token[depth] * verified + self.get_extra_s(batch, mode))
 
     def line(self, batch: int) -> tuple[Floats, Floats]:
-        """Expected seconds with nothing verified, and per verified token, at every depth, where
-        each request verifies as many tokens as pay: several requests then have no FULL graph.
+        """Return the expected seconds without verified tokens, and per verified token, at every
+        depth.
+
+        Each request verifies the tokens that pay, so several requests have no FULL graph.
         """
         base, per_token = self._line(batch)
         if self.graphs is None or batch == 1:
@@ -225,7 +231,7 @@ class StepCostModel:
         return base + self.get_extra_s(batch, GraphMode.PIECEWISE), per_token
 
     def _line(self, batch: int) -> tuple[Floats, Floats]:
-        """The same with FULL graphs."""
+        """Return the same as ``line``, with FULL graphs."""
         w = self._weights
         size = _size_class(batch)
         factor = self._factor(size)
@@ -239,17 +245,17 @@ class StepCostModel:
         return np.array(base), w[2] * np.array(factors)
 
     def step_seconds(self, batch: int, verified: int, depth: int) -> float:
-        """Expected seconds of one step, whatever the steps beside it do."""
+        """Return the expected seconds of one step, whatever the steps before and after it do."""
         size, cell = _size_class(batch), self._find_cell(batch, verified, depth)
         factor = self._factor(size) * math.exp(self._shrunk[size][cell])
         return _dot(self._describe_step(batch, verified, depth), self._weights) * factor
 
     def per_token(self, batch: int) -> float:
-        """Expected seconds that one more verified draft token costs."""
+        """Return the expected seconds of one more verified draft token."""
         return self._weights[2] * self._factor(_size_class(batch))
 
     def steps_at(self, batch: int) -> Floats:
-        """Steps observed at every depth with about this many requests."""
+        """Return the numbers of observed steps at every depth with about this many requests."""
         steps = self._cell_steps[_size_class(batch)]
         return np.array([steps[k] for k in self._corrected], dtype=np.float64)
 
@@ -278,11 +284,12 @@ class StepCostModel:
         }
 
     def tabulate(self) -> dict[str, object] | None:
-        """Milliseconds of a step in which every request drafts and verifies as many tokens, by
-        batch size and depth, and how many steps each is known from; None until a step is known.
+        """Return the milliseconds of a step in which every request drafts and verifies the same
+        number of tokens, by batch size and depth, with the number of observed steps; None until a
+        step is known.
 
         Batch sizes are powers of two, up to the largest size seen. `eaglegate drafts compare
-        --cost-table` reads it.
+        --cost-table` reads the table.
         """
         seen = [size for size, steps in enumerate(self._size_steps) if steps]
         if not seen:
@@ -303,8 +310,10 @@ class StepCostModel:
         return deepcopy(self._read_learnt())
 
     def restore(self, learnt: Mapping[str, object]) -> bool:
-        """Go on from what another model exported. False, and nothing is changed, where that does
-        not fit: it is of another depth, or holds what is not a number.
+        """Restore the state that another model exported.
+
+        Returns False and changes nothing if it does not fit: it has another depth, or values that
+        are not numbers.
         """
         if not _fits(learnt, self._read_learnt()):
             return False
@@ -316,11 +325,12 @@ class StepCostModel:
         return {name: getattr(self, name) for name in LEARNT}
 
     def _filter(self, slope: Row, residual: float, count: int) -> float:
-        """Move weights and speed by the mean residual of ``count`` steps. How far that moves their
-        own time.
+        """Update weights and speed by the mean residual of ``count`` steps. Returns the change of
+        their own expected time, as a logarithm.
 
-        ``slope``: of the logarithm of the time by the weights; by the speed it is 1. In plain
-        Python: for so few numbers, with cold caches, numpy takes up to half as long again.
+        ``slope`` is the derivative of the logarithm of the time by the weights; by the speed it is
+        1. This is plain Python, because with so few numbers and cold caches numpy takes up to 50 %
+        longer.
         """
         sensitivity = [*slope, 1.0]
         drifts = (WEIGHT_DRIFT * max(pair) for pair in zip(self._weights, self._guess, strict=True))
@@ -346,22 +356,23 @@ class StepCostModel:
         prompt: int = 0,
         mode: GraphMode = GraphMode.FULL,
     ) -> Row:
-        """Describe a step as a row of factors for the weights. A prompt's weight includes that
-        its step has no FULL graph.
-        """
+        """Describe a step as a row of factors for the weights. A prompt's weight includes the
+        missing FULL graph."""
         if self.graphs is None:
-            return _features(batch, verified, depth, prompt)
+            return _list_features(batch, verified, depth, prompt)
         padded = verified if prompt else self.graphs.pad(batch + verified) - batch
-        row = _features(batch, padded, depth, prompt)
+        row = _list_features(batch, padded, depth, prompt)
         modes = (GraphMode.PIECEWISE, GraphMode.NONE)
         return [*row, *(float(mode is one and not prompt) for one in modes)]
 
     def _factor(self, size: int) -> float:
-        """Seconds of the model's unit with about this many requests, as the machine runs now."""
+        """Return the seconds of the model's unit with about this many requests, at the machine's
+        speed."""
         return math.exp(self._speed + self._sizes[size]) * (self._unit or 1.0)
 
     def _find_cell(self, batch: int, verified: float, depth: int) -> int:
-        """The depth whose correction a step has: one that only verifies has that of its drafts."""
+        """Return the depth whose correction a step has. A step that only verifies has that of its
+        drafts."""
         if self._lookup:
             return 0
         if depth or not verified:
@@ -369,13 +380,16 @@ class StepCostModel:
         return min(self.depth, max(1, round(verified / batch)))
 
     def _correct(self, size: int, cell: int, residual: float, count: int, shared: bool) -> None:
-        """Share out what weights and speed leave of the time of ``count`` steps.
+        """Distribute the residual of ``count`` steps to the batch size and the cell.
 
-        A step that only verifies is not ``shared`` with the batch size: it must not make steps
-        without drafts look slow. One that only drafts tells neither of them anything.
+        A step that only verifies is not ``shared`` with the batch size, because it must not make
+        steps without drafts look slow. A step that only drafts teaches neither.
         """
         steps, cells = self._cell_steps[size], self._cells[size]
-        gains = _gain(self._size_steps[size], count) * shared, _gain(steps[cell], count)
+        gains = (
+            _compute_gain(self._size_steps[size], count) * shared,
+            _compute_gain(steps[cell], count),
+        )
         residual /= max(1.0, sum(gains))
         self._sizes[size] += residual * gains[0]
         cells[cell] = _clip(cells[cell] + residual * gains[1], WIDEST)
@@ -388,7 +402,8 @@ class StepCostModel:
 
 
 def _fits(value: object, like: object) -> bool:
-    """Whether it has the same keys, lengths and nesting, and all in it are finite numbers."""
+    """Return True if both have the same keys, lengths and nesting, and all values are finite
+    numbers."""
     if isinstance(like, Mapping):
         if not isinstance(value, Mapping) or value.keys() != like.keys():
             return False
@@ -409,12 +424,13 @@ def _clip(value: float, bound: float) -> float:
     return min(max(value, -bound), bound)
 
 
-def _gain(steps: float, count: int) -> float:
-    """Gain of a mean over the first steps, and of an average of the newest ones later."""
+def _compute_gain(steps: float, count: int) -> float:
+    """Return the gain of a mean over the first steps, and later of an average of the newest
+    ones."""
     return max(CELL_GAIN * count, count / (steps + count))
 
 
-def _features(batch: int, verified: float, depth: int, prompt: int = 0) -> Row:
+def _list_features(batch: int, verified: float, depth: int, prompt: int = 0) -> Row:
     decoding = [1.0, batch, verified, depth > 0, depth, depth * batch, verified > 0]
     return [*decoding, prompt > 0, prompt]
 

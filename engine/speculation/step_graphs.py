@@ -1,10 +1,10 @@
-"""CUDA graphs of decode steps: a step costs by steps, not by a line.
+"""CUDA graphs of decode steps, because of which the cost of a step is not linear.
 
-A graph is captured for some numbers of tokens, and a step runs with the next larger one: it costs
-what the padded step costs. A FULL graph holds all of a step; it is captured for steps in which
-every request verifies equally many drafts, of some depths. Any other step runs with PIECEWISE
-graphs, which leave attention out and so launch kernels in every layer, or with none where it has
-more tokens than any graph.
+A graph is captured for certain numbers of tokens. A step runs with the next larger one and costs as
+much as the padded step. A FULL graph contains a whole step. It is captured for steps in which every
+request verifies the same number of drafts, at some depths. Any other step runs with PIECEWISE
+graphs, which leave out attention and so launch kernels in every layer. A step with more tokens than
+any graph runs without graphs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import IntEnum
 
 
 class GraphMode(IntEnum):
-    """Graph mode of a step, the fastest first."""
+    """Graph mode of a step, fastest first."""
 
     FULL = 0
     PIECEWISE = 1
@@ -25,13 +25,14 @@ class GraphMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepGraphs:
-    """``widths``: draft tokens per request that have FULL graphs; ``sizes``: tokens, ascending."""
+    """Captured graphs: ``widths``, the draft tokens per request with FULL graphs, and ``sizes``,
+    the numbers of tokens, ascending."""
 
     widths: tuple[int, ...]
     sizes: tuple[int, ...]
 
     def pad(self, tokens: float) -> float:
-        """The tokens that a step of so many computes.
+        """Return the number of tokens that a step of ``tokens`` computes.
 
         >>> StepGraphs((0, 3), (4, 8, 16)).pad(5), StepGraphs((0, 3), (4, 8, 16)).pad(17)
         (8, 17)
@@ -40,7 +41,7 @@ class StepGraphs:
         return self.sizes[at] if at < len(self.sizes) else tokens
 
     def find_mode(self, widths: Sequence[int]) -> GraphMode:
-        """Find the mode of a step that verifies so many draft tokens of each of its requests.
+        """Return the mode of a step that verifies ``widths[i]`` draft tokens of request i.
 
         >>> graphs = StepGraphs((0, 3), (4, 8, 16))
         >>> [graphs.find_mode(widths).name for widths in ([3, 3], [3, 2], [3] * 5)]

@@ -1,21 +1,21 @@
 """Probability that draft tokens are accepted, per request and draft position.
 
 *Conditional acceptance* at position j is the probability that draft token j is accepted given that
-tokens 1 .. j-1 were. *Survival* at j is the product of the first j: the probability that token j
-is committed. A verify step of width d with a accepted tokens is a trial at positions
-1 .. min(a + 1, d), a success at 1 .. a, and says nothing of deeper ones.
+tokens 1 .. j-1 were. *Survival* at j is the product of the first j: the probability that token j is
+committed. A verify step of width d with a accepted tokens is a trial at positions 1 .. min(a + 1,
+d), a success at 1 .. a, and no evidence on deeper positions.
 
-A request is of one of a few *levels* of acceptance, each with a curve over positions. How likely
-each level is follows by Bayes' rule from the request's own trials and from a prior: the levels of
-the newest requests of its slice, those that run beside it included, and, where there are few, those
-of its tenant (an API key). So the first verified steps tell most, positions that were never tried
-are known from the level, and a slice may hold requests of two kinds. Beside that, a request's own
-counts by position go their own way.
+A request belongs to one of a few *levels* of acceptance, each with a curve over positions. The
+probability of each level follows by Bayes' rule from the request's own trials and a prior. The
+prior is the levels of the newest requests of its slice, running ones included, and, if there are
+few, of its tenant (an API key). So the first verified steps are the most informative, positions
+that were never tried are known from the level, and a slice may hold requests of two kinds. In
+addition, a request's own counts by position adjust its estimate.
 
 Tenants share nothing: one tenant's traffic cannot teach another's estimates. Counts are discounted,
-so estimates follow a change of traffic. A level's curve is learnt per slice; where it was not
-tried, the fall from the positions before goes on: acceptance that falls with depth (attention
-drift) lowers the depths behind it before any trial.
+so estimates follow a change of traffic. A level's curve is learnt per slice. At positions that were
+not tried, it falls as at the positions before. Acceptance that falls with depth (attention drift)
+therefore lowers the estimates of deeper positions before any trial.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ Ints = NDArray[np.integer[Any]]
 LEVELS = np.array([0.03, 0.12, 0.25, 0.4, 0.55, 0.7, 0.82, 0.91, 0.97])
 """Acceptance at the first position of each level."""
 START = np.array([0.06, 0.08, 0.08, 0.08, 0.1, 0.12, 0.15, 0.16, 0.17])
-"""Shares of the levels before anything is known."""
+"""Initial shares of the levels."""
 START_WEIGHT = 1.0
-"""Requests that ``START`` counts for in a tenant..."""
+"""Weight of ``START`` in a tenant's shares, in requests."""
 TENANT_WEIGHT = 1.0
-"""... and a tenant's shares in a slice of it."""
+"""Weight of a tenant's shares in its slices, in requests."""
 UNSEEN = 0.02
-"""Share of requests that may be of any level, whatever the newest ones were."""
+"""Share of requests that may have any level, whatever the newest ones were."""
 LEVEL_WEIGHT = 20.0
-"""Trials that a level's acceptance counts for at the first position..."""
+"""Weight of a level's own acceptance at the first position, in trials."""
 FALL_WEIGHT = 4.0
-"""... trials that the fall from the positions before counts for at the next one..."""
+"""Weight of the fall at the positions before in the fall at the next one, in trials."""
 CURVE_WEIGHT = 8.0
-"""... and trials that the fall of all levels counts for in one of them."""
+"""Weight of the fall of all levels in that of one level, in trials."""
 REQUEST_WEIGHT = 10.0
-"""Trials that the levels' estimate counts for in a request."""
+"""Weight of the levels' estimate in that of a request, in trials."""
 SHARPNESS = 0.8
-"""Weight of a trial's evidence on the level, where an independent trial has 1: text is easy or
-hard for a while.
+"""Weight of a trial's evidence on the level. It is below 1 because trials are not independent: text
+is easy or hard for a while.
 """
 REQUEST_MEMORY = 0.95
-"""Share of a request's older counts that one verify step leaves..."""
+"""Share of a request's older counts that is kept at a verify step."""
 CURVE_LOSS = 0.002
-"""... and the share of a level's counts that a trial takes."""
+"""Share of a level's counts that is lost at a trial."""
 SLICE_MEMORY = 0.7
 TENANT_MEMORY = 0.9
-"""Share of the weight of older requests that one request leaves."""
+"""Shares of the weight of older requests that are kept when a request ends."""
 CURVE_EVERY = 24
-"""Observations of a slice between estimates of its curves."""
+"""Number of observations of a slice between estimates of its curves."""
 HIGHEST = 0.995
 EVERY = slice(None)
 
@@ -73,17 +73,18 @@ class _Slices:
         self.tenant_of: list[int] = []
         self.slices_of: dict[int, list[int]] = {}
         self.counts = np.zeros((rows, levels, 2 * depth))
-        """Trials of each level and position; behind them successes."""
+        """Trials of each level and position, followed by successes."""
         self.evidence = np.zeros((rows, 2 * depth, levels))
-        """Evidence on the level, of a trial and, added to it, of a success at each position: in all
-        the logarithm of the level's conditional acceptance, or of its opposite."""
+        """Evidence on the level from a trial at each position, followed by the additional evidence
+        from a success. A failure has the logarithm of 1 - conditional acceptance, a success that of
+        acceptance."""
         self.survival = np.zeros((rows, levels, depth))
         self.ended = np.zeros((rows, levels))
-        """Weight of each level among requests that have ended..."""
+        """Weight of each level among ended requests."""
         self.running = np.zeros((rows, levels))
-        """... among those that run..."""
+        """Weight of each level among running requests."""
         self.base = np.zeros((rows, levels))
-        """... and what the tenant's others add."""
+        """Weight of each level from the tenant's other requests."""
         self._tenants: dict[str, int] = {}
         self._tenant_ended = np.zeros((rows, levels))
         self._observed = [0] * rows
@@ -105,12 +106,15 @@ class _Slices:
         return row
 
     def get_shares(self, row: int) -> Floats:
-        """Weight of each level among the newest requests of a slice, those that run included."""
+        """Return the weight of each level among the newest requests of a slice, running ones
+        included."""
         return np.asarray(self.ended[row] + self.running[row] + self.base[row])
 
     def observe(self, row: int, levels: Floats, counts: Floats) -> None:
-        """Trials, and behind them successes, of requests of one slice, shape (requests, 2 K);
-        ``levels``: how likely each request is of each level, shape (requests, levels).
+        """Learn from trials, followed by successes, of requests of one slice, in shape (requests, 2
+        K).
+
+        ``levels`` is the probability of each level for each request, in shape (requests, levels).
         """
         counts = levels.T @ counts
         known = self.counts[row]
@@ -121,7 +125,7 @@ class _Slices:
             self._estimate(row)
 
     def end(self, row: int, levels: Floats) -> None:
-        """A request of whose level something is known has ended."""
+        """Record that a request with a known level has ended."""
         tenant = self.tenant_of[row]
         self.running[row] -= levels
         self.ended[row] = self.ended[row] * SLICE_MEMORY + levels
@@ -130,9 +134,9 @@ class _Slices:
         self.base[self.slices_of[tenant]] = TENANT_WEIGHT * shares / shares.sum()
 
     def _estimate(self, row: int) -> None:
-        """The curves. Acceptance falls from a position to the next at all levels alike, as far as
-        a level was not tried itself; where none was, it goes on to fall as before.
-        """
+        """Estimate the curves. Acceptance falls from a position to the next in the same way at all
+        levels, unless a level was tried itself. Where none was tried, it continues to fall as
+        before."""
         trials, successes = np.split(self.counts[row].T, 2)
         curve = np.empty_like(trials)
         curve[0] = (successes[0] + LEVEL_WEIGHT * LEVELS) / (trials[0] + LEVEL_WEIGHT)
@@ -155,24 +159,24 @@ class _Slices:
 
 
 class SurvivalEstimator:
-    """Survival per request and position, up to ``depth`` draft tokens."""
+    """Estimator of survival per request and position, up to ``depth`` draft tokens."""
 
     def __init__(self, depth: int, rows: int = 64) -> None:
         self.depth = depth
         self._counts = np.zeros((rows, 4, depth))
-        """Discounted trials and successes of each request and position, and those of them that the
-        levels have not been learnt from yet."""
+        """Discounted trials and successes of each request and position, and the ones from which the
+        levels have not been learnt yet."""
         self._waiting: set[int] = set()
-        """Rows that have some."""
+        """Rows with counts that are not learnt yet."""
         self._slices = _Slices(depth)
         self._free = list(range(rows))[::-1]
         self._row: dict[str, int] = {}
         self._slice_of = np.zeros(rows, dtype=np.int64)
         self._age = [0] * rows
         self._evidence = np.zeros((rows, len(LEVELS)))
-        """Logarithm of how likely each level makes what a request has shown."""
+        """Log likelihood of each level given the request's trials."""
         self._levels = np.zeros((rows, len(LEVELS)))
-        """Probability of each level for each request; zeros where it has shown nothing yet."""
+        """Probability of each level for each request; zeros before its first trial."""
         self._widths = np.zeros((16, depth + 1), dtype=np.int64)
         self._positions = np.arange(1, depth + 1)
 
@@ -180,7 +184,7 @@ class SurvivalEstimator:
         return request in self._row
 
     def add(self, request: str, traffic: str = "", tenant: str = "") -> None:
-        """A request begins. ``traffic`` names its slice within the tenant."""
+        """Add a request. ``traffic`` names its slice within the tenant."""
         if not self._free:
             self._grow_requests()
         row = self._free.pop()
@@ -191,14 +195,14 @@ class SurvivalEstimator:
         self._slice_of[row] = self._find_slice(tenant, traffic)
 
     def move(self, request: str, traffic: str, tenant: str = "") -> None:
-        """A request goes on in another slice; what it has shown itself stays."""
+        """Move a request to another slice. Its own trials are kept."""
         row, found = self._row[request], self._find_slice(tenant, traffic)
         self._slices.running[self._slice_of[row]] -= self._levels[row]
         self._slices.running[found] += self._levels[row]
         self._slice_of[row] = found
 
     def remove(self, request: str) -> None:
-        """A request has ended; unknown ones are ignored."""
+        """Remove an ended request. Unknown ones are ignored."""
         row = self._row.pop(request, None)
         if row is None:
             return
@@ -215,9 +219,8 @@ class SurvivalEstimator:
         drafted: Sequence[Sequence[int]],
         accepted: Sequence[Sequence[int]],
     ) -> None:
-        """Verify steps of the same requests: draft tokens verified and accepted of each, shape
-        (steps, requests). Older counts fade before them, not between them.
-        """
+        """Observe verify steps of the same requests: verified and accepted draft tokens of each, in
+        shape (steps, requests). Older counts are discounted before the steps, not between them."""
         known = [i for i, request in enumerate(requests) if request in self._row]
         rows, steps = [self._row[requests[i]] for i in known], len(drafted)
         for row in rows:
@@ -254,7 +257,7 @@ class SurvivalEstimator:
             self._slices.observe(row, levels, new)
 
     def _group(self, rows: Ints) -> list[tuple[int, Ints | slice]]:
-        """Group requests by slice: the slice, and the places of its requests in ``rows``."""
+        """Group requests by slice, as (slice, places of its requests in ``rows``)."""
         slices = self._slice_of[rows]
         each = set(slices.tolist())
         if len(each) == 1:
@@ -262,8 +265,10 @@ class SurvivalEstimator:
         return [(row, np.flatnonzero(slices == row)) for row in each]
 
     def _estimate_levels(self, row: int, evidence: Floats, shown: Floats) -> Floats:
-        """Estimate the probability of each level for requests of one slice, shape (requests,
-        levels). ``shown``: what they are counted as so far.
+        """Return the probability of each level for requests of one slice, in shape (requests,
+        levels).
+
+        ``shown`` is their present contribution to the slice's shares.
         """
         prior = self._slices.get_shares(row) - shown
         np.maximum(prior, 0.0, out=prior)
@@ -274,7 +279,7 @@ class SurvivalEstimator:
         return prior
 
     def conditional(self, requests: Sequence[str]) -> Floats:
-        """Conditional acceptance, shape (requests, depth)."""
+        """Return the conditional acceptance, in shape (requests, depth)."""
         if self._waiting:
             self._learn()
         rows = np.fromiter((self._row[request] for request in requests), np.int64, len(requests))
@@ -294,26 +299,27 @@ class SurvivalEstimator:
         return np.asarray(np.minimum(found, HIGHEST))
 
     def survival(self, requests: Sequence[str]) -> Floats:
-        """Probability that draft token j is committed, shape (requests, depth)."""
+        """Return the probability that draft token j is committed, in shape (requests, depth)."""
         survival: Floats = np.cumprod(self.conditional(requests), axis=1)
         return survival
 
     def count_widths(self, requests: Sequence[str], widths: Sequence[int], steps: int) -> None:
-        """Count what was chosen for so many steps, by slice; those that are over do not count."""
+        """Count the chosen widths for ``steps`` steps, by slice. Ended requests do not count."""
         for request, width in zip(requests, widths, strict=True):
             if (row := self._row.get(request)) is not None:
                 self._widths[self._slice_of[row], width] += steps
 
     def trials(self, requests: Sequence[str]) -> Floats:
-        """Discounted trials behind the requests' own estimates, shape (requests, depth)."""
+        """Return the discounted trials of the requests themselves, in shape (requests, depth)."""
         return self._counts[[self._row[request] for request in requests], 0]
 
     def age(self, requests: Sequence[str]) -> Ints:
-        """Steps observed of each request."""
+        """Return the number of observed steps of each request."""
         return np.array([self._age[self._row[request]] for request in requests])
 
     def describe(self) -> list[dict[str, object]]:
-        """Every slice: tenant, traffic, acceptance and trials per position, depths chosen."""
+        """Describe every slice: tenant, traffic, acceptance and trials per position, and chosen
+        depths."""
         return [
             {
                 "tenant": tenant,
@@ -326,7 +332,7 @@ class SurvivalEstimator:
         ]
 
     def _expect(self, row: int) -> Floats:
-        """Conditional acceptance of the next request of a slice."""
+        """Return the conditional acceptance expected of the next request of a slice."""
         slices = self._slices
         prior = slices.get_shares(row)
         survival = prior @ slices.survival[row] / prior.sum()
@@ -349,5 +355,5 @@ class SurvivalEstimator:
 
 
 def _double(values: NDArray[Any]) -> NDArray[Any]:
-    """Twice the rows; the new ones are zeros."""
+    """Return an array with twice the rows. The new rows are zeros."""
     return np.concatenate([values, np.zeros_like(values)])

@@ -1,8 +1,8 @@
-"""Exchange the draft of a running engine, go back, and remember which draft is promoted.
+"""Exchange of the draft in a running engine, rollback, and memory of the promoted draft.
 
-``DraftManager`` inspects a candidate, copies it, has the engine load it between two steps and keeps
-the last promoted draft for a rollback. A *trial* serves without being promoted: an engine that is
-restarted meanwhile comes up with the promoted draft.
+``DraftManager`` inspects a candidate, copies it, makes the engine load it between two steps and
+keeps the previously promoted draft for a rollback. A *trial* serves without being promoted: an
+engine that restarts meanwhile starts with the promoted draft.
 """
 
 from __future__ import annotations
@@ -28,26 +28,24 @@ from eaglegate.engine.speculation.drafts import (
 log = logging.getLogger(__name__)
 
 MOST_SWAPS = 50
-"""The last ones, for operators."""
+"""Number of latest swaps kept for operators."""
 
 
 async def _drop_cached_blocks(engine: SwapsDrafts) -> None:
     """Drop the prefix cache, which holds the keys and values of the draft before.
 
-    A trial leaves it: a canary exchanges drafts in every slot.
+    Trials do not drop it, because a canary exchanges drafts in every slot.
     """
     if not isinstance(engine, DropsBlocks):
         return
     try:
         await engine.drop_prefix(None)
     except EngineError as error:
-        log.warning("blocks that the earlier draft wrote stay in the prefix cache: %s", error)
+        log.warning("blocks of the earlier draft stay in the prefix cache: %s", error)
 
 
 class DraftManager:
-    """The drafts in service: the one that serves, the promoted one, and the one before. One
-    event loop.
-    """
+    """The serving draft, the promoted one, and the one promoted before. Used in one event loop."""
 
     def __init__(self, plan: DraftPlan, store: DraftStore) -> None:
         self._plan = plan
@@ -62,7 +60,7 @@ class DraftManager:
         self.swaps: deque[DraftSwap] = deque(maxlen=MOST_SWAPS)
 
     def open(self) -> None:
-        """Find the configured draft and the one promoted in its place. Hashes files."""
+        """Find the configured draft and the one promoted in its place. This hashes files."""
         try:
             self._configured = self._plan.read_version(self._plan.draft)
         except (DraftRefused, OSError) as error:
@@ -75,23 +73,24 @@ class DraftManager:
         self._engine = engine
 
     def watch(self, listener: DraftListener) -> None:
-        """Call it after every change of the serving draft."""
+        """Call ``listener`` after every change of the serving draft."""
         self._listeners.append(listener)
 
     def follow(self, listener: Callable[[DraftVersion, DraftSwap | None], None]) -> None:
-        """Call it now with the serving draft, if there is one, and after every change."""
+        """Call ``listener`` now with the serving draft, if there is one, and after every change."""
         if self.serving is not None:
             listener(self.serving, None)
         self.watch(listener)
 
     @property
     def in_trial(self) -> bool:
-        """A draft serves that is not promoted."""
+        """True if the serving draft is not promoted."""
         serving, promoted = self.serving, self.promoted
         return bool(serving and promoted and serving.fingerprint != promoted.fingerprint)
 
     def choose_path(self) -> str:
-        """The draft for a new engine: the promoted one, or the configured one if that is gone."""
+        """Return the draft for a new engine: the promoted one, or the configured one if that is
+        damaged."""
         if self._configured is None or self.promoted is None:
             return self._plan.draft
         if self.promoted is not self._configured and not is_whole(self.promoted):
@@ -107,28 +106,30 @@ class DraftManager:
     async def swap(self, source: str, *, trial: bool = False) -> DraftSwap:
         """Serve the draft in ``source`` from the next step on.
 
-        Raises DraftRefused, DraftSwapBusy and EngineError; then the running draft goes on.
+        Raises DraftRefused, DraftSwapBusy and EngineError. The running draft then continues to
+        serve.
         """
         return await self._exclusively(lambda: self._swap_to(source, trial))
 
     async def try_again(self, version: DraftVersion) -> DraftSwap:
-        """Serve a draft on trial once more; it has been served before. Raises as ``swap``."""
+        """Serve a draft on trial that has been served before. Raises the errors of ``swap``."""
         return await self._exclusively(lambda: self._load(version, "trial", time.perf_counter()))
 
     async def promote(self, version: DraftVersion) -> DraftSwap:
-        """Serve and promote a draft that was on trial. Raises as ``swap``."""
+        """Serve and promote a draft that was on trial. Raises the errors of ``swap``."""
         return await self._exclusively(lambda: self._load(version, "swap", time.perf_counter()))
 
     async def reload(self) -> DraftSwap:
-        """Load the weights of the serving draft again from its files. Raises as ``swap``."""
+        """Load the weights of the serving draft again from its files. Raises the errors of
+        ``swap``."""
         return await self._exclusively(self._reload)
 
     async def rollback(self) -> DraftSwap:
-        """End a trial, or go back to the draft promoted before. Raises as ``swap``."""
+        """End a trial, or return to the draft promoted before. Raises the errors of ``swap``."""
         return await self._exclusively(self._roll_back)
 
     async def _exclusively(self, action: Callable[[], Awaitable[DraftSwap]]) -> DraftSwap:
-        """A client that leaves does not interrupt it."""
+        """Run a swap alone. It continues if the client leaves."""
         if self._running is not None and not self._running.done():
             raise DraftSwapBusy("Another draft swap is running; try again when it has ended.")
         self._running = asyncio.ensure_future(action())
@@ -154,9 +155,7 @@ class DraftManager:
         if goal is None:
             raise DraftRefused("There is no earlier draft to go back to.")
         if not await asyncio.to_thread(is_whole, goal):
-            raise DraftRefused(
-                f"The earlier draft {goal.fingerprint} is no longer whole in {goal.path}."
-            )
+            raise DraftRefused(f"The earlier draft {goal.fingerprint} is damaged in {goal.path}.")
         return await self._load(goal, "rollback", time.perf_counter())
 
     def _require_serving(self) -> DraftVersion:
@@ -209,15 +208,15 @@ class DraftManager:
         if self._engine is None:
             raise DraftRefused("No engine has started yet.")
         if not await asyncio.to_thread(is_whole, serving):
-            raise DraftRefused(f"The draft {serving.fingerprint} is not whole in {serving.path}.")
+            raise DraftRefused(f"The draft {serving.fingerprint} is damaged in {serving.path}.")
         pause_s = await self._engine.swap_draft(serving.path, serving.path)
         return self._record("reload", serving, serving, pause_s, time.perf_counter() - began)
 
     def _promote(self, version: DraftVersion) -> bool:
-        """Promote ``version``; whether another draft was promoted before."""
+        """Promote ``version``. Return True if another draft was promoted before."""
         assert self._configured is not None
         if self.promoted is not None and self.promoted.fingerprint == version.fingerprint:
-            return False  # the end of a trial, whose draft may be tried again
+            return False  # end of a trial, whose draft may be tried again
         self.previous = self.promoted
         self.promoted = version
         try:
@@ -227,7 +226,7 @@ class DraftManager:
         return True
 
     def _prune(self, candidate: DraftVersion) -> None:
-        """Delete copies that nothing goes back to."""
+        """Delete copies that no rollback can need."""
         used = (self._configured, self.promoted, self.previous, candidate)
         try:
             self._store.prune({one.fingerprint for one in used if one is not None})

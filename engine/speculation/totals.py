@@ -1,6 +1,5 @@
-"""Sums of accounts, and the ratios that follow from them (formulas: ``accounting.py``); one planned
-step, and why it has its depth.
-"""
+"""Sums of accounts and the ratios that follow from them (formulas: ``accounting.py``), and one
+planned step with the reason for its depth."""
 
 from __future__ import annotations
 
@@ -9,28 +8,28 @@ from enum import StrEnum
 from itertools import zip_longest
 
 WORTHLESS = 1.2
-"""Acceptance length under which a draft can hardly pay for itself at any depth."""
+"""Acceptance length below which a draft can hardly pay for itself at any depth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over any number of requests; add them with ``+``. Ratios of no data are None."""
+    """Sums over any number of requests. Add them with ``+``. Ratios without data are None."""
 
     requests: int = 0
     tokens: int = 0
-    """N"""
+    """N, the output tokens."""
     first_tokens: int = 0
-    """Output tokens delivered that came from prefill: at most one per request."""
+    """Delivered output tokens from prefill, at most one per request."""
     verify_steps: int = 0
-    """D"""
+    """D, the verify steps."""
     proposed: int = 0
-    """P"""
+    """P, the proposed draft tokens."""
     accepted: int = 0
-    """A: accepted and delivered."""
+    """A, the accepted and delivered draft tokens."""
     cut: int = 0
-    """Accepted by the target, taken away by a stop or a token limit."""
+    """Draft tokens that the target accepted and a stop or a token limit removed."""
     lost_bonus: int = 0
-    """Decode steps whose bonus token was taken away likewise."""
+    """Decode steps whose bonus token a stop or a token limit removed."""
     rejected: int = 0
     """D_0: verify steps in which every draft was rejected."""
     undrafted: int = 0
@@ -40,7 +39,7 @@ class Totals:
     accepted_at: tuple[int, ...] = ()
     """A_1, A_2, ...: verify steps that delivered the draft at this position."""
     proposed_at: tuple[int, ...] = ()
-    """Verify steps that drafted this position: falls over i when depths differ."""
+    """Verify steps that drafted this position. Falls with the position if depths differ."""
 
     def __add__(self, other: Totals) -> Totals:
         return Totals(
@@ -66,7 +65,7 @@ class Totals:
 
     @property
     def decode_steps(self) -> int:
-        """D + F"""
+        """D + F, the decode steps."""
         return self.verify_steps + self.plain_steps
 
     @property
@@ -81,7 +80,7 @@ class Totals:
 
     @property
     def imbalance(self) -> int:
-        """Delivered tokens no step explains; 0 when the account is exact."""
+        """Delivered tokens that no step explains; 0 if the account is exact."""
         explained = self.accepted + self.decode_steps - self.lost_bonus + self.first_tokens
         return self.tokens - explained
 
@@ -92,17 +91,17 @@ class Totals:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """A / P: falls as K grows, so never compare it across K."""
+        """A / P. It falls as K grows, so never compare it across K."""
         return self.accepted / self.proposed if self.proposed else None
 
     @property
     def acceptance_per_position(self) -> tuple[float, ...]:
-        """a_i = A_i / D"""
+        """a_i = A_i / D, for each position."""
         return tuple(count / self.verify_steps for count in self.accepted_at)
 
     @property
     def conditional_acceptance(self) -> tuple[float | None, ...]:
-        """c_i = A_i / A_(i-1), c_1 = a_1; None where the position before was never accepted."""
+        """c_i = A_i / A_(i-1), c_1 = a_1; None if the position before was never accepted."""
         before = (self.verify_steps, *self.accepted_at)
         return tuple(
             count / base if base else None
@@ -111,13 +110,14 @@ class Totals:
 
     @property
     def fallback_ratio(self) -> float | None:
-        """(D_0 + F) / (D + F)"""
+        """(D_0 + F) / (D + F), the share of decode steps without an accepted draft token."""
         steps = self.decode_steps
         return (self.rejected + self.plain_steps) / steps if steps else None
 
     @property
     def fallback_by_reason(self) -> dict[str, float]:
-        """Each reason's part of the fallback ratio; they add up to it. Empty without steps."""
+        """Each reason's part of the fallback ratio. The parts add up to the ratio. Empty without
+        steps."""
         steps = self.decode_steps
         if not steps:
             return {}
@@ -126,7 +126,7 @@ class Totals:
 
     @property
     def histogram(self) -> tuple[int, ...]:
-        """Verify steps that delivered exactly 0, 1, 2, ... draft tokens; sums to D."""
+        """Verify steps that delivered exactly 0, 1, 2, ... draft tokens. They add up to D."""
         at_least = (self.verify_steps, *self.accepted_at, 0)
         return tuple(at_least[i] - at_least[i + 1] for i in range(len(at_least) - 1))
 
@@ -136,27 +136,27 @@ def _add_columns(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ..
 
 
 class DepthReason(StrEnum):
-    """Why a step has its depth."""
+    """Reason for the depth of a step."""
 
     COST = "cost"
     """The depth has the highest expected rate."""
     PROBE = "probe"
-    """One deeper than that, to learn."""
+    """The depth is chosen to learn from it."""
     COLD = "cold"
-    """Requests of which too little is known."""
+    """The depth is chosen to learn about unknown requests."""
     DRIFT = "drift"
-    """Acceptance falls with the position; less deep than the first positions alone would be."""
+    """Acceptance falls with the position, so the depth is less than the first positions suggest."""
     BOUND = "bound"
-    """A request's, key's, workload's or operator's bound."""
+    """A request, key, workload or operator bounds the depth."""
     PINNED = "pinned"
-    """Requests whose depth is fixed: by themselves, or by a rule for their key or workload."""
+    """A request, or a rule for its key or workload, fixes the depth."""
     FROZEN = "frozen"
     """An operator fixed the depth."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """One step of decoding requests alone, as it came out."""
+    """Outcome of one step with decoding requests only."""
 
     seconds: float
     tokens: int

@@ -1,4 +1,4 @@
-"""Equal widths for all requests, where widths that differ cost a step its FULL graph."""
+"""Equal widths for all requests, if different widths cost a step its FULL graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
 def prefer_uniform(
     best: Optimum, floors: Sequence[int], cost: StepCostModel, last: int, gain: float
 ) -> Optimum:
-    """``best``, or every request at one depth that has a FULL graph if that brings more per second.
+    """Return ``best``, or one depth with a FULL graph for all requests if that has a higher rate.
 
-    Requests near the end of their answer verify as many as the others: tokens that cannot be
-    delivered cost less than the graph. ``last`` is the depth in use, which is kept where another
-    is not better by the share ``gain``.
+    Requests near the end of their answer verify as many tokens as the others, because undeliverable
+    tokens cost less than the graph. ``last`` is the depth in use. It is kept unless another one is
+    better by the share ``gain``.
     """
     graphs = cost.graphs
     if graphs is None:
@@ -29,7 +29,7 @@ def prefer_uniform(
     seconds = cost.seconds(batch, depths * float(batch))
     tokens = batch + np.concatenate([[0.0], np.cumsum(best.survival.sum(axis=0))])
     rates = tokens / seconds
-    rate, depth = _rate(best, cost, graphs), None
+    rate, depth = _compute_rate(best, cost, graphs), None
     for one in _list_depths(graphs, floors, batch):
         found = float(rates[one]) * (1 + gain * (one == last))
         if found >= rate * (1 - gain * (depth is None)):
@@ -41,15 +41,16 @@ def prefer_uniform(
 
 
 def _list_depths(graphs: StepGraphs, floors: Sequence[int], batch: int) -> Iterator[int]:
-    """Depths with a FULL graph that all requests may have: one that asked for a depth has it."""
+    """Yield the depths with a FULL graph that all requests may have, including those with their own
+    depth."""
     asked = set(floors) - {0}
     for depth in graphs.widths:
         if graphs.find_mode([depth] * batch) is GraphMode.FULL and asked <= {depth}:
             yield depth
 
 
-def _rate(best: Optimum, cost: StepCostModel, graphs: StepGraphs) -> float:
-    """Tokens per second of the best plan, with its widths as they are."""
+def _compute_rate(best: Optimum, cost: StepCostModel, graphs: StepGraphs) -> float:
+    """Return the tokens per second of the best plan with its own widths."""
     batch, positions = len(best.bounds), np.arange(1, best.depth + 1)
     within = best.survival[:, : best.depth] * (positions <= best.widths[:, None])
     mode = graphs.find_mode(best.widths.tolist())

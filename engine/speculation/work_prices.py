@@ -1,4 +1,4 @@
-"""What work beside a latency class adds to a step, learnt by recursive least squares.
+"""Time that other work adds to a step of a latency class, learnt by recursive least squares.
 
 Work is priced in steps of the latency class alone, so that the speed of the machine does not
 matter.
@@ -9,32 +9,32 @@ from __future__ import annotations
 from typing import NamedTuple
 
 GUESS = (0.02, 0.01, 0.1, 0.005)
-"""First guess of what a request, a draft token, any prompt and a prompt token add, as shares of a
-step alone."""
+"""Initial prices of a request, a draft token, any prompt and a prompt token, as shares of a step
+alone."""
 PRICED = ("request", "draft_token", "any_prompt", "prompt_token")
 NOISE = 0.2
-"""Typical error of a step's time, as a share of it."""
+"""Typical relative error of a step's time."""
 DRIFT = 0.01
-"""Drift of what a piece of work adds in a step, relative to the larger of its value and guess."""
+"""Drift of a price in a step, relative to the larger of its value and guess."""
 WIDEST = 0.5
-"""Error of a step's time beyond which it counts as an outlier."""
+"""Limit on the error of a step's time. Larger errors count as outliers."""
 
 
 Kind = tuple[int, int, int]
-"""Kind of a step alone: requests of the latency class, drafts that each of them may verify, and
-drafts that the step makes for each.
+"""Kind of a step alone, as (requests of the latency class, drafts that each may verify, drafts that
+the step makes for each).
 """
 
 
 class SharedStep(NamedTuple):
-    """Work in a step beside that of the latency class."""
+    """Work in a step other than that of the latency class."""
 
     kind: Kind
     rows: int
     drafts: int
     prompt: int
     follows_alone: bool = False
-    """Whether the step before was the latency class's alone."""
+    """True if the previous step ran the latency class alone."""
 
     @property
     def is_alone(self) -> bool:
@@ -42,12 +42,12 @@ class SharedStep(NamedTuple):
 
     @property
     def is_measured(self) -> bool:
-        """Whether no other work, of this step or the one before, is in its time."""
+        """True if the time contains no other work, of this step or the one before."""
         return self.is_alone and self.follows_alone
 
 
 class WorkPrices:
-    """What other work adds to a step, in steps of the latency class alone.
+    """Prices of other work in a step, in steps of the latency class alone.
 
     The prices of a request, a draft token, any prompt and a prompt token are the state of a Kalman
     filter, and never negative.
@@ -67,11 +67,11 @@ class WorkPrices:
         return self.prices[2] * (tokens > 0) + self.prices[3] * tokens
 
     def count_prompt_tokens(self, time: float) -> int:
-        """Prompt tokens that a step can read in so much time."""
+        """Return the number of prompt tokens that a step can read in ``time``."""
         return int(max(0.0, time - self.prices[2]) / self.prices[3] + 1e-9)
 
     def observe(self, step: SharedStep, added: float) -> None:
-        """Learn from the time that a step took more than one alone."""
+        """Learn from the additional time of a step compared with a step alone."""
         work = [float(step.rows), float(step.drafts), float(step.prompt > 0), float(step.prompt)]
         for i, guess in enumerate(GUESS):
             self._covariance[i][i] += (DRIFT * max(self.prices[i], guess)) ** 2

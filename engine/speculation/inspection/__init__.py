@@ -1,4 +1,5 @@
-"""Draft inspection: what a draft is and whether it fits, from config.json and headers alone.
+"""Draft inspection: the kind of a draft and its fit to the target, from config.json and headers
+only.
 
 ``inspect_draft`` loads nothing and takes under a second. A new rule is a function and a row of its
 module's table (``*_rules.py``).
@@ -53,11 +54,11 @@ def inspect_draft(
     max_model_len: int | None = None,
     target_config: Mapping[str, Any] | None = None,
 ) -> SpeculationReport:
-    """Say which speculation this is, and whether the draft can work with the target.
+    """Return the kind of speculation, and the findings on the draft's fit to the target.
 
-    ``speculative_config`` is what vLLM takes as --speculative-config. A model given by hub id is
-    looked for in the hub cache and never downloaded; ``target_config`` stands in for a target's
-    config.json that is elsewhere. Never raises for what is wrong with files: that is a finding.
+    ``speculative_config`` is the value of vLLM's --speculative-config. A model given by hub id is
+    looked up in the hub cache and never downloaded; ``target_config`` replaces a target's
+    config.json that is elsewhere. Faults of files are findings and never raise.
     """
     findings: list[DraftFinding] = []
     settings = dict(speculative_config)
@@ -81,7 +82,8 @@ def inspect_draft(
 
 
 def find_target(target: Path | str, config: Mapping[str, Any] | None) -> TargetConfig | None:
-    """None when its config.json cannot be had: what is wrong with it is not the draft's matter."""
+    """Read the target's config; None if it cannot be read, because that is not a fault of the
+    draft."""
     if config is not None:
         return read_target(config, str(target))
     try:
@@ -113,7 +115,7 @@ def find_draft(settings: Mapping[str, Any], findings: list[DraftFinding]) -> Che
 
 
 def select_rules(case: InspectionCase) -> dict[str, RuleCheck]:
-    """The rules of the draft's method and format."""
+    """Return the rules of the draft's method and format."""
     rules = dict(general_rules.RULES)
     if case.checkpoint is None:
         return rules
@@ -143,7 +145,7 @@ ALL_RULES = {
     **tensor_rules.BLOCK_RULES,
     **medusa_rules.RULES,
 }
-"""Every rule by its name, as in docs/drafts.md."""
+"""Every rule by name, as listed in docs/drafts.md."""
 
 
 def check_same_folder(case: InspectionCase) -> Iterator[DraftFinding]:

@@ -1,8 +1,9 @@
-"""Block drafts (DFlash, DFlash2, DSpark): what vLLM 0.32 reads of one, and the tensors it needs.
+"""Block drafts (DFlash, DFlash2, DSpark): the parts of config.json that vLLM 0.32 reads, and the
+tensors that it needs.
 
 A block draft predicts a whole block of mask tokens in one pass, from hidden states of the target's
-layers. Sources in vLLM, under ``vllm/model_executor/models/``: ``qwen3_dflash``, ``qwen3_dflash2``
-and ``qwen3_dspark``; and its ``get_eagle3_aux_layers_from_config``.
+layers. The sources in vLLM, under ``vllm/model_executor/models/``, are ``qwen3_dflash``,
+``qwen3_dflash2`` and ``qwen3_dspark``, and its ``get_eagle3_aux_layers_from_config``.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ DFLASH_ARCHITECTURES = frozenset(
 DSPARK_STANDALONE = frozenset(
     {"Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkModel", "K3DSparkModel"}
 )
-"""DSpark drafts with a checkpoint of their own; the others ship inside their target."""
+"""DSpark drafts with their own checkpoint. The others ship inside their target."""
 LISTED = frozenset({"DFlashDraftModel", DFLASH2, "Qwen3DSparkModel", "Qwen3OmniDSparkModel"})
-"""Architectures whose tensors are listed here; all of them have Qwen3's layers."""
+"""Architectures whose tensors this module lists. All of them have Qwen3's layers."""
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-"""Keys of the mask token that vLLM reads after ``dflash_config.mask_token_id``, in its order."""
+"""Keys of the mask token that vLLM reads after ``dflash_config.mask_token_id``, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedLayers:
-    """The target layers that a draft listens to: ``ids`` as ``key`` gives them.
+    """The target layers whose states a draft reads, with their ``ids`` as given under ``key``.
 
-    ``first`` is the number under which ``key`` has the output of the target's first layer.
+    ``first`` is the number that ``key`` uses for the output of the target's first layer.
     """
 
     key: str
@@ -59,7 +60,7 @@ class CapturedLayers:
 
 @dataclass(frozen=True, slots=True)
 class BlockDraft:
-    """A block draft's config.json under the method ``dflash`` or ``dspark``."""
+    """Config.json of a block draft under the method ``dflash`` or ``dspark``."""
 
     draft: DraftConfig
     method: str
@@ -74,7 +75,7 @@ class BlockDraft:
 
     @property
     def architecture(self) -> str:
-        """The name that vLLM looks up."""
+        """The model name that vLLM looks up."""
         name = next(iter(get_strings(self.read, "architectures")), "")
         if self.method == "dspark":
             renamed = name == "DSparkDraftModel" and self.read.get("model_type") == "qwen3"
@@ -85,7 +86,7 @@ class BlockDraft:
 
     @property
     def in_target(self) -> bool:
-        """Whether vLLM takes it for the DSpark stages of a DeepSeek target."""
+        """True if vLLM takes the draft for the DSpark stages of a DeepSeek target."""
         return self.method == "dspark" and self.architecture not in DSPARK_STANDALONE
 
     @property
@@ -100,7 +101,7 @@ class BlockDraft:
 
     @property
     def captured(self) -> CapturedLayers | None:
-        """None where config.json names no layers."""
+        """The captured layers; None if config.json names no layers."""
         for key, part, first in (
             (LAYER_IDS, self.read, 1),
             ("target_layer_ids", self.inner, 0),
@@ -117,7 +118,8 @@ class BlockDraft:
 
     @property
     def block_size(self) -> Any:
-        """Block size as given: vLLM reads it of DSpark alone, and a training fixed it for all."""
+        """Block size as given. vLLM reads it only for DSpark, but the training fixed it for all
+        drafts."""
         given = self.draft.raw.get("block_size") if self.draft.speculators else None
         keys = ("block_size", "dspark_block_size")
         found = (part.get(key) for key in keys for part in (self.read, self.inner))
@@ -125,14 +127,15 @@ class BlockDraft:
 
     @property
     def samples_anchor(self) -> bool:
-        """Whether the block's first position predicts a token, or holds the last one accepted."""
+        """True if the block's first position predicts a token, False if it holds the last accepted
+        one."""
         if self.method == "dspark":
             return bool(self.read.get("sample_from_anchor", True))
         return bool(self.inner.get("sample_from_anchor", False))
 
     @property
     def capacity(self) -> int | None:
-        """Tokens of one pass that the training covered, if config.json says so."""
+        """Number of tokens of one pass that the training covered; None if unknown."""
         size = self.block_size
         if not isinstance(size, int) or isinstance(size, bool):
             return None
@@ -144,7 +147,7 @@ class BlockDraft:
 
 
 def find_mask_token(config: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """The key that vLLM takes the mask token from, and its value; None where there is none."""
+    """Return the key from which vLLM takes the mask token, and its value; None if there is none."""
     inner = get_mapping(config, "dflash_config")
     if "mask_token_id" in inner:
         return "mask_token_id", inner["mask_token_id"]
@@ -154,7 +157,8 @@ def find_mask_token(config: Mapping[str, Any]) -> tuple[str, Any] | None:
 
 
 def list_block_tensors(block: BlockDraft) -> dict[str, ExpectedTensor]:
-    """Names as in the file, without the prefix ``model.``; for ``listed`` architectures only."""
+    """Return the expected tensors, without the prefix ``model.``; for ``listed`` architectures
+    only."""
     draft, hidden = block.draft, block.draft.hidden_size
     norm = ExpectedTensor((hidden,), "hidden_size")
     found = {"norm.weight": norm, "hidden_norm.weight": norm}
@@ -171,9 +175,8 @@ def list_block_tensors(block: BlockDraft) -> dict[str, ExpectedTensor]:
 
 
 def count_states(block: BlockDraft) -> int:
-    """Count the states that vLLM builds fc for: those named, else as many as the draft has
-    layers.
-    """
+    """Count the states for which vLLM builds fc: the named layers, else as many as the draft has
+    layers."""
     captured = block.captured
     return len(captured.ids) if captured else block.draft.num_layers
 
@@ -215,7 +218,8 @@ def expect_convolutions(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor
 
 
 def expect_heads(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
-    """DFlash2's candidate selector; DSpark's Markov and confidence heads."""
+    """Yield the tensors of DFlash2's candidate selector, and of DSpark's Markov and confidence
+    heads."""
     draft, hidden, rank = block.draft, block.draft.hidden_size, block.markov_rank
     if block.architecture == DFLASH2:
         wide = get_int(block.inner, "selector_rank")

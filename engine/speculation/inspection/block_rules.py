@@ -28,7 +28,7 @@ SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
 )  # fmt: skip
 UNDEFAULTED = ("num_key_value_heads", "rms_norm_eps", "hidden_act", "max_position_embeddings")
-"""Keys without a default in the speculators format: vLLM reads them from a bare config."""
+"""Keys without a default in the speculators format, because vLLM reads them from a bare config."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 OWN = "use the draft made for this target"
 
@@ -67,7 +67,7 @@ def check_block_layers(case: InspectionCase) -> Iterator[Violation]:
     if captured is None:
         key = BLOCK_LAYER_IDS if case.draft.speculators else "dflash_config.target_layer_ids"
         yield error(
-            f"config.json names no layers of the target to listen to ({key})",
+            f"config.json names no layers of the target to read ({key})",
             "write the ids the draft was trained with",
         )
         return
@@ -101,7 +101,7 @@ def check_ids(captured: CapturedLayers, layers: int | None) -> Iterator[Violatio
 
 
 def check_block_width(case: InspectionCase) -> Iterator[Violation]:
-    """One captured state is as wide as the target."""
+    """Check that one captured state is as wide as the target."""
     block = BlockDraft(case.draft, case.method)
     wide = case.target.hidden_size if case.target else None
     taken = case.draft.target_hidden_size
@@ -113,7 +113,8 @@ def check_block_width(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_block_size(case: InspectionCase) -> Iterator[Violation]:
-    """The training covers K tokens, and each position of the block is one of them."""
+    """Check the depth. The training covers K tokens, and each position of the block is one of
+    them."""
     block = BlockDraft(case.draft, case.method)
     size, most = block.block_size, block.capacity
     if size is not None and (most is None or most < 1):
@@ -236,4 +237,4 @@ RULES: dict[str, RuleCheck] = {
     "markov-head": check_markov,
 }
 SHARED = ("heads", "sharding", "positions", "rope")
-"""Rules of ``config_rules`` that hold for block drafts, too."""
+"""Rules of ``config_rules`` that also hold for block drafts."""

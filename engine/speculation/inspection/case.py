@@ -1,4 +1,4 @@
-"""Inspection data: what a rule sees and reports, the method, and the report of all findings."""
+"""Inspection data: the input and output of a rule, the method, and the report of all findings."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Severity(StrEnum):
     ERROR = "error"
     """The engine would not start, would die at a request, or could not accept drafts."""
     WARNING = "warning"
-    """The draft runs, but accepts less, or not as far, as it could."""
+    """The draft runs, but accepts fewer tokens or shorter contexts than it could."""
     NOTE = "note"
-    """Right in most drafts, worth knowing when acceptance disappoints. Not an alarm."""
+    """The setting is right in most drafts, and worth knowing if acceptance is low."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftFinding:
-    """One broken rule: which, what was found, and what to do about it."""
+    """One broken rule, with the fault and advice."""
 
     rule: str
     severity: Severity
@@ -45,17 +45,17 @@ class DraftFinding:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationReport:
-    """The outcome of ``inspect_draft``.
+    """Result of ``inspect_draft``.
 
-    ``method`` is what people call it: eagle3.1, eagle3, eagle, mtp, medusa, ngram, suffix,
-    draft_model, dflash, ... ``inspected`` is false when the draft's files are not on this machine,
-    so that only its settings were checked. ``facts`` are the variant's details for printing.
+    ``method`` is the common name: eagle3.1, eagle3, eagle, mtp, medusa, ngram, suffix, draft_model,
+    dflash, ... ``inspected`` is false if the draft's files are not on this machine, so that only
+    its settings were checked. ``facts`` are details of the variant for printing.
     """
 
     method: str
     summary: str
     depth: int | None = None
-    """K; None when it is not given or not a number."""
+    """K; None if it is not given or not a number."""
     draft: str | None = None
     inspected: bool = True
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class SpeculationReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found that would keep this draft from working."""
+        """True if no finding would keep this draft from working."""
         return not self.errors
 
     def of(self, severity: Severity) -> tuple[DraftFinding, ...]:
@@ -80,18 +80,18 @@ class SpeculationReport:
 
 @dataclass(frozen=True, slots=True)
 class InspectionCase:
-    """One draft for one target. Rules about files run only when ``checkpoint`` is there."""
+    """One draft for one target. Rules about files run only if ``checkpoint`` is set."""
 
     settings: Mapping[str, Any]
     method: str
-    """Method that vLLM takes the settings for."""
+    """The method that vLLM derives from the settings."""
     tensor_parallel_size: int
     max_model_len: int | None
     target: TargetConfig | None
     checkpoint: Checkpoint | None
     draft: DraftConfig
     kind: str | None
-    """Method that the draft's files look like; None when they are not known."""
+    """The method that the draft's files suggest; None if unknown."""
 
     @property
     def tensors(self) -> Mapping[str, TensorEntry]:
@@ -99,7 +99,7 @@ class InspectionCase:
 
     @property
     def served_len(self) -> int | None:
-        """Positions a request may use, as far as it is known before start."""
+        """Number of positions that a request may use, if known before the start."""
         return self.max_model_len or (self.target.max_positions if self.target else None)
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
@@ -109,7 +109,7 @@ class InspectionCase:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A finding before the rule's name is put on it."""
+    """A finding without the rule's name."""
 
     severity: Severity
     found: str
@@ -129,7 +129,7 @@ def note(found: str, advice: str) -> Violation:
 
 
 RuleCheck = Callable[[InspectionCase], Iterable[Violation]]
-"""Yields the violations of a rule. ``RULES`` of its module has the rule's name, as in
+"""Function that yields the violations of a rule. Its name in ``RULES`` is the one in
 docs/drafts.md.
 """
 
@@ -158,7 +158,8 @@ NAMED_IN_PATH = (
 
 
 def resolve_method(settings: Mapping[str, Any], kind: str | None) -> str:
-    """The method vLLM runs: the one given, else guessed from the draft's path, else draft_model."""
+    """Return the method that vLLM runs: the given one, else a guess from the draft's path, else
+    draft_model."""
     given = settings.get("method")
     model = settings.get("model")
     if isinstance(given, str):
@@ -229,7 +230,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class SpeculationDescription:
-    """``method`` is what people call it; ``facts`` read well as "name: value" lines."""
+    """``method`` is the common name. ``facts`` are printed as "name: value" lines."""
 
     method: str
     summary: str

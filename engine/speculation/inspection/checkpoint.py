@@ -1,4 +1,4 @@
-"""A model folder as files: config.json and the list of tensors. Weights are not loaded."""
+"""Model folder as files: config.json and the list of tensors. Weights are not loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "scaler", "training_st
 
 
 class NotInspectable(Exception):
-    """The model is one that vLLM may well load and inspection does not read; ``str`` says why."""
+    """vLLM may be able to load the model, but inspection cannot read it; ``str`` says why."""
 
 
 class NotDownloaded(NotInspectable):
@@ -37,7 +37,10 @@ class NotDownloaded(NotInspectable):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """``pickled`` names weights whose tensors could not be listed; ``tensors`` is then empty."""
+    """Files of a model folder.
+
+    ``pickled`` names weights whose tensors could not be listed; ``tensors`` is then empty.
+    """
 
     path: Path
     config: Mapping[str, Any]
@@ -50,9 +53,9 @@ class Checkpoint:
 
 
 def open_model(name: str, revision: str | None = None) -> Checkpoint:
-    """A checkpoint by path or hub id. Raises NotDownloaded and InvalidCheckpoint.
+    """Open a checkpoint by path or hub id. Raises NotDownloaded and InvalidCheckpoint.
 
-    A hub snapshot that lacks weights is one that is not downloaded yet, not a broken one.
+    A hub snapshot without weights counts as not downloaded, not as broken.
     """
     path = locate(name, revision)
     try:
@@ -64,7 +67,7 @@ def open_model(name: str, revision: str | None = None) -> Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Raises InvalidCheckpoint for anything that keeps the folder from being read."""
+    """Open the checkpoint in a folder. Raises InvalidCheckpoint if the folder cannot be read."""
     config = read_config(path)
     files = find_weight_files(path)
     if files:
@@ -84,7 +87,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def find_pickle_files(path: Path) -> list[Path]:
-    """The files vLLM falls back to: those of the first pattern that matches any."""
+    """Return the files that vLLM falls back to, which are those of the first pattern that matches
+    any."""
     for pattern in PICKLES:
         found = sorted(f for f in path.glob(pattern) if not f.name.startswith(NOT_WEIGHTS))
         if found:
@@ -139,7 +143,7 @@ def read_json(file: Path, rule: str) -> Mapping[str, Any]:
 
 
 def find_weight_files(path: Path) -> list[Path]:
-    """The files vLLM would read: those of the index if there is one, else every one."""
+    """Return the files that vLLM would read: the files of the index if there is one, else all."""
     present = sorted(path.glob("*.safetensors"))
     index = path / INDEX
     if not index.is_file():
@@ -178,7 +182,7 @@ def check_index(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
 
 
 def locate(name: str, revision: str | None = None) -> Path:
-    """The folder of a model: a local path or its hub cache snapshot. Raises NotInspectable."""
+    """Return a model's folder: a local path or its hub cache snapshot. Raises NotInspectable."""
     path = Path(name).expanduser()
     if "://" in name:
         raise NotInspectable(f"{name} is in remote storage")

@@ -1,6 +1,5 @@
-"""Rules about an EAGLE 3 draft's config.json: its flags, where they stand, the target's fit, and
-the layers of the target that the draft listens to.
-"""
+"""Rules about an EAGLE 3 draft's config.json: its flags and their places, the fit to the target,
+and the target's layers that the draft reads."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ FLAGS = (
     "num_aux_hidden_states", LAYER_IDS, "draft_vocab_size", "eagle_config",
     "use_aux_hidden_state", "max_position_embeddings",
 )  # fmt: skip
-"""Keys whose misspelling vLLM does not notice."""
+"""Keys whose misspellings vLLM does not notice."""
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
 )  # fmt: skip
 UNDEFAULTED = ("rms_norm_eps", "hidden_act")
-"""Keys without a default in the speculators format: vLLM reads them from a bare config."""
+"""Keys without a default in the speculators format, because vLLM reads them from a bare config."""
 STRICT_HEADS = ("llama", "deepseek_v2")
-"""Model types for which transformers wants it even where head_dim is given."""
+"""Model types whose hidden size must divide by the heads even if head_dim is given."""
 NEAR = 0.82
 TOP, NESTED, INNER = "the top level", "eagle_config", LAYER_PART
 NESTED_TOO = frozenset({"norm_before_fc", LAYER_IDS})
@@ -92,11 +91,11 @@ def check_misspelt_keys(case: InspectionCase) -> Iterator[Violation]:
 
 
 KNOWN = frozenset({"norm_before_qkv", "num_hidden_states"})
-"""Real keys of other models that look like ours."""
+"""Real keys of other models that resemble ``FLAGS``."""
 
 
 def list_places_read(case: InspectionCase, key: str) -> tuple[str, ...]:
-    """List the places where vLLM looks for a key, in its order."""
+    """Return the places where vLLM looks for a key, in vLLM's order."""
     base = TOP
     if case.draft.speculators and key not in CONVERTED:
         base = INNER
@@ -108,7 +107,7 @@ def list_places_read(case: InspectionCase, key: str) -> tuple[str, ...]:
 
 
 def get_effective(case: InspectionCase, key: str) -> Any:
-    """Return the value that vLLM uses when it reads none for a key."""
+    """Return the value that vLLM uses if it reads none for a key."""
     facts = {
         "num_aux_hidden_states": case.draft.num_aux,
         "target_hidden_size": case.draft.target_hidden_size,
@@ -131,7 +130,7 @@ def check_misplaced_keys(case: InspectionCase) -> Iterator[Violation]:
         ]
         if unread and not any(found[place].get(key) for place in read):
             yield warning(
-                f"{key!r} stands in {unread[0]}, where vLLM does not read it",
+                f"{key!r} is in {unread[0]}, where vLLM does not read it",
                 f"move it to {read[0]} of config.json",
             )
 
@@ -194,7 +193,7 @@ def check_parallel_setting(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_target_width(case: InspectionCase) -> Iterator[Violation]:
-    """One captured state is as wide as the target."""
+    """Check that one captured state is as wide as the target."""
     wide = case.target.hidden_size if case.target else None
     taken = case.draft.target_hidden_size
     if wide is not None and taken is not None and wide != taken and case.draft.uses_aux:
@@ -222,7 +221,8 @@ def check_heads(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_sharding(case: InspectionCase) -> Iterator[Violation]:
-    """The draft is split over the target's ranks, whatever draft_tensor_parallel_size says."""
+    """Check that the draft divides over the target's ranks, whatever draft_tensor_parallel_size
+    is."""
     size, draft = case.tensor_parallel_size, case.draft
     if size < 2:
         return
@@ -259,7 +259,7 @@ def check_rope(case: InspectionCase) -> Iterator[Violation]:
     if own is not None and stated is not None and own != stated:
         yield warning(
             f"rope_theta is {stated} and rope_parameters.rope_theta {own}; vLLM takes the latter",
-            "make the two equal to what it was trained with",
+            "set both to the value it was trained with",
         )
     other = get_rope_base(case.target.config) if case.target else None
     if own is not None and other is not None and own != other:
@@ -274,7 +274,8 @@ def get_rope_base(config: Mapping[str, Any]) -> Any:
 
 
 def check_layers_exist(case: InspectionCase) -> Iterator[Violation]:
-    """Id 0 is the embedding's output, id L the output of the last of L layers."""
+    """Check the layer ids. Id 0 is the embedding's output, id L the output of the last of L
+    layers."""
     ids, layers = case.draft.captured, case.target.num_layers if case.target else None
     for one in ids or ():
         if not isinstance(one, int) or isinstance(one, bool):
@@ -321,7 +322,7 @@ def check_layers_agree(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_layer_count(case: InspectionCase) -> Iterator[Violation]:
-    """The target hands out as many states as fc is built for."""
+    """Check that the target provides as many states as fc is built for."""
     ids, built = case.draft.captured, case.draft.num_aux
     if ids is None or not case.draft.uses_aux or len(ids) == built:
         return

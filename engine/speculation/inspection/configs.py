@@ -1,11 +1,11 @@
-"""The config.json of a target and of a draft, as vLLM 0.32 reads them, and the tensors it asks for.
+"""The config.json of a target and of a draft as vLLM 0.32 reads them, and the expected tensors.
 
-Where vLLM reads what of a draft (checked in its source): `fc_norm`, `norm_output`,
+vLLM reads a draft's keys in these places (checked in its source): `fc_norm`, `norm_output`,
 `norm_before_residual`, `draft_vocab_size`, `target_hidden_size` and `num_aux_hidden_states` at the
-top level only; `norm_before_fc` in `eagle_config` first; the layers to *capture* at the top level
-first, then in `eagle_config`; the number of layers that *sizes* fc in `eagle_config` only, but for
-Qwen3-shaped drafts. A speculators file is converted first: seven keys come from its top level, all
-others from its `transformer_layer_config`.
+top level only; `norm_before_fc` first in `eagle_config`; the layers to *capture* first at the top
+level, then in `eagle_config`; the number of layers that *sizes* fc in `eagle_config` only, except
+for Qwen3-shaped drafts. A speculators file is converted first: seven keys come from its top level,
+all others from its `transformer_layer_config`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 @dataclass(frozen=True, slots=True)
 class TargetConfig:
-    """``config`` is the text model's part of config.json. A fact it lacks is None."""
+    """Config of a target. ``config`` is the text model's part of config.json. Missing facts are
+    None."""
 
     config: Mapping[str, Any]
     path: str = ""
@@ -59,7 +60,7 @@ def read_target(config: Mapping[str, Any], path: str = "") -> TargetConfig:
 
 
 def find_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Multimodal models keep the text model's facts one or two levels down."""
+    """Return the text model's part, which multimodal models keep one or two levels down."""
     for _ in range(MAX_LEVELS):
         parts = (config.get(name) for name in TEXT_PARTS)
         part = next((part for part in parts if isinstance(part, Mapping)), None)
@@ -73,7 +74,7 @@ DEFAULT_AUX = 3
 
 
 class DecoderLayer(StrEnum):
-    """The decoder layer a draft is built from."""
+    """The kind of decoder layer that a draft is built from."""
 
     LLAMA = "Llama-shaped"
     QWEN3 = "Qwen3-shaped"
@@ -93,15 +94,16 @@ ARCHITECTURES: Mapping[str, DecoderLayer] = {
     "Eagle3DeepseekV2ForCausalLM": DecoderLayer.MLA,
     "Eagle3DeepseekV3ForCausalLM": DecoderLayer.MLA,
 }
-"""The EAGLE 3 drafts vLLM 0.32 has a model for."""
+"""Architectures of EAGLE 3 drafts that vLLM 0.32 implements."""
 DEFAULT_POSITIONS = {"llama": 2048, "qwen3": 32768, "deepseek_v2": 2048}
 DEFAULT_POSITIONS |= {"deepseek_v3": 4096, "kimi_k2": 4096}
-"""Default of max_position_embeddings, by model_type."""
+"""Defaults of max_position_embeddings by model_type."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
-    """``raw`` is the file; ``read`` what vLLM makes of it. Facts are about an EAGLE 3 draft."""
+    """Config of a draft. ``raw`` is the file, ``read`` is vLLM's conversion of it. The properties
+    describe an EAGLE 3 draft."""
 
     raw: Mapping[str, Any]
     read: Mapping[str, Any]
@@ -112,7 +114,7 @@ class DraftConfig:
 
     @property
     def architecture(self) -> str:
-        """The name vLLM looks up under the method eagle3."""
+        """The model name that vLLM looks up for the method eagle3."""
         names = self.read.get("architectures")
         name = str(names[0]) if isinstance(names, list) and names else ""
         if not name or name.startswith(("Eagle3", "Peagle")) or name.endswith("Eagle3"):
@@ -139,7 +141,7 @@ class DraftConfig:
 
     @property
     def target_hidden_size(self) -> int | None:
-        """The width of one captured state, as vLLM takes it."""
+        """Width of one captured state, as vLLM reads it."""
         return self.number("target_hidden_size") or self.hidden_size
 
     @property
@@ -176,7 +178,7 @@ class DraftConfig:
 
     @property
     def uses_aux(self) -> bool:
-        """False makes it take the target's last hidden state alone, without fc."""
+        """False if the draft reads only the target's last hidden state, without fc."""
         return bool(self.eagle_config.get("use_aux_hidden_state", True))
 
     @property
@@ -204,7 +206,7 @@ class DraftConfig:
         return ids if isinstance(ids, list) and ids else None
 
     def layers_of(self, target: TargetConfig | None) -> Sequence[Any] | None:
-        """The captured layers with vLLM's default filled in, if the target is known."""
+        """Return the captured layers, or vLLM's default if the target is known."""
         if self.captured is not None:
             return self.captured
         layers = target.num_layers if target else None
@@ -212,7 +214,7 @@ class DraftConfig:
 
     @property
     def num_aux(self) -> int:
-        """Number of states that vLLM builds fc for."""
+        """Number of states for which vLLM builds fc."""
         keys = ("num_aux_layers",) if self.shape is DecoderLayer.QWEN3 else ()
         for key in (*keys, "num_aux_hidden_states"):
             if self.number(key) is not None:
@@ -232,7 +234,8 @@ Dimension = int | None
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensor:
-    """``by`` names the config keys the shape comes from. Unknown sizes are None."""
+    """Expected shape of a tensor. ``by`` names the config keys that determine it. Unknown sizes are
+    None."""
 
     shape: tuple[Dimension, ...]
     by: str
@@ -240,7 +243,7 @@ class ExpectedTensor:
 
 
 def list_expected_tensors(draft: DraftConfig) -> dict[str, ExpectedTensor]:
-    """Names as vLLM sees them after `midlayer.` has become `layers.0.`."""
+    """Return the expected tensors by vLLM's names, with `layers.0.` in place of `midlayer.`."""
     hidden = draft.hidden_size
     found = {"norm.weight": ExpectedTensor((hidden,), "hidden_size")}
     found |= dict(expect_fc(draft))
@@ -284,7 +287,8 @@ def expect_layer(draft: DraftConfig, index: int) -> Iterator[tuple[str, Expected
 def expect_grouped_attention(
     draft: DraftConfig, taken: Dimension
 ) -> Iterator[tuple[str, ExpectedTensor]]:
-    """Query, key and value over heads; the first layer takes embedding and state, twice as wide."""
+    """Yield queries, keys and values over heads. The first layer's input is twice as wide, because
+    it joins embedding and state."""
     queries, keys = (
         multiply(draft.num_heads, draft.head_dim),
         multiply(draft.num_kv_heads, draft.head_dim),
@@ -307,7 +311,7 @@ def expect_grouped_attention(
 def expect_latent_attention(
     draft: DraftConfig, taken: Dimension
 ) -> Iterator[tuple[str, ExpectedTensor]]:
-    """MLA: queries and keys through low-rank projections."""
+    """Yield the tensors of MLA, with low-rank projections of queries and keys."""
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     rank, plain, turned, value = (draft.number(name) for name in names)
     heads, by = draft.num_heads, "the MLA sizes"
@@ -334,7 +338,7 @@ def add(left: Dimension, right: Dimension) -> Dimension:
 
 
 def is_allowed(name: str, wanted: Mapping[str, ExpectedTensor], draft: DraftConfig) -> bool:
-    """Whether vLLM's loader takes or drops the tensor without complaint."""
+    """Return True if vLLM's loader accepts the tensor, or drops it without complaint."""
     if name in wanted or (name.startswith("input_norm.") and draft.shape is not DecoderLayer.MLA):
         return True
     if not draft.uses_aux and name.startswith("fc."):

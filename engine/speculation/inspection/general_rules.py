@@ -1,4 +1,4 @@
-"""Rules for every method: --speculative-config itself, and drafts that are not EAGLE 3."""
+"""Rules for every method: --speculative-config itself, and drafts other than EAGLE 3."""
 
 from __future__ import annotations
 
@@ -41,18 +41,19 @@ KEYS = frozenset(
         "enable_adaptive_verification", "draft_sample_method", "dspark_draft_topk",
     }
 )  # fmt: skip
-"""The fields of vLLM 0.32's SpeculativeConfig; a test compares them with the installed one."""
+"""Fields of vLLM 0.32's SpeculativeConfig. A test compares them with the installed vLLM."""
 ACCEPTANCE_METHODS = frozenset({"standard", "synthetic", "block"})
 """Values of rejection_sample_method in vLLM 0.32."""
 ACCEPTANCE_SINCE = {"fly": "0.33"}
 MOST_DRAFTED = 128
-"""vLLM's rejection sampler asserts at most this many draft tokens."""
+"""Most draft tokens that vLLM's rejection sampler accepts."""
 DEEP = 16
-"""No published EAGLE draft gains beyond this; each position costs a forward of the draft."""
+"""Depth beyond which no published EAGLE draft gains. Each position costs a forward pass of the
+draft."""
 KNOWS_DEPTH = frozenset({"suffix", "mlp_speculator"})
-"""Methods with a K of their own."""
+"""Methods that define their own K."""
 LIBRARIES = {"suffix": ("arctic_inference", "arctic-inference"), "ngram": ("numba", "numba")}
-"""Method -> module it imports, package that brings it; optional for vLLM itself."""
+"""Imported module and its package by method. They are optional for vLLM itself."""
 EAGLE_FAMILY = ("eagle", "eagle3", "eagle3.1")
 JOINED_BY_FC = (["LlamaForCausalLM"], ["EagleLlamaForCausalLM"])
 SHARES_WIDTH = frozenset({"eagle", "medusa"})
@@ -166,15 +167,13 @@ def check_draft_length(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_lossy(case: InspectionCase) -> Iterator[Violation]:
-    """Acceptance that is not exact changes text, which no other setting of speculation does."""
+    """Warn about inexact acceptance, which is the only setting of speculation that changes text."""
     for sentence in find_lossy(case.settings):
         yield warning(f"LOSSY: {sentence}", "leave it out where text matters; see docs/drafts.md")
 
 
 def check_acceptance_method(case: InspectionCase) -> Iterator[Violation]:
-    """Check the acceptance method with the vLLM whose settings are listed here; another version
-    may know more.
-    """
+    """Check the acceptance method, but only with the vLLM version that this list describes."""
     given, found = case.settings.get("rejection_sample_method"), find_vllm()
     here = found is not None and found[1].partition("+")[0] == vllm_flags.VERSION
     if given is None or given in ACCEPTANCE_METHODS or not here:
@@ -253,7 +252,7 @@ def check_eagle_fc(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_mtp_layers(case: InspectionCase) -> Iterator[Violation]:
-    """MTP layers come inside the target, as many as config.json says."""
+    """Check K against the number of MTP layers in the target's config.json."""
     if case.method != "mtp" or case.target is None or case.settings.get("model"):
         return
     counts = [get_int(case.target.config, key) for key in LAYER_COUNTS]
@@ -271,7 +270,7 @@ def check_mtp_layers(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_mask_token(case: InspectionCase) -> Iterator[Violation]:
-    """Drafting in parallel fills the positions it predicts with a token of its own."""
+    """Check the mask token, with which parallel drafting fills the positions that it predicts."""
     parallel = case.settings.get("parallel_drafting") and case.method in ("eagle3", "draft_model")
     if case.checkpoint is None or not (parallel or case.method in BLOCK_METHODS):
         return
@@ -298,9 +297,8 @@ def check_mask_token(case: InspectionCase) -> Iterator[Violation]:
 
 
 def find_embedding_rows(case: InspectionCase) -> int | None:
-    """Find the rows of the draft's own embedding, else of the target's, which the draft is
-    given.
-    """
+    """Return the rows of the draft's own embedding, else of the target's, which the draft
+    shares."""
     for name in ("embed_tokens.weight", "model.embed_tokens.weight"):
         shape = case.shape_of(name)
         if shape:

@@ -14,7 +14,7 @@ NEEDED = "blocks.{head}.layers.{layer}.weight"
 
 
 def map_names(case: InspectionCase) -> dict[str, str]:
-    """vLLM's name of each tensor -> its name on disk; the original Medusa's names are mapped."""
+    """Return the names on disk by vLLM's names. Names of the original Medusa are mapped."""
     return {map_name(name.replace("medusa_heads.", "")): name for name in case.tensors}
 
 
@@ -29,7 +29,8 @@ def map_name(name: str) -> str:
 
 
 def count_heads(case: InspectionCase) -> int | None:
-    """Count heads as vLLM reads them: from any key with ``num`` and ``heads`` in it."""
+    """Return the number of heads as vLLM reads it: from any key that contains ``num`` and
+    ``heads``."""
     raw = case.draft.raw
     keys = [key for key in raw if "num" in key and "heads" in key]
     return get_int(raw, keys[-1]) if keys else DEFAULT_HEADS
@@ -42,7 +43,8 @@ def count_layers(case: InspectionCase) -> int:
 
 
 def check_heads(case: InspectionCase) -> Iterator[Violation]:
-    """vLLM builds K heads, whatever config.json says, and drafts with all of them."""
+    """Check K against the heads. vLLM builds K heads and drafts with all, whatever config.json
+    says."""
     depth, most = get_int(case.settings, "num_speculative_tokens"), count_heads(case)
     if depth is not None and most is not None and depth > most:
         yield error(

@@ -1,4 +1,4 @@
-"""Targets with recurrent layers (Mamba, gated delta nets, short convolutions), by config.json."""
+"""Detection of targets with recurrent layers (Mamba, gated delta nets, short convolutions)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL_TYPES = frozenset({"mamba", "mamba2", "falcon_mamba"})
 
 
 def is_recurrent(config: Mapping[str, Any]) -> bool:
-    """Whether some layers keep a state of fixed size instead of keys and values."""
+    """Return True if some layers keep a state of fixed size instead of keys and values."""
     kinds = config.get("layer_types") or config.get("layers_block_type")
     if isinstance(kinds, list):
         return not LAYERS.isdisjoint(map(str, kinds))

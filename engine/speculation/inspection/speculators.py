@@ -1,4 +1,5 @@
-"""The speculators format: which types vLLM loads, and the flat config it makes of each.
+"""The speculators format: the types that vLLM loads, and vLLM's conversion of each to a flat
+config.
 
 ``convert_as_vllm`` follows vLLM 0.32 (``vllm/transformers_utils/configs/speculators/algos.py``); a
 test compares the two. The ``get_`` functions read single values of any config.json leniently.
@@ -35,14 +36,14 @@ METHOD_OF_TYPE: Mapping[str, str] = {
     "eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dflash2": "dflash",
     "dspark": "dspark",
 }  # fmt: skip
-"""The types that vLLM 0.32 and 0.33 load -> the method that runs them."""
+"""vLLM's method for each type that vLLM 0.32 and 0.33 load."""
 NOT_LOADED: Mapping[str, str] = {
     "mtp": "merge it into its target with `speculators stitch-mtp` and serve that target with "
     '"method": "mtp"; vLLM 0.32 and 0.33 have no loader for the type itself',
     "xpress": "vLLM 0.33 runs XPress drafts in their plain format (architecture "
-    "'Qwen3XPressModel'); neither 0.32 nor 0.33 loads the speculators format of it",
+    "'Qwen3XPressModel'); neither 0.32 nor 0.33 loads their speculators format",
 }
-"""The types of speculators 0.9 that vLLM does not load -> the way out."""
+"""Advice for each type of speculators 0.9 that vLLM does not load."""
 
 
 def is_speculators(raw: Mapping[str, Any]) -> bool:
@@ -50,7 +51,7 @@ def is_speculators(raw: Mapping[str, Any]) -> bool:
 
 
 def convert_as_vllm(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The flat config after vLLM's conversion of the speculators format."""
+    """Return the flat config after vLLM's conversion of the speculators format."""
     convert = CONVERSIONS.get(str(raw.get(TYPE)))
     return {**get_mapping(raw, LAYER_PART), **convert(raw)} if convert else raw
 
@@ -111,7 +112,8 @@ def list_given(raw: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def count_from_zero(ids: Any) -> list[Any] | None:
-    """DFlash's own ids: the layers counted from 0, where the speculators format counts outputs."""
+    """Return DFlash's own ids, which count layers from 0. The speculators format counts layer
+    outputs."""
     if not isinstance(ids, list):
         return None
     return [one - 1 if isinstance(one, int) else one for one in ids]
@@ -127,7 +129,7 @@ CONVERSIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 
 def get_proposal(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first proposal method, the only one that vLLM reads."""
+    """Return the first proposal method, the only one that vLLM reads."""
     methods = get_mapping(raw, PART).get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else None
     return first if isinstance(first, Mapping) else {}
@@ -142,7 +144,7 @@ def get_verifier(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def get_int(config: Mapping[str, Any], key: str) -> int | None:
-    """A whole number, or None for anything else (true is no number)."""
+    """Return an integer; None for anything else, including true and false."""
     value = config.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -153,6 +155,6 @@ def get_mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def get_strings(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The strings of a list, or nothing."""
+    """Return the strings in a list; empty for anything else."""
     value = config.get(key)
     return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()

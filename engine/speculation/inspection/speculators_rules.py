@@ -1,4 +1,5 @@
-"""Rules about drafts in the speculators format: what the folder says of itself and its target."""
+"""Rules about drafts in the speculators format: the folder's statements about itself and its
+target."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def check_type(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_parts(case: InspectionCase) -> Iterator[Violation]:
-    """vLLM takes a folder for this format only with ``speculators_config``."""
+    """Check the format's parts. Without ``speculators_config`` vLLM does not recognise the
+    format."""
     for key in (PART, LAYER_PART):
         given = case.draft.raw.get(key)
         if not isinstance(given, dict):
@@ -83,12 +85,12 @@ def check_algorithm(case: InspectionCase) -> Iterator[Violation]:
     if named is not None and given is not None and named != given:
         yield warning(
             f"speculators_config says algorithm {named!r}, and {TYPE} is {given!r}",
-            f"vLLM goes by {TYPE}; correct the one that is wrong",
+            f"vLLM uses {TYPE}; correct the wrong one",
         )
 
 
 def check_verifier(case: InspectionCase) -> Iterator[Violation]:
-    """The draft was trained for a target of the architecture that it names."""
+    """Check that the target has the architecture for which the draft was trained."""
     verifier = get_verifier(case.draft.raw)
     if isinstance(case.draft.raw.get(PART), dict) and not isinstance(
         verifier.get("name_or_path"), str
@@ -109,7 +111,7 @@ def check_verifier(case: InspectionCase) -> Iterator[Violation]:
 
 
 def get_family(architecture: str) -> str:
-    """The first word: Qwen of Qwen3MoeForCausalLM."""
+    """Return the first word of an architecture, such as Qwen of Qwen3MoeForCausalLM."""
     found = FAMILY.match(architecture)
     return found[0] if found else architecture
 

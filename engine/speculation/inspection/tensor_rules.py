@@ -30,16 +30,16 @@ from eaglegate.engine.speculation.inspection.speculators import TYPE
 from eaglegate.engine.speculation.inspection.weights import TensorEntry, read_array
 
 PADDING = 0.01
-"""Checkpoints of one family differ by so much at most in padding and image tokens."""
+"""Largest difference in vocabulary within a family of models, from padding and image tokens."""
 MANY = 64
-"""A map this long has neighbouring ids; none at all means it does not hold offsets."""
+"""Length from which a map of offsets has neighbouring ids. Without any, it holds no offsets."""
 SHOWN = 3
 SMALL_BYTES = 262_144
 FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 def map_vllm_names(tensors: Mapping[str, TensorEntry]) -> dict[str, str]:
-    """vLLM's name of each tensor -> its name on disk; those it skips are left out."""
+    """Return the names on disk by vLLM's names. Tensors that vLLM skips are left out."""
     return {
         re.sub(r"midlayer\.", "layers.0.", name, count=1): name
         for name in tensors
@@ -170,7 +170,7 @@ def check_parallel_hidden(case: InspectionCase) -> Iterator[Violation]:
     total = width * (case.draft.num_aux if case.draft.uses_aux else 1)
     if prod(there[0].shape) != total:
         yield error(
-            f"mask_hidden is {list(there[0].shape)} and stands for {total} inputs of fc",
+            f"mask_hidden is {list(there[0].shape)} for {total} inputs of fc",
             "export the draft again",
         )
 
@@ -184,7 +184,7 @@ def check_quantised(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_finite(case: InspectionCase) -> Iterator[Violation]:
-    """Norms and biases are small enough to look at; a diverged training shows there."""
+    """Check norms and biases, which are small enough to read. A diverged training shows in them."""
     for name, tensor in case.tensors.items():
         if len(tensor.shape) != 1 or tensor.dtype not in FLOATS or tensor.num_bytes > SMALL_BYTES:
             continue
@@ -239,7 +239,7 @@ def check_embedding(case: InspectionCase) -> Iterator[Violation]:
 
 
 def find_map(case: InspectionCase) -> tuple[str, TensorEntry] | None:
-    """vLLM takes any tensor with d2t in its name."""
+    """Return the vocabulary map, for which vLLM takes any tensor with d2t in its name."""
     found = [(name, case.tensors[name]) for name in case.tensors if "d2t" in name]
     return found[0] if found else None
 
@@ -316,7 +316,8 @@ def check_offsets(values: NDArray[Any], full: int) -> Iterator[Violation]:
 
 
 def check_mask(case: InspectionCase, values: NDArray[Any], full: int) -> Iterator[Violation]:
-    """t2d marks the target ids the draft can say; vLLM ignores it, so it is a second witness."""
+    """Check t2d against d2t. t2d marks the target ids that the draft can produce, and vLLM ignores
+    it."""
     found = [case.tensors[name] for name in case.tensors if "t2d" in name]
     if not found or found[0].dtype != "BOOL" or len(found[0].shape) != 1:
         return
@@ -349,7 +350,8 @@ RULES: dict[str, RuleCheck] = {
 
 
 def check_block_head(case: InspectionCase) -> Iterator[Violation]:
-    """A block draft without a head of its own takes the target's, as the library exports it."""
+    """Check the head. A block draft without its own head uses the target's, as the library exports
+    it."""
     draft, target = case.draft, case.target
     reduced = draft.draft_vocab_size != draft.vocab_size
     narrow = target is not None and target.hidden_size not in (None, draft.hidden_size)
@@ -383,4 +385,4 @@ BLOCK_RULES: dict[str, RuleCheck] = {
     "map-values": check_map_values,
     "mask-hidden": check_mask_tensor,
 }
-"""The rules for block drafts; the rules of one name are the same."""
+"""Rules for block drafts. A rule with the same name as above is the same rule."""

@@ -1,12 +1,12 @@
-"""The tensors of weight files, listed without loading them: safetensors and torch.save.
+"""Lists of the tensors in weight files, without loading them: safetensors and torch.save.
 
-Of a safetensors file only the header is read, and single small tensors by offset. Eight bytes hold
-the header's length (little endian), then comes JSON that maps a name to ``{"dtype", "shape",
-"data_offsets"}``, then the data. Offsets count from the end of the header.
+Of a safetensors file only the header is read, and single small tensors by offset. The file starts
+with eight bytes for the header's length (little endian). JSON follows that maps a name to
+``{"dtype", "shape", "data_offsets"}``, and then the data. Offsets count from the end of the header.
 
-A file of torch.save is a zip of a pickle and of raw storages. The pickle is read by an unpickler
-that knows the five names a state dict needs and makes nothing but descriptions; any other name is
-rejected, so no code in the file runs. Torch is not imported.
+A file of torch.save is a zip of a pickle and of raw storages. The unpickler here knows only the
+names that a state dict needs, and makes only descriptions. It rejects any other name, so no code in
+the file runs. Torch is not imported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_HEADER_BYTES = 32 << 20
-"""A third of the format's own bound."""
+"""Limit on the header's size, a third of the format's own limit."""
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
@@ -41,16 +41,16 @@ NUMPY_TYPES = {
     "BF16": "<u2",
 }  # fmt: skip
 MAX_TENSORS = 200_000
-"""Limit on the tensors of one file; the largest models have fewer altogether."""
+"""Limit on the tensors of one file. The largest models have fewer in all files together."""
 MAX_DIMENSIONS = 16
 MAX_SIDE = 1 << 40
 LFS_MARK = b"version https://git-lfs"
 MAX_JSON_BYTES = 32 << 20
-"""A config.json has some KiB; the index of a model with 100,000 tensors has 10 MiB."""
+"""Limit on a JSON file's size. A config.json has some KiB, an index of 100,000 tensors 10 MiB."""
 
 
 class InvalidCheckpoint(Exception):
-    """A weights file is not what it should be. ``rule`` names the fault, ``advice`` the way out."""
+    """A weights file is invalid. ``rule`` names the fault, and ``advice`` says how to fix it."""
 
     def __init__(self, rule: str, found: str, advice: str) -> None:
         super().__init__(found)
@@ -58,7 +58,7 @@ class InvalidCheckpoint(Exception):
 
 
 def open_regular(file: Path) -> BufferedReader:
-    """Never blocks, as opening a pipe would.
+    """Open a regular file. Never blocks, as opening a pipe would.
 
     Raises InvalidCheckpoint for anything but a regular file, and OSError.
     """
@@ -74,7 +74,7 @@ def open_regular(file: Path) -> BufferedReader:
 
 
 def read_small(file: Path, most: int = MAX_JSON_BYTES) -> bytes:
-    """Raises InvalidCheckpoint and OSError."""
+    """Read a small file. Raises InvalidCheckpoint and OSError."""
     with open_regular(file) as stream:
         content = stream.read(most + 1)
     if len(content) > most:
@@ -88,7 +88,7 @@ def read_small(file: Path, most: int = MAX_JSON_BYTES) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Entry of a tensor in a file. ``start`` is its position there."""
+    """Entry of a tensor in a file. ``start`` is the position of its data."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -98,7 +98,7 @@ class TensorEntry:
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:
-    """The tensors in a file, by name. Raises InvalidCheckpoint."""
+    """Return the tensors in a file, by name. Raises InvalidCheckpoint."""
     with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         first = stream.read(max(8, len(LFS_MARK)))
@@ -146,7 +146,7 @@ def list_tensors(
 
 
 def read_entry(file: Path, base: int, entry: Any) -> TensorEntry | None:
-    """None for an entry that is malformed."""
+    """Return the entry of a tensor; None if it is malformed."""
     match entry:
         case {
             "dtype": str() as dtype,
@@ -179,7 +179,7 @@ def make_lfs_pointer_error(file: Path) -> InvalidCheckpoint:
 def make_truncated_error(file: Path, size: int, needed: int) -> InvalidCheckpoint:
     return InvalidCheckpoint(
         "weights-truncated",
-        f"{file.name} ends after {size} bytes where its header speaks of at least {needed}",
+        f"{file.name} ends after {size} bytes where its header needs at least {needed}",
         "download or copy the file again",
     )
 
@@ -193,7 +193,7 @@ def make_malformed_error(file: Path, why: str) -> InvalidCheckpoint:
 
 
 def read_array(tensor: TensorEntry) -> NDArray[Any]:
-    """The values of one tensor; bfloat16 comes as float32. For small tensors."""
+    """Return the values of one small tensor; bfloat16 becomes float32."""
     data = np.fromfile(
         tensor.file,
         dtype=NUMPY_TYPES[tensor.dtype],
@@ -211,7 +211,7 @@ STORAGES = {
     "FloatStorage": "F32", "DoubleStorage": "F64",
 }  # fmt: skip
 LOCAL_HEADER = struct.Struct("<26xHH")
-"""Lengths of name and extra field, which come between a zip entry's header and its data."""
+"""Lengths of the name and the extra field between a zip entry's header and its data."""
 
 
 class UnreadableArchive(Exception):
@@ -220,14 +220,14 @@ class UnreadableArchive(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StorageType:
-    """Stands for a storage class."""
+    """Placeholder for a storage class."""
 
     dtype: str
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The bytes of one entry."""
+    """Placeholder for the bytes of one entry."""
 
     dtype: str
     key: str
@@ -235,7 +235,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A tensor over a storage; ``offset`` counts items."""
+    """Placeholder for a tensor over a storage. ``offset`` counts items."""
 
     storage: Storage
     offset: int
@@ -258,7 +258,7 @@ BUILDERS: Mapping[tuple[str, str], Any] = {
 
 
 class StateDictUnpickler(pickle.Unpickler):
-    """Makes views where torch would make tensors."""
+    """Unpickler that makes views where torch would make tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in STORAGES:
@@ -275,7 +275,7 @@ class StateDictUnpickler(pickle.Unpickler):
 
 
 def read_archive(file: Path) -> dict[str, TensorEntry]:
-    """The tensors in a file, by name.
+    """Return the tensors in a file of torch.save, by name.
 
     Raises UnreadableArchive, and InvalidCheckpoint for an LFS pointer.
     """
@@ -311,7 +311,8 @@ def locate_tensors(
 
 
 def find_data_start(archive: zipfile.ZipFile, file: Path, entry: str) -> int:
-    """torch.save does not compress, so the entry's bytes are the storage."""
+    """Return the position of an entry's bytes, which are the storage because torch.save does not
+    compress."""
     info = archive.getinfo(entry)
     with file.open("rb") as stream:
         stream.seek(info.header_offset)

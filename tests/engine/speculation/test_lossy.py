@@ -29,7 +29,7 @@ def test_exact_settings(settings: dict[str, Any] | None):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"rejection_sample_method": "synthetic"}, "'synthetic' accepts drafts by dice"),
+        ({"rejection_sample_method": "synthetic"}, "'synthetic' accepts drafts at random"),
         ({"rejection_sample_method": "fly"}, "'fly' accepts drafts that the target would not"),
         ({"rejection_sample_method": "entropy_gate"}, "'entropy_gate' is not known to verify"),
         ({"spec_decoding_acceptance_method": "typical_acceptance_sampler"}, "is not known"),
