@@ -1,22 +1,22 @@
-"""Engines: token ids in, steps out. Knows no HTTP server and nothing of ``server``.
+"""Engines: token ids in, steps out. This folder knows no HTTP server and nothing of ``server``.
 
-``base.py`` is the interface of an engine, ``types.py`` what goes through it, ``events.py`` what is
-made of it and who is told. ``vllm_backend`` runs vLLM in this process, ``remote`` drives one
-worker, ``fleet`` many: who they are, how they are, and which of them runs a request.
-``preflight`` says what would stop a start.
+``base.py`` defines the interface of an engine, ``types.py`` its requests and steps, and
+``events.py`` the events made of steps and their observers. ``vllm_backend`` runs vLLM in this
+process, ``remote`` drives one worker, and ``fleet`` discovers workers, checks their health and
+routes requests to them. ``preflight`` finds the problems that would stop a start.
 
-``supervision`` is how requests survive the loss of their engine, one way for a local engine
-(``supervisor.py``) and for a fleet: ``policy.py`` has the limits and what counts as a loss,
-``recovery.py`` submits requests again, ``continuation.py`` joins the steps without a gap,
-``pool.py`` is what both share.
+``supervision`` lets requests survive the loss of their engine, in the same way for a local engine
+(``supervisor.py``) and for a fleet: ``policy.py`` has the limits and the causes of a loss,
+``recovery.py`` submits requests again, ``continuation.py`` joins the steps without a gap, and
+``pool.py`` has the code that both share.
 
-``speculation`` has the formulas in ``accounting.py``, the depth of a request in ``policy.py``, the
-depth of a step by its cost in ``planner.py``; ``inspection`` says whether a draft fits a target
-before anything is loaded, ``drafts.py`` copies drafts and ``swap.py`` exchanges the running one.
+``speculation`` has the formulas in ``accounting.py``, the depth of a request in ``policy.py``, and
+the depth of a step by its cost in ``planner.py``. ``inspection`` checks that a draft fits a target
+before anything is loaded, ``drafts.py`` copies drafts, and ``swap.py`` exchanges the running one.
 ``audit`` judges answers that the target scored again without the draft.
 
-Called by ``server.backends``, where a new engine goes, and ``server.generation``. One for workers
-is a module of ``remote`` and a row in its ``ENGINES``.
+The callers are ``server.backends``, where a new engine goes, and ``server.generation``. An engine
+for workers is a module of ``remote`` and a row in its ``ENGINES``.
 
 Operators give vLLM these names on the command line of a worker (docs/workers.md):
 ``eaglegate.engine.Scheduler``, ``eaglegate.engine.PlanningScheduler``,

@@ -15,23 +15,27 @@ from eaglegate.text.rendering.encoding import NO_LIMITS, RenderLimits
 
 
 class Engine(Protocol):
-    """Cheap to create, started once, closed once. Many ``generate`` calls may run at a time."""
+    """A source of steps. It is cheap to create, is started once and closed once, and may run many
+    ``generate`` calls at a time."""
 
     async def start(self) -> EngineInfo:
-        """Load and warm up. Raises EngineStartError. Cancelled, it leaves nothing running."""
+        """Load the model and warm up. If cancelled, leave nothing running.
+
+        Raises EngineStartError.
+        """
         ...
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
-        """Push steps into ``sink`` until one carries ``finish``; return when it was pushed.
+        """Push steps into ``sink``, and return after the step that carries ``finish``.
 
-        Cancelling it aborts the request in the engine, and so does an exception of the sink, which
-        it raises. Raises RequestRejected before the first step, else EngineError subclasses.
+        Cancelling the call aborts the request in the engine. An exception of the sink does the same
+        and is raised. Raises RequestRejected before the first step, else EngineError subclasses.
         ``engine/steps.py`` has adapters for engines that yield and for readers that iterate.
         """
         ...
 
     async def health(self) -> Health:
-        """Ask the engine itself; if it hangs, this may never return."""
+        """Ask the engine itself. If it hangs, this may never return."""
         ...
 
     async def aclose(self) -> None:
@@ -44,7 +48,7 @@ class SupportsDepth(Protocol):
     """An engine whose speculation depth can be bounded while it runs."""
 
     async def set_depth(self, depth: int) -> int:
-        """Bound every request's depth from the next step on; returns the bound in force."""
+        """Bound every request's depth from the next step on, and return the bound in force."""
         ...
 
 
@@ -59,7 +63,8 @@ class SupportsPlanning(Protocol):
         ...
 
     async def freeze_planning(self, depth: int | None) -> bool:
-        """Hold the planner at ``depth``, or let it choose again; False where there is none."""
+        """Hold the planner at ``depth``, or let it choose again if None. Return False without a
+        planner."""
         ...
 
 
@@ -69,21 +74,21 @@ class ResilientEngine(Engine, SupportsPlanning, Protocol):
     async def set_depth(self, depth: int) -> AppliedDepth:
         """Bound every request's depth. Returns at once, even while the backend restarts.
 
-        Raises ValueError where there is no depth to bound.
+        Raises ValueError if the engine has no depth to bound.
         """
         ...
 
     @property
     def draft_holds(self) -> tuple[DraftHold, ...]:
-        """The depths that are held off because they killed engines."""
+        """Depths that are not used because they killed engines."""
         ...
 
     def release_drafts(self) -> tuple[DraftHold, ...]:
-        """Use the depths again that are held off; returns them."""
+        """Use the held depths again, and return them."""
         ...
 
     async def wait_failed(self) -> str:
-        """Return, with the reason, when no engine will become available any more."""
+        """Wait until no engine will become available any more, and return the reason."""
         ...
 
     @property
@@ -94,7 +99,10 @@ class ResilientEngine(Engine, SupportsPlanning, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AppliedDepth:
-    """``pending``: no engine has confirmed it; it applies from the next engine on at the latest."""
+    """A depth bound that was set.
+
+    If ``pending``, no engine has confirmed it; it applies from the next engine on at the latest.
+    """
 
     bound: int
     pending: bool = False
@@ -106,7 +114,7 @@ class SupportsKilled(Protocol):
 
     @property
     def killed(self) -> bool:
-        """A signal from outside ended or stopped its process."""
+        """True if a signal from outside ended or stopped its process."""
         ...
 
 
@@ -121,32 +129,34 @@ class SupportsPostMortem(Protocol):
 
 @runtime_checkable
 class SupportsCounters(Protocol):
-    """An engine that other clients use, too, and that counts what it does for all of them."""
+    """An engine that other clients use as well, and that counts the work for all of them."""
 
     async def read_counters(self) -> Totals | None:
-        """Read the worker's speculation counters since its start; None if it has none. Raises
-        EngineError.
+        """Read the worker's speculation counters since its start; None if it has none.
+
+        Raises EngineError.
         """
         ...
 
 
 @runtime_checkable
 class SupportsInspection(Protocol):
-    """An engine that tells what it does for other clients, which a start-up probe compares."""
+    """An engine that reports how it serves other clients, for the start-up probe to compare."""
 
     async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> list[int] | None:
-        """A conversation in its own chat template; None where it renders none.
+        """Render a conversation in the worker's own chat template; None if it renders none.
 
         Raises EngineError.
         """
         ...
 
     async def has_cache_hits(self) -> bool:
-        """Whether a prompt was ever found in its prefix cache. Raises EngineError."""
+        """Return True if a prompt was ever found in the worker's prefix cache. Raises
+        EngineError."""
         ...
 
 
@@ -165,7 +175,7 @@ class DraftVersion:
     fingerprint: str
     """Fingerprint of config.json and the weights, from ``fingerprint_draft``."""
     source: str
-    """The folder an operator named."""
+    """The folder that an operator named."""
     path: str
     """The folder it is loaded from: a copy, or the source itself."""
     method: str = ""
@@ -177,7 +187,7 @@ class SwapsDrafts(Protocol):
     """An engine whose draft can be exchanged while it runs."""
 
     async def swap_draft(self, path: str, running: str) -> float:
-        """Load the draft in ``path`` in place of ``running``; returns the seconds of the pause.
+        """Load the draft in ``path`` in place of ``running``, and return the seconds of the pause.
 
         Raises EngineError; then ``running`` still serves, or the engine is lost.
         """
@@ -195,10 +205,10 @@ class ScoresAnswers(Protocol):
         dtype: str,
         pause: Callable[[], Awaitable[None]] = never_pause,
     ) -> AnswerScores:
-        """Score the tokens of an answer to ``request``, without a draft and without the blocks that
-        others cached. ``pause`` is awaited before each piece of the work.
+        """Score the tokens of an answer to ``request``, without a draft and without blocks that
+        other requests cached. ``pause`` is awaited before each piece of the work.
 
-        Raises EngineError, and what ``pause`` raises.
+        Raises EngineError, and any exception of ``pause``.
         """
         ...
 
@@ -208,8 +218,10 @@ class DropsBlocks(Protocol):
     """An engine whose cached blocks can be dropped."""
 
     async def drop_prefix(self, request: EngineRequest | None) -> int:
-        """Drop the cached blocks of a prompt's prefix, or all; returns their number. Running
-        requests keep theirs. Raises EngineError.
+        """Drop the cached blocks of a prompt's prefix, or all blocks, and return their number.
+        Running requests keep theirs.
+
+        Raises EngineError.
         """
         ...
 
@@ -219,13 +231,13 @@ class SupportsKill(Protocol):
     """An engine that can be ended from outside."""
 
     def kill(self) -> int:
-        """End the engine's processes as a crash would; returns how many ran."""
+        """End the engine's processes as a crash would, and return how many were running."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSwap:
-    """One exchange. ``pause_s``: for so long the engine made no step."""
+    """One exchange of the draft. ``pause_s`` is the time in which the engine made no step."""
 
     at: float
     kind: str
@@ -254,19 +266,22 @@ class Renderer(Protocol):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         limits: RenderLimits = NO_LIMITS,
     ) -> list[int]:
-        """``chat_template`` is a request's own. Raises PromptTooLong, too."""
+        """Render a conversation to token ids. ``chat_template`` is the request's own template.
+
+        Raises ValueError and PromptTooLong.
+        """
         ...
 
     def encode(
         self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
     ) -> list[int]:
-        """Raises PromptTooLong."""
+        """Encode a text to token ids. Raises PromptTooLong."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """tokenizer_config.json and the chat template, without local paths."""
+        """Return tokenizer_config.json and the chat template, without local paths."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Engine errors, whatever the engine, and ``redact`` for the text they carry.
+"""Errors common to all engines, and ``redact`` for the text that they carry.
 
 EngineError
  +-- RequestRejected     the request itself cannot be run; nothing else is affected
@@ -9,7 +9,7 @@ EngineError
  |    +-- EngineUnreachable   no connection: the engine never received this request
  +-- EngineStartError    the engine could not be started
 
-DraftRefused and DraftSwapBusy are of an exchange of the running draft.
+DraftRefused and DraftSwapBusy belong to an exchange of the running draft.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class EngineError(Exception):
 
 
 class RequestRejected(EngineError):
-    """Raised before the first step. ``param`` names the request field at fault, if known."""
+    """The request cannot be run. Raised before the first step; ``param`` names the field at fault,
+    if known."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -46,10 +47,10 @@ class RequestQuarantined(EngineFailed):
 
 
 class EngineDead(EngineError):
-    """The engine process died or was closed; partial output stands."""
+    """The engine process died or was closed. Output that was delivered before remains valid."""
 
     ran: bool | None = None
-    """Whether the engine was running this request when it died; None where that is unknown."""
+    """True if the engine was running this request when it died; None if unknown."""
 
 
 class EngineUnreachable(EngineDead):
@@ -57,7 +58,7 @@ class EngineUnreachable(EngineDead):
 
 
 class EngineStartError(EngineError):
-    """Start-up failed; the message is one sentence with the cause, ``detail`` the evidence."""
+    """Start-up failed. The message is one sentence with the cause; ``detail`` is the evidence."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -73,7 +74,7 @@ class DraftSwapBusy(Exception):
 
 
 USERINFO = re.compile(r"//\S*@")
-"""Greedy: a password may contain a slash or another @ that should have been encoded."""
+"""Greedy, because a password may contain a slash or another @ that should have been encoded."""
 
 
 def redact(text: str) -> str:

@@ -1,16 +1,16 @@
-"""Events of a request: the parser's and those of its accounts, and the observers of both.
+"""Events of a request, from the parser and from its accounts, and the observers of both.
 
 ``Observer`` is the interface through which the server reports. It knows no metrics, logs or traces.
 One ``Observation`` per request, in this order:
 
-    observation = observer.begin(facts)        # once the request is a Job and was let in
+    observation = observer.begin(facts)        # after the request became a Job and was admitted
     observe = observation.choice(sequence_id)  # for every choice
     observe(event)                             # every event, before the next step is asked for
     observation.end(Ending.COMPLETED)          # exactly once, in a finally
 
 ``observer.record_refusal`` reports a request that never became a Job. No method raises or waits.
-A step comes, then the events made of it, then the next step: an observer that also sees the steps
-knows which step made which event.
+Each step is followed by the events made of it, then by the next step, so an observer that also sees
+the steps knows which step made which event.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TokensDelta(Struct, frozen=True):
 
 
 class StepKind(StrEnum):
-    """A step's way to make its tokens."""
+    """The way in which a step made its tokens."""
 
     PREFILL = "prefill"
     """The first token comes from the prompt's own pass through the target."""
@@ -53,14 +53,14 @@ class StepKind(StrEnum):
     PLAIN = "plain"
     """The target made one token without a draft."""
     UNKNOWN = "unknown"
-    """The engine gives no account of the step."""
+    """The engine does not report how it made the step."""
 
 
 class TracedStep(Struct, frozen=True):
     """One engine step of a choice.
 
     The first ``account.accepted`` of ``token_ids`` are draft tokens of positions 1, 2, ...; the
-    rest is the target's own.
+    target made the rest.
     """
 
     index: int
@@ -68,7 +68,7 @@ class TracedStep(Struct, frozen=True):
     kind: StepKind
     token_ids: tuple[int, ...]
     seconds: float
-    """Since the step before; of the first, since the engine was given the request."""
+    """Time since the previous step; for the first step, since the engine received the request."""
     account: DecodeStep | None = None
     """None for prefill and unknown steps."""
     drafts: tuple[int, ...] = ()
@@ -76,7 +76,7 @@ class TracedStep(Struct, frozen=True):
 
 
 class StepsDelta(Struct, frozen=True):
-    """The engine steps behind a batch, for jobs that want them; before its other events."""
+    """The engine steps of a batch, for jobs that want them; before the batch's other events."""
 
     steps: tuple[TracedStep, ...]
 
@@ -117,10 +117,11 @@ class Pace(Struct, frozen=True):
 
 
 class Finish(Struct, frozen=True):
-    """Ends one choice. ``reason``: stop, length, tool_calls or abort; ``stop`` is what matched.
+    """End of one choice. ``reason`` is stop, length, tool_calls or abort; ``stop`` is the stop
+    string or token that matched.
 
-    ``decode`` is the choice's account, step by step; empty where the engine reports none.
-    ``totals`` is its sum.
+    ``decode`` lists the choice's decode steps; empty if the engine reports none. ``totals`` is
+    their sum.
     """
 
     reason: str
@@ -135,19 +136,20 @@ Event = ParserEvent | PromptEcho | StepsDelta | TokensDelta | LogprobsDelta | Us
 
 
 class EventSink(Protocol):
-    """Takes the events of an answer: ``engine.types.StepSink`` behind the parser.
+    """Receiver of an answer's events: an ``engine.types.StepSink`` after the parser.
 
-    Each push has the number of the choice, and the events of one engine step, never none.
+    Each push has the number of the choice, and one or more events of one engine step.
     """
 
     def is_open(self) -> bool:
-        """Whether the client keeps up."""
+        """Return True if the client keeps up."""
         ...
 
     def push(self, choice: int, events: list[Event]) -> None: ...
 
     async def drain(self) -> None:
-        """Wait until the client has been sent what was pushed. Several choices may wait at once."""
+        """Wait until all pushed events were sent to the client. Several choices may wait at
+        once."""
         ...
 
 
@@ -158,7 +160,7 @@ class Ending(StrEnum):
     """Ending of a request that had begun."""
 
     COMPLETED = "completed"
-    """Every choice reached its Finish and the answer was handed over."""
+    """Every choice reached its Finish, and the answer was handed over."""
     CLIENT_GONE = "client_gone"
     """The client closed the connection."""
     SLOW_READER = "slow_reader"
@@ -166,11 +168,11 @@ class Ending(StrEnum):
     TIMEOUT = "timeout"
     """A deadline of the gateway passed."""
     REJECTED = "rejected"
-    """The engine could not run what was asked: the client's to mend."""
+    """The engine could not run the request, and the client has to correct it."""
     ENGINE = "engine"
     """The engine had no room, failed or died."""
     ERROR = "error"
-    """A fault of our own."""
+    """A fault of the gateway."""
 
 
 @dataclass(slots=True)
@@ -178,9 +180,9 @@ class RequestTimes:
     """Seconds that one request has spent in parts of the gateway so far."""
 
     rendering: float = 0.0
-    """Making the prompt of its messages and tools."""
+    """Rendering its messages and tools to a prompt."""
     compiling: float = 0.0
-    """Trying its grammar out before the engine sees it."""
+    """Compiling its grammar before the engine sees it."""
     reading: float = 0.0
     """Turning steps into events, and reporting them."""
     writing: float = 0.0
@@ -189,30 +191,31 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """One request as it enters the engine. ``model`` is the served name, never what was typed."""
+    """Facts about a request as it enters the engine. ``model`` is the served name, never the
+    client's spelling."""
 
     id: str
-    """The request id clients and logs know."""
+    """The request id in responses and logs."""
     api: str
     """chat, completions, responses, messages"""
     model: str
     lane: str
     workload: str
     template: str
-    """``server.generation.job.fingerprint`` of system prompt and tool schemas; may be empty."""
+    """``server.generation.job.fingerprint`` of the system prompt and tool schemas; may be empty."""
     stream: bool
     prompt_tokens: int
-    """Tokens of one prompt (the longest, when a request holds several)."""
+    """Tokens of the prompt; of the longest one if the request has several."""
     sequences: tuple[str, ...]
     """``EngineRequest.id`` of every choice."""
     arrived: float
-    """``time.perf_counter()`` when the request came in."""
+    """``time.perf_counter()`` when the request was received."""
     admitted: float
-    """``time.perf_counter()`` when admission let it through."""
+    """``time.perf_counter()`` when the request was admitted."""
     key: str | None = None
     """The public name of the API key."""
     session: str | None = None
-    """Client's name for the session; None when it names none."""
+    """The client's name for the session; None if it gave none."""
     arm: Arm | None = None
     """Side of the running canary that serves the request."""
     messages: Sequence[Mapping[str, Any]] = ()
@@ -225,34 +228,36 @@ class Observation(Protocol):
     """One request under observation."""
 
     def choice(self, sequence: str) -> EventCallback:
-        """A callback for the events of the choice whose ``EngineRequest.id`` is ``sequence``."""
+        """Return a callback for the events of the choice whose ``EngineRequest.id`` is
+        ``sequence``."""
         ...
 
     def end(self, ending: Ending) -> None:
-        """The request is over. A second call changes nothing."""
+        """Record that the request ended. A second call changes nothing."""
         ...
 
 
 class Observer(Protocol):
-    """Looks on; one per process."""
+    """Receiver of reports about requests, one per process."""
 
     def begin(self, facts: RequestFacts) -> Observation: ...
 
     def record_refusal(self, api: str, code: str) -> None:
-        """A request was turned away; ``code`` is the gateway error's own (a bounded set)."""
+        """Record that a request was refused; ``code`` is the gateway error's own, from a bounded
+        set."""
         ...
 
     def record_ignored_fields(self, api: str, names: Sequence[str]) -> None:
-        """A request is answered without these fields; the names are the client's own."""
+        """Record that a request is answered without these fields. The client chose their names."""
         ...
 
     def record_storage_failure(self) -> None:
-        """An answer was handed over and could not be stored, though it was to be."""
+        """Record that an answer was delivered but could not be stored as it should have been."""
         ...
 
 
 class NullObservation:
-    """Sees nothing."""
+    """Observation that records nothing."""
 
     def choice(self, sequence: str) -> EventCallback:  # noqa: ARG002
         return _nothing

@@ -1,4 +1,4 @@
-"""The GPUs that CUDA shows to this process, by what nvidia-smi reports of the machine."""
+"""The GPUs that CUDA shows to this process, from nvidia-smi's list of the machine's GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GpuDevice:
 
 
 def list_gpus(environment: Mapping[str, str] = os.environ) -> tuple[GpuDevice, ...] | None:
-    """The visible GPUs in CUDA's order; None where nvidia-smi is absent or fails."""
+    """Return the visible GPUs in CUDA's order; None if nvidia-smi is absent or fails."""
     asked = environment.get(VISIBLE)
     if asked is not None and not _starts_with_device(asked):
         return ()
@@ -42,9 +42,9 @@ def list_gpus(environment: Mapping[str, str] = os.environ) -> tuple[GpuDevice, .
 
 
 def select_gpus(gpus: Sequence[GpuDevice], names: Sequence[str]) -> Iterator[GpuDevice]:
-    """The GPUs with these indexes, UUIDs or beginnings of UUIDs, up to the first unknown name.
+    """Yield the GPUs with these indexes, UUIDs or UUID prefixes, up to the first unknown name.
 
-    That is how CUDA reads ``CUDA_VISIBLE_DEVICES`` (CUDA C++ Programming Guide, environment
+    CUDA reads ``CUDA_VISIBLE_DEVICES`` in the same way (CUDA C++ Programming Guide, environment
     variables). A part of a GPU (MIG) has a UUID that nvidia-smi does not list.
     """
     for name in map(str.strip, names):
@@ -62,9 +62,9 @@ def select_gpus(gpus: Sequence[GpuDevice], names: Sequence[str]) -> Iterator[Gpu
 
 
 def _select_unordered(gpus: tuple[GpuDevice, ...], asked: str | None) -> tuple[GpuDevice, ...]:
-    """Select GPUs of unknown order. By default CUDA puts the fastest GPU first, and nvidia-smi
-    does not name it, so an index tells the number of GPUs and not which.
-    """
+    """Return as many unnamed GPUs as are selected. By default CUDA puts the fastest GPU first,
+    which nvidia-smi does not identify. An index therefore tells how many GPUs are visible, but not
+    which."""
     if asked is not None and not asked.split(",")[0].strip().isdigit():
         return tuple(select_gpus(gpus, asked.split(",")))
     count = len(gpus if asked is None else list(select_gpus(gpus, asked.split(","))))
@@ -89,9 +89,8 @@ def _run_nvidia_smi() -> str | None:
 
 
 def _read_rows(listed: str) -> Iterator[GpuDevice]:
-    """A GPU that shares its memory with the CPU has none of its own: ``[N/A]``. One that is cut
-    into parts (MIG) gives a process one part of it.
-    """
+    """Yield the listed GPUs. A GPU that shares its memory with the CPU reports ``[N/A]``. For a GPU
+    in MIG mode the memory is unknown, because a process gets only a part of it."""
     for line in listed.splitlines():
         if line.count(", ") != 4:
             continue

@@ -1,7 +1,7 @@
-"""One log for all: how lines are written, those of vLLM and of the engine's processes included.
+"""Log format of the gateway, of vLLM and of the engine's processes.
 
-As text, a line is for people. As JSON, each line is one object with ``time``, ``level``, ``logger``
-and ``message``, whoever wrote it: this gateway, a library, or a process of the engine.
+Text lines are for people. In JSON mode every line is one object with ``time``, ``level``,
+``logger`` and ``message``, whether the gateway, a library or an engine process wrote it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, TextIO
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CHILD = "vllm.process"
-"""The logger that lines of the engine's processes are said to come from."""
+"""The logger name of lines that the engine's processes wrote."""
 PREFIX = re.compile(
     rb"^(?:\((?P<process>[^)]*pid=\d+[^)]*)\)\s*)?"
     rb"(?:(?P<level>[A-Z]+) \d\d-\d\d [\d:]+ \[(?P<source>[^\]]*)\]\s*)?"
 )
-"""``(EngineCore pid=7) ERROR 11-20 10:00:00 [core.py:1] ``"""
+"""Start of a vLLM line: ``(EngineCore pid=7) ERROR 11-20 10:00:00 [core.py:1] ``"""
 LEVELS = {b"DEBUG": "debug", b"WARNING": "warning", b"ERROR": "error", b"CRITICAL": "critical"}
 LineFormat = Callable[[bytes], bytes]
-"""Makes a line of the log out of one that a process wrote."""
+"""Converts a line that a process wrote to a line of the log."""
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line; ``extra={"fields": {...}}`` adds members."""
+    """Formatter that writes one JSON object per line; ``extra={"fields": {...}}`` adds members."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -42,7 +42,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def make_head(level: str, logger: str, at: float | None = None) -> dict[str, Any]:
-    """The members that every line begins with."""
+    """Return the members that every line begins with."""
     when = datetime.fromtimestamp(time.time() if at is None else at, UTC)
     return {"time": when.isoformat(), "level": level, "logger": logger}
 
@@ -52,24 +52,24 @@ def write_line(line: dict[str, Any]) -> str:
 
 
 def make_formatter(kind: str) -> logging.Formatter:
-    """``kind``: text or json."""
+    """Return the formatter for ``kind``, "text" or "json"."""
     return JsonFormatter() if kind == "json" else logging.Formatter(TEXT)
 
 
 def open_root_log(kind: str, level: str, stream: TextIO) -> None:
-    """Send what all libraries log to ``stream``."""
+    """Send the log of all libraries to ``stream``."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(make_formatter(kind))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def pass_line(line: bytes) -> bytes:
-    """A process's line as it is."""
+    """Return a process's line unchanged."""
     return line
 
 
 def wrap_line(line: bytes) -> bytes:
-    """A process's line as JSON; empty for a blank one."""
+    """Return a process's line as JSON; empty for a blank line."""
     if line.startswith(b'{"time"'):
         return line
     found = PREFIX.match(line)
@@ -84,9 +84,9 @@ def wrap_line(line: bytes) -> bytes:
 
 
 class WrappedLines:
-    """A text stream whose whole lines are written to another one as ``wrap_line`` has them.
+    """Text stream that passes whole lines through ``wrap_line`` to another stream.
 
-    What libraries print is part of the log, too: vLLM configures its own handlers again and again.
+    It also catches output that libraries print, because vLLM replaces its own handlers repeatedly.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -104,7 +104,7 @@ class WrappedLines:
 
 
 def adopt_vllm(kind: str) -> None:
-    """Have vLLM's own log handlers in this process write as all others do."""
+    """Make vLLM's own log handlers in this process write in the gateway's format."""
     if kind == "json":
         for handler in logging.getLogger("vllm").handlers:
             handler.setFormatter(JsonFormatter())

@@ -22,9 +22,10 @@ HUB_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``platform`` is what the installed vLLM is built for: cpu, cuda, or none. Bytes.
+    """Resources of this machine, in bytes.
 
-    ``gpus`` are those that this process may use, in CUDA's order; None where that is unknown.
+    ``platform`` is the one that the installed vLLM was built for: cpu, cuda, or none. ``gpus`` are
+    the GPUs that this process may use, in CUDA's order; None if unknown.
     """
 
     platform: str
@@ -35,12 +36,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU now; None for values this GPU does not report."""
+    """Current readings of one GPU; None for values that it does not report."""
 
     memory_used_bytes: int | None
     memory_total_bytes: int | None
     utilization: float | None
-    """0..1: the share of time in which a kernel ran."""
+    """Share of time in which a kernel ran, 0..1."""
     power_watts: float | None
 
 
@@ -57,7 +58,7 @@ def detect_platform() -> str:
 
 
 def read_free_memory() -> int:
-    """MemAvailable, or what the control group leaves if that is less."""
+    """Return MemAvailable, or the memory left to the control group if that is less."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in read_text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
@@ -71,8 +72,9 @@ def read_free_memory() -> int:
 
 
 def count_oom_kills() -> int:
-    """Processes the kernel has killed for lack of memory: those of this control group, where it
-    counts them, else all of this machine's.
+    """Return the number of processes that the kernel has killed for lack of memory.
+
+    Counts this control group's processes if the group counts them, else all of the machine's.
     """
     for path in (*_event_files(read_text("/proc/self/cgroup")), "/proc/vmstat"):
         for line in read_text(path).splitlines():
@@ -82,8 +84,9 @@ def count_oom_kills() -> int:
 
 
 def _event_files(groups: str) -> Iterator[str]:
-    """Yield the files in which a control group counts kills, by version 2 and 1; a container may
-    see its own group as the root.
+    """Yield the files in which a control group counts kills, for cgroup versions 2 and 1.
+
+    A container may see its own group as the root.
     """
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -96,12 +99,13 @@ def _event_files(groups: str) -> Iterator[str]:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Whether SIGSTOP or a debugger has stopped the process."""
+    """Return True if SIGSTOP or a debugger has stopped the process."""
     return read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
 def read_text(path: str | Path) -> str:
-    """Empty where there is no such file. Read a few times a second, so without a buffer."""
+    """Read a file; empty if it does not exist. Unbuffered, because it is read several times a
+    second."""
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123
             return file.read().decode(errors="replace")  # a process may call itself anything
@@ -110,7 +114,7 @@ def read_text(path: str | Path) -> str:
 
 
 def find_gpu_monitors() -> tuple[NvmlGpu, ...]:
-    """The GPUs that NVML can read; none without a driver or without nvidia-ml-py."""
+    """Return the GPUs that NVML can read; none without a driver or without nvidia-ml-py."""
     try:
         nvml = import_module("pynvml")
     except ImportError:
@@ -125,7 +129,7 @@ def find_gpu_monitors() -> tuple[NvmlGpu, ...]:
 
 
 class NvmlGpu:
-    """One GPU; ``index`` is NVML's, which CUDA_VISIBLE_DEVICES does not change."""
+    """One GPU. ``index`` is NVML's, which CUDA_VISIBLE_DEVICES does not change."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         self.index = index
@@ -152,7 +156,7 @@ class NvmlGpu:
 
 
 def is_port_free(host: str, port: int) -> bool:
-    """Whether a port can be bound; port 0 stands for any free one."""
+    """Return True if the port can be bound. Port 0 stands for any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -164,7 +168,7 @@ def is_port_free(host: str, port: int) -> bool:
 
 
 def check_hub() -> str | None:
-    """Why models cannot be downloaded here; None when the hub answers."""
+    """Return the reason why models cannot be downloaded here; None if the hub answers."""
     import httpx
     from huggingface_hub import constants
 

@@ -16,9 +16,9 @@ SET_DEATH_SIGNAL = 1
 
 
 def die_with_parent() -> None:
-    """Exit when the parent is gone, in a process that ``multiprocessing`` started; else do nothing.
+    """Exit when the parent has exited. Does nothing outside a process of ``multiprocessing``.
 
-    Several modules of an engine process call it; one watcher is enough.
+    Several modules of an engine process call this; one watcher is enough.
     """
     parent = multiprocessing.parent_process()
     if parent is None or any(thread.name == WATCHER for thread in threading.enumerate()):

@@ -61,11 +61,11 @@ def steps(
 
 @dataclass
 class ScriptedEngine:
-    """Plays ``script`` for every request and remembers what it was asked.
+    """Engine that plays ``script`` for every request and records the requests.
 
-    A script is a list of steps, pauses and errors, or a function of the request that makes one.
-    It ends early at ``max_tokens``, as a real engine does. ``running`` holds the ids of requests
-    that have begun and not ended; ``aborted`` those that were closed before their end.
+    A script is a list of steps, pauses and errors, or a function that makes one from the request.
+    It ends early at ``max_tokens``, as a real engine does. ``running`` holds the ids of requests in
+    progress, ``aborted`` the ids of requests that were closed before their end.
     """
 
     script: Script = ()
@@ -124,7 +124,7 @@ class ScriptedEngine:
 
 
 def _limit(step: Step, left: int) -> Step:
-    """The step as a real engine would deliver it with ``left`` tokens to go."""
+    """Cut the step as a real engine would when ``left`` tokens remain."""
     if len(step.token_ids) < left or (len(step.token_ids) == left and step.finish):
         return step
     cut = len(step.token_ids) - left

@@ -1,4 +1,4 @@
-"""Adapters at the edges of the way that steps take: engines that yield, readers that iterate."""
+"""Adapters for both ends of the path of steps: engines that yield and readers that iterate."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from eaglegate.engine.types import EngineRequest, Step, StepSink
 
 Generate = Callable[[EngineRequest, StepSink], Coroutine[Any, Any, None]]
-"""``Engine.generate``."""
+"""Signature of ``Engine.generate``."""
 
 
 async def put(step: Step, sink: StepSink) -> None:
-    """Push one step, and wait for a client that does not keep up."""
+    """Push one step, and wait if the client does not keep up."""
     sink.push(step)
     if not sink.is_open():
         await sink.drain()
 
 
 async def push_steps(steps: AsyncGenerator[Step, None], sink: StepSink) -> None:
-    """Push what ``steps`` yields; it is closed at the end."""
+    """Push every step of the generator, and close it at the end."""
     async with aclosing(steps):
         async for step in steps:
             await put(step, sink)

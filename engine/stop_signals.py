@@ -3,7 +3,7 @@
 Ctrl-C, ``systemctl stop`` and a container's init signal every process of a group or a container.
 The gateway answers by draining, and its streams need the engine until they have ended. So the
 engine and the other helpers block these signals. They end when the gateway asks them to (``END``,
-or the end of their standard input), and when it is gone (``engine/orphan.py``).
+or the end of their standard input), and when the gateway has exited (``engine/orphan.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def block_stop_signals() -> None:
 
 @contextmanager
 def children_block_stop_signals() -> Iterator[None]:
-    """Processes started inside, by this thread, block the stop signals from their first moment."""
+    """Make processes that this thread starts inside the context block the stop signals from
+    birth."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     try:
         yield
@@ -37,15 +38,16 @@ def children_block_stop_signals() -> Iterator[None]:
 
 
 def end_on_request() -> None:
-    """Treat ``END`` as SIGTERM: by the handler of the time, which vLLM installs later."""
+    """Handle ``END`` like SIGTERM, with the SIGTERM handler installed at that time; vLLM sets its
+    own later."""
     signal.signal(END, _end)
 
 
 def _end(_: int, frame: FrameType | None) -> None:
-    """End without collecting garbage, which the end of the process frees anyway.
+    """End without collecting garbage, because the exit of the process frees the memory anyway.
 
-    vLLM unfreezes its heap to collect it three times. In a forked engine each time copies the
-    memory that it shares with the fork server: the engine took over 5 s to end, and was killed.
+    vLLM unfreezes its heap and collects it three times. In a forked engine each collection copies
+    the memory that it shares with the fork server; the engine took over 5 s to end, and was killed.
     """
     gc.freeze()
     gc.unfreeze = _stay_frozen

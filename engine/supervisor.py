@@ -1,8 +1,8 @@
 """Supervised engine: one local engine, restarted when it is lost.
 
 The supervisor checks the engine's health and that it makes steps. An engine that died or hung is
-closed and replaced, with a backoff that grows with each failure in a row, until there are too many
-and it gives up. In-flight requests wait for the next engine and continue on it
+closed and replaced. The pause before a restart grows with each failure in a row; after too many
+failures the supervisor gives up. In-flight requests wait for the next engine and continue on it
 (``supervision/recovery.py``).
 """
 
@@ -53,9 +53,9 @@ from eaglegate.engine.types import EngineInfo, EngineRequest, Health
 log = logging.getLogger(__name__)
 
 BOUND_S = 2.0
-"""The longest an operator's request waits for the engine's answer."""
+"""Longest time that an operator's request waits for the engine's answer, in seconds."""
 EXAMINE_S = 15.0
-"""The longest that looking at the remains of an engine delays the next one."""
+"""Longest time that the examination of a dead engine delays the next one, in seconds."""
 
 
 @dataclass(eq=False)
@@ -73,7 +73,8 @@ class LocalSubmission(SessionSubmission):
 
 
 class LocalTurn:
-    """The context of one submission: waits until it may start and for a session, and ends both."""
+    """Context of one submission: waits for its turn and for a session, and releases both at the
+    end."""
 
     def __init__(
         self,
@@ -104,7 +105,10 @@ class LocalTurn:
 
 @dataclass(eq=False)
 class SupervisedEngine(EnginePool):
-    """See ``engine.base.ResilientEngine``; ``make`` creates the engines. One event loop."""
+    """Engine of one event loop that restarts its backend; see ``engine.base.ResilientEngine``.
+
+    ``make`` creates the backend engines.
+    """
 
     make: Callable[[], Engine]
     timeouts: SupervisionTimeouts = field(default_factory=SupervisionTimeouts)
@@ -138,8 +142,9 @@ class SupervisedEngine(EnginePool):
         return info
 
     async def set_depth(self, depth: int) -> AppliedDepth:
-        """Bound every request's depth, on this engine and on later ones. Raises ValueError where
-        the engine has none.
+        """Bound every request's depth, on this engine and on later ones.
+
+        Raises ValueError if the engine has no depth to set.
         """
         session = self._session
         if session is None:
@@ -165,7 +170,7 @@ class SupervisedEngine(EnginePool):
             self._bounding = asyncio.create_task(self._apply_bound(session))
 
     async def _apply_bound(self, session: EngineSession) -> None:
-        """Bound the depth of the running engine anew; an engine that is lost takes no bound."""
+        """Apply the depth bound to the running engine. A lost engine gets no bound."""
         if not isinstance(session.engine, SupportsDepth):
             log.error("this engine has no depth to bound: start it without its draft")
             return
@@ -176,7 +181,8 @@ class SupervisedEngine(EnginePool):
             log.error("the depth was not bounded: %s", error)
 
     async def swap_draft(self, path: str, running: str) -> float:
-        """See ``eaglegate.engine.base.SwapsDrafts``. A restarted engine is made with its own."""
+        """See ``eaglegate.engine.base.SwapsDrafts``. A restarted engine starts with its own
+        draft."""
         session = self._live_session
         if session is None:
             raise EngineDead(self._reason)
@@ -185,9 +191,8 @@ class SupervisedEngine(EnginePool):
         return await session.engine.swap_draft(path, running)
 
     async def describe_planning(self, recent: int = 0) -> Mapping[str, Any]:
-        """See ``engine.base.SupportsPlanning``. While the engine cannot answer: what it said last,
-        with the reason as ``stale``.
-        """
+        """See ``engine.base.SupportsPlanning``. While the engine cannot answer, return its last
+        description with the reason as ``stale``."""
         session = self._session
         if session is None or not isinstance(session.engine, SupportsPlanning):
             return {}
@@ -207,9 +212,9 @@ class SupervisedEngine(EnginePool):
         return {"mode": "auto", **self._planning, "frozen": self._frozen, "stale": reason}
 
     async def freeze_planning(self, depth: int | None) -> bool:
-        """Hold the planner of this engine and of later ones; False where there is none.
+        """Hold the planner of this engine and of later ones; return False if there is no planner.
 
-        An engine that is away, or does not answer in time, is not waited for: the next one is held.
+        Does not wait for an engine that is restarting or slow to answer; the next engine is held.
         """
         session = self._session
         if session is None or not isinstance(session.engine, SupportsPlanning):
@@ -230,10 +235,10 @@ class SupervisedEngine(EnginePool):
         dtype: str,
         pause: Callable[[], Awaitable[None]] = never_pause,
     ) -> AnswerScores:
-        """See ``eaglegate.engine.base.ScoresAnswers``. An engine that is away is not waited for.
+        """See ``eaglegate.engine.base.ScoresAnswers``. Fails at once while the engine restarts.
 
-        EngineDead says that the engine died by itself: one that a signal from outside has ended
-        proves nothing about the answer.
+        Raises EngineDead only if the engine died by itself. An engine that a signal from outside
+        has ended proves nothing about the answer.
         """
         session = self._live_session
         if session is None:
@@ -249,7 +254,7 @@ class SupervisedEngine(EnginePool):
             raise
 
     async def drop_prefix(self, request: EngineRequest | None) -> int:
-        """See ``eaglegate.engine.base.DropsBlocks``. An engine that is away is not waited for."""
+        """See ``eaglegate.engine.base.DropsBlocks``. Fails at once while the engine restarts."""
         session = self._live_session
         if session is None:
             raise EngineFailed(self._reason)
@@ -258,8 +263,10 @@ class SupervisedEngine(EnginePool):
         return await session.engine.drop_prefix(request)
 
     async def restart(self, reason: str) -> None:
-        """End the engine as a signal from outside would, and wait for the next one, on which
-        running requests continue. Raises EngineError where none comes in time.
+        """End the engine as a signal from outside would, and wait for the next one. Running
+        requests continue on it.
+
+        Raises EngineError if no engine is ready in time.
         """
         session = self._live_session
         if session is None or not isinstance(session.engine, SupportsKill):
@@ -285,7 +292,7 @@ class SupervisedEngine(EnginePool):
         return Health(live=live, reason="" if live else self._reason)
 
     async def wait_failed(self) -> str:
-        """Return, with the reason, when the supervisor has given up."""
+        """Wait until the supervisor has given up, and return the reason."""
         await self._given_up.wait()
         return self._reason
 
@@ -298,7 +305,7 @@ class SupervisedEngine(EnginePool):
         if self._replacing is not None:
             self._replacing.cancel()
             await asyncio.wait({self._replacing})
-        session = self._session  # also one that is lost: its end may have been cut short
+        session = self._session  # a lost session too: closing it may have been cut short
         if session is not None:
             session.lost = True
             self._stop_watching()
@@ -323,7 +330,7 @@ class SupervisedEngine(EnginePool):
         return None if self._session is None or self._session.lost else self._session
 
     async def _wait_session(self) -> EngineSession:
-        """The live session; waits for a restart in progress. Raises EngineDead."""
+        """Return the live session, and wait for a restart in progress. Raises EngineDead."""
         if self._session is None:
             raise EngineDead(self._reason)
         if (session := self._live_session) is not None:
@@ -342,7 +349,7 @@ class SupervisedEngine(EnginePool):
         self._handle_loss(session, reason, cause=LossCause.DIED)
 
     def _handle_loss(self, session: EngineSession, reason: str, *, cause: LossCause) -> None:
-        """Begin to replace ``session``, once."""
+        """Mark ``session`` as lost and begin to replace it. A second call does nothing."""
         if session.lost:
             return
         session.lost = True
@@ -378,7 +385,7 @@ class SupervisedEngine(EnginePool):
         log.error("cause of the engine loss: %s%s", loss.summary, lines)
 
     async def _restart(self) -> EngineInfo | None:
-        """One try. None when it failed, or when there have been too many."""
+        """Try once to start an engine; return None if it failed or after too many failures."""
         if self._restarts.exhausted:
             self._give_up(
                 f"The engine was lost {self._restarts.failures} times in a row without serving a "
@@ -402,7 +409,7 @@ class SupervisedEngine(EnginePool):
         return info
 
     async def _handle_start_failure(self, engine: Engine | None, error: Exception) -> None:
-        """Any error counts as a failed start: the next one may succeed."""
+        """Record a failed start. Any error counts, because the next start may succeed."""
         expected = isinstance(error, EngineError)
         reason = str(error) if expected else type(error).__name__
         log.error("engine restart failed: %s", reason, exc_info=not expected)
@@ -424,7 +431,8 @@ class SupervisedEngine(EnginePool):
             ) from None
 
     async def _apply_depth(self, engine: Engine) -> None:
-        """Give a new engine what operators have set, also what they set meanwhile."""
+        """Give a new engine the depths that operators have set, including changes made
+        meanwhile."""
         applied: tuple[int | None, int | None] = (None, None)
         async with asyncio.timeout(self.timeouts.hang_s):
             while (wanted := (self._frozen, self._bound)) != applied:
@@ -459,7 +467,8 @@ class SupervisedEngine(EnginePool):
                 self._handle_loss(session, reason, cause=cause)
 
     async def _check(self, session: EngineSession) -> tuple[LossCause | None, str]:
-        """Whether the session is lost, and why. A health check that fails proves nothing."""
+        """Return the cause and reason if the session is lost. A health check that fails proves
+        nothing."""
         hang_s, stall_s = self.timeouts.hang_s, self.timeouts.stall_s
         try:
             async with asyncio.timeout(hang_s):

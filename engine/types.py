@@ -1,4 +1,4 @@
-"""Engine requests and steps. None ever changes; no default hides a meaning."""
+"""Engine requests and steps. They are immutable, and every default is neutral."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.text.events import FinishReason
 
 CHAT, TOOLS, STRUCTURED, REASONING = WORKLOADS = ("chat", "tools", "structured", "reasoning")
-"""The workloads a request is counted under when it names no other."""
+"""Workloads under which requests are counted that name no workload of their own."""
 
 
 class Arm(StrEnum):
@@ -34,7 +34,8 @@ class UndraftedReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RepetitionStop:
-    """``min_count`` times the same ``min_pattern_size`` to ``max_pattern_size`` tokens."""
+    """A stop after ``min_count`` repetitions of a pattern of ``min_pattern_size`` to
+    ``max_pattern_size`` tokens."""
 
     max_pattern_size: int
     min_pattern_size: int
@@ -95,49 +96,48 @@ class EngineRequest(Struct, frozen=True):
     lane: str = "default"
     workload: str = "chat"
     tenant: str = ""
-    """The public name of the API key; its traffic teaches the planner about its traffic alone."""
+    """Public name of the API key. Its traffic teaches the planner about this key alone."""
     latency_ms: float | None = None
-    """Milliseconds per output token that the request's latency class keeps, 0 for no objective of
-    its own; None where the request is of no latency class.
+    """Objective of the request's latency class in milliseconds per output token; 0 if the class has
+    none, None if the request has no latency class.
     """
     weight: float = 1.0
-    """Share of the request's key in steps beside a latency class."""
+    """Share of the request's key in steps that also run a latency class."""
     cache_salt: str | None = None
     adapter: str | None = None
     """The LoRA adapter to generate with, by its name; None for the model itself."""
     affinity: str | None = None
-    """Requests with the same value share a cache: a session, a conversation."""
+    """Requests with the same value share a cache, for example a session or a conversation."""
     arm: Arm | None = None
     """Side of the running canary that serves the request."""
     trace_headers: Mapping[str, str] = {}
     teaches: bool = True
-    """Whether the planner learns from its steps, and chooses its depth where it brings none."""
+    """True if the planner learns from its steps, and chooses its depth if it has none."""
     traced: bool = False
-    """The engine adds ``traces`` to the request's steps, as far as it can."""
+    """True if the engine should add ``traces`` to the request's steps where it can."""
     scoring: Mapping[str, Any] | None = None
-    """Rules by which the engine scores the answer that ends the prompt; None for all requests but
-    audits.
+    """Rules for scoring the answer at the end of the prompt; None except for audits.
     """
 
 
 class StepSink(Protocol):
-    """Takes the steps of one request, from the engine to the client, in one call.
+    """Receiver of one request's steps. One call carries a step from the engine to the client.
 
-    While ``is_open`` is true an engine pushes each step as it comes, from any callback of the event
+    While ``is_open`` is true, an engine pushes each step at once, from any callback of the event
     loop. Otherwise it holds its steps back until ``drain`` returns, and pushes them joined into
-    one. What ``push`` or ``drain`` raises ends the request, and ``Engine.generate`` raises it.
+    one. An exception of ``push`` or ``drain`` ends the request, and ``Engine.generate`` raises it.
 
-    A sink around another has the other's ``is_open`` and ``drain`` as its own.
+    A sink around another sink passes on the other's ``is_open`` and ``drain``.
     """
 
     def is_open(self) -> bool:
-        """Whether the client keeps up: another step may be pushed without waiting."""
+        """Return True if the client keeps up and another step may be pushed without waiting."""
         ...
 
     def push(self, step: Step) -> None: ...
 
     async def drain(self) -> None:
-        """Wait until the client has been sent what was pushed. Called by one task at a time."""
+        """Wait until all pushed steps were sent to the client. Only one task may wait at a time."""
         ...
 
 
@@ -176,9 +176,9 @@ class PositionLogprobs(Struct, frozen=True):
 class DecodeStep(Struct, frozen=True):
     """One forward pass of the target for one request after its prefill.
 
-    ``accepted`` counts draft tokens the target accepted and that were delivered; ``cut`` those it
-    accepted but that fell to a stop or a token limit. A step delivers ``accepted`` draft tokens
-    and, unless it was cut, one bonus token. ``undrafted`` is set exactly when ``drafted`` is 0.
+    ``accepted`` counts accepted draft tokens that were delivered; ``cut`` counts accepted ones that
+    a stop or a token limit removed. A step delivers ``accepted`` draft tokens and, unless it was
+    cut, one bonus token. ``undrafted`` is set exactly when ``drafted`` is 0.
     """
 
     drafted: int
@@ -187,14 +187,14 @@ class DecodeStep(Struct, frozen=True):
     cut: int = 0
     undrafted: UndraftedReason | None = None
     planned: DepthReason | None = None
-    """The planner's reason for the depth; None where nothing was planned for the request."""
+    """The planner's reason for the depth; None if it planned nothing for the request."""
 
 
 class StepTrace(Struct, frozen=True):
     """Details of one engine step that brought tokens, for a request that is ``traced``."""
 
     at: float
-    """The engine's clock at the end of the step, in seconds."""
+    """Time of the engine's clock at the end of the step, in seconds."""
     drafts: tuple[int, ...] = ()
     """Draft tokens that the step verified, in order; empty where the engine does not know them."""
 
@@ -203,8 +203,8 @@ class Step(Struct, frozen=True):
     """Output of an engine: the tokens of one engine step, or of several merged ones.
 
     ``decode`` is the engine's own account of the decode steps that produced ``token_ids``, in
-    order. It is empty for the token that comes from prefill and for engines that do not report. An
-    engine that learns of it only at the end gives the whole answer's with the last step.
+    order. It is empty for the token that comes from prefill and for engines that report no account.
+    An engine that learns the account only at the end reports the whole answer's with the last step.
     ``logprobs`` has one entry per token when asked for, else none.
     """
 
@@ -223,14 +223,14 @@ class Step(Struct, frozen=True):
     queued_s: float | None = None
     """Seconds the request waited in the engine's queue, with its first step; None if unknown."""
     preemptions: int = 0
-    """Times the engine took the request's memory away for others', with its last step."""
+    """Number of times the engine preempted the request to free memory, with its last step."""
     traces: tuple[StepTrace, ...] = ()
-    """One for each engine step behind ``token_ids``, for requests that are traced."""
+    """One trace for each engine step that made ``token_ids``, for requests that are traced."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationInfo:
-    """The speculation of a lane, for people: ``summary`` is one line that explains it."""
+    """Description of a lane's speculation. ``summary`` explains it in one line."""
 
     method: str
     """none, eagle, eagle3, eagle3.1, mtp, medusa, ngram, suffix, draft_model, ..."""
@@ -239,9 +239,9 @@ class SpeculationInfo:
     draft: str | None = None
     summary: str = ""
     per_request: bool = True
-    """Whether the engine honours the depth of a request."""
+    """True if the engine honours the depth of a request."""
     lossy: tuple[str, ...] | None = ()
-    """A sentence for each setting that may change text; None where that is unknown."""
+    """One sentence for each setting that may change text; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,30 +254,29 @@ class EngineInfo:
     speculation: SpeculationInfo
     reports_decode_steps: bool = True
     thinking_budget: bool | None = None
-    """Whether the engine can end a reasoning after a number of tokens; None where that is unknown.
-    """
+    """True if the engine can end reasoning after a number of tokens; None if unknown."""
     accounts_at_end: bool = False
-    """The decode steps of an answer come with its last step; an aborted answer has none."""
+    """True if the last step brings all decode steps; an aborted answer then has none."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     """The model's own defaults by the names of ``Sampling``, from its generation config."""
     details: Mapping[str, str] = field(default_factory=dict)
     plans_depth: bool = False
-    """Whether the engine chooses a depth at every step for requests that bring none."""
+    """True if the engine chooses a depth at every step for requests without their own."""
     degraded: tuple[str, ...] = ()
-    """Parts of the gateway that this vLLM does not fit; vLLM's own do their work."""
+    """Parts of the gateway that do not fit this vLLM version; vLLM's own parts replace them."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerExecution:
-    """One worker's way to run its model."""
+    """Execution mode of one worker."""
 
     runner: int
-    """vLLM's first or second model runner."""
+    """1 or 2, for vLLM's first or second model runner."""
     attention: tuple[str, ...]
     """Attention backends in use."""
     compilation: str
     graphs: str
-    """The graph mode after the worker has looked at what its layers support."""
+    """The graph mode after the worker has checked which modes its layers support."""
     captured: int
     """Graphs captured."""
     compiled_parts: int
@@ -287,24 +286,23 @@ class WorkerExecution:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """An engine's way to run its model: the request of its arguments, and each worker's own
-    account.
-    """
+    """Execution mode of an engine: the arguments' request, and each worker's own report."""
 
     eager: bool
-    """The arguments ask for eager execution."""
+    """True if the arguments ask for eager execution."""
     compilation: str
     graphs: str
     dtype: str
     asynchronous: bool
     workers: tuple[WorkerExecution, ...]
     steps: Mapping[str, int]
-    """Steps by the graph mode they ran with; empty where the engine does not report it."""
+    """Steps by the graph mode they ran with; empty if the engine does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``live``: the engine can generate tokens. ``reason`` explains why not."""
+    """Health of an engine. ``live`` means that it can generate tokens; ``reason`` explains why
+    not."""
 
     live: bool
     reason: str = ""

@@ -1,4 +1,4 @@
-"""Discovery: the addresses of the workers, from a list, a file or DNS, read again and again."""
+"""Discovery of worker addresses from a list, a file or DNS, which are read periodically."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from eaglegate.engine.errors import redact
 
 
 class DiscoveryError(Exception):
-    """The source cannot be read now; known workers stay. The message names source and cause, and
-    holds no credentials."""
+    """The source cannot be read now, and the known workers stay.
+
+    The message names source and cause, and holds no credentials.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(redact(message))
@@ -32,12 +34,12 @@ class WorkerSource(Protocol):
         ...
 
     async def read(self) -> frozenset[str]:
-        """The addresses of all workers. Raises DiscoveryError."""
+        """Return the addresses of all workers. Raises DiscoveryError."""
         ...
 
 
 class StaticSource:
-    """The addresses of a command line."""
+    """The addresses given on the command line."""
 
     interval_s = 3600.0
 
@@ -52,14 +54,14 @@ RESOLVE_S = 10.0
 
 
 class DnsSource:
-    """``name`` is HOST:PORT, or an address with a scheme.
+    """A DNS name of workers, such as a headless service: each address of the name is one worker.
 
-    For a headless service: each address of the name is one worker. A name that cannot be resolved
-    changes nothing, because workers do not fail with the resolver; health checks find lost workers.
+    ``name`` is HOST:PORT, or an address with a scheme. A name that cannot be resolved changes
+    nothing, because workers do not fail with the resolver; health checks find lost workers.
     """
 
     def __init__(self, name: str, interval_s: float = 5.0) -> None:
-        """Raises ValueError."""
+        """Parse the name. Raises ValueError."""
         self.interval_s = interval_s
         self._name = name
         scheme, _, host_port = name.rpartition("://")
@@ -86,11 +88,11 @@ class DnsSource:
 
 
 STRUCTURED = ("[", "{", "-", "workers:")
-"""First characters of YAML and JSON, with which no address begins."""
+"""Beginnings of YAML and JSON. No address begins with them."""
 
 
 class FileSource:
-    """A file that may change: a new line takes traffic within seconds.
+    """A file of addresses that is read again when it changes: a new worker gets traffic in seconds.
 
         # lines                     # YAML, or JSON
         http://10.0.0.5:8000        workers:
@@ -114,7 +116,7 @@ class FileSource:
         return await asyncio.to_thread(self.read_now)
 
     def read_now(self) -> frozenset[str]:
-        """Raises DiscoveryError."""
+        """Return the addresses, and read the file if it has changed. Raises DiscoveryError."""
         try:
             stat = self._path.stat()
             seen = stat.st_mtime_ns, stat.st_size
@@ -158,6 +160,6 @@ class FileSource:
 
 
 def _split_lines(text: str) -> list[str]:
-    """Lines that are not empty, without comments."""
+    """Return the lines that are not empty, without comments."""
     lines = (line.partition(" #")[0].strip() for line in text.splitlines())
     return [line for line in lines if line and not line.startswith("#")]

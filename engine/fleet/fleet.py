@@ -1,10 +1,10 @@
 """Fleet: many workers as one engine.
 
-Sources list the workers (``discovery.py``), each worker is maintained by itself (``worker.py``),
-and a request goes to the one the load balancer picks (``routing.py``). When a worker is lost, its
-in-flight requests continue on another one, by the same rules by which they continue after a restart
-of the local engine (``engine/supervision/recovery.py``). A fleet restarts nothing: it opens the
-worker's circuit and probes it until it is back.
+Sources list the workers (``discovery.py``), each ``Worker`` maintains itself (``worker.py``), and
+the load balancer picks a worker for each request (``routing.py``). When a worker is lost, its
+in-flight requests continue on another one, by the same rules as after a restart of the local engine
+(``engine/supervision/recovery.py``). A fleet restarts nothing: it opens the worker's circuit and
+probes it until it answers again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from eaglegate.engine.types import EngineInfo, EngineRequest, Health, Step
 log = logging.getLogger(__name__)
 
 MOST_REASONS = 3
-"""Workers whose reasons are given when none serves."""
+"""Number of workers whose reasons are listed when no worker serves."""
 
 
 @dataclass(eq=False)
@@ -102,7 +102,8 @@ class WorkerSlot(SessionSubmission):
         return bool(self.fleet.find_alternatives(self.inflight))
 
     def _doubt_refusal(self, error: RequestRejected) -> FailureKind:
-        """One worker may be wrong: if another one runs the request, the first is at fault."""
+        """Submit the request to another worker. If that one runs it, the refusal was the first
+        one's fault."""
         if self.inflight.has_output or self.inflight.refusals or not self._has_alternative:
             raise error
         wrong = f"it refused a request that another worker ran: {error}"
@@ -110,7 +111,8 @@ class WorkerSlot(SessionSubmission):
         return FailureKind.NOT_RUN
 
     def _try_elsewhere(self, error: EngineFailed) -> None:
-        """A healthy worker failed on it: another one may not."""
+        """Try another worker after a healthy one failed on the request, up to the limit on
+        retries."""
         self.inflight.failures += 1
         if self.inflight.failures > self.fleet.settings.retries or not self._has_alternative:
             raise error
@@ -133,12 +135,12 @@ class Fleet(EnginePool):
         self.reservations = WorkerReservations()
         self._balancer = LoadBalancer(self.settings.balance)
         self._discovered: dict[int, frozenset[str]] = {}
-        """The addresses each source returned last."""
+        """Addresses that each source returned last."""
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def start(self) -> EngineInfo:
-        """Return when one worker serves. Raises EngineStartError when none does in time."""
+        """Return when one worker serves. Raises EngineStartError if none does in time."""
         for number, source in enumerate(self.sources):
             await self._read(number, source)
             self._run(self._watch(number, source))
@@ -159,20 +161,20 @@ class Fleet(EnginePool):
         return AppliedDepth(self._depth)
 
     async def describe_planning(self, recent: int = 0) -> Mapping[str, Any]:  # noqa: ARG002
-        """Workers plan for themselves, if they do."""
+        """Return nothing, because workers plan for themselves."""
         return {}
 
     async def freeze_planning(self, depth: int | None) -> bool:  # noqa: ARG002
         return False
 
     async def wait_failed(self) -> str:
-        """Never returns: workers may come back as long as the gateway runs."""
+        """Never return: workers may come back as long as the gateway runs."""
         return str(await asyncio.get_running_loop().create_future())
 
     async def health(self) -> Health:
         """Answer at once from known state, whatever the workers do.
 
-        ``/ready`` is public: it does not name the workers.
+        The reason does not name the workers, because ``/ready`` is public.
         """
         if any(worker.is_serving for worker in self.workers.values()):
             return Health(live=True)
@@ -188,7 +190,7 @@ class Fleet(EnginePool):
         self._notify()
 
     def list_status(self) -> list[WorkerStatus]:
-        """Every worker as it is now, by name."""
+        """Return the current status of every worker, sorted by name."""
         return [self._describe(worker) for _, worker in sorted(self.workers.items())]
 
     @property
@@ -210,7 +212,7 @@ class Fleet(EnginePool):
             yield WorkerSlot(session, inflight, pending, self, worker, assignment)
 
     def find_alternatives(self, inflight: InFlightRequest) -> list[Worker]:
-        """Workers that serve and that the request need not avoid."""
+        """Return the serving workers that the request need not avoid."""
         serving = (worker for worker in self.workers.values() if worker.is_serving)
         return [worker for worker in serving if worker.session not in inflight.avoided]
 
@@ -219,7 +221,7 @@ class Fleet(EnginePool):
         return [session for session in sessions if session is not None]
 
     async def _assign(self, inflight: InFlightRequest) -> tuple[Worker, Assignment]:
-        """Waits for a worker. Raises EngineDead."""
+        """Wait for a worker and assign the request to it. Raises EngineDead."""
         if self._info is None:
             raise EngineDead("Not started yet.")
         since = now() if inflight.waiting_since is None else inflight.waiting_since
@@ -238,9 +240,8 @@ class Fleet(EnginePool):
         return worker, assignment
 
     async def _wait(self, inflight: InFlightRequest) -> None:
-        """Wait until a worker comes, or until the workers that the request avoids have had a
-        pause.
-        """
+        """Wait until a worker serves; if all that serve are avoided, pause and then allow them
+        again."""
         if self._closed:
             raise EngineDead("The engine was closed.")
         if any(worker.is_serving for worker in self.workers.values()):
@@ -309,7 +310,7 @@ class Fleet(EnginePool):
             self._run(worker.aclose())
 
     def _check_fit(self, info: EngineInfo) -> None:
-        """Whether a new worker fits the others. Raises IncompatibleWorker."""
+        """Check that a new worker fits the others. Raises IncompatibleWorker."""
         if self._info is not None:
             check_compatible(info, self._info)
 
@@ -320,7 +321,7 @@ class Fleet(EnginePool):
         return replace(request, depth=depth)
 
     def _handle_change(self, worker: Worker) -> None:
-        """A worker began or ceased to serve."""
+        """Update the fleet after a worker began or ceased to serve."""
         if worker.is_serving and worker.session is not None:
             self._info = self._info or worker.session.info
             self._balancer.add_worker(worker.name)
@@ -363,7 +364,10 @@ class Fleet(EnginePool):
 
 
 def check_compatible(info: EngineInfo, ours: EngineInfo) -> None:
-    """Whether a request that began elsewhere can continue there. Raises IncompatibleWorker."""
+    """Check that a request that began on another worker can continue on this one.
+
+    Raises IncompatibleWorker.
+    """
     for what in ("model", "vocab_size", "reports_decode_steps", "accounts_at_end"):
         theirs, wanted = getattr(info, what), getattr(ours, what)
         if theirs != wanted:

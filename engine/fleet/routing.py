@@ -1,19 +1,19 @@
-"""Request routing: which of several workers gets a request.
+"""Request routing: the choice of a worker for each request.
 
-A request with a session goes to the worker that the session's name hashes to. Any other goes to the
-worker that knows the start of its prompt, else to the one its hash selects. No worker is given more
-while it has over (1 + epsilon) times the mean load: the request then goes to the next worker in its
-own order. This is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2017),
-with tokens for balls; since requests differ in weight, the bound holds for the load before the last
-request.
+A request with a session goes to the worker that the session's name hashes to. Any other request
+goes to the worker that knows the start of its prompt, else to the worker that its hash selects. A
+worker with over (1 + epsilon) times the mean load gets no more; the request then goes to the next
+worker in its own order. This is consistent hashing with bounded loads (Mirrokni, Thorup,
+Zadimoghaddam, 2017), with tokens for balls. Since requests differ in weight, the bound holds for
+the load before the last request.
 
-The load of a worker is the tokens it was given and has not generated. A request weighs what is left
-of its prompt to prefill plus its expected output tokens. The first part drops to zero with the
-first token; the second shrinks with every token.
+The load of a worker is the number of tokens that it still has to process. A request weighs its
+prompt tokens that are not cached plus its expected output tokens. The first part drops to zero with
+the first token; the second shrinks with every token.
 
-A worker's prefix cache holds whole blocks, each valid only behind the same blocks before it. A
-prompt is therefore identified by a chain of hashes, one per block, each over everything up to its
-end.
+A worker's prefix cache holds whole blocks, each valid only after the same preceding blocks. A
+prompt is therefore identified by a chain of hashes, one per block, each over the prompt up to the
+end of its block.
 """
 
 from __future__ import annotations
@@ -56,16 +56,17 @@ class LoadCharge:
         load.requests += 1
 
     def record_tokens(self, tokens: int) -> None:
-        """A request that generates more than expected still weighs its next token."""
+        """Record generated tokens. A request that exceeds its expected length still weighs its next
+        token."""
         self.num_made += tokens
         self._weigh(max(1.0, self._output - self.num_made) * self._weight)
 
     def settle(self) -> None:
-        """The request has ended. Call once."""
+        """Remove the charge when the request has ended. Call this once."""
         self._weigh(0.0)
         self._load.requests -= 1
         if not self._load.requests:
-            self._load.tokens = 0.0  # what rounding left
+            self._load.tokens = 0.0  # remove rounding errors
 
     def _weigh(self, left: float) -> None:
         self._load.tokens += left - self._left
@@ -73,7 +74,7 @@ class LoadCharge:
 
 
 class OutputEstimate:
-    """Expected length of an answer: the running mean of earlier ones, within its own limit."""
+    """Expected length of an answer: the running mean of earlier answers, at most ``max_tokens``."""
 
     def __init__(self, first: float = 256.0, forget: float = 0.02) -> None:
         self.mean = first
@@ -93,7 +94,7 @@ BlockHashes = Sequence[bytes]
 def hash_blocks(
     prompt: Sequence[int], block: int, most: int, salt: str | None = None
 ) -> list[bytes]:
-    """The hashes of at most ``most`` leading whole blocks.
+    """Return the hashes of at most ``most`` leading whole blocks.
 
     Prompts with different salts share nothing, as in the workers' caches.
     """
@@ -109,7 +110,7 @@ def hash_blocks(
 class PrefixMemory:
     """Blocks that one worker has received, with least-recently-used eviction.
 
-    An estimate of its cache: the worker itself is not asked.
+    This estimates the worker's prefix cache without asking the worker.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -125,7 +126,7 @@ class PrefixMemory:
             self._blocks.popitem(last=False)
 
     def count_known(self, names: BlockHashes) -> int:
-        """The number of leading blocks of a prompt that it holds."""
+        """Return the number of leading blocks of a prompt that the worker has received."""
         for at, name in enumerate(names):
             if name not in self._blocks:
                 return at
@@ -137,13 +138,13 @@ class PrefixMemory:
 
 @dataclass(frozen=True, slots=True)
 class RoutingCandidate:
-    """A worker that serves."""
+    """A serving worker that may get the request."""
 
     name: str
     load: float
-    """Tokens it has yet to process."""
+    """Tokens that the worker has yet to process."""
     known: int = 0
-    """Leading blocks of the prompt that it knows."""
+    """Leading blocks of the prompt that the worker knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +160,22 @@ class RoutingRequest:
 
 
 def order_by_hash(key: bytes, names: Sequence[str]) -> list[str]:
-    """``names`` in an order that depends on the key (highest random weight).
+    """Return ``names`` in an order that depends on the key (highest random weight).
 
-    When a name joins or leaves, the order of the others stays: 1/n of the keys move, to it or
-    from it.
+    When a name joins or leaves, the order of the others stays. Only 1/n of the keys move to or from
+    that name.
     """
     return sorted(names, key=lambda name: blake2b(name.encode(), key=key, digest_size=8).digest())
 
 
 def compute_bound(loads: Sequence[float], cost: float, settings: RoutingSettings) -> float:
-    """The load above which a worker is passed over. One worker is always at or below it."""
+    """Return the load above which a worker is passed over. One worker is always at or below it."""
     mean = (sum(loads) + cost) / len(loads)
     return max((1 + settings.epsilon) * mean, settings.slack)
 
 
 def choose_least_loaded(candidates: Sequence[RoutingCandidate], tie: bytes) -> RoutingCandidate:
-    """The one with the least load; ``tie`` decides between equals."""
+    """Return the candidate with the least load; ``tie`` decides between equals."""
     lightest = min(candidate.load for candidate in candidates)
     equals = [candidate for candidate in candidates if candidate.load == lightest]
     return _order(equals, tie)[0]
@@ -183,7 +184,7 @@ def choose_least_loaded(candidates: Sequence[RoutingCandidate], tie: bytes) -> R
 def order_candidates(
     candidates: Sequence[RoutingCandidate], request: RoutingRequest
 ) -> tuple[RoutingReason, list[RoutingCandidate]]:
-    """All of them, in the request's order of preference."""
+    """Return all candidates in the request's order of preference, with the reason for it."""
     if request.session is not None:
         return RoutingReason.SESSION, _order(candidates, _digest(request.session))
     assert request.key is not None
@@ -206,7 +207,7 @@ def choose_worker(
 
 
 def find_owner(unit: str, names: Sequence[str]) -> str:
-    """The worker to which a session belongs, or any other text is drawn."""
+    """Return the worker to which a session or another hashed text belongs."""
     return order_by_hash(_digest(unit), names)[0]
 
 
@@ -216,7 +217,7 @@ def _order(candidates: Sequence[RoutingCandidate], key: bytes) -> list[RoutingCa
 
 
 def _digest(text: str) -> bytes:
-    """A key short enough for blake2b."""
+    """Return a key short enough for blake2b."""
     return blake2b(text.encode(), digest_size=16).digest()
 
 
@@ -228,7 +229,7 @@ class Assignment:
     reason: RoutingReason
     charge: LoadCharge
     known_tokens: int
-    """Leading tokens of its prompt that the worker knows."""
+    """Leading tokens of the prompt that the worker knows."""
 
 
 @dataclass(slots=True)
@@ -236,12 +237,12 @@ class WorkerReservations:
     """Reservations of workers for the requests of a canary's arms."""
 
     candidate: str | None = None
-    """Gets the requests of its arm and no others."""
+    """The worker that gets only the requests of the candidate arm."""
     held: set[str] = field(default_factory=set)
-    """Get no requests."""
+    """Workers that get no requests."""
 
     def select(self, names: Sequence[str], arm: Arm | None) -> list[str]:
-        """Select the workers that a request may go to: all of ``names`` where none is left."""
+        """Select the workers that a request may go to, or all of ``names`` if none is left."""
         free = [name for name in names if name not in self.held]
         if self.candidate is None:
             return free or list(names)
@@ -250,7 +251,7 @@ class WorkerReservations:
 
 
 class LoadBalancer:
-    """Routes requests by the load and the known prefixes of each worker. Not thread-safe."""
+    """Router by the load and the known prefixes of each worker. Not thread-safe."""
 
     def __init__(self, settings: RoutingSettings) -> None:
         self.settings = settings
@@ -259,7 +260,7 @@ class LoadBalancer:
         self._memories: dict[str, PrefixMemory] = {}
 
     def add_worker(self, name: str) -> None:
-        """Add a worker, or one that came back: its cache is empty, its requests still run."""
+        """Add a worker, or reset one that came back: its cache is empty, its requests still run."""
         self._loads.setdefault(name, WorkerLoad())
         self._memories[name] = PrefixMemory(self.settings.memory_blocks)
 

@@ -1,4 +1,4 @@
-"""Types of the fleet: what an operator may decide, and what operators and metrics see."""
+"""Types of the fleet: its settings, and the status that operators and metrics see."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class RoutingSettings:
     block: int = 64
     """Prompt tokens per block; best a multiple of the workers' own block size."""
     key_blocks: int = 4
-    """Leading blocks that decide where a prompt goes which no worker is known to have cached."""
+    """Leading blocks that decide the worker of a prompt that no worker is known to have cached."""
     most_blocks: int = 512
-    """Leading blocks of a prompt that are considered."""
+    """Leading blocks of a prompt that routing considers."""
     memory_blocks: int = 1 << 16
-    """Blocks remembered per worker: about what its prefix cache holds."""
+    """Blocks remembered per worker, about as many as its prefix cache holds."""
     epsilon: float = 0.25
     """A worker with more than (1 + epsilon) times the mean load is passed over."""
     slack: float = 8192.0
@@ -35,7 +35,7 @@ class BreakerSettings:
     """Settings of circuit breakers. Seconds unless stated otherwise."""
 
     failures: int = 3
-    """Failed requests in a row."""
+    """Failed requests in a row that open the circuit."""
     backoff_s: float = 1.0
     """Pause before the first probe; doubles with each probe that fails."""
     max_backoff_s: float = 10.0
@@ -48,7 +48,7 @@ class FleetSettings:
     """Settings of the workers' maintenance. Seconds unless stated otherwise."""
 
     start_s: float = 600.0
-    """The fleet does not start when no worker serves after this time."""
+    """The fleet fails to start if no worker serves after this time."""
     poll_s: float = 2.0
     """Pause between two health checks of a worker."""
     ask_s: float = 5.0
@@ -62,7 +62,7 @@ class FleetSettings:
     retries: int = 1
     """Other workers to try with a request on which a healthy worker failed."""
     pause_s: float = 0.2
-    """Pause before a request returns to a worker it has been to."""
+    """Pause before a request returns to a worker that it has already been sent to."""
     balance: RoutingSettings = field(default_factory=RoutingSettings)
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
 
@@ -77,7 +77,7 @@ class RoutingReason(StrEnum):
     HASH = "hash"
     """No worker knows its prompt: the first worker by hash."""
     SPILLED = "spilled"
-    """The worker it belonged to was overloaded."""
+    """The request's preferred worker was overloaded."""
     LEAST = "least"
     """The prompt is shorter than a block: the least loaded worker."""
 
@@ -87,13 +87,13 @@ class WorkerState(StrEnum):
 
     SERVING = "serving"
     PROBING = "probing"
-    """Starting or coming back: it has not passed its probe yet."""
+    """The worker starts or comes back, and has not passed its probe yet."""
     OPEN = "open"
     """The worker's circuit is open: it gets no requests for a while."""
     HELD = "held"
-    """A canary rolled it back: it serves and gets no requests until it is released."""
+    """A canary rolled the worker back: it gets no requests until it is released."""
     DRAINING = "draining"
-    """Removed from the sources: it finishes its in-flight requests."""
+    """The worker was removed from the sources, and finishes its in-flight requests."""
 
 
 class FindingKind(StrEnum):
@@ -110,44 +110,45 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFinding:
-    """A fault of a worker that serves all the same."""
+    """A fault of a worker that still serves."""
 
     kind: FindingKind
     text: str
-    """One sentence: the fault, and the flag that mends it."""
+    """One sentence with the fault and the flag that fixes it."""
 
 
 @dataclass(slots=True)
 class WorkerCounters:
-    """Requests that were sent to a worker."""
+    """Counts of requests that were sent to a worker."""
 
     reasons: Counter[RoutingReason] = field(default_factory=Counter)
     """Number of requests by routing reason."""
     tokens: int = 0
     retried: int = 0
-    """Moved to another worker before their first token."""
+    """Requests moved to another worker before their first token."""
     continued: int = 0
-    """Moved to another worker after their first token."""
+    """Requests moved to another worker after their first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A snapshot; counts are since the worker joined, ``counted`` since its process began."""
+    """Snapshot of a worker. Counts start when the worker joined, ``counted`` when its process
+    started."""
 
     name: str
     state: WorkerState
     reason: str
-    """Why it does not serve; empty when it does."""
+    """Reason why the worker does not serve; empty if it does."""
     running: int
     outstanding: float
-    """Tokens it has yet to process (``engine/fleet/routing.py``)."""
+    """Tokens that the worker has yet to process (``engine/fleet/routing.py``)."""
     requests: Mapping[str, int]
-    """Requests sent to it, by ``RoutingReason``."""
+    """Requests sent to the worker, by ``RoutingReason``."""
     tokens: int
     retried: int
     continued: int
     openings: int
     counted: Totals | None
-    """Worker's own speculation counters; None where it reports none."""
+    """The worker's own speculation counters; None if it reports none."""
     findings: tuple[WorkerFinding, ...] = ()
     """Faults that the start-up probe found in the worker."""

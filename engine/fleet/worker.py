@@ -29,7 +29,7 @@ from eaglegate.engine.types import EngineInfo, EngineRequest, Health, Sampling
 log = logging.getLogger(__name__)
 
 InspectWorker = Callable[[Engine, EngineInfo], Awaitable[Sequence[WorkerFinding]]]
-"""Try a worker with a few small requests. Bounded in time; raises nothing."""
+"""Tests a worker with a few small requests. Bounded in time; raises nothing."""
 PROBE_PROMPT = (1, 2, 3, 4)
 CLOSE_S = 10.0
 """A worker's engine object that does not close in this time is abandoned."""
@@ -50,15 +50,15 @@ class CircuitState(StrEnum):
 
 
 class CircuitBreaker:
-    """Decides whether a worker gets requests. ``now`` is any clock in seconds.
+    """State that decides if a worker gets requests. ``now`` is any clock in seconds.
 
-    closed    -> open        failures in a row, or the worker was lost
-    open      -> half-open   the backoff is over
-    half-open -> closed      the probe passed
-    half-open -> open        the probe failed; the backoff doubles
+        closed    -> open        several requests failed in a row, or the worker was lost
+        open      -> half-open   the backoff has passed
+        half-open -> closed      the probe passed
+        half-open -> open        the probe failed; the backoff doubles
 
-    It begins half-open: a new worker must pass a probe, too. Half-open admits only the fleet's own
-    probe: a client's request never tries out a worker.
+    It begins half-open, because a new worker must pass a probe as well. While half-open it admits
+    only the fleet's own probe, so a client's request never tests a worker.
     """
 
     def __init__(self, settings: BreakerSettings, chance: Callable[[], float] = random) -> None:
@@ -76,11 +76,11 @@ class CircuitBreaker:
         return self.state is CircuitState.CLOSED
 
     def record_success(self) -> None:
-        """A request made progress."""
+        """Record that a request made progress."""
         self._failures = self._trouble = 0
 
     def record_failure(self, now: float) -> None:
-        """A request failed through the worker's fault."""
+        """Record that a request failed through the worker's fault."""
         self._failures += 1
         if self.is_closed and self._failures >= self._settings.failures:
             self.open(now)
@@ -93,11 +93,11 @@ class CircuitBreaker:
         self._trouble += 1
 
     def begin_probe(self) -> None:
-        """The backoff is over."""
+        """Admit the fleet's probe after the backoff."""
         self.state = CircuitState.HALF_OPEN
 
     def close(self) -> None:
-        """The probe passed."""
+        """Admit requests again after a probe that passed."""
         self.state = CircuitState.CLOSED
         self._failures = 0
 
@@ -108,16 +108,16 @@ class CircuitBreaker:
 
 
 class IncompatibleWorker(EngineError):
-    """The worker serves something else than the others."""
+    """The worker's model or capabilities differ from the other workers'."""
 
 
 @dataclass(eq=False)
 class Worker:
-    """``make`` creates an engine for ``name``.
+    """One worker of a fleet. ``make`` creates an engine for ``name``.
 
     ``check_fit`` is called with every engine that has started, and raises IncompatibleWorker.
-    ``on_change`` is called when the worker begins or ceases to serve, ``on_loss`` before that when
-    its circuit opens.
+    ``on_change`` is called when the worker begins or ceases to serve. ``on_loss`` is called before
+    it when the worker's circuit opens.
     """
 
     name: str
@@ -128,17 +128,17 @@ class Worker:
     on_change: Callable[[Worker], None]
     on_loss: Callable[[Worker, LossCause], None]
     inspect: InspectWorker | None = None
-    """Judges a worker that can serve; None judges none."""
+    """Inspects a worker that can serve; None skips the inspection."""
     breaker: CircuitBreaker = field(init=False)
     isolation: PoisonIsolation = field(default_factory=PoisonIsolation)
     session: EngineSession | None = None
     reason: str = "not asked yet"
-    """Why it does not serve."""
+    """Reason why the worker does not serve."""
     draining: bool = False
     counted: Totals | None = None
-    """Worker's own speculation counters."""
+    """The worker's own speculation counters."""
     findings: tuple[WorkerFinding, ...] = ()
-    """Faults that ``inspect`` found the last time."""
+    """Faults that the last inspection found."""
     counts: WorkerCounters = field(default_factory=WorkerCounters)
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class Worker:
         return WorkerState.SERVING if self.is_serving else WorkerState.PROBING
 
     def start(self) -> None:
-        """Begin its maintenance."""
+        """Start the maintenance task."""
         self._maintenance = asyncio.create_task(self._maintain())
 
     async def aclose(self) -> None:
@@ -182,7 +182,7 @@ class Worker:
             await session.closed.wait()
 
     def record_failure(self, reason: str) -> None:
-        """A request failed through this worker's fault: check its health soon."""
+        """Record that a request failed through this worker's fault, and check its health soon."""
         was_closed = self.breaker.is_closed
         self.breaker.record_failure(now())
         if was_closed and not self.breaker.is_closed:
@@ -191,13 +191,14 @@ class Worker:
         self._check_soon.set()
 
     async def check_health(self) -> Health:
-        """One check for all callers at a time; no answer counts as not live."""
+        """Check the worker's health; no answer counts as not live. Concurrent callers share one
+        check."""
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._ask_health())
         return await asyncio.shield(self._checking)
 
     async def _maintain(self) -> None:
-        """Runs as long as the process: an error in here must not end it."""
+        """Maintain the worker until the task is cancelled. No error ends the loop."""
         while True:
             try:
                 await self._maintain_once()
@@ -236,7 +237,7 @@ class Worker:
             await self._read_counters(session.engine)
 
     async def _read_counters(self, engine: Engine) -> None:
-        """Read its own counters, if it has any; the last ones stand when it does not answer."""
+        """Read the worker's own counters, if it has any. Without an answer the last ones stay."""
         self._count_at = now() + self.settings.count_s
         if not isinstance(engine, SupportsCounters):
             return
@@ -247,7 +248,7 @@ class Worker:
             log.debug("counters of worker %s could not be read: %s", self.name, error)
 
     def _drop_session(self, reason: str, cause: LossCause) -> None:
-        """Drop the session of a worker that is dead or hangs. Its requests continue elsewhere."""
+        """Drop the session of a worker that died or hangs. Its requests continue elsewhere."""
         session, self.session = self.session, None
         if session is not None:
             session.failure = FailureKind.HUNG if session.is_shared else FailureKind.DIED
@@ -276,7 +277,7 @@ class Worker:
             return Health(live=False, reason=f"not known: {type(error).__name__}")
 
     async def _probe(self) -> None:
-        """Start an engine object for the worker; it serves if it generates a token."""
+        """Start an engine object for the worker, and admit the worker if it generates a token."""
         self.breaker.begin_probe()
         try:
             engine = self.make(self.name)
@@ -304,7 +305,8 @@ class Worker:
             self._admit(EngineSession(engine, info, CLOSE_S))
 
     async def _inspect(self, engine: Engine, info: EngineInfo) -> None:
-        """Judge a worker before it joins; one that comes back serves meanwhile."""
+        """Inspect a worker before it joins. A worker that comes back serves during the
+        inspection."""
         if self.inspect is None:
             return
         joins, before = self._inspection is None, self._inspection
@@ -318,7 +320,7 @@ class Worker:
         try:
             self.findings = tuple(await inspecting)
         except Exception:
-            log.exception("inspection of worker %s failed; it serves all the same", self.name)
+            log.exception("inspection of worker %s failed; it serves anyway", self.name)
         for finding in self.findings:
             log.warning("worker %s: %s: %s", self.name, finding.kind.value, finding.text)
 
@@ -339,7 +341,7 @@ class Worker:
 
 
 async def _generate_token(engine: Engine) -> None:
-    """A worker may report health and still not generate."""
+    """Generate one token, because a worker may report health and still not generate."""
     sampling = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
     request = EngineRequest("eaglegate-probe", PROBE_PROMPT, sampling, depth=0)
     await engine.generate(request, NullSink())

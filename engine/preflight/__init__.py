@@ -1,6 +1,6 @@
-"""Preflight: what an engine with these arguments would be, and what would keep it from starting.
+"""Preflight: the facts of an engine with given arguments, and the obstacles to its start.
 
-It reads files and the facts of this machine alone: nothing is loaded, nothing is downloaded.
+It reads only files and the facts of this machine. Nothing is loaded or downloaded.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ REMARKS: tuple[Check, ...] = (
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-"""Weight files that vLLM looks for, in its order."""
+"""Weight files that vLLM looks for, in vLLM's order."""
 UNSUPPORTED = {
     "use_dora": "DoRA",
     "lora_bias": "biases",
@@ -205,15 +205,13 @@ UNSUPPORTED = {
     "use_bdlora": "block-diagonal LoRA",
     "use_qalora": "QALoRA",
 }
-"""Unsupported kinds of adapters, by the member of the configuration that asks for each."""
+"""Kinds of adapters that vLLM does not support, by their member of the configuration."""
 PREFIX = "base_model.model."
 Tensors = Mapping[str, TensorEntry]
 
 
 def inspect_adapter(folder: Path, max_rank: int, base: Tensors) -> Iterator[str]:
-    """Yield the faults of an adapter; ``base`` are the model's own tensors, empty when they are
-    unknown.
-    """
+    """Yield the faults of an adapter. ``base`` has the model's own tensors; empty if unknown."""
     try:
         if not (folder / CONFIG).is_file():
             raise InvalidCheckpoint(
@@ -228,13 +226,13 @@ def inspect_adapter(folder: Path, max_rank: int, base: Tensors) -> Iterator[str]
 
 def check_config(config: Mapping[str, Any], max_rank: int) -> Iterator[str]:
     if (kind := config.get("peft_type", "LORA")) != "LORA":
-        yield f"its peft_type is {kind!r}; vLLM loads LoRA adapters alone"
+        yield f"its peft_type is {kind!r}; vLLM loads only LoRA adapters"
     pattern = config.get("rank_pattern") or {}
     for rank in {config.get("r"), *(pattern.values() if isinstance(pattern, Mapping) else ())}:
         if not isinstance(rank, int) or rank <= 0:
             yield f"its rank r is {rank!r}, not a positive integer"
         elif rank > max_rank:
-            yield f"its rank is {rank}, more than --max-lora-rank {max_rank}: raise that"
+            yield f"its rank is {rank}, more than --max-lora-rank {max_rank}: raise it"
     for name, what in UNSUPPORTED.items():
         if config.get(name):
             yield f"it has {name}, and vLLM does not support {what}"
@@ -243,7 +241,7 @@ def check_config(config: Mapping[str, Any], max_rank: int) -> Iterator[str]:
 
 
 def check_weights(folder: Path, base: Tensors) -> Iterator[str]:
-    """Raises InvalidCheckpoint."""
+    """Yield the faults of the adapter's weights. Raises InvalidCheckpoint."""
     file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if file is None:
         raise InvalidCheckpoint(
@@ -254,25 +252,26 @@ def check_weights(folder: Path, base: Tensors) -> Iterator[str]:
     tensors = read_header(file)
     pairs = [(name, entry, find_base(name, base)) for name, entry in tensors.items()]
     if base and not any(original for _, _, original in pairs):
-        yield f"none of the layers in {file.name} is one of this model's: it is another model's"
+        yield f"no layer in {file.name} belongs to this model: it is another model's adapter"
     wrong = [
         name for name, entry, original in pairs if original and not fits(name, entry, original)
     ]
     if wrong:
         yield (
             f"{wrong[0]} ({len(wrong)} such) has the shape {tensors[wrong[0]].shape}, which does "
-            "not fit this model's layer: it is another model's"
+            "not fit this model's layer: it is another model's adapter"
         )
 
 
 def find_base(name: str, base: Tensors) -> TensorEntry | None:
-    """The model's tensor that a tensor of the adapter belongs to."""
+    """Return the model's tensor that a tensor of the adapter belongs to."""
     module = name.removeprefix(PREFIX).rpartition(".lora_")[0]
     return base.get(f"{module}.weight")
 
 
 def fits(name: str, entry: TensorEntry, original: TensorEntry) -> bool:
-    """A is rank times inputs, B outputs times rank; the model's tensor is outputs times inputs."""
+    """Return True if the shapes fit: A is rank times inputs, B is outputs times rank, and the
+    model's tensor is outputs times inputs."""
     if len(entry.shape) != 2 or len(original.shape) != 2:
         return True
     if ".lora_A." in name:
@@ -282,7 +281,8 @@ def fits(name: str, entry: TensorEntry, original: TensorEntry) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PreflightReport:
-    """``obstacles`` keep it from starting here; ``remarks`` do not. Both are sentences."""
+    """Result of preflight. ``obstacles`` prevent the start, ``remarks`` do not. Both are
+    sentences."""
 
     facts: Mapping[str, str]
     draft: SpeculationReport | None

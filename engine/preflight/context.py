@@ -27,7 +27,7 @@ from eaglegate.engine.speculation.prefix_cost import find_prefix_cost
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """The engine arguments that decide whether it can start; the rest is the engine's own."""
+    """The engine arguments that decide if the engine can start here."""
 
     model: str
     revision: str | None = None
@@ -46,32 +46,32 @@ class EnginePlan:
     gpu_memory_utilization: float = 0.9
     kv_cache_bytes: int | None = None
     quantizes_online: bool = False
-    """A quantization of layers is given, beyond the name of a scheme."""
+    """True if the arguments configure the quantization of layers, beyond a scheme's name."""
     cpu_offload_gib: float = 0.0
-    """GiB of the weights on each GPU that are kept on the host."""
+    """GiB of each GPU's weights that are kept in the host's memory."""
     offloaded_layers: float = 0.0
-    """The share of layers whose weights wait in the CPU's memory."""
+    """Share of layers whose weights are kept in the CPU's memory."""
     device_ids: tuple[str, ...] = ()
     load_format: str = "auto"
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Laid over the model's config.json."""
+    """Values that override the model's config.json."""
     speculative_config: Mapping[str, Any] | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """LoRA adapters: name -> folder."""
+    """Folders of LoRA adapters, by name."""
     max_lora_rank: int = 16
     block_size: int | None = None
-    """Tokens of a block of the KV cache; None leaves it to vLLM."""
+    """Tokens per block of the KV cache; None leaves the size to vLLM."""
     prefix_caching: bool = True
 
     @property
     def workers(self) -> int:
-        """Processes on this machine, each with a device of its own."""
+        """Number of worker processes on this machine, each with its own device."""
         here = self.local_data_parallel_size
         return -(-self.ranks // self.nodes) * (self.data_parallel_size if here is None else here)
 
     @property
     def ranks(self) -> int:
-        """Workers of one replica, on all nodes."""
+        """Number of workers of one replica, on all nodes."""
         split = self.tensor_parallel_size * self.pipeline_parallel_size
         return split * self.prefill_context_parallel_size
 
@@ -79,8 +79,9 @@ class EnginePlan:
 def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> EnginePlan:
     """Make a plan from the engine's arguments, or from a parsed command line that names a model.
 
-    Absent ones keep their default. A command line is taken as it is, so that one made for a larger
-    machine can be checked here. Raises EngineStartError for settings that contradict each other.
+    Absent arguments keep their default. Values are not adjusted to this machine, so that a command
+    line for a larger machine can be checked here. Raises EngineStartError if settings contradict
+    each other.
     """
     named = getattr(arguments, "model_tag", None) or arguments.model
     parts = ("revision", "speculative_config", *SHORT)
@@ -119,7 +120,7 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
 
 
 def count_local_replicas(arguments: Any) -> int | None:
-    """Replicas on this node; None where they follow from the other sizes."""
+    """Return the number of replicas on this node; None if it follows from the other sizes."""
     rank = getattr(arguments, "data_parallel_rank", None)
     if rank is not None or getattr(arguments, "data_parallel_external_lb", False):
         return 1
@@ -127,19 +128,21 @@ def count_local_replicas(arguments: Any) -> int | None:
 
 
 def get_offloaded_layers(arguments: Any) -> float:
-    """vLLM offloads the last ``offload_num_in_group`` of every ``offload_group_size`` layers."""
+    """Return the share of offloaded layers: the last ``offload_num_in_group`` of every
+    ``offload_group_size``."""
     group = getattr(arguments, "offload_group_size", None) or 0
     count = getattr(arguments, "offload_num_in_group", None) or 1
     return min(1.0, count / group) if group else 0.0
 
 
 def get_backend_name(value: Any) -> str | None:
-    """vLLM keeps an enum, the command line a word."""
+    """Return the name of an attention backend, which vLLM gives as an enum and the command line as
+    text."""
     return None if value is None else str(getattr(value, "name", value)).upper()
 
 
 def get_executor_name(value: Any) -> str | None:
-    """A word, or a class of the user's own."""
+    """Return the name of an executor, which is given as text or as a custom class."""
     return value if value is None or isinstance(value, str) else getattr(value, "__name__", "own")
 
 
@@ -153,7 +156,7 @@ class LocalCheckpoint:
     checkpoint: Checkpoint | None = None
     problem: str | None = None
     unread: str | None = None
-    """Why it was not inspected, though it may be here."""
+    """Reason why the checkpoint was not inspected, though it may be on this machine."""
 
     @property
     def downloaded(self) -> bool:
@@ -162,7 +165,7 @@ class LocalCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class PreflightContext:
-    """Everything a check looks at."""
+    """Inputs of every check."""
 
     plan: EnginePlan
     machine: Machine
@@ -204,9 +207,7 @@ def find_checkpoint(plan: EnginePlan) -> LocalCheckpoint:
 
 
 def overlay_config(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Overlay a config as vLLM does: the text model's part is laid over, anything else takes the
-    old one's place.
-    """
+    """Overlay a config as vLLM does: merge the text model's part, and replace any other value."""
     out = dict(config)
     for name, value in overrides.items():
         under = out.get(name)
@@ -266,11 +267,11 @@ def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
 
 
 DEFAULT_BLOCKS = {"cpu": 128, "cuda": 16}
-"""vLLM's block sizes by platform, where neither the user nor an attention backend sets one."""
+"""vLLM's default block sizes by platform. Some attention backends set their own."""
 
 
 def describe_prefix_cache(scene: PreflightContext) -> str:
-    """What the draft costs each hit, as far as it can be known before the start."""
+    """Describe the draft's cost per prefix cache hit, as far as it is known before the start."""
     plan = scene.plan
     if not plan.prefix_caching:
         return "off"
@@ -291,7 +292,7 @@ def get_stored_dtype(found: LocalCheckpoint) -> object:
 
 
 def get_stored_scheme(found: LocalCheckpoint) -> str | None:
-    """The scheme named in config.json, with its algorithm where there is one."""
+    """Return the quantization scheme in config.json, with its algorithm if it names one."""
     scheme = found.raw.get("quantization_config")
     if not isinstance(scheme, Mapping):
         return None

@@ -1,6 +1,6 @@
-"""Whether the machine has the devices that an engine takes, and their memory room for its weights.
+"""Checks for the devices that an engine takes, and for enough memory for its weights.
 
-A start is refused for what is certain alone, so every size here is a lower bound.
+A start is refused only if it is certain to fail, so every size here is a lower bound.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ EIGHT_BITS = (
     "fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "experts_int8",
     "int8_per_channel_weight_only", "mxfp8", "fbgemm_fp8",
 )  # fmt: skip
-"""Schemes that vLLM can apply to plain weights as it loads them, at a byte per weight."""
+"""Schemes that vLLM can apply to plain weights while loading, at one byte per weight."""
 LEAST_BYTES = 0.5
-"""Bytes per weight of the densest of all other schemes, such as bitsandbytes."""
+"""Bytes per weight of the densest other scheme, such as bitsandbytes."""
 PLAIN = ("embed", "lm_head", "norm")
-"""Parts of names of weights that no scheme touches."""
+"""Substrings in names of weights that no scheme quantizes."""
 EXPERTS = ".experts."
 
 
@@ -54,7 +54,7 @@ def check_devices(scene: PreflightContext) -> Iterator[str]:
 
 
 def check_known_gpus(scene: PreflightContext) -> Iterator[str]:
-    """Note what could not be checked; vLLM finds its GPUs by other ways."""
+    """Yield a remark on each check that was not possible. vLLM finds its GPUs in other ways."""
     if scene.machine.platform != "cuda":
         return
     gpus = take_gpus(scene)
@@ -65,7 +65,7 @@ def check_known_gpus(scene: PreflightContext) -> Iterator[str]:
 
 
 def find_gpus(scene: PreflightContext) -> tuple[GpuDevice, ...] | None:
-    """The GPUs that ``--device-ids`` leaves of the visible ones; None where they are unknown."""
+    """Return the visible GPUs that ``--device-ids`` selects; None if they are unknown."""
     gpus, names = scene.machine.gpus, scene.plan.device_ids
     if gpus is None or not names:
         return gpus
@@ -76,7 +76,7 @@ def find_gpus(scene: PreflightContext) -> tuple[GpuDevice, ...] | None:
 
 
 def take_gpus(scene: PreflightContext) -> tuple[GpuDevice, ...] | None:
-    """The GPUs that this node's workers run on: vLLM takes the first ones."""
+    """Return the GPUs that this node's workers run on, which are the first ones."""
     gpus = find_gpus(scene)
     return gpus if gpus is None else gpus[: scene.plan.workers]
 
@@ -101,7 +101,10 @@ def check_memory(scene: PreflightContext) -> Iterator[str]:
 
 
 def get_room(gpu: GpuDevice, plan: EnginePlan) -> float | None:
-    """Bytes for weights and KV cache. vLLM ignores the utilization where the KV cache is given."""
+    """Return the bytes available for weights and KV cache.
+
+    vLLM ignores the utilization if the size of the KV cache is given.
+    """
     if gpu.free is None or gpu.memory is None:
         return None
     if plan.kv_cache_bytes:
@@ -110,16 +113,16 @@ def get_room(gpu: GpuDevice, plan: EnginePlan) -> float | None:
 
 
 def measure_all(scene: PreflightContext) -> float:
-    """Bytes of the weights of target and draft, unsplit."""
+    """Return the bytes of the weights of target and draft, unsplit."""
     both = (scene.found.checkpoint, scene.draft_checkpoint)
     return sum(size for one in both for _, size in measure_tensors(scene, one))
 
 
 def measure_rank(scene: PreflightContext) -> float:
-    """Bytes of the weights on one GPU, as a mean over pipeline ranks.
+    """Return the bytes of the weights on one GPU, as a mean over pipeline ranks.
 
-    Experts are split over all ranks of all replicas, with expert parallelism and without it
-    (vLLM, ``FusedMoEParallelConfig.make``); other weights over the tensor ranks of one replica.
+    Experts are split over all ranks of all replicas, with or without expert parallelism (vLLM,
+    ``FusedMoEParallelConfig.make``). Other weights are split over the tensor ranks of one replica.
     """
     plan = scene.plan
     tensor, stages = plan.tensor_parallel_size, plan.pipeline_parallel_size
@@ -137,9 +140,9 @@ def measure_rank(scene: PreflightContext) -> float:
 def measure_tensors(
     scene: PreflightContext, checkpoint: Checkpoint | None
 ) -> Iterator[tuple[str, float]]:
-    """Names and bytes of loaded tensors: in the engine's dtype, and quantized where asked.
+    """Yield names and bytes of loaded tensors, in the engine's dtype, quantized if requested.
 
-    A checkpoint that is quantized already is loaded as it is.
+    A checkpoint that is already quantized is loaded unchanged.
     """
     stored = get_stored_scheme(scene.found) is not None
     for name, tensor in checkpoint.tensors.items() if checkpoint else ():
@@ -150,7 +153,8 @@ def measure_tensors(
 
 
 def get_bytes_per_value(plan: EnginePlan, name: str, tensor: TensorEntry) -> float:
-    """``auto`` is never more than 16 bits: vLLM narrows models of 32."""
+    """Return the bytes per value. ``auto`` is at most 16 bits, because vLLM narrows 32-bit
+    models."""
     plain = 4 if plan.dtype.removeprefix("torch.") in ("float", "float32") else 2
     asked = plan.quantization is not None or plan.quantizes_online
     if not asked or len(tensor.shape) < 2 or any(part in name for part in PLAIN):

@@ -1,6 +1,6 @@
 """HTTP connection to one worker: pooling, timeouts by stage, errors mapped to engine errors.
 
-Every byte a worker sends comes in here, within limits of size and time; ``reading.py`` interprets
+Every byte of a worker is received here, within limits on size and time. ``reading.py`` interprets
 it.
 """
 
@@ -40,27 +40,27 @@ from eaglegate.engine.remote.transport import EVENT_COST, PIECE_COST, TurnBudget
 from eaglegate.engine.remote.upstream import ConnectionSettings, Upstream
 
 KEEP_ALIVE_S = 4.0
-"""Below the 5 seconds after which vLLM's server closes an idle connection."""
+"""Idle time of a connection, below the 5 seconds after which vLLM's server closes it."""
 ASK_S = 10.0
 """Time limit of requests that do not generate."""
 END_S = 2.0
 """Seconds from ``[DONE]`` to the end of the stream."""
 LONGEST_WAIT_S = 3600.0
-"""The longest Retry-After to accept from a worker."""
+"""Longest Retry-After to accept from a worker, in seconds."""
 PIECE_BYTES = 4 << 10
 """Bytes of a body that are processed at once."""
 DONE = b"[DONE]"
 BUSY = (429, 503)
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-"""Errors before the request was sent."""
+"""Errors that occur before the request is sent."""
 EVENT_STREAM = "text/event-stream"
 REQUEST_ID = "x-request-id"
-"""The header that names a request to servers whose bodies have no id."""
+"""Header with the request id, for servers whose bodies have no id."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReply:
-    """A complete response."""
+    """A complete response of a worker."""
 
     status: int
     body: bytes
@@ -75,7 +75,7 @@ class WorkerReply:
 
 
 class WorkerConnection:
-    """A connection pool to one worker. Create it in the event loop that uses it."""
+    """Connection pool to one worker. Create it in the event loop that uses it."""
 
     def __init__(self, upstream: Upstream, access: ConnectionSettings) -> None:
         self.upstream = upstream
@@ -104,7 +104,7 @@ class WorkerConnection:
     async def ask(
         self, path: str, body: Mapping[str, Any] | None = None, patience_s: float = ASK_S
     ) -> WorkerReply:
-        """Send one request; return the response whatever its status. Raises EngineDead."""
+        """Send one request and return the response, whatever its status. Raises EngineDead."""
         method = "GET" if body is None else "POST"
         content = None if body is None else orjson.dumps(body)
         request = self._client.build_request(
@@ -148,7 +148,7 @@ class WorkerConnection:
                         frames += 1
                         if done or frames > most.frames:
                             raise WorkerProtocolError(
-                                f"the stream goes on after {frames - 1} events"
+                                f"the stream continues after {frames - 1} events"
                             )
                         if data == DONE:
                             done = True
@@ -166,7 +166,7 @@ class WorkerConnection:
         until: float,
         asked: AskedRequest,
     ) -> AsyncIterator[httpx.Response]:
-        """The response with status 200. Raises EngineError."""
+        """Send a request and yield the response with status 200. Raises EngineError."""
         content, headers = orjson.dumps(body), _build_headers(body) | dict(headers)
         request = self._client.build_request("POST", path, content=content, headers=headers)
         with self._map_errors("stopped answering"):
@@ -219,7 +219,7 @@ class WorkerConnection:
         return payload
 
     async def _map_status(self, response: httpx.Response, asked: AskedRequest) -> EngineError:
-        """The error for a status that is not 200."""
+        """Return the error for a status that is not 200."""
         status = response.status_code
         async with asyncio.timeout(ASK_S):
             message = extract_message(await self._read_body(response, REFUSAL), self._secrets)
@@ -230,7 +230,7 @@ class WorkerConnection:
         return await self._map_worker_failure(status, message, asked)
 
     async def _map_error_event(self, error: Any, asked: AskedRequest) -> EngineError:
-        """The error for an error event in a stream."""
+        """Return the error for an error event in a stream."""
         status = error.get("code") if isinstance(error, dict) else None
         message = extract_error_message(error, self._secrets)
         if isinstance(status, int) and 400 <= status < 500:
@@ -240,7 +240,8 @@ class WorkerConnection:
     async def _map_worker_failure(
         self, status: Any, message: str, asked: AskedRequest
     ) -> EngineError:
-        """The error for a failure: of this request if the worker is healthy, else of the worker."""
+        """Return the error for a failure: of this request if the worker is healthy, else of the
+        worker."""
         shown = status if type(status) is int else "error"
         if status not in (502, 504) and await self.is_healthy():
             return map_failure(asked, shown, message)
@@ -261,7 +262,8 @@ class WorkerConnection:
 
 
 async def _next_piece(pieces: AsyncIterator[bytes], until: float) -> bytes | None:
-    """The next piece, None at the end. Raises TimeoutError, also where pieces never wait."""
+    """Return the next piece, or None at the end. Raises TimeoutError, even if no piece has to be
+    awaited."""
     if _now() >= until:
         raise TimeoutError
     async with asyncio.timeout_at(until):
@@ -269,7 +271,8 @@ async def _next_piece(pieces: AsyncIterator[bytes], until: float) -> bytes | Non
 
 
 async def _iter_pieces(response: httpx.Response, budget: TurnBudget) -> AsyncGenerator[bytes, None]:
-    """The body, of which ``budget`` lets only a part through in one turn of the event loop."""
+    """Yield the body in pieces, of which ``budget`` limits the number per turn of the event
+    loop."""
     async for chunk in response.aiter_raw():
         for at in range(0, len(chunk), PIECE_BYTES):
             piece = chunk[at : at + PIECE_BYTES]
@@ -306,7 +309,7 @@ def _check_type(response: httpx.Response) -> None:
 
 
 def _check_encoding(response: httpx.Response) -> None:
-    """Reject compressed answers: a few bytes could expand to very many."""
+    """Reject compressed answers, because a few bytes could expand to very many."""
     given = response.headers.get("content-encoding", "identity")
     if given.strip().lower() != "identity":
         raise WorkerProtocolError(

@@ -29,7 +29,7 @@ LONGEST_NAME = 500
 
 
 class RemoteEngineBase:
-    """The part of ``eaglegate.engine.base.Engine`` that does not depend on the wire protocol."""
+    """Base engine for one worker, with the part that does not depend on the wire protocol."""
 
     def __init__(self, upstream: Upstream, model: LocalModel, access: ConnectionSettings) -> None:
         self._upstream = upstream
@@ -86,7 +86,7 @@ async def wait_ready(connection: WorkerConnection, patience_s: float) -> None:
 
 
 async def ask_health(connection: WorkerConnection) -> Health:
-    """The worker's health; one without ``/health`` is asked for its models."""
+    """Return the worker's health. A worker without ``/health`` is asked for its models instead."""
     try:
         answer = await connection.ask(connection.health_path)
     except EngineDead as error:
@@ -98,7 +98,7 @@ async def ask_health(connection: WorkerConnection) -> Health:
 
 
 async def find_served_model(connection: WorkerConnection, model: LocalModel) -> tuple[str, int]:
-    """The model's name there and its longest sequence. Raises EngineStartError."""
+    """Return the model's name on the worker and its longest sequence. Raises EngineStartError."""
     answered = await _ask_json(connection, MODELS, "--upstream-key")
     listed = [
         read_object(entry, "a model")

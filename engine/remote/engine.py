@@ -1,8 +1,9 @@
-"""Remote engines: one worker driven over HTTP. This one has token ids both ways: vLLM.
+"""Remote engines, each driving one worker over HTTP. The engine in this file exchanges token ids
+with vLLM.
 
 ``remote_engine`` makes the engine for an upstream. ``connection.py`` speaks HTTP and bounds every
 answer; ``reading.py`` checks it. ``text.py`` has the engine for any OpenAI-compatible server. A new
-protocol is one more subclass of ``RemoteEngineBase`` (``driver.py``) and a row in ``ENGINES``.
+protocol needs a subclass of ``RemoteEngineBase`` (``driver.py``) and a row in ``ENGINES``.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ from eaglegate.engine.vllm_fields import ABORT, FINISH
 from eaglegate.text.events import FinishReason
 
 ACCOUNT_S = 5.0
-"""The longest to wait for the metrics that follow the last token."""
+"""Longest wait for the metrics that follow the last token, in seconds."""
 ACCOUNT_EVENTS = 16
 
 
 class RemoteEngine(RemoteEngineBase):
-    """See ``eaglegate.engine.base.Engine``: token ids over HTTP to and from one vLLM server.
+    """Engine that exchanges token ids with one vLLM server over HTTP.
 
-    The account of an answer's decode steps comes with its last step, because the worker reports it
-    then. Answers that are broken off have none.
+    The last step brings the account of all decode steps, because the worker reports it then. An
+    answer that was cut off has no account.
     """
 
     _speculation = probe.WorkerSpeculation(active=False, reported=False)
@@ -103,7 +104,8 @@ class RemoteEngine(RemoteEngineBase):
 async def _read_steps(
     payloads: AsyncGenerator[Any, None], answer: AnswerAssembler
 ) -> AsyncGenerator[Step, None]:
-    """All steps but the last. A stream that breaks after its last token loses its metrics alone."""
+    """Yield all steps but the last. A stream that breaks after its last token loses only its
+    metrics."""
     async with aclosing(payloads):
         async for payload in payloads:
             for step in answer.read(payload):
@@ -124,7 +126,7 @@ async def _read_account(payloads: AsyncGenerator[Any, None], answer: AnswerAssem
 
 
 class AnswerAssembler:
-    """Assembles one answer from chunks. The last step waits for the metrics that follow it."""
+    """Assembler of one answer from chunks. The last step waits for the metrics that follow it."""
 
     def __init__(
         self,
@@ -146,11 +148,11 @@ class AnswerAssembler:
 
     @property
     def is_complete(self) -> bool:
-        """Every token has arrived."""
+        """True if every token has arrived."""
         return self._last is not None
 
     def read(self, answered: Any) -> list[Step]:
-        """The steps to pass on: none for the last one and for what follows it.
+        """Return the steps to pass on. The last step and the chunks after it give none.
 
         Raises WorkerProtocolError.
         """
@@ -167,7 +169,8 @@ class AnswerAssembler:
         return out
 
     def read_whole(self, answered: Any) -> None:
-        """Read an answer that is not streamed: only such an answer describes the prompt."""
+        """Read an answer that is not streamed. Only such an answer has the prompt's log
+        probabilities."""
         self.read(answered)
         self._prompt = wire.read_prompt_logprobs(
             self._request.prompt,
@@ -176,7 +179,8 @@ class AnswerAssembler:
         )
 
     def finish(self) -> Step:
-        """Raises EngineDead for a stream that ended before its answer did."""
+        """Return the last step with the account. Raises EngineDead if the stream ended before the
+        answer."""
         if self._last is None:
             raise EngineDead("The worker ended its stream before the answer.")
         return replace(
@@ -198,7 +202,7 @@ class AnswerAssembler:
             self._cached = read_integer(details["cached_tokens"], "cached_tokens", 0, most)
 
     def _read_tokens(self, answered: Any) -> tuple[int, ...]:
-        """The tokens of one chunk, within the vocabulary and the requested number."""
+        """Return the tokens of one chunk, within the vocabulary and the requested number."""
         if self._last is not None:
             raise WorkerProtocolError("a token came after the last one")
         token_ids = read_integers(answered, "token_ids", 0, self._vocab_size, self._left)
@@ -220,12 +224,13 @@ class AnswerAssembler:
         )
 
     def _make_plain_steps(self, tokens: int) -> tuple[DecodeStep, ...]:
-        """Decode steps of a worker without speculation: one per token after the prefill."""
+        """Return the decode steps of a worker without speculation, one per token after the
+        prefill."""
         steps = tokens - (len(self._sizes) == 1)
         return (intern_step(0, 0, 1, 0, UndraftedReason.OFF),) * max(0, steps)
 
     def _lay_decode_steps(self, last: Step) -> tuple[DecodeStep, ...]:
-        """All decode steps; none when the worker did not report them."""
+        """Return all decode steps; empty if the worker did not report them."""
         if not self._speculation.active or self._account is None:
             return last.decode
         off = self._speculation.per_request and self._request.depth == 0
@@ -234,8 +239,10 @@ class AnswerAssembler:
 
 
 def _read_finish(reason: Any) -> FinishReason | None:
-    """Raises WorkerProtocolError, EngineFailed for an answer that ended in an error, and EngineDead
-    for one that the worker gave up, as it does on its way out.
+    """Return the finish reason; None if the answer continues.
+
+    Raises WorkerProtocolError, EngineFailed if the answer ended in an error, and EngineDead if the
+    worker gave the request up, which a worker does when it stops.
     """
     if reason is None or reason == "":
         return None
@@ -249,7 +256,7 @@ def _read_finish(reason: Any) -> FinishReason | None:
 
 
 def remote_engine(upstream: Upstream, model: LocalModel, access: ConnectionSettings) -> Engine:
-    """The engine for the worker's wire protocol. Cheap to make; connects when started."""
+    """Make the engine for the worker's wire protocol. It connects when it is started."""
     module, name = ENGINES[upstream.prefix].split(":")
     engine: Engine = getattr(import_module(module), name)(upstream, model, access)
     return engine

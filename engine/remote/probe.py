@@ -1,10 +1,10 @@
-"""Probe a vLLM worker at start: its tokenizer, and its speculation by generating.
+"""Start-up probe of a vLLM worker: its tokenizer, and its speculation by generating.
 
-vLLM reports what its verify steps drafted and accepted with the last chunk of an answer, in order
-(``--per-request-spec-decode-metrics detailed``) or as a histogram (``summary``). It does not report
-where steps without a draft were, nor which part of the last step was cut. The first follows
-from the chunk sizes, one chunk per engine step unless vLLM merged some; the second from what is
-left over. D, P and A + cut are the worker's own numbers in every case.
+vLLM reports the drafted and accepted tokens of its verify steps with the last chunk of an answer,
+in order (``--per-request-spec-decode-metrics detailed``) or as a histogram (``summary``). It does
+not report the places of steps without a draft, or the part of the last step that was cut. The
+places follow from the chunk sizes, one chunk per engine step unless vLLM merged some. The cut part
+is the remainder. D, P and A + cut are the worker's own numbers in every case.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SPECULATES = re.compile(r"^vllm:spec_decode_num_drafts", re.MULTILINE)
 
 MOST_DEPTH = 256
 SPARE = 16
-"""Steps beyond one per token: vLLM pads some prompts with one."""
+"""Steps allowed beyond one per token, because vLLM pads some prompts with one."""
 VerifiedStep = tuple[int, int]
 """Draft tokens of one step, as (drafted, accepted)."""
 
@@ -61,7 +61,7 @@ class SpeculationAccount:
     """The speculation metrics of one answer, as the worker reported them."""
 
     depth: int
-    """K, as configured in the worker."""
+    """K, as configured on the worker."""
     steps: tuple[VerifiedStep, ...]
 
     @classmethod
@@ -84,7 +84,8 @@ class SpeculationAccount:
 
 
 def _read_histogram(metrics: Mapping[str, Any], depth: int, most: int) -> tuple[VerifiedStep, ...]:
-    """Steps with the histogram's accepted counts; all drafted tokens are spread over them."""
+    """Return steps with the histogram's accepted counts, and spread all drafted tokens over
+    them."""
     counts = read_integers(metrics.get("acceptance_histogram"), "histogram", 0, most + 1, depth + 1)
     if sum(counts) > most:
         raise WorkerProtocolError(
@@ -109,7 +110,8 @@ def lay_decode_steps(
     account: SpeculationAccount,
     reason: UndraftedReason = UndraftedReason.REFUSED,
 ) -> tuple[DecodeStep, ...]:
-    """The decode steps of chunks of these sizes; ``reason`` for those without a draft."""
+    """Return the decode steps of chunks of these sizes; ``reason`` applies to steps without a
+    draft."""
     if not sizes:
         return ()
     if not _is_padded(sizes, account.steps):
@@ -118,10 +120,10 @@ def lay_decode_steps(
 
 
 def _is_padded(sizes: Sequence[int], steps: Sequence[VerifiedStep]) -> bool:
-    """Whether the first token came from a verify step, too.
+    """Return True if the first token came from a verify step as well.
 
-    vLLM's own scheduler pads a prompt of which all but one token is cached with empty drafts, and
-    counts them.
+    When all but one token of a prompt is cached, vLLM's own scheduler pads the prompt with empty
+    drafts and counts them.
     """
     return (
         len(steps) == len(sizes)
@@ -132,7 +134,7 @@ def _is_padded(sizes: Sequence[int], steps: Sequence[VerifiedStep]) -> bool:
 
 
 class _StepLayout:
-    """Lays steps over chunks. Chunks hold whole steps; the last step may be truncated."""
+    """Assigns steps to chunks. Chunks hold whole steps; the last step may be truncated."""
 
     def __init__(
         self, sizes: list[int], steps: list[VerifiedStep], reason: UndraftedReason
@@ -156,7 +158,7 @@ class _StepLayout:
         yield from (self._make_step(step, 0) for step in self._steps)
 
     def _next_step(self, room: int, last: bool) -> DecodeStep | None:
-        """The next step; None when it reaches into the next chunk."""
+        """Return the next step; None if it reaches into the next chunk."""
         if self._steps and (self._steps[0][1] < room or (last and not self._plain)):
             return self._make_step(self._steps.pop(0), room)
         if self._plain or last:
@@ -182,13 +184,16 @@ CACHE_HITS = re.compile(
     r"^vllm:prefix_cache_hits(?:_total)?(?:\{.{0,2000}\})? (\S{1,32})$", re.MULTILINE
 )
 MOST_PROBED = 1 << 14
-"""Tokens in an answer of ``/tokenize`` to one of our own texts."""
+"""Limit on the tokens in an answer of ``/tokenize`` to a text of the gateway."""
 POSITION = re.compile(r'position="(\d{1,4})"')
 MOST_POSITIONS = 64
 
 
 def parse_totals(exposition: str) -> Totals | None:
-    """Sums over the worker's engines; None without speculation. Raises WorkerProtocolError."""
+    """Return the sums over the worker's engines; None without speculation.
+
+    Raises WorkerProtocolError.
+    """
     sums: Counter[str] = Counter()
     positions: Counter[int] = Counter()
     for name, labels, value in SAMPLE.findall(exposition):
@@ -209,7 +214,7 @@ def parse_totals(exposition: str) -> Totals | None:
 
 
 def _read_count(value: str) -> int:
-    """Raises WorkerProtocolError."""
+    """Return a counter's value. Raises WorkerProtocolError."""
     try:
         return int(float(value))
     except (ValueError, OverflowError):
@@ -220,21 +225,22 @@ def _read_count(value: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpeculation:
-    """``reported``: every answer ends with its metrics. ``depth`` is None where unknown."""
+    """A worker's speculation. If ``reported``, every answer ends with its metrics. ``depth`` is
+    None if unknown."""
 
     active: bool
     reported: bool
     depth: int | None = None
     per_request: bool = False
-    """A request's own depth is honoured."""
+    """True if the worker honours a request's own depth."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """Facts that the probe found about a worker."""
+    """Facts that the probe found."""
 
     name: str
-    """The name under which it serves the model."""
+    """The name under which the worker serves the model."""
     max_model_len: int
     speculation: WorkerSpeculation
 
@@ -253,12 +259,15 @@ async def check_vocabulary(connection: WorkerConnection, model: LocalModel, name
         raise EngineStartError(
             f"The worker {connection.upstream} serves {name!r} with another tokenizer than "
             f"{model.name}: a probe of {len(PROBE)} characters is {len(theirs)} tokens there and "
-            f"{len(ours)} here. Give the gateway the model the worker has."
+            f"{len(ours)} here. Give the gateway the worker's model."
         )
 
 
 def read_tokens(body: bytes) -> list[int] | None:
-    """The tokens in an answer of ``/tokenize``. Raises WorkerProtocolError."""
+    """Return the tokens in an answer of ``/tokenize``; None if it has none.
+
+    Raises WorkerProtocolError.
+    """
     answered = read_object(read_json(body, "/tokenize"), "/tokenize").get("tokens")
     if answered is None:
         return None
@@ -266,12 +275,13 @@ def read_tokens(body: bytes) -> list[int] | None:
 
 
 def has_cache_hits(exposition: str) -> bool:
-    """Raises WorkerProtocolError."""
+    """Return True if the metrics count a prefix cache hit. Raises WorkerProtocolError."""
     return any(_read_count(value) for value in CACHE_HITS.findall(exposition))
 
 
 async def probe_speculation(connection: WorkerConnection, model: LocalModel) -> WorkerSpeculation:
-    """Found by generating, so that a draft that crashes its engine does so now."""
+    """Find the worker's speculation by generating, so that a draft that crashes its engine does so
+    now."""
     reported = await _generate(connection, model, None)
     if reported is None:
         metrics = await connection.ask("/metrics")
@@ -285,7 +295,7 @@ async def probe_speculation(connection: WorkerConnection, model: LocalModel) -> 
 async def _generate(
     connection: WorkerConnection, model: LocalModel, depth: int | None
 ) -> SpeculationAccount | None:
-    """Generate a few tokens at this depth; return their metrics. Raises EngineStartError."""
+    """Generate a few tokens at this depth and return their metrics. Raises EngineStartError."""
     request = EngineRequest(
         id=f"probe-{'any' if depth is None else depth}",
         prompt=tuple(min(token, model.vocab_size - 1) for token in (1, 2, 3, 4)),
@@ -313,7 +323,7 @@ async def _generate(
 
 
 def build_info(found: WorkerFacts, model: LocalModel, connection: WorkerConnection) -> EngineInfo:
-    """The worker's facts as EngineInfo; what is not known is called unknown."""
+    """Return the worker's facts as EngineInfo, with unknown facts marked as unknown."""
     spec = found.speculation
     return EngineInfo(
         model=found.name,

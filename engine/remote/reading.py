@@ -1,8 +1,8 @@
-"""Read what workers send: typed readers, size limits, and SSE decoding.
+"""Readers of workers' answers: typed values, size limits, and SSE decoding.
 
-Workers are untrusted. Each reader bounds what it accepts and raises WorkerProtocolError for
-anything else, which counts as a failure of the worker. What a worker says is quoted, short and
-cleaned, for the operator alone: ``refusals.py`` has the words for clients.
+Workers are untrusted. Each reader bounds its input and raises WorkerProtocolError for anything
+else, which counts as a failure of the worker. A worker's messages are quoted only for the operator,
+shortened and cleaned. ``refusals.py`` has the messages for clients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.types import EngineRequest
 
 QUOTED = 200
-"""Characters quoted of a worker's message."""
+"""Number of characters of a worker's message that are quoted."""
 UNPRINTABLE = re.compile(r"[^ -~\u00a0-\uffff]+|\s+")
 ADDRESS = re.compile(
     r"\b\w{1,20}://\S+|(?<![\w.])/[\w./-]{2,}|\b[A-Za-z]:\\\S+|\\\\\w\S+|\b\d{1,3}(\.\d{1,3}){3}(:\d+)?\b"
@@ -49,12 +49,12 @@ def read_object(value: Any, what: str) -> Mapping[str, Any]:
 
 
 def read_optional_object(value: Any, what: str) -> Mapping[str, Any]:
-    """Empty for null."""
+    """Return the object; empty for null. Raises WorkerProtocolError."""
     return {} if value is None else read_object(value, what)
 
 
 def read_list(value: Any, what: str, most: int) -> Sequence[Any]:
-    """Empty for null."""
+    """Return the list; empty for null. Raises WorkerProtocolError."""
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -102,7 +102,8 @@ def name_type(value: Any) -> str:
 
 
 def quote(said: str | bytes, secrets: Sequence[str] = ()) -> str:
-    """One short printable line, without addresses, ``secrets`` and what looks like one."""
+    """Return one short printable line, without addresses, ``secrets`` or text that looks like a
+    secret."""
     text = said[: 8 * QUOTED].decode("utf-8", "replace") if isinstance(said, bytes) else said
     text = text[: 8 * QUOTED]
     for secret in secrets:
@@ -113,7 +114,7 @@ def quote(said: str | bytes, secrets: Sequence[str] = ()) -> str:
 
 
 def extract_message(body: bytes, secrets: Sequence[str] = ()) -> str:
-    """The quoted message of an error body, in the format of vLLM, OpenAI or FastAPI."""
+    """Return the quoted message of an error body in the format of vLLM, OpenAI or FastAPI."""
     try:
         said = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -125,7 +126,8 @@ def extract_message(body: bytes, secrets: Sequence[str] = ()) -> str:
 
 
 def extract_error_message(error: Any, secrets: Sequence[str] = ()) -> str:
-    """FastAPI's list of errors repeats the request: quote its messages alone."""
+    """Return the quoted message of an error. FastAPI's list of errors repeats the request, so only
+    its messages are quoted."""
     if isinstance(error, list):
         found = [entry.get("msg") for entry in error[:3] if isinstance(entry, dict)]
         error = "; ".join(str(message) for message in found)
@@ -134,9 +136,9 @@ def extract_error_message(error: Any, secrets: Sequence[str] = ()) -> str:
 
 
 QUESTION = 4 << 20
-"""Bytes of a response without generation: models, tokens of the probe, metrics."""
+"""Most bytes of a response without generation: models, tokens of the probe, metrics."""
 REFUSAL = 64 << 10
-"""Bytes of an error response that are read."""
+"""Most bytes of an error response."""
 BASE = 256 << 10
 PER_TOKEN = 128
 PER_LOGPROB = 256
@@ -144,9 +146,9 @@ PER_TOKEN_ID = 16
 MOST = 256 << 20
 MOST_EVENT = 32 << 20
 FRAMES_BESIDE = 1024
-"""Events of a stream without a token."""
+"""Most events of a stream that carry no token."""
 RETOKENISED = 4
-"""Tokens per token of the worker, when its text is tokenized again chunk by chunk."""
+"""Most tokens per token of the worker, when its text is tokenized again chunk by chunk."""
 PADDING = 64
 
 
@@ -159,7 +161,7 @@ class ReplyLimits:
     frames: int
     """Events in one stream."""
     tokens: int
-    """Tokens in all of it."""
+    """Tokens of the whole answer."""
 
 
 def compute_limits(request: EngineRequest, *, text: bool = False) -> ReplyLimits:
@@ -177,28 +179,30 @@ def _count_entries(top: int | None) -> int:
 
 
 MOST_IDLE_BYTES = 64 << 10
-"""Comments and unknown fields between two events."""
+"""Most bytes of comments and unknown fields between two events."""
 MOST_PIECES = 8 << 10
-"""Pieces of one event or answer, beside one for every ``LEAST_PIECE`` of its bytes."""
+"""Most pieces of one event or answer, plus one for every ``LEAST_PIECE`` of its bytes."""
 LEAST_PIECE = 512
 
 
 def check_pieces(pieces: int, size: int) -> None:
-    """Raises WorkerProtocolError for bytes in pieces so small that they cost more than they say."""
+    """Raise WorkerProtocolError if the bytes came in too many small pieces, which are costly to
+    process."""
     if pieces > MOST_PIECES + size // LEAST_PIECE:
         raise WorkerProtocolError(f"{size} bytes of an answer came in {pieces} pieces")
 
 
 class SseDecoder:
-    """``feed`` returns the data of every complete event, each of at most ``most`` bytes.
+    """Decoder of server-sent events, each with at most ``most`` bytes of data.
 
-    The time it takes is linear in the bytes, however they are cut.
+    ``feed`` returns the data of every complete event. Its time is linear in the bytes, however they
+    are split.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._line = bytearray()
-        """The beginning of a line that has no end yet."""
+        """The beginning of an unfinished line."""
         self._data: list[bytes] = []
         self._size = 0
         """Bytes of the event's complete lines."""
@@ -208,7 +212,10 @@ class SseDecoder:
         """Calls since the last event."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Raises WorkerProtocolError for an event that is too long, or in too many pieces."""
+        """Return the data of completed events.
+
+        Raises WorkerProtocolError for an event that is too long or in too many pieces.
+        """
         check_pieces(self._pieces, self._size + len(self._line))
         first, *lines = data.split(b"\n")
         self._line += first

@@ -1,7 +1,7 @@
-"""Refusals by workers, turned into errors in the gateway's words and lines of its log.
+"""Errors and log lines for refusals by workers.
 
-A worker's own text never reaches a client: it may hold the gateway's key, host names and paths. Of
-what it says about the request's grammar or length, the facts that are known in advance are named.
+A worker's own text never reaches a client, because it may hold the gateway's key, host names and
+paths. A client is told only facts from a fixed set about the request's grammar or length.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 HINT = "The worker's log has the reason under this id"
 STRUCTURED_HINT = (
-    "It was a structured answer. The worker's log has the reason under this id; where it says that "
+    "It was a structured answer. The worker's log has the reason under this id; if it says that "
     "the grammar rejected tokens, `eaglegate check` names the worker's flag that is wrong"
 )
 ABOUT_REQUEST = (400, 413, 422)
-"""Statuses about the request; others from 300 to 499 are about the gateway's settings."""
+"""Statuses caused by the request; others from 300 to 499 are caused by the gateway's settings."""
 ABOUT_KEY = (401, 403, 407)
 CONSTRAINT = re.compile(
     r"grammar|regex|json.?schema|structured|guided|xgrammar|lark", re.IGNORECASE
@@ -30,7 +30,7 @@ LONGEST = re.compile(
     r"(?:maximum context length is|max_model_len(?: is| of|=|:)?) {0,2}(\d{1,9})\b", re.IGNORECASE
 )
 BUDGET = "thinking_token_budget"
-"""A worker without ``--reasoning-parser`` refuses it."""
+"""A request field that a worker without ``--reasoning-parser`` refuses."""
 KEYWORD = re.compile(
     r"""["'`](\$ref|\$defs|additionalProperties|allOf|anyOf|const|contains|dependentRequired|"""
     r"dependentSchemas|else|enum|exclusiveMaximum|exclusiveMinimum|format|if|items|maxContains|"
@@ -38,7 +38,7 @@ KEYWORD = re.compile(
     r"minimum|multipleOf|not|oneOf|pattern|patternProperties|prefixItems|properties|propertyNames|"
     r"""required|then|type|unevaluatedItems|unevaluatedProperties|uniqueItems)["'`]"""
 )
-"""A keyword of JSON Schema, quoted."""
+"""A keyword of JSON Schema in quotes."""
 CONSTRUCT = re.compile(
     r"look-?ahead|look-?behind|look-?around|back-?reference|recursion|word boundary", re.IGNORECASE
 )
@@ -47,16 +47,17 @@ CONSTRUCT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AskedRequest:
-    """A request that went wrong, as the log describes it."""
+    """A failed request, as the log describes it."""
 
     worker: str
     id: str
     structured: bool = False
-    """Whether its answer had to match a grammar."""
+    """True if the answer had to match a grammar."""
 
 
 def map_refusal(asked: AskedRequest, status: int, message: str) -> EngineError:
-    """The error for a status from 300 to 499; ``message`` is a quotation, for the log alone."""
+    """Return the error for a status from 300 to 499. ``message`` is a quotation that only the log
+    gets."""
     log.warning(
         "worker %s refused a request (%d): %s [request %s]", asked.worker, status, message, asked.id
     )
@@ -70,7 +71,7 @@ def map_refusal(asked: AskedRequest, status: int, message: str) -> EngineError:
 
 
 def map_failure(asked: AskedRequest, status: object, message: str) -> EngineFailed:
-    """The error when a healthy worker failed on a request."""
+    """Return the error for a request on which a healthy worker failed."""
     log.warning(
         "worker %s failed on a request (%s): %s [request %s]. %s",
         asked.worker, status, message, asked.id, STRUCTURED_HINT if asked.structured else HINT,

@@ -1,8 +1,8 @@
-"""Text engine: workers that speak text only (SGLang, TensorRT-LLM, llama.cpp, TGI, Ollama, ...).
+"""Text engine for workers with text-only APIs (SGLang, TensorRT-LLM, llama.cpp, TGI, Ollama, ...).
 
 It uses OpenAI's ``/v1/completions``, which all of them have, and probes at start which parts of it
 the server supports (``Dialect``). Text is tokenized again, so that parsers see the tokens they
-expect. How many tokens the worker generated, and what it speculated, stays unknown.
+expect. The number of tokens that the worker generated and its speculation are unknown.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from eaglegate.engine.vllm_fields import ABORT
 from eaglegate.text.events import FinishReason
 
 FINISH = {"length": FinishReason.LENGTH, "limit": FinishReason.LENGTH}
-"""All other reasons are names for a stop: ``eos_token``, ``stop_sequence``, ..."""
+"""Finish reasons for a limit. All other reasons mean a stop: ``eos_token``, ``stop_sequence``..."""
 ANCHOR = "x"
 LONGEST_TEXT = 1 << 20
-"""Characters in one chunk."""
+"""Most characters in one chunk."""
 
 
 class TextEngine(RemoteEngineBase):
-    """See ``eaglegate.engine.base.Engine``."""
+    """Engine that exchanges text with one OpenAI-compatible server; see
+    ``eaglegate.engine.base.Engine``."""
 
     async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
         self._name = name
@@ -90,7 +91,7 @@ class TextEngine(RemoteEngineBase):
         await put(Step((), finish=finish), sink)
 
     def _check_supported(self, request: EngineRequest) -> None:
-        """Refuse features that a text cannot carry. Raises RequestRejected."""
+        """Refuse features that are not possible with text alone. Raises RequestRejected."""
         sampling, constraint = request.sampling, request.constraint
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             raise RequestRejected(
@@ -123,7 +124,8 @@ class TextEngine(RemoteEngineBase):
 
 
 def build_sampling(sampling: Sampling) -> dict[str, Any]:
-    """Build the fields that differ from the defaults, since not every server knows every field."""
+    """Return only the fields that differ from the defaults, because servers may not know every
+    field."""
     body: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
     neutral = Sampling(max_tokens=0)
     names = (
@@ -146,7 +148,7 @@ def build_response_format(constraint: Constraint) -> dict[str, Any]:
 
 
 def _write_prompt(token_ids: Sequence[int], codec: Codec) -> str:
-    """Raises RequestRejected."""
+    """Decode the prompt to text. Raises RequestRejected if a message spells a special token."""
     text = codec.decode(token_ids)
     if codec.spells_special_tokens(text, token_ids):
         raise RequestRejected(
@@ -158,25 +160,25 @@ def _write_prompt(token_ids: Sequence[int], codec: Codec) -> str:
 
 
 def encode_text(text: str, codec: Codec) -> tuple[int, ...]:
-    """Token ids of a text that stands inside a longer one."""
+    """Return the token ids of a text that is part of a longer one."""
     if not text:
         return ()
     token_ids = codec.encode(text, False)
     if codec.decode(token_ids) == text:
         return tuple(token_ids)
     anchor, anchored = codec.encode(ANCHOR, False), codec.encode(ANCHOR + text, False)
-    behind = anchored[: len(anchor)] == anchor  # sentencepiece puts a space before a beginning
-    return tuple(anchored[len(anchor) :] if behind else token_ids)
+    separable = anchored[: len(anchor)] == anchor  # sentencepiece prepends a space to a text
+    return tuple(anchored[len(anchor) :] if separable else token_ids)
 
 
 def read_choices(payload: Any) -> list[Mapping[str, Any]]:
-    """Raises WorkerProtocolError."""
+    """Return the choices of a chunk. Raises WorkerProtocolError."""
     body = read_object(payload, "a chunk").get("choices")
     return [read_object(entry, "a choice") for entry in read_list(body, "choices", 1)]
 
 
 def read_text(choice: Mapping[str, Any]) -> str:
-    """Raises WorkerProtocolError."""
+    """Return the text of a choice. Raises WorkerProtocolError."""
     return read_string(choice.get("text") or "", "text", LONGEST_TEXT)
 
 
@@ -194,12 +196,12 @@ PROBE = "The first of them was a short one, and so it goes on until"
 WORD = "eaglegate"
 GENERATE_S = 120.0
 AS_IT_IS = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
-"""Fields of vLLM and SGLang that leave special tokens in the text, where parsers look for them."""
+"""Fields of vLLM and SGLang that keep special tokens in the text, for the parsers."""
 UNTOUCHED = {"add_special_tokens": False}
-"""A rendered prompt has its special tokens already."""
+"""Field against a second set of special tokens. A rendered prompt already has its own."""
 MOST_TOKENS = 1 << 20
 SPARE = 1
-"""The server may or may not count a beginning-of-sequence token."""
+"""Tolerance for a beginning-of-sequence token, which not every server counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +209,11 @@ class Dialect:
     """The features of /v1/completions that the server supports."""
 
     takes_tokens: bool = False
-    """Whether the worker accepts token ids as a prompt, so that no second tokenizer can differ."""
+    """True if the worker accepts a prompt as token ids, so that tokenizers cannot disagree."""
     extras: dict[str, Any] = field(default_factory=dict)
-    """Sent with every request."""
+    """Fields sent with every request."""
     enforces_json: bool = False
-    """Whether the worker obeys ``response_format``, as probed."""
+    """True if the worker obeyed ``response_format`` in the probe."""
 
     def supports(self, constraint: Constraint) -> bool:
         json = constraint.kind in ("json_schema", "json_object")
@@ -225,7 +227,7 @@ class Dialect:
 
 
 async def detect_dialect(connection: WorkerConnection, model: LocalModel, name: str) -> Dialect:
-    """Raises EngineStartError."""
+    """Probe which features the server supports. Raises EngineStartError."""
     token_ids = model.codec.encode(PROBE, False)
     attempts: tuple[tuple[str | list[int], dict[str, Any]], ...] = (
         (token_ids, AS_IT_IS),

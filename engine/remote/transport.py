@@ -1,8 +1,8 @@
-"""HTTP transport for workers: bounds what comes before a response, and the work of one turn.
+"""HTTP transport for workers, with limits on response heads and on the work of one turn.
 
-httpx reads a response's head in a loop of its own: informational responses (1xx) without end, or
-many small chunks in one packet, would keep the event loop busy. ``HeadLimitedStream`` bounds the
-bytes of a head and of each read of it; ``TurnBudget`` gives way to other requests.
+httpx reads a response's head in a loop of its own. Endless informational responses (1xx), or many
+small chunks in one packet, would keep the event loop busy. ``HeadLimitedStream`` limits the bytes
+of a head and of each read; ``TurnBudget`` yields to other requests.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import httpx
 from eaglegate.engine.remote.reading import WorkerProtocolError
 
 MAX_HEAD_BYTES = 64 << 10
-"""Status line and headers, with all informational responses before them."""
+"""Most bytes of status line and headers, informational responses before them included."""
 HEAD_READ_BYTES = 1 << 10
-"""Bytes of a head that are read in one turn of the event loop."""
+"""Most bytes of a head that are read in one turn of the event loop."""
 TURN_BYTES = 16 << 10
-"""Bytes of a worker that are processed in one turn of the event loop."""
+"""Most bytes from a worker that are processed in one turn of the event loop."""
 PIECE_COST = 512
 EVENT_COST = 1024
-"""Bytes that take as long as one piece, or one event, of no size."""
+"""Fixed cost of one piece and of one event, as a number of bytes."""
 
 
 class TurnBudget:
-    """Counts work, and gives way to other tasks when a turn's share is spent."""
+    """Budget of work that yields to other tasks when a turn's share is spent."""
 
     __slots__ = ("_left",)
 
@@ -85,12 +85,12 @@ class HeadLimitedBackend(httpcore.AsyncNetworkBackend):
 
 
 class HeadLimitedStream(httpcore.AsyncNetworkStream):
-    """Reads a head in small parts, and only so much of it; a body as fast as it comes."""
+    """Stream that reads a head in small parts up to a limit, and a body as fast as it arrives."""
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
         self._head: int | None = 0
-        """Bytes read of the head; None behind it."""
+        """Bytes read of the head; None after its end."""
 
     def end_head(self) -> None:
         self._head = None
@@ -103,7 +103,7 @@ class HeadLimitedStream(httpcore.AsyncNetworkStream):
                 f"an answer has no complete head in its first {MAX_HEAD_BYTES} bytes"
             )
         if self._head:
-            await asyncio.sleep(0)  # TLS may have decrypted more already, and would not wait
+            await asyncio.sleep(0)  # TLS may already have decrypted more, and would not wait
         data = await self._stream.read(min(max_bytes, HEAD_READ_BYTES), timeout)
         self._head += len(data)
         return data

@@ -12,23 +12,23 @@ ENGINES: Mapping[str, str] = {
     "": "eaglegate.engine.remote.engine:RemoteEngine",
     "text+": "eaglegate.engine.remote.text:TextEngine",
 }
-"""The engine that drives a worker, by what stands before the URL in its address."""
+"""The engine class that drives a worker, by the prefix of its address before the URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One worker's address. ``str()`` is what ``parse`` reads, without credentials."""
+    """One worker's address. ``str()`` gives the text that ``parse`` reads, without credentials."""
 
     url: str
     """Scheme, host, port and optional path, without a trailing slash."""
     prefix: str = ""
-    """Says what the worker speaks: a key of ``ENGINES``."""
+    """The worker's protocol, a key of ``ENGINES``."""
     authorization: str | None = field(default=None, repr=False, compare=False)
     """Authorization from ``http://user:password@...``, sent to this worker instead of the key."""
 
     @classmethod
     def parse(cls, given: str) -> Upstream:
-        """``http://host:port`` or ``text+http://host:port``. Raises ValueError."""
+        """Parse ``http://host:port`` or ``text+http://host:port``. Raises ValueError."""
         prefix = max(filter(given.strip().startswith, ENGINES), key=len)
         url = given.strip().removeprefix(prefix).rstrip("/")
         if not _is_address(url):
@@ -63,7 +63,7 @@ def _without_userinfo(given: str) -> str:
 
 
 def encode_basic_auth(userinfo: str) -> str:
-    """The HTTP Basic authentication value of a percent-encoded ``user:password``."""
+    """Return the HTTP Basic authentication value of a percent-encoded ``user:password``."""
     user, _, password = userinfo.partition(":")
     return "Basic " + b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
 
@@ -73,16 +73,16 @@ class ConnectionSettings:
     """Credentials and time limits of worker connections; seconds unless stated otherwise."""
 
     key: str | None = None
-    """Sent as a bearer token."""
+    """Key to send as a bearer token."""
     connect_s: float = 5.0
     first_token_s: float = 300.0
     """Seconds from the request to its first token: the worker's queue and prefill."""
     idle_s: float = 60.0
-    """Between two chunks of a stream."""
+    """Longest time between two chunks of a stream."""
     start_s: float = 600.0
-    """The longest ``start`` waits for a worker that is loading."""
+    """Longest time that ``start`` waits for a worker that is loading."""
     connections: int = 1024
-    """The most connections to one worker."""
+    """Most connections to one worker."""
 
 
 class Codec(Protocol):
@@ -93,18 +93,19 @@ class Codec(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def spells_special_tokens(self, text: str, token_ids: Sequence[int]) -> bool:
-        """Whether ``text``, tokenized again, would have special tokens that these ids do not."""
+        """Return True if ``text``, tokenized again, would have special tokens that these ids do not
+        have."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model's files without its weights."""
+    """Files of a model on the gateway's machine, without its weights."""
 
     name: str
     codec: Codec
     vocab_size: int
     max_model_len: int | None = None
-    """Context length of the model's config; None where it has none. The worker may allow less."""
+    """Context length in the model's config; None if it has none. The worker may allow less."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
-    """Model's generation config, by the field names of ``eaglegate.engine.types.Sampling``."""
+    """The model's generation config, by the field names of ``eaglegate.engine.types.Sampling``."""

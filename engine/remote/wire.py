@@ -19,11 +19,11 @@ GENERATE = "/inference/v1/generate"
 MOST_ALTERNATIVES = 256
 MOST_ID = (1 << 31) - 1
 MOST_LOGPROBS = 20
-"""Log-probabilities that a vLLM server allows unless started with another ``--max-logprobs``."""
+"""Most log probabilities that vLLM allows by default (``--max-logprobs``)."""
 
 
 def build_body(request: EngineRequest, *, stream: bool, depth: bool) -> dict[str, Any]:
-    """The request body; with ``depth`` the worker honours a depth per request."""
+    """Return the request body. ``depth`` is True if the worker honours a depth per request."""
     body: dict[str, Any] = {
         "request_id": request.id,
         "token_ids": request.prompt,
@@ -54,13 +54,17 @@ def build_sampling_params(request: EngineRequest, *, depth: bool) -> dict[str, A
 
 
 def _hides_alternative(sampling: Sampling) -> bool:
-    """The server counts the chosen token among the log probabilities asked for."""
+    """Return True if the server would return one alternative too few.
+
+    It counts the chosen token among the requested log probabilities.
+    """
     asked = sampling.logprobs
     return bool(asked) and sampling.temperature > 0 and (asked or 0) < MOST_LOGPROBS
 
 
 def read_output_logprobs(body: Any, top: int | None, tokens: int) -> tuple[PositionLogprobs, ...]:
-    """Read the log-probabilities of one chunk's ``tokens``, with ``top`` alternatives as requested.
+    """Return the log probabilities of one chunk's ``tokens``, with ``top`` alternatives as
+    requested.
 
     Raises WorkerProtocolError.
     """
@@ -83,7 +87,7 @@ def _read_output_position(body: Mapping[str, Any], top: int) -> PositionLogprobs
 def read_prompt_logprobs(
     token_ids: Sequence[int], body: Any, top: int | None
 ) -> tuple[PositionLogprobs | None, ...] | None:
-    """Raises WorkerProtocolError."""
+    """Return the log probabilities of the prompt's tokens. Raises WorkerProtocolError."""
     if not body or top is None:
         return None
     entries = read_list(body, "prompt_logprobs", len(token_ids))

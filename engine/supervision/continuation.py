@@ -1,11 +1,11 @@
-"""Continuation: how one request continues on a new engine without a gap in its steps.
+"""Continuation of one request on a new engine without a gap in its steps.
 
-There are three ways. *Rerun*: nothing was delivered, so it runs again unchanged. *Resume*: the
-delivered tokens alone determine what follows, so they become part of the prompt; a seed's noise
-depends on the position in the whole sequence, so it goes on as it would have. *Replay*: something
-else matters, too (a grammar's state, the counts behind a penalty), so it runs from the start;
-delivered tokens are checked and skipped. A sampled request of that kind is repeatable by a seed:
-where it brings none, it is given one.
+There are three ways. *Rerun*: nothing was delivered, so the request runs again unchanged. *Resume*:
+the delivered tokens alone determine the rest, so they become part of the prompt; a seed's noise
+depends on the position in the whole sequence and so continues unchanged. *Replay*: something else
+matters as well (a grammar's state, the counts of a penalty), so the request runs from the start,
+and delivered tokens are checked and skipped. A sampled request can only be replayed with a seed, so
+it gets one if it has none.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from eaglegate.engine.types import DecodeStep, EngineRequest, Sampling, Step, Un
 
 
 class ReplayDiverged(Exception):
-    """A replay differs from what was delivered."""
+    """A replay produced other tokens than those delivered before."""
 
 
 class Continuation:
-    """Tracks what was delivered of ``request``: submit ``next_request()``, pass on ``take(step)``.
+    """Record of the delivered part of ``request``: submit ``next_request()``, pass on
+    ``take(step)``.
 
-    ``accounts``: the engine reports decode steps, so a token that a resumed request gets from its
-    second prefill needs one, too: a step of the target without a draft.
+    ``accounts`` means that the engine reports decode steps. A token that a resumed request gets
+    from its second prefill then needs a decode step as well: a step of the target without a draft.
     """
 
     def __init__(self, request: EngineRequest, *, accounts: bool = True) -> None:
@@ -49,18 +50,18 @@ class Continuation:
 
     @property
     def is_complete(self) -> bool:
-        """Every token was delivered; only the finish was lost."""
+        """True if every token was delivered and only the finish was lost."""
         return len(self._delivered) >= self._request.sampling.max_tokens
 
     def next_request(self) -> EngineRequest:
-        """The request to submit to the next engine."""
+        """Return the request to submit to the next engine."""
         outcome = self.outcome
         self._replayed = 0 if outcome is RecoveryOutcome.REPLAYED else None
         self._resuming = outcome is RecoveryOutcome.RESUMED
         return self._build_resume() if self._resuming else self._build_replay()
 
     def take(self, step: Step) -> Step | None:
-        """The part of ``step`` that is new, None without any. Raises ReplayDiverged."""
+        """Return the new part of ``step``, or None if nothing is new. Raises ReplayDiverged."""
         if self._replayed is not None:
             step = self._skip_delivered(step)
         elif self._resuming:
@@ -95,7 +96,8 @@ class Continuation:
         )
 
     def _resume_step(self, step: Step) -> Step:
-        """The first step after a resume: its prefill token is a decode step of this request."""
+        """Return a step after a resume. The prefill token of the first one is a decode step of this
+        request."""
         if not step.token_ids:
             return replace(step, cached_tokens=None, recomputed_tokens=None)
         self._resuming = False
@@ -109,10 +111,10 @@ class Continuation:
             yield DecodeStep(0, 0, 1, undrafted=reason)
 
     def _skip_delivered(self, step: Step) -> Step:
-        """``step`` without the tokens that an earlier engine delivered.
+        """Return ``step`` without the tokens that an earlier engine delivered.
 
-        An account of the whole answer that comes at its end stays whole: the earlier engine never
-        sent one.
+        An account of the whole answer that arrives at its end stays whole, because the earlier
+        engine never sent one.
         """
         assert self._replayed is not None
         expected = self._delivered[self._replayed :][: len(step.token_ids)]
@@ -135,12 +137,12 @@ class Continuation:
 
 
 def is_resumable(request: EngineRequest) -> bool:
-    """Whether the rest depends on nothing but the seed and the tokens so far."""
+    """Return True if the rest depends only on the seed and the tokens so far."""
     return request.constraint is None and not _is_penalised(request.sampling)
 
 
 def skip_tokens(step: Step, tokens: int) -> Iterator[DecodeStep]:
-    """The decode steps of ``step`` without its first ``tokens`` tokens.
+    """Yield the decode steps of ``step`` without its first ``tokens`` tokens.
 
     A decode step that is split keeps the accepted drafts of its second part.
     """
@@ -167,12 +169,13 @@ def _drop_head(step: DecodeStep, tokens: int) -> DecodeStep:
 
 
 def _count_prefilled(step: Step) -> int:
-    """Tokens of ``step`` that no decode step record_step."""
+    """Count the tokens of ``step`` that no decode step accounts for."""
     return len(step.token_ids) - sum(decode.delivered for decode in step.decode)
 
 
 def _is_penalised(sampling: Sampling) -> bool:
-    """vLLM applies these to the output alone, so delivered tokens must not become prompt."""
+    """Return True if a rule counts output tokens only, so that delivered tokens must not become
+    prompt."""
     budget = sampling.thinking_token_budget is not None
     penalised = sampling.presence_penalty or sampling.frequency_penalty
     return bool(penalised or sampling.bad_words or budget or sampling.repetition)

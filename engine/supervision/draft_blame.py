@@ -1,10 +1,10 @@
-"""Hold off depths of a draft that kill the engine.
+"""Holds on draft depths that kill the engine.
 
-A request that may have cost an engine runs again without drafts (``recovery.py``). Where it then
+A request that may have cost an engine runs again without drafts (``recovery.py``). If it then
 succeeds, its drafts are blamed for the death, once per engine, unless another request explains the
 death (``DeathInquiry``). ``DEATHS`` deaths at one method and depth within ``WINDOW_S`` hold that
-depth off: every request's depth is bounded to half of it until an operator releases it. Halving
-finds a depth that works, or 0, after few deaths.
+depth: every request's depth is bounded to half of it until an operator releases it. Halving finds a
+depth that works, or 0, after few deaths.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 DEATHS = 2
-"""Engines that one (method, depth) may cost before it is held off."""
+"""Number of engine deaths at one method and depth that hold the depth."""
 WINDOW_S = 86_400.0
-"""Seconds within which the deaths must lie."""
+"""Time within which the deaths must occur, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftHold:
-    """A depth that is held off because it killed engines. ``at``: Unix time in seconds."""
+    """A depth that is not used because it killed engines. ``at`` is Unix time in seconds."""
 
     method: str
     depth: int
     bound: int
-    """The greatest depth that requests get now."""
+    """Greatest depth that requests get during the hold."""
     at: float
 
 
@@ -85,15 +85,15 @@ class DraftBlame:
 
     @property
     def bound(self) -> int | None:
-        """The greatest depth that is not held off; None where nothing is."""
+        """Greatest depth that no hold forbids; None without a hold."""
         return min((hold.bound for hold in self._holds.values()), default=None)
 
     def limit(self, depth: int | None) -> int | None:
-        """The lesser of ``depth`` and ``bound``; None where neither bounds anything."""
+        """Return the smaller of ``depth`` and ``bound``; None if both are None."""
         return min((one for one in (depth, self.bound) if one is not None), default=None)
 
     def add(self, method: str, depth: int) -> DraftHold | None:
-        """Count the death of an engine; returns the hold where this one begins it."""
+        """Count the death of an engine. Return the new hold if this death causes one."""
         key, now = (method, depth), self._clock()
         deaths = self._deaths[key]
         deaths.append(now)
@@ -103,7 +103,7 @@ class DraftBlame:
         return hold
 
     def release(self) -> tuple[DraftHold, ...]:
-        """Forget all deaths and holds; returns the holds that there were."""
+        """Forget all deaths and holds, and return the holds."""
         released = self.holds
         self._deaths.clear()
         self._holds.clear()

@@ -15,7 +15,7 @@ from eaglegate.engine.types import EngineInfo
 
 
 def now() -> float:
-    """The running event loop's time in seconds."""
+    """Return the running event loop's time in seconds."""
     return asyncio.get_running_loop().time()
 
 
@@ -30,11 +30,12 @@ class SupervisionTimeouts:
     stall_s: float = 300.0
     """An engine that has requests and makes no step for any of them in this time has hung."""
     start_s: float = 1800.0
-    """The longest an engine may take to start; large models take many minutes."""
+    """Longest time that an engine may take to start; large models take many minutes."""
     wait_s: float = 300.0
-    """The longest a request waits for an engine to come back."""
+    """Longest time that a request waits for an engine to come back."""
     backoff_s: float = 1.0
-    """Pause before the second start in a row; doubles with each further one. The first is free."""
+    """Pause before the second start in a row; doubles with each further one. None before the
+    first."""
     max_backoff_s: float = 30.0
     stable_s: float = 60.0
     """An engine that ran this long, or served a token, resets the failure count."""
@@ -45,16 +46,17 @@ class SupervisionTimeouts:
     """Engine losses in a row that one request may survive without a new token. Losses by a signal
     from outside do not count."""
     losses: int = 20
-    """Engine losses that one request may survive in all: it bounds a request that crashes engines
-    after every few tokens. Losses by a signal from outside do not count."""
+    """Engine losses in total that one request may survive. This stops a request that crashes
+    engines after every few tokens. Losses by a signal from outside do not count."""
     kills: int = 20
-    """Signals from outside that must hit a request alone before it is taken for their cause.
+    """Number of signals from outside that must hit a request alone before it counts as their cause.
 
-    Many, because the first in line is alone again and again: three came within seconds of chance.
+    The limit is high because the first request in line is often alone; three signals within seconds
+    have occurred by chance.
     """
 
     def backoff(self, failures: int) -> float:
-        """The pause before the start that follows ``failures`` failures in a row."""
+        """Return the pause before the start that follows ``failures`` failures in a row."""
         if failures <= 1:
             return 0.0
         return float(min(self.max_backoff_s, self.backoff_s * 2 ** (failures - 2)))
@@ -63,9 +65,9 @@ class SupervisionTimeouts:
 class RestartPolicy:
     """Policy for restarting an engine, and for giving up.
 
-    An engine that served a token or ran for ``stable_s`` resets the count, however short it ran.
-    The end of an engine by a signal from outside says nothing about the engine: it is not counted,
-    though the pause before the next start still grows.
+    An engine that served a token or ran for ``stable_s`` resets the count, however briefly it ran.
+    The end of an engine by a signal from outside is not counted, because the engine was not at
+    fault. The pause before the next start still grows.
     """
 
     def __init__(self, timeouts: SupervisionTimeouts) -> None:
@@ -85,7 +87,7 @@ class RestartPolicy:
         self.failures += 1
 
     def reset_failures(self) -> None:
-        """The last losses were caused by one request, which is rejected from now on."""
+        """Forget the last losses. One request caused them, and it is rejected from now on."""
         self.failures = self._starts = 0
 
     @property
@@ -103,11 +105,11 @@ class StallDetector:
     def __init__(self) -> None:
         self.num_running = 0
         self.moved = False
-        """Set with every step of its requests; when that was is only looked at by ``stalled_s``."""
+        """Set by every step of a request. Only ``stalled_s`` reads the clock."""
         self._last_step = monotonic()
 
     def begin(self) -> None:
-        """One more request runs in the engine."""
+        """Count one more request that runs in the engine."""
         if not self.num_running:
             self._last_step = monotonic()
         self.num_running += 1
@@ -151,30 +153,31 @@ class RecoveryOutcome(StrEnum):
 
 
 class RecoveryObserver:
-    """Receives engine losses and interrupted requests, and ignores them where it is not told
-    otherwise. Must neither raise nor block.
+    """Observer of engine losses and interrupted requests that records nothing by default.
+
+    Overrides must neither raise nor block.
     """
 
     def record_loss(self, cause: LossCause) -> None:
-        """An engine was lost."""
+        """Record that an engine was lost."""
 
     def record_recovery(self, info: EngineInfo, seconds: float) -> None:
-        """A new engine is ready, ``seconds`` after the loss."""
+        """Record that a new engine is ready, ``seconds`` after the loss."""
 
     def record_interruption(self, outcome: RecoveryOutcome, request: str) -> None:
-        """The request with the id ``request`` was interrupted by the loss of its engine."""
+        """Record that the loss of an engine interrupted the request with the id ``request``."""
 
     def record_draft_death(self, method: str, depth: int) -> None:
-        """An engine died of its drafts: its request ran well without them."""
+        """Record that drafts killed an engine: its request succeeded without them."""
 
     def record_draft_hold(self, hold: DraftHold, *, held: bool) -> None:
-        """A depth is held off because it killed engines, or is released."""
+        """Record that a depth is held because it killed engines, or that the hold is released."""
 
 
 KEPT = 16
-"""The number of losses kept."""
+"""Number of losses kept."""
 REASON = 500
-"""The most characters of a reason."""
+"""Most characters of a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,24 +197,24 @@ class EngineLoss:
     """The loss of one engine, or one failed start."""
 
     at: str
-    """UTC, as ISO 8601 writes it."""
+    """Time of the loss, in ISO 8601 and UTC."""
     cause: LossCause
     reason: str
     """Sign by which the gateway noticed the loss."""
     lived_s: float | None = None
-    """None for an engine that did not start."""
+    """Seconds that the engine ran; None if it did not start."""
     ended_by: str = ""
-    """A signal's name or an exit status; empty where the process had not ended by itself."""
+    """A signal's name or an exit status; empty if the process had not ended by itself."""
     error: str = ""
     """The exception that ended it: the last line of its traceback."""
     log: tuple[str, ...] = ()
     """The last lines that its processes wrote."""
     worker: str | None = None
-    """The worker that was lost, in a fleet."""
+    """The lost worker, in a fleet."""
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The loss in one line."""
         found = [text for text in (self.ended_by, self.error) if text] or [self.reason]
         lived = "" if self.lived_s is None else f" after {self.lived_s:.1f} s"
         return f"{self.cause}{lived}: {'; '.join(found)}"
@@ -228,7 +231,7 @@ class LossLog:
 
     @property
     def last(self) -> EngineLoss:
-        """Raises IndexError when there was none."""
+        """The last loss. Raises IndexError if there was none."""
         return self._losses[-1]
 
     def __iter__(self) -> Iterator[EngineLoss]:

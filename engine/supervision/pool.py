@@ -1,4 +1,4 @@
-"""Engine pool: what a restarted local engine and a fleet of workers share.
+"""Engine pool: the common part of a restarted local engine and a fleet of workers.
 
 A pool is one engine made of *sessions*, one engine object each, from ready to closed. It submits
 requests through ``RequestRecovery``, so that they survive the loss of a session. Subclasses decide
@@ -40,9 +40,9 @@ CLOSE_S = 30.0
 
 
 class PendingStart:
-    """A submission that has not made its first step; ``confirm`` it with that step.
+    """A submission before its first step. Call ``confirm`` with that step.
 
-    As a context it waits until it may be submitted, and ends with the submission.
+    As a context manager it waits until the request may be submitted, and ends with the submission.
     """
 
     def __init__(self, isolation: PoisonIsolation, strikes: int, submissions: int) -> None:
@@ -58,7 +58,7 @@ class PendingStart:
         self.end()
 
     async def begin(self) -> None:
-        """Wait until it may be submitted."""
+        """Wait until the request may be submitted."""
         await self._isolation.enter(*self._rank)
 
     def end(self) -> None:
@@ -72,25 +72,26 @@ class PendingStart:
 
 
 class PoisonIsolation:
-    """Decides which request may be submitted now, to find the one that crashes engines.
+    """Decides which request may be submitted now, to find a request that crashes engines.
 
-    A request that has made a step since it was submitted is not suspected. Each of the others gets
+    A request that has made a step since it was submitted is not suspected. Each other request gets
     a strike and is submitted again *alone*: no other request is between submission and first step.
-    Those with the fewest strikes go first, so that chance does not hit the same request twice. An
-    engine that dies then was killed by that request. A signal from outside must hit a request alone
-    several times: a request that makes the kernel run out of memory is found, and one that was
-    running when an operator killed the engine is not punished.
+    Requests with the fewest strikes go first, so that chance does not hit the same request twice.
+    If the engine dies during that time, the request killed it. A signal from outside must hit a
+    request alone several times. So a request that makes the kernel run out of memory is found, and
+    a request that was running when an operator killed the engine is not punished.
     """
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
         self._pending = 0
         self._waiting: list[tuple[int, int]] = []
-        """Requests waiting to be alone: their strikes and submissions."""
+        """Strikes and submissions of the requests that wait to be alone."""
         self._alone = False
 
     def admit(self, *, strikes: int, submissions: int = 0) -> PendingStart:
-        """``strikes``: engines lost in a row without a step; ``submissions``: all there were."""
+        """Return the pending start of a request. ``strikes`` counts engines lost in a row without a
+        step, ``submissions`` all submissions."""
         return PendingStart(self, strikes, submissions)
 
     async def enter(self, strikes: int, submissions: int) -> None:
@@ -103,7 +104,7 @@ class PoisonIsolation:
         self._pending += 1
 
     def leave(self) -> None:
-        """The request has made its first step, or has ended."""
+        """Record that the request has made its first step or has ended."""
         held_up = self._alone or self._waiting
         self._pending -= 1
         self._alone = False
@@ -125,7 +126,8 @@ class PoisonIsolation:
 
 
 class EngineSession:
-    """One engine object in use. Retired, it takes no new requests and closes after the last one."""
+    """One engine object in use. Once retired, it takes no new requests and closes after the last
+    one."""
 
     def __init__(self, engine: Engine, info: EngineInfo, close_s: float = CLOSE_S) -> None:
         self.engine = engine
@@ -133,18 +135,18 @@ class EngineSession:
         self.stall_detector = StallDetector()
         self.started_at = now()
         self.useful = False
-        """A client has got a token of it."""
+        """True if a client has received a token from the engine."""
         self.lost = False
         self.inquiry = DeathInquiry()
         self.failure = FailureKind.DIED
-        """Kind of failure, for a lost session, of the requests that were running in it."""
+        """Kind of failure for the requests that were running in a lost session."""
         self.closed = asyncio.Event()
         self._close_s = close_s
         self._retired = False
         self._closing: asyncio.Task[None] | None = None
 
     def use(self) -> EngineSession:
-        """A context: a request runs in it, while inside."""
+        """Return a context manager during which a request runs in the session."""
         return self
 
     def __enter__(self) -> EngineSession:
@@ -168,12 +170,13 @@ class EngineSession:
 
     @property
     def is_shared(self) -> bool:
-        """Several requests run in it: none of them alone is to blame for a stall."""
+        """True if several requests run in the session, so that none alone is to blame for a
+        stall."""
         return self.stall_detector.num_running > 1
 
     @property
     def unclaimed(self) -> Totals:
-        """Steps whose tokens no request received, as the engine counts them."""
+        """Steps whose tokens no request received, as counted by the engine."""
         return self.engine.unclaimed if isinstance(self.engine, SupportsUnclaimed) else Totals()
 
     def retire(self) -> None:
@@ -181,7 +184,7 @@ class EngineSession:
         self._close_if_idle()
 
     def close(self) -> None:
-        """Begin to close it: its requests end with EngineDead."""
+        """Begin to close the engine. Its requests end with EngineDead."""
         self._retired = True
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
@@ -244,7 +247,7 @@ class EnginePool:
     def __post_init__(self) -> None:
         self._info: EngineInfo | None = None
         self._depth: int | None = None
-        """The bound on every request's depth that an operator has set."""
+        """Bound on every request's depth, set by an operator."""
         self.draft_blame = DraftBlame()
         self._losses = LossLog()
         self._recovery = RequestRecovery(self, self.timeouts, self.observer)
@@ -255,7 +258,7 @@ class EnginePool:
 
     @property
     def unclaimed(self) -> Totals:
-        """Steps whose tokens no request received: those of replays, and those engines count."""
+        """Steps whose tokens no request received, counted from replays and by the engines."""
         return sum((session.unclaimed for session in self._sessions()), self._recovery.replayed)
 
     @property
@@ -265,26 +268,27 @@ class EnginePool:
 
     @property
     def accounts(self) -> bool:
-        """The engines report their decode steps."""
+        """True if the engines report their decode steps."""
         return self._info is None or self._info.reports_decode_steps
 
     @property
     def is_closed(self) -> bool:
-        """No engine will become available any more."""
+        """True if no engine will become available any more."""
         raise NotImplementedError
 
     def reset_failures(self) -> None:
-        """Engines were lost through one request, which is rejected from now on."""
+        """Forget the last losses. One request caused them, and it is rejected from now on."""
 
     @property
     def draft_holds(self) -> tuple[DraftHold, ...]:
-        """The depths that are held off because they killed engines."""
+        """Depths that are not used because they killed engines."""
         return self.draft_blame.holds
 
     def blame_draft(self, submission: Submission, depth: int | None) -> None:
-        """Count an engine's death of its drafts, once; a second one holds the depth off.
+        """Count an engine's death caused by its drafts, once per engine. A second death holds the
+        depth.
 
-        An engine that drafts whatever a request asks for proves nothing.
+        An engine that ignores the depth of a request proves nothing.
         """
         assert isinstance(submission, SessionSubmission)
         speculation = submission.session.info.speculation
@@ -308,7 +312,7 @@ class EnginePool:
         self._change_bound()
 
     def release_drafts(self) -> tuple[DraftHold, ...]:
-        """An operator's word: use the depths again that are held off."""
+        """Release the held depths on behalf of an operator, and return the holds."""
         released = self.draft_blame.release()
         for hold in released:
             self.observer.record_draft_hold(hold, held=False)
@@ -326,17 +330,18 @@ class EnginePool:
 
     @property
     def _bound(self) -> int | None:
-        """The bound on every request's depth; None where there is none."""
+        """Bound on every request's depth; None if unbounded."""
         return self.draft_blame.limit(self._depth)
 
     def _change_bound(self) -> None:
-        """Apply ``_bound`` where engines hold it themselves."""
+        """Apply ``_bound`` if the engines enforce it themselves."""
 
     def _bound_depth(self, request: EngineRequest) -> EngineRequest:
-        """The request with the bound on its depth, where its engine does not hold the bound."""
+        """Return the request with the bound on its depth, if its engine does not enforce the
+        bound."""
         return request
 
     def _notify(self) -> None:
-        """Wake what waits for an engine."""
+        """Wake all waiters for an engine."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

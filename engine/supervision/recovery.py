@@ -1,7 +1,7 @@
 """Request recovery: in-flight requests survive the loss of their engine.
 
-An *engine provider* has engines: one after another (``engine/supervisor.py``) or several at a time
-(``engine/fleet``). ``RequestRecovery`` asks it where to submit a request, continues on the next
+An *engine provider* has engines, one after another (``engine/supervisor.py``) or several at a time
+(``engine/fleet``). ``RequestRecovery`` submits a request to one of them, continues it on the next
 engine when one is lost (``continuation.py``), and finds the request that crashes engines
 (``PoisonIsolation`` in ``pool.py``).
 """
@@ -56,10 +56,10 @@ class FailureKind(StrEnum):
     DIED = "died"
     """The engine died, possibly because of this request."""
     HUNG = "hung"
-    """The engine stalled while other requests were running in it, too."""
+    """The engine stalled while it was running other requests as well."""
     KILLED = "killed"
-    """A signal from outside ended or stopped the engine. No request is to blame, unless this
-    happens again and again."""
+    """A signal from outside ended or stopped the engine. No request is to blame unless this happens
+    repeatedly."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,11 +69,11 @@ class InFlightRequest:
     request: EngineRequest
     continuation: Continuation
     submissions: int = 0
-    """Engines it was submitted to."""
+    """Number of engines that the request was submitted to."""
     fruitless: int = 0
     """Engines lost in a row, without a signal from outside and without a new token."""
     losses: int = 0
-    """Engines lost in all, without a signal from outside."""
+    """Engines lost in total, without a signal from outside."""
     strikes: int = 0
     """Engines lost in a row without a step of this request since it was submitted."""
     crashes: int = 0
@@ -81,25 +81,25 @@ class InFlightRequest:
     blamed: int = 0
     """Crashes after the first one, in which no other request was waiting for its first step."""
     signals: int = 0
-    """Signals from outside in the same situation."""
+    """Signals from outside while no other request was waiting for its first step."""
     failures: int = 0
-    """Engines that kept running and could not run it."""
+    """Engines that failed on the request and kept running."""
     avoided: set[object] = field(default_factory=set)
-    """Engines to avoid, as long as there is another one."""
+    """Engines to avoid if there is another one."""
     refusals: list[Callable[[], None]] = field(default_factory=list)
-    """Engines that called it invalid: what to do when another one runs it."""
+    """One callback for each engine that refused the request, called if another engine runs it."""
     waiting_since: float | None = None
-    """Time at which the request's engine was lost or had no capacity for it; None since its last
-    step.
+    """Time at which the request lost its engine or found no capacity; None once it has made a step.
     """
     finished: bool = False
     suspected: list[tuple[Submission, int | None]] = field(default_factory=list)
-    """Submissions with drafts that ended with their engine's death, and the depths asked for."""
+    """Submissions with drafts that ended with their engine's death, and the depths requested."""
     inquiries: list[DeathInquiry] = field(default_factory=list)
-    """The deaths of engines in which it was a suspect, since its last step."""
+    """Inquiries into deaths of engines in which the request is a suspect, since its last step."""
 
     def take(self, step: Step, submission: Submission) -> Step | None:
-        """Account for a step of its engine; the part that is new, None without any."""
+        """Account for a step of the engine, and return the new part of it; None if nothing is
+        new."""
         if not submission.started:
             self.reset_strikes()
             submission.record_start()
@@ -131,16 +131,16 @@ class InFlightRequest:
                 inquiry.clear(self)
 
     def pop_proven(self) -> list[tuple[Submission, int | None]]:
-        """The suspected submissions that a run without drafts proves guilty so far.
+        """Remove and return the suspected submissions that a run without drafts has proven guilty.
 
-        Deaths before the first step are proven by a first step, later ones by the whole answer.
+        A first step proves deaths before the first step; the whole answer proves later ones.
         """
         proven = [one for one in self.suspected if self.finished or not one[0].started]
         self.suspected = [one for one in self.suspected if one not in proven]
         return proven
 
     def disprove_refusals(self) -> None:
-        """An engine runs it: those that refused it were wrong."""
+        """Blame the engines that refused the request, because another engine runs it."""
         refusals, self.refusals = self.refusals, []
         for blame in refusals:
             blame()
@@ -148,9 +148,9 @@ class InFlightRequest:
     def record_failure(self, kind: FailureKind, *, started: bool, ran: bool | None = None) -> None:
         """Record a failed submission.
 
-        ``started``: it failed after a step of this request. ``ran``: the engine was running it,
-        where that is known. A request that waited in its engine's queue is not suspected.
-
+        ``started`` means that it failed after a step of this request. ``ran`` is True if the engine
+        was running the request, None if unknown. A request that waited in its engine's queue is not
+        suspected.
         """
         if kind is not FailureKind.KILLED:
             self.fruitless += 1
@@ -166,15 +166,15 @@ class InFlightRequest:
 
     @property
     def suspects_draft(self) -> bool:
-        """Whether it must run without drafts: it may have cost an engine before its first step, or
-        two engines have died under it.
+        """True if the request must run without drafts: it may have killed an engine before its
+        first step, or two engines have died under it.
 
-        Only an engine that dies of it without drafts makes it poison.
+        Only a request that also kills an engine without drafts counts as poison.
         """
         return self.crashes > 0 or self.losses > 1
 
     def is_poison(self, timeouts: SupervisionTimeouts) -> bool:
-        """Whether it crashes engines: no other request can be the cause."""
+        """Return True if the request crashes engines, because no other request can be the cause."""
         return self.blamed > 0 or self.signals >= timeouts.kills
 
     def is_exhausted(self, timeouts: SupervisionTimeouts) -> bool:
@@ -182,12 +182,12 @@ class InFlightRequest:
 
     @property
     def has_output(self) -> bool:
-        """Part of its answer was delivered."""
+        """True if part of the answer was delivered."""
         return self.continuation.outcome is not RecoveryOutcome.RERUN
 
 
 class _DeliverySink:
-    """A request's sink, for one submission: takes the part of each step that is new."""
+    """A request's sink for one submission, which passes on the new part of each step."""
 
     __slots__ = ("_inflight", "_push", "_start", "_submission", "drain", "is_open")
 
@@ -198,7 +198,7 @@ class _DeliverySink:
         sink: StepSink,
         start: Callable[[], None],
     ) -> None:
-        """``start`` is called before the first step."""
+        """Wrap ``sink``. ``start`` is called before the first step."""
         self.is_open, self.drain = sink.is_open, sink.drain
         self._push, self._start = sink.push, start
         self._inflight, self._submission = inflight, submission
@@ -223,49 +223,50 @@ class Submission(Protocol):
         ...
 
     started: bool
-    """The request has made a step."""
+    """True if the request has made a step."""
     delivered: bool
-    """The client has got a token from this engine."""
+    """True if the client has received a token from this engine."""
 
     def record_start(self) -> None:
-        """The request makes its first step; before ``record_step``."""
+        """Record the first step of the request. Called before ``record_step``."""
         ...
 
     def record_step(self, step: Step, /) -> None:
-        """The engine made a step for this request."""
+        """Record a step of the engine for this request."""
         ...
 
     def record_delivery(self) -> None:
-        """The client gets its first token from this engine."""
+        """Record that the client receives its first token from this engine."""
         ...
 
     async def classify(self, error: RecoverableError, /) -> FailureKind:
-        """Report the error to the engine's supervisor; return what it means for the request.
+        """Report the error to the engine's supervisor, and return its meaning for the request.
 
-        Raises ``error`` where no other engine would do better.
+        Raises ``error`` if no other engine would do better.
         """
         ...
 
 
 class EngineProvider(Protocol):
-    """Provides engines to submit requests to."""
+    """Source of engines to which requests are submitted."""
 
     @property
     def accounts(self) -> bool:
-        """The engines report their decode steps."""
+        """True if the engines report their decode steps."""
         ...
 
     @property
     def is_closed(self) -> bool:
-        """No engine will become available any more."""
+        """True if no engine will become available any more."""
         ...
 
     def reset_failures(self) -> None:
-        """Engines were lost through one request, which is refused from now on."""
+        """Forget the last losses. One request caused them, and it is refused from now on."""
         ...
 
     def blame_draft(self, submission: Submission, depth: int | None) -> None:
-        """The engine of ``submission`` died of its drafts. ``depth``: as the request asked."""
+        """Record that drafts killed the engine of ``submission``. ``depth`` is the depth
+        requested."""
         ...
 
     def submit(self, inflight: InFlightRequest) -> AbstractAsyncContextManager[Submission]:
@@ -275,13 +276,13 @@ class EngineProvider(Protocol):
 
 @dataclass(eq=False)
 class RequestRecovery:
-    """``generate`` over a provider's engines."""
+    """Implements ``generate`` over a provider's engines."""
 
     provider: EngineProvider
     timeouts: SupervisionTimeouts
     observer: RecoveryObserver
     replayed: Totals = field(default_factory=Totals)
-    """Steps generated a second time; their tokens were delivered before."""
+    """Steps that were generated a second time, whose tokens had been delivered before."""
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         inflight = InFlightRequest(request, Continuation(request, accounts=self.provider.accounts))
@@ -323,7 +324,7 @@ class RequestRecovery:
                         self.replayed += sum_steps(skipped, requests=0)
 
     def _judge_drafts(self, inflight: InFlightRequest, request: EngineRequest) -> None:
-        """Blame the drafts for engines that died, where the request runs without them."""
+        """Blame the drafts for engine deaths if the request runs without drafts."""
         if inflight.suspected and request.depth == 0:
             for submission, depth in inflight.pop_proven():
                 self.provider.blame_draft(submission, depth)
@@ -335,7 +336,7 @@ class RequestRecovery:
         kind: FailureKind,
         ran: bool | None,
     ) -> None:
-        """Raises EngineError for a request that must not continue."""
+        """Record a failed submission. Raises EngineError if the request must not continue."""
         if inflight.waiting_since is None:
             inflight.waiting_since = now()
         if kind is FailureKind.NOT_RUN:

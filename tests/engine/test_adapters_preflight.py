@@ -54,7 +54,7 @@ def test_one_for_this_model_is_no_obstacle(tmp_path):
         ({"r": "8"}, "not a positive integer"),
         ({"use_dora": True}, "does not support DoRA"),
         ({"modules_to_save": ["lm_head"]}, "lm_head"),
-        ({"peft_type": "PROMPT_TUNING"}, "LoRA adapters alone"),
+        ({"peft_type": "PROMPT_TUNING"}, "only LoRA adapters"),
         ({"layer": 99}, "none of the layers"),
         ({"inner": 5}, "does not fit this model's layer"),
     ],
@@ -84,5 +84,5 @@ def test_of_a_model_that_is_elsewhere_the_configuration_counts(tmp_path):
     plan = EnginePlan("org/elsewhere", adapters={"a": str(adapter(tmp_path / "a", r=99, layer=7))})
     found = preflight(plan, LAPTOP, lambda: None)
     assert [text for text in found.obstacles if "adapter" in text] == [
-        "the adapter a cannot be loaded: its rank is 99, more than --max-lora-rank 16: raise that"
+        "the adapter a cannot be loaded: its rank is 99, more than --max-lora-rank 16: raise it"
     ]
