@@ -384,9 +384,8 @@ def list_parts(entry: ExplainedRequest) -> list[Row]:
 
 
 def _sum_recoveries(tracks: Sequence[ChoiceTrack], first_at: float) -> tuple[float, float]:
-    """Seconds of recovery before and after the first token. A moment in which several choices wait
-    counts once.
-    """
+    """Return the seconds of recovery before and after the first token. Time in which several
+    choices wait counts once."""
     losses = sorted(
         (at, at + seconds) for track in tracks for at, seconds, _ in track.interruptions
     )

@@ -32,13 +32,13 @@ class DraftHold:
 
 
 class DeathInquiry:
-    """Finds whether drafts or a request killed one engine.
+    """Inquiry into the death of one engine, by its drafts or by a request.
 
-    Requests that had made no step when it died are suspects. Each runs again alone and without
-    drafts. One that kills another engine so explains the first death, too, and what other requests
-    prove against the drafts counts no more. Drafts are blamed once no suspect is left. A suspect
-    that leaves before it has run again delays them no longer: a draft that kills engines costs more
-    than one that is held off in vain.
+    Requests without a step when the engine died are suspects. Each runs again alone and without
+    drafts. A suspect that then kills another engine explains the first death as well, and what
+    other requests prove against the drafts no longer counts. Drafts are blamed once no suspect is
+    left. A suspect that leaves before it has run again no longer delays the blame, because a draft
+    that kills engines costs more than a hold without cause.
     """
 
     def __init__(self) -> None:
@@ -50,16 +50,16 @@ class DeathInquiry:
         self._suspects.add(request)
 
     def clear(self, request: object) -> None:
-        """It has made a step without drafts, or has left."""
+        """Clear a suspect that has made a step without drafts, or has left."""
         self._suspects.discard(request)
         self._settle()
 
     def convict(self) -> None:
-        """A request that was in it kills engines without drafts, too."""
+        """Record that a request of the dead engine also kills engines without drafts."""
         self._is_settled = True
 
     def blame_drafts(self, blame: Callable[[], None]) -> None:
-        """A request proves that its drafts killed the engine. ``blame`` is called at most once."""
+        """Record proof that drafts killed the engine. ``blame`` is called at most once."""
         self._blame = self._blame or blame
         self._settle()
 

@@ -122,7 +122,8 @@ class InFlightRequest:
         self.inquiries.append(inquiry)
 
     def end_inquiries(self, *, guilty: bool = False) -> None:
-        """It is no suspect any more. ``guilty``: it kills engines without drafts."""
+        """End the request's part in all inquiries. ``guilty`` means that it kills engines without
+        drafts."""
         inquiries, self.inquiries = self.inquiries, []
         for inquiry in inquiries:
             if guilty:
@@ -219,7 +220,7 @@ class Submission(Protocol):
 
     @property
     def inquiry(self) -> DeathInquiry:
-        """The inquiry into its engine's death, which several submissions share."""
+        """The inquiry into the engine's death, which several submissions share."""
         ...
 
     started: bool
