@@ -55,7 +55,7 @@ def test_one_for_this_model_is_no_obstacle(tmp_path):
         ({"use_dora": True}, "does not support DoRA"),
         ({"modules_to_save": ["lm_head"]}, "lm_head"),
         ({"peft_type": "PROMPT_TUNING"}, "only LoRA adapters"),
-        ({"layer": 99}, "none of the layers"),
+        ({"layer": 99}, "no layer in"),
         ({"inner": 5}, "does not fit this model's layer"),
     ],
 )
