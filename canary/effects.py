@@ -40,12 +40,12 @@ def describe_effect(evidence: Mapping[str, Any]) -> str:
     if not evidence["blocks"]:
         return f"{name}: no data yet"
     ends = [evidence[end] for end in ("low", "high")]
-    said = f"{name} {_say(wording, evidence['mean'])}"
+    text = f"{name} {_say(wording, evidence['mean'])}"
     if None in ends:
         count = evidence["blocks"]
-        return f"{said} (too few blocks for an interval: {count})"
+        return f"{text} (too few blocks for an interval: {count})"
     low, high = (_say(wording, end) for end in sorted(ends, key=lambda end: _change(wording, end)))
-    return f"{said} ({low} to {high})"
+    return f"{text} ({low} to {high})"
 
 
 def _change(wording: Wording, value: float) -> float:

@@ -172,11 +172,14 @@ def _add_messages(routes: APIRouter, gateway: Gateway) -> None:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
-        talk = await current_charge.get().parse(
+        conversation = await current_charge.get().parse(
             lambda: make_counted_conversation(parse(body, CountTokensRequest), pipeline.served)
         )
         tokens = await count_prompt_tokens(
-            pipeline, "messages", arrived, lambda limits: render(talk, pipeline.renderer, limits)
+            pipeline,
+            "messages",
+            arrived,
+            lambda limits: render(conversation, pipeline.renderer, limits),
         )
         return {"input_tokens": len(tokens)}
 

@@ -53,16 +53,16 @@ class StartupProgress:
     def fail(self, error: Exception) -> None:
         """Close with the reason why nothing was started."""
         self.close()
-        said = f"eaglegate: {error}"
-        print(self._wrap(str(error), "error") if self._as_json else said, file=self._out)
+        message = f"eaglegate: {error}"
+        print(self._wrap(str(error), "error") if self._as_json else message, file=self._out)
 
     def announce(self, banner: str, url: str, operator: str) -> None:
         """Close with the banner on standard output, or with a log line."""
         self.close()
         if self._as_json:
             fields = {"url": url, "operator": operator}
-            said = self._wrap(f"eaglegate serves {url}/v1", "info", fields)
-            print(said, file=self._out, flush=True)
+            message = self._wrap(f"eaglegate serves {url}/v1", "info", fields)
+            print(message, file=self._out, flush=True)
         else:
             print(banner, flush=True)
 

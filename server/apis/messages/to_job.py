@@ -53,7 +53,7 @@ def make_messages_job(
     """Make the Job. Raises InvalidRequest and NotFound."""
     model = resolve_model(request.model, served)
     policy = _make_policy(request, served)
-    talk = make_conversation(request, policy, served)
+    conversation = make_conversation(request, policy, served)
     param, wanted = _read_format(request)
     _check_container(request)
     _check_edits(request)
@@ -64,7 +64,7 @@ def make_messages_job(
         api="messages",
         model=model,
         sampling=_sampling(request, served),
-        prompts=(talk,),
+        prompts=(conversation,),
         policy=policy,
         constraint=(param, wanted) if wanted else NO_CONSTRAINT,
         reasons=request.thinking is not None and request.thinking.type != "disabled",

@@ -177,9 +177,9 @@ def _read_local_output(item: Item) -> str:
 
 
 def _read_patch_output(item: Item) -> str:
-    said = item.get("output") or ""
+    output = item.get("output") or ""
     failed = item.get("status") == "failed"
-    return f"Error: {said or 'the patch failed'}" if failed else said or "Done."
+    return f"Error: {output or 'the patch failed'}" if failed else output or "Done."
 
 
 CLIENT_TOOLS: Mapping[str, ClientTool] = {

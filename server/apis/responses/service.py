@@ -180,11 +180,11 @@ class ResponsesService:
         asked, given = await current_charge.get().parse(lambda: _read_request(body, reader, served))
         check_storage(asked)
         self._should_store(asked)
-        talk = asked.conversation_id
+        conversation = asked.conversation_id
         before = (
             await self._load_history(asked.previous_response_id, owner, len(body))
-            if talk is None
-            else await self._conversations.history(talk, len(body), given)
+            if conversation is None
+            else await self._conversations.history(conversation, len(body), given)
         )
         given = await resolve_references(given, gateway, before)
         named = find_header(request, WORKLOAD_HEADER)

@@ -60,7 +60,7 @@ def make_responses_job(
     model = resolve_model(request.model, served)
     _check_includes(request)
     policy = make_response_policy(request, served)
-    talk = _conversation(request, items, policy, served)
+    conversation = _conversation(request, items, policy, served)
     wanted = require_single([*_text_format(request), *read_structured_outputs(request)])
     sampling = _sampling(request, served)
     effort = request.reasoning.effort if request.reasoning else None
@@ -71,7 +71,7 @@ def make_responses_job(
         api="responses",
         model=model,
         sampling=sampling,
-        prompts=(talk,),
+        prompts=(conversation,),
         policy=policy,
         constraint=wanted,
         reasons=effort not in (None, "none"),
@@ -116,12 +116,12 @@ def _conversation(
         raise InvalidRequest("'input' is empty: there is nothing to answer.", param="input")
     effort = effort_kwargs(request.reasoning.effort if request.reasoning else None)
     verbosity = request.text.verbosity if request.text else None
-    spoken = {"verbosity": verbosity} if verbosity else {}
+    chosen = {"verbosity": verbosity} if verbosity else {}
     asked = request.chat_template_kwargs
     return Conversation(
         messages=(*system, *template_messages),
         tools=policy.tools if policy.choice != "none" else (),
-        template_kwargs=template_kwargs(served, asked, **effort, **spoken),
+        template_kwargs=template_kwargs(served, asked, **effort, **chosen),
         template=own_template(served, asked),
     )
 

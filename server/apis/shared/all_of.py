@@ -109,9 +109,9 @@ class _Merger:
 
 def _check_additional(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
     """Raise _Unmergeable if ``first`` restricts properties that only ``second`` names."""
-    says = first.get("additionalProperties", True)
+    additional = first.get("additionalProperties", True)
     known = first.get("properties", {}).keys()
-    if says is not True and not second.get("properties", {}).keys() <= known:
+    if additional is not True and not second.get("properties", {}).keys() <= known:
         raise _Unmergeable
 
 

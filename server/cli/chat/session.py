@@ -226,14 +226,14 @@ class ChatSession:
     def _obey(self, line: str) -> bool:
         """Run a command. Return True if it ends the session."""
         command, _, rest = line.partition(" ")
-        talk = self._conversation
+        conversation = self._conversation
         match command:
             case "/quit" | "/exit":
                 return True
             case "/reset":
-                talk.messages.clear()
+                conversation.messages.clear()
             case "/system":
-                talk.system = rest.strip()
+                conversation.system = rest.strip()
             case "/model":
                 self._choose_model(rest.strip())
             case "/retry":

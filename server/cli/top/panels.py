@@ -88,12 +88,12 @@ def format_drift(ratio: float | None) -> tuple[str, str]:
 
 def list_figures(reading: GatewayReading) -> list[Figure]:
     """Return the main numbers: speed, acceptance, fallback, TPOT, TTFT, gain."""
-    said = reading.speculation
-    all_, past = said["all"], said["history"]
+    report = reading.speculation
+    all_, past = report["all"], report["history"]
     drift, tone = format_drift(all_["against_baseline"])
     length = all_["acceptance_length"]
-    speed = said["tokens_per_s"]
-    gain = said["planner"] and said["planner"]["gain"]
+    speed = report["tokens_per_s"]
+    gain = report["planner"] and report["planner"]["gain"]
 
     def history(field: str) -> list[float]:
         return [bucket[field] or 0.0 for bucket in past]
@@ -102,7 +102,7 @@ def list_figures(reading: GatewayReading) -> list[Figure]:
         Figure(
             "throughput",
             f"{speed:.{1 if speed < 10 else 0}f} tok/s",
-            f"{said['running']} running",
+            f"{report['running']} running",
             past=history("tokens_per_s"),
         ),
         Figure(
@@ -157,20 +157,20 @@ def describe_engines(reading: GatewayReading) -> str:
 
 def list_states(reading: GatewayReading, before: GatewayReading | None = None) -> list[State]:
     """Return one line per component. Changes are relative to ``before``, an older reading."""
-    said, metrics = reading.speculation, reading.metrics
+    report, metrics = reading.speculation, reading.metrics
     states = [
         State("admission", *_describe_admission(reading, before)),
-        State("planner", _describe_planner(said["planner"], before)),
-        State("positions", _describe_positions(said["all"])),
-        State("fallback", _describe_fallback(said["all"])),
+        State("planner", _describe_planner(report["planner"], before)),
+        State("positions", _describe_positions(report["all"])),
+        State("fallback", _describe_fallback(report["all"])),
         State("engines", *_describe_lives(reading)),
         State("drafts", _describe_drafts(reading)),
-        State("canary", *_describe_canary(said["canary"])),
-        *(State("worker", *_describe_worker(worker)) for worker in said["workers"]),
+        State("canary", *_describe_canary(report["canary"])),
+        *(State("worker", *_describe_worker(worker)) for worker in report["workers"]),
     ]
     if used := metrics.total("memory_bytes"):
         states.append(State("memory", *_describe_memory(reading, used)))
-    states += [State("problem", text, BAD) for text in _list_problems(said)]
+    states += [State("problem", text, BAD) for text in _list_problems(report)]
     states += [State("alert", *_describe_alert(row)) for row in reading.alerts if row["holds"]]
     return [State(s.name, make_line_harmless(s.text), s.tone) for s in states if s.text]
 
@@ -298,10 +298,10 @@ def _describe_memory(reading: GatewayReading, used: float) -> tuple[str, str]:
     return f"{used / 2**30:.1f}{of} GiB{refusing}", BAD if shedding else ""
 
 
-def _list_problems(said: Row) -> Iterator[str]:
-    if said["all"]["problem"]:
-        yield said["all"]["problem"]
-    for worker in said["workers"]:
+def _list_problems(report: Row) -> Iterator[str]:
+    if report["all"]["problem"]:
+        yield report["all"]["problem"]
+    for worker in report["workers"]:
         if worker["problem"]:
             yield f"{worker['name']}: {worker['problem']}"
         for finding in worker["findings"]:

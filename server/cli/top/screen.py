@@ -179,9 +179,9 @@ class TopApp(App[None]):
         self._fill("requests", list_requests(self.reading, self._list))
 
     def _show_head(self) -> None:
-        said = self.reading.speculation
+        report = self.reading.speculation
         head = Text.assemble(
-            (f"eaglegate {said['version']}", "bold"),
+            (f"eaglegate {report['version']}", "bold"),
             f"  {make_line_harmless(self._reader.url)}  {describe_engines(self.reading)}",
         )
         if self._failure:
