@@ -111,7 +111,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("dist", "no") == "loadfile":
+    if config.option.markexpr in WANTED:  # the processes of xdist are not told how it distributes
         items.sort(key=_rank_file)
     for item in items:
         if item.get_closest_marker("alone"):
