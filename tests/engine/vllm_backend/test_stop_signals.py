@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from multiprocessing import connection
@@ -23,6 +21,7 @@ from eaglegate.engine.vllm_backend.child_process import EnginePreload, create_co
 from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 from eaglegate.text.rendering.encoding import RenderLimits
 from eaglegate.text.rendering.sandbox import TemplateInput, TemplateRunner
+from tests.engine.vllm_backend.signalled import unfreeze_at_the_end, wait_for_line
 
 pytestmark = pytest.mark.thorough
 
@@ -32,26 +31,6 @@ SOON_S = 120
 def send_stop_signals(pid: int) -> None:
     for number in STOP:
         os.kill(pid, number)
-
-
-def wait_for_line(alive: Any) -> None:
-    """Handle signals as an engine does, with handlers that are not ours."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-    alive.send("up")
-    alive.recv()
-
-
-def unfreeze_at_the_end(alive: Any) -> None:
-    """Report the number of frozen objects of a process that unfreezes them to end, as vLLM's do."""
-
-    def end(*_: Any) -> None:
-        gc.unfreeze()
-        alive.send(gc.get_freeze_count())
-        sys.exit(0)
-
-    signal.signal(signal.SIGTERM, end)
-    alive.send("up")
-    alive.recv()
 
 
 def start(
@@ -115,7 +94,6 @@ def test_the_fork_server_outlives_a_signal() -> None:
 
 FORKING = """
 import asyncio, contextlib, json, multiprocessing, os, signal, socket, sys
-from vllm.v1.engine import utils
 from eaglegate.engine.vllm_backend.child_process import separate_engines
 
 def report(pipe):
@@ -147,7 +125,8 @@ async def main():
     finally:
         process.kill()
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # the child runs what is above, and need not import vLLM
+    from vllm.v1.engine import utils
     utils.get_mp_context = lambda: multiprocessing.get_context("fork")
     asyncio.run(main())
 """
