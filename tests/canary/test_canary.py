@@ -20,6 +20,8 @@ from eaglegate.canary.rules import PromotedRules
 from eaglegate.canary.sequential import CanaryRules, CanaryVerdict
 from eaglegate.engine.errors import DraftRefused, EngineDead
 from eaglegate.engine.events import Ending
+from eaglegate.engine.speculation import swap
+from eaglegate.engine.speculation.drafts import DraftPlan, InspectedDraft
 from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.speculation.totals import Totals
@@ -123,6 +125,17 @@ class Scene:
         policy = SpeculationPolicy()
         memory = PromotedRules(None, policy.rules)
         return CanaryRunner(CanaryChanges(self.traffic, policy, memory, drafts=self.manager))
+
+
+@pytest.fixture(autouse=True)
+def inspect_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inspect candidates in this process: another one would take longer than a simulated canary."""
+
+    def check(plan: DraftPlan, draft: str, running: str) -> InspectedDraft:
+        report = plan.check(draft, running)
+        return InspectedDraft(report.method, report.summary)
+
+    monkeypatch.setattr(swap, "check_apart", check)
 
 
 @pytest.fixture
