@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shlex
@@ -15,12 +14,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import httpx
 import orjson
 
 from tests.conftest import ROOT, SAMPLE
+from tests.forked_workers import SERVER, Forked, Forks, die_with_parent
 
 DEMO = ROOT / "engine" / "demo"
 MODEL = str(DEMO / "target")
@@ -70,7 +71,12 @@ GATEWAY = (
 """Arguments of a gateway in front of such workers, without the workers' addresses."""
 
 START_S = 300.0
-PR_SET_PDEATHSIG = 1
+
+
+@cache
+def make_forks() -> Forks:
+    """vLLM is imported once for all servers of this process's tests."""
+    return Forks(ROOT, ENVIRONMENT)
 
 
 @dataclass
@@ -80,12 +86,15 @@ class WorkerProcess:
     url: str
     log: Path
     arguments: Sequence[str]
-    process: subprocess.Popen[bytes] = field(init=False)
+    process: subprocess.Popen[bytes] | Forked = field(init=False)
 
     def __post_init__(self) -> None:
         self._start()
 
     def _start(self) -> None:
+        if SERVER in self.arguments:
+            self.process = make_forks().fork(self.arguments, self.log)
+            return
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, *self.arguments],
@@ -94,7 +103,7 @@ class WorkerProcess:
                 cwd=ROOT,
                 env=os.environ | ENVIRONMENT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     def until_healthy(self) -> None:
@@ -140,7 +149,7 @@ def vllm_worker(
     log: Path, arguments: Sequence[str] = OURS
 ) -> AbstractContextManager[WorkerProcess]:
     """Run a worker until the block ends; it may still be loading when the block begins."""
-    command = ["-m", "vllm.entrypoints.openai.api_server", *ARGUMENTS, *arguments, "--port"]
+    command = ["-m", SERVER, *ARGUMENTS, *arguments, "--port"]
     return _until_the_end(log, command)
 
 
@@ -155,7 +164,7 @@ def recipe_worker(
     anywhere, on_cpus, _ = re.findall(r"```sh\nvllm serve MODEL --port 8100 (.*?)```", page, re.S)
     line = on_cpus if tuned_for_cpus else anywhere
     line = line.replace("\\\n", " ").replace('"DRAFT"', f'"{SPECULATION["model"]}"')
-    command = ["-m", "vllm.entrypoints.openai.api_server", *ARGUMENTS[:3], *shlex.split(line)]
+    command = ["-m", SERVER, *ARGUMENTS[:3], *shlex.split(line)]
     small = "--kv-cache-memory-bytes=268435456"
     return _until_the_end(log, [*command, small, *arguments, "--port"])
 
@@ -174,11 +183,6 @@ def _until_the_end(log: Path, arguments: Sequence[str]) -> Iterator[WorkerProces
         finally:
             if worker.process.poll() is None:
                 worker.kill()
-
-
-def _die_with_parent() -> None:
-    """A test run that is killed leaves no server behind."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_port() -> int:
