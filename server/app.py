@@ -105,7 +105,7 @@ def create_app(
         info.router(gateway),
         *stateful,
     ):
-        app.include_router(routes)
+        app.router.routes.extend(routes.routes)  # include_router would make them all once more
     app.router.routes.extend(more_routes)
     complete_openapi(app, OPEN_PATHS)
     refuse = _add_error_handlers(app, gateway)
