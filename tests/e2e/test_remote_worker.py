@@ -28,6 +28,7 @@ PAIRS = {
 }
 LONG = {"messages": [{"role": "user", "content": "Tell me a story about a cat."}]}
 SETTLE_S = 20.0
+DETAILED = {"per_request_spec_decode_metrics": "detailed"}
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +96,15 @@ def idle(worker: WorkerProcess) -> None:
         assert time.monotonic() < deadline, "the worker still runs"
 
 
-def test_answers_and_accounts_are_those_of_an_engine_in_process(gateway, demo_gateway):
-    detailed = {"per_request_spec_decode_metrics": "detailed"}
-    for prompt in PROMPTS:
-        here, there = ask(demo_gateway, prompt, **detailed), ask(gateway, prompt, **detailed)
+@pytest.fixture(scope="module")
+def answers(gateway) -> list[dict]:
+    """What the worker answers, each prompt alone."""
+    return [ask(gateway, prompt, **DETAILED) for prompt in PROMPTS]
+
+
+def test_answers_and_accounts_are_those_of_an_engine_in_process(answers, demo_gateway):
+    for prompt, there in zip(PROMPTS, answers, strict=True):
+        here = ask(demo_gateway, prompt, **DETAILED)
         assert said(there) == said(here), prompt["name"]
         assert drafts(there) == drafts(here), prompt["name"]
         assert there["usage"] == here["usage"] | {
@@ -128,15 +134,14 @@ def test_totals_are_the_workers_own(gateway, worker):
         ask(gateway, LONG, structured_outputs={"regex": "[a-z ]{5,40}[.]"})
 
 
-def test_a_worker_that_plans_says_the_same_and_accounts_for_depths_of_its_own(gateway, planning):
-    detailed = {"per_request_spec_decode_metrics": "detailed"}
-    worker, planned = planning
-    with same_totals(planned, worker), ThreadPoolExecutor(4) as many:
-        answers = list(many.map(lambda prompt: ask(planned, prompt, **detailed), PROMPTS))
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
-        assert said(answer) == said(ask(gateway, prompt)), prompt["name"]
-    assert len({depth for one in answers for depth in drafts(one)["per_step_drafted"]}) > 1
-    own = drafts(ask(planned, LONG, num_speculative_tokens=1, **detailed))
+def test_a_worker_that_plans_says_the_same_and_accounts_for_depths_of_its_own(answers, planning):
+    worker, gateway = planning
+    with same_totals(gateway, worker), ThreadPoolExecutor(4) as many:
+        planned = list(many.map(lambda prompt: ask(gateway, prompt, **DETAILED), PROMPTS))
+    for prompt, answer, fixed in zip(PROMPTS, planned, answers, strict=True):
+        assert said(answer) == said(fixed), prompt["name"]
+    assert len({depth for one in planned for depth in drafts(one)["per_step_drafted"]}) > 1
+    own = drafts(ask(gateway, LONG, num_speculative_tokens=1, **DETAILED))
     assert set(own["per_step_drafted"]) == {1}
 
 

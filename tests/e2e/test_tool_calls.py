@@ -72,12 +72,16 @@ def streamed(client: OpenAI, prompt: dict, depth: int) -> tuple:
     return content, calls, finish
 
 
+@pytest.fixture(scope="module")
+def plain(client) -> list[tuple]:
+    """Whole answers without speculation."""
+    answers = [whole(client, prompt, 0) for prompt in PROMPTS]
+    assert sum(len(calls) for _, calls, _ in answers) > len(PROMPTS) / 2
+    return answers
+
+
 @pytest.mark.parametrize("depth", [1, 3, 5, DEEPEST])
-def test_streamed_calls_are_the_whole_ones(client, depth):
-    called = 0
-    for prompt in PROMPTS:
-        plain = whole(client, prompt, 0)
-        assert whole(client, prompt, depth) == plain, prompt["name"]
-        assert streamed(client, prompt, depth) == plain, prompt["name"]
-        called += len(plain[1])
-    assert called > len(PROMPTS) / 2
+def test_streamed_calls_are_the_whole_ones(client, plain, depth):
+    for prompt, expected in zip(PROMPTS, plain, strict=True):
+        assert whole(client, prompt, depth) == expected, prompt["name"]
+        assert streamed(client, prompt, depth) == expected, prompt["name"]
