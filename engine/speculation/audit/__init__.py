@@ -1,8 +1,9 @@
-"""Audits: answers scored again by the target without the draft, and what follows from a fault.
+"""Audits: answers that the target scores again without the draft, and the response to a fault.
 
-``scores.py`` is what the engine tells of one answer, ``evidence.py`` the verdict on it and the
-sequential test over many, ``grammars.py`` the check of constrained answers. ``auditor.py`` selects
-answers and audits them when there is room, ``holds.py`` takes speculation from a workload, and
-``files.py`` keeps what shows a violation again. The engine computes the scores in its worker
-(``engine/vllm_backend/scoring.py``). The gateway's composition root puts it together.
+``scores.py`` has the engine's scores of one answer, ``evidence.py`` the verdict on it and the
+sequential test over many answers, and ``grammars.py`` the check of constrained answers.
+``auditor.py`` selects answers and audits them when there is room. ``holds.py`` takes speculation
+from a workload, and ``files.py`` writes the evidence that reproduces a violation. The engine
+computes the scores in its worker (``engine/vllm_backend/scoring.py``). The gateway's composition
+root puts the parts together.
 """

@@ -1,11 +1,11 @@
-"""Score a share of the finished answers again, without the draft, and act on violations.
+"""Audits of a share of the finished answers, scored again without the draft.
 
-``AuditedEngine`` keeps the tokens of the selected answers until their audit; ``Auditor.run`` scores
+``AuditedEngine`` keeps the tokens of the selected answers until their audit. ``Auditor.run`` scores
 them one at a time, when the engine is idle or has room, for at most ``BUDGET`` of its time. An
-answer that finds no room is dropped and counted. Nothing of a prompt or an answer is logged.
+answer that finds no room is dropped and counted. No prompt or answer is logged.
 
-A violation takes speculation from the answer's workload (``holds.py``). A change of the draft gives
-it back and forgets the evidence, and so does an operator.
+A violation takes speculation from the answer's workload (``holds.py``). A change of the draft, or
+an operator, gives it back and discards the evidence.
 """
 
 from __future__ import annotations
@@ -49,24 +49,26 @@ from eaglegate.text.events import FinishReason
 log = logging.getLogger(__name__)
 
 BUDGET = 0.01
-"""Share of the time that audits may take of the engine."""
+"""Share of the engine's time that audits may take."""
 SAVED_S = 10.0
-"""Most seconds of the budget that are saved up, to be spent while the engine is idle..."""
+"""Most seconds of the budget that are saved for use while the engine is idle."""
 SAVED_BUSY_S = 0.5
-"""... and beside requests, so that audits slow them by ``BUDGET`` at most."""
+"""Most seconds of the budget that are saved for use while requests run. Audits then slow them by at
+most ``BUDGET``."""
 PATIENCE_S = 30.0
-"""Seconds after which an answer that found no room, or a piece of its audit, is dropped."""
+"""Seconds after which an answer, or a piece of its audit, is dropped if it finds no room."""
 IDLE_S = 5.0
-"""Seconds that a piece of an audit waits for an idle engine, before it runs beside requests."""
+"""Seconds that a piece of an audit waits for an idle engine before it runs together with
+requests."""
 POLL_S = 0.05
 QUEUE = 32
-"""Answers that wait for their audit."""
+"""Most answers that wait for their audit."""
 MOST_TOKENS = 32_768
-"""Tokens, prompt included, of the longest answer that is audited."""
+"""Most tokens, prompt included, of an audited answer."""
 RECENT = 50
-"""Audits that are described to operators."""
+"""Number of audits that operators see."""
 DEATHS = 2
-"""Losses of the engine during audits after which there are no more audits."""
+"""Losses of the engine during audits after which audits stop."""
 SALT = "audit"
 
 
@@ -75,7 +77,7 @@ class NoRoom(Exception):
 
 
 class Auditor:
-    """One per gateway. ``has_room`` says whether the engine could take an audit now."""
+    """Auditor of one gateway. ``has_room`` tells if the engine could take an audit now."""
 
     def __init__(
         self,
@@ -88,7 +90,8 @@ class Auditor:
         clock: Callable[[], float] = time.monotonic,
         is_idle: Callable[[], bool] | None = None,
     ) -> None:
-        """``is_idle``: whether no request runs; None where that is not to be waited for."""
+        """Set up without an engine. ``is_idle`` tells if no request runs; None does not wait for
+        that."""
         self.share = share
         self.holds = holds
         self.draft = ""
@@ -105,7 +108,7 @@ class Auditor:
         self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S / 10)
         self._busy_budget = TimeBudget(BUDGET, SAVED_BUSY_S, clock, 0.0)
         self._took_s = 0.0
-        """Seconds that the current audit has taken of the engine."""
+        """Seconds of the engine's time that the current audit has taken."""
         self._working_since: float | None = None
         self._deaths = 0
 
@@ -115,8 +118,8 @@ class Auditor:
         generate: Generate,
         info: EngineInfo,
     ) -> None:
-        """Audit with ``engine``, whose model has the data type that ``info`` names. Replays
-        ``generate`` answers anew.
+        """Audit with ``engine``, whose model has the data type in ``info``. ``generate`` makes the
+        answers of replays.
 
         An engine whose settings may change text on purpose is not audited.
         """
@@ -130,7 +133,7 @@ class Auditor:
         return draw_position(SALT, request.id) < self.share
 
     def submit(self, answer: FinishedAnswer) -> None:
-        """Take an answer in; where there is no place, drop it and count that."""
+        """Queue an answer for its audit. If it cannot be audited, count the drop."""
         if self._engine is None or not answer.token_ids:
             return
         if answer.request.sampling.thinking_token_budget is not None:
@@ -144,7 +147,7 @@ class Auditor:
             self._arrived.set()
 
     def change_draft(self, version: DraftVersion, _: DraftSwap | None = None) -> None:
-        """Forget the evidence against the draft before, and give its workloads back."""
+        """Discard the evidence against the previous draft, and release its workloads."""
         if version.fingerprint == self.draft:
             return
         self.draft = version.fingerprint
@@ -153,14 +156,14 @@ class Auditor:
             log.warning("speculation is on again for %s: the draft changed", ", ".join(released))
 
     def release(self, workload: str) -> bool:
-        """An operator's word; False where the workload is not held."""
+        """Release a workload on behalf of an operator; return False if it was not held."""
         self._tests.pop(workload, None)
         return bool(self.holds.release(workload))
 
     async def replay(
         self, request: EngineRequest, answer: Sequence[int], depth: int
     ) -> dict[str, Any]:
-        """Score an answer again, and answers that are generated anew with drafts and without.
+        """Score a stored answer again, and new answers generated with and without drafts.
 
         Raises EngineError.
         """
@@ -179,7 +182,7 @@ class Auditor:
     async def _describe_scores(
         self, request: EngineRequest, answer: Sequence[int]
     ) -> dict[str, Any]:
-        """The verdict on an answer, and the tokens that are not the target's choice."""
+        """Return the verdict on an answer, and its tokens that are not the target's choice."""
         assert self._engine is not None
         rules = ScoringRules.of(request, 0, self._dtype)
         if request.constraint is not None:
@@ -231,7 +234,7 @@ class Auditor:
         return False
 
     async def _pause(self) -> None:
-        """Between two pieces of an audit: wait for room. Raises NoRoom."""
+        """Wait for room between two pieces of an audit. Raises NoRoom."""
         self._charge()
         self._working_since = None
         if not await self._wait_for_room(self.clock()):
@@ -276,7 +279,8 @@ class Auditor:
     async def judge(
         self, answer: FinishedAnswer, pause: Callable[[], Awaitable[None]] = never_pause
     ) -> tuple[str, AuditOutcome, str] | None:
-        """How the answer was chosen, the verdict and its reason; None where nothing can be told.
+        """Return how the answer was chosen, the verdict and its reason; None if no verdict is
+        possible.
 
         Raises EngineError.
         """
@@ -362,7 +366,7 @@ class Auditor:
         self._observer.record_audit_drop(reason)
 
     def describe(self) -> Mapping[str, Any]:
-        """The holds, the evidence and the last audits, for operators."""
+        """Describe the holds, the evidence and the last audits for operators."""
         return {
             "share": self.share,
             "waiting": len(self._waiting),
@@ -383,12 +387,13 @@ class Auditor:
 
 
 class AuditedEngine:
-    """Wraps an engine and keeps the tokens of the answers that ``auditor`` selects."""
+    """Wrapper of an engine that keeps the tokens of the answers that ``auditor`` selects."""
 
     def __init__(
         self, engine: Engine, auditor: Auditor, may_keep: Callable[[], bool] = lambda: True
     ) -> None:
-        """``may_keep``: whether a violation's file may hold the tokens of the current request."""
+        """Wrap ``engine``. ``may_keep`` tells if evidence may hold the tokens of the current
+        request."""
         self._engine, self._auditor, self._may_keep = engine, auditor, may_keep
 
     async def start(self) -> EngineInfo:
@@ -431,7 +436,7 @@ class AuditedEngine:
 
 
 class _KeptTokens:
-    """The tokens of an answer as they come."""
+    """Tokens of an answer, collected step by step."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -1,14 +1,14 @@
 """The verdict on one answer, and a sequential test over the answers of a slice.
 
 Tokens that are chosen by a maximum are proof by themselves. Tokens that are drawn at random prove
-something together only. For each the engine gives likelihood ratios q(token) / p(token): p is the
-distribution that the request asked for, q what a certain kind of fault would draw from
+something only together. For each, the engine gives likelihood ratios q(token) / p(token): p is the
+distribution that the request asked for, and q the one from which a certain kind of fault would draw
 (``FAMILIES`` in ``engine/vllm_backend/scoring.py``). Given the tokens before it, each ratio has a
-mean of 1 at most as long as p is true, so their product over tokens and answers is a test
+mean of at most 1 as long as p is true, so their product over tokens and answers is a test
 martingale. ``SequentialTest`` keeps the Shiryaev-Roberts sum of those products, which restarts at
 every answer and so finds a fault that begins late: R <- (1 + R) * ratio, averaged over the kinds of
 faults. This is an e-detector (Shin, Ramdas, Rinaldo, 2023): with a threshold A the mean number of
-answers before a false alarm is at least A, whenever one looks.
+answers before a false alarm is at least A, however often the sum is checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from enum import StrEnum
 from eaglegate.engine.speculation.audit.scores import AnswerScores
 
 THRESHOLD = 1e9
-"""Answers before a false alarm, at least, in the mean of one slice."""
+"""Least mean number of answers of one slice before a false alarm."""
 NO_FLOOR = -math.inf
 
 
@@ -34,7 +34,8 @@ class AuditOutcome(StrEnum):
 
 
 def judge_margins(scores: AnswerScores, tie: float) -> AuditOutcome:
-    """Judge the tokens of an answer one by one. ``tie``: nats that rounding explains."""
+    """Judge the tokens of an answer one by one. ``tie`` is the margin in nats that rounding
+    explains."""
     _, worst = scores.worst
     if worst > tie:
         return AuditOutcome.VIOLATED
@@ -42,7 +43,7 @@ def judge_margins(scores: AnswerScores, tie: float) -> AuditOutcome:
 
 
 class SequentialTest:
-    """Evidence against the sampled answers of one slice; ``threshold`` is that of an alarm."""
+    """Evidence against the sampled answers of one slice, with an alarm at ``threshold``."""
 
     def __init__(self, threshold: float = THRESHOLD) -> None:
         self.threshold = threshold
@@ -52,9 +53,10 @@ class SequentialTest:
         """Logarithms of the Shiryaev-Roberts sums, by the kind of fault."""
 
     def add(self, evidence: Mapping[str, float], tokens: int) -> bool:
-        """Add an answer; True where the evidence now reaches the threshold.
+        """Add an answer. Return True if the evidence reaches the threshold.
 
-        Every answer must bring the same kinds of faults; one that cannot tell brings 0 for it.
+        Every answer must have the same kinds of faults; one without evidence on a kind has 0 for
+        it.
         """
         self.answers += 1
         self.tokens += tokens
@@ -73,12 +75,12 @@ class SequentialTest:
 
     @property
     def strongest(self) -> str:
-        """The kind of fault that the evidence is strongest for."""
+        """The kind of fault with the strongest evidence."""
         return max(self._sums, key=self._sums.__getitem__, default="")
 
 
 def _add_one(log_sum: float) -> float:
-    """log(1 + exp(log_sum))"""
+    """Return log(1 + exp(log_sum))."""
     return (
         log_sum + math.log1p(math.exp(-log_sum)) if log_sum > 0 else math.log1p(math.exp(log_sum))
     )

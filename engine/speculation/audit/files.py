@@ -1,7 +1,8 @@
-"""Files that show a violation again: an answer's tokens, its sampling, and what was found.
+"""Evidence files that reproduce a violation: an answer's tokens, its sampling, and the finding.
 
-Token ids are the text in another form, so a file is written only into the folder that an operator
-names, readable by its owner alone, and without tokens where the client asked not to be captured.
+Token ids are the text in another form. A file is therefore written only into the folder that an
+operator names, readable by its owner only, and without tokens if the client asked not to be
+captured.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ log = logging.getLogger(__name__)
 
 VERSION = 1
 MOST = 100
-"""Files in the folder; beyond them none is written, so that the first ones stay."""
+"""Most files in the folder. Further violations write none, so that the first files stay."""
 
 
 class EvidenceFolder:
-    """Writes one file for each violation that takes speculation from a workload."""
+    """Writer of one file for each violation that takes speculation from a workload."""
 
     def __init__(self, folder: Path, model: str) -> None:
-        """Raises OSError."""
+        """Create the folder. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         self._folder, self._model = folder, model
@@ -56,7 +57,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def pack(answer: FinishedAnswer, record: AuditRecord, model: str) -> dict[str, Any]:
-    """The content of a file. The prompt and the answer are null where they may not be kept."""
+    """Return the content of a file. The prompt and the answer are null if they must not be kept."""
     request = answer.request
     return {
         "eaglegate_violation": VERSION,
@@ -75,9 +76,9 @@ def pack(answer: FinishedAnswer, record: AuditRecord, model: str) -> dict[str, A
 
 
 def unpack(content: Any) -> tuple[EngineRequest, tuple[int, ...], int]:
-    """The request of a file, its answer, and the depth that was verified. Raises ValueError."""
+    """Return the request of a file, its answer, and the verified depth. Raises ValueError."""
     if not isinstance(content, dict) or content.get("eaglegate_violation") != VERSION:
-        raise ValueError(f"This is no violation's file of version {VERSION}.")
+        raise ValueError(f"This is not a violation file of version {VERSION}.")
     if not content.get("prompt") or not content.get("answer"):
         raise ValueError("The file has no tokens: the client asked not to be captured.")
     try:

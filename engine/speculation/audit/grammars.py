@@ -1,7 +1,7 @@
-"""Check finished answers against their grammar, by other means than those that made them.
+"""Checks of finished answers against their grammar, independent of the code that made them.
 
-The engine's grammars are automata over tokens; here the whole text is read by ``jsonschema``, the
-``json`` module or ``re``.
+The engine's grammars are automata over tokens. Here ``jsonschema``, the ``json`` module or ``re``
+reads the whole text.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from eaglegate.engine.types import Constraint
 
 
 def find_breach(constraint: Constraint, text: str) -> str | None:
-    """The rule that a finished answer breaks; empty where it keeps all, None where that is unknown.
+    """Return the rule that a finished answer breaks; empty if it breaks none, None if unknown.
 
-    Unknown are grammars that nothing here reads, and those whose beginning only the engine knows.
+    The result is unknown for grammars that this module cannot read, and for those whose start only
+    the engine knows.
     """
     if constraint.after_reasoning:
         return None
@@ -28,7 +29,7 @@ def find_breach(constraint: Constraint, text: str) -> str | None:
             return _check_regex(constraint.value, text)
         case "json_object":
             value = _read_json(text)
-            return "" if isinstance(value, dict) else "the answer is no JSON object"
+            return "" if isinstance(value, dict) else "the answer is not a JSON object"
         case "json_schema":
             return _check_schema(constraint.value, text)
         case "structural_tag":
@@ -52,7 +53,7 @@ def _check_regex(pattern: str, text: str) -> str | None:
 
 
 class _NoJson:
-    """In the place of a value that could not be read."""
+    """Placeholder for a value that could not be read."""
 
 
 def _read_json(text: str) -> Any:
@@ -65,7 +66,7 @@ def _read_json(text: str) -> Any:
 def _check_schema(schema: str, text: str) -> str | None:
     value = _read_json(text)
     if isinstance(value, _NoJson):
-        return "the answer is no JSON"
+        return "the answer is not JSON"
     try:
         broken = find_broken_keyword(schema, value)
     except Unreadable:

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AuditHold:
-    """Why a workload is served without a draft. ``at``: Unix time in seconds."""
+    """Reason why a workload is served without a draft. ``at`` is Unix time in seconds."""
 
     workload: str
     reason: str
     draft: str
     at: float
     evidence: str = ""
-    """The file that shows it again; empty where none was written."""
+    """The evidence file; empty if none was written."""
 
 
 class AuditHolds:
-    """Read by the speculation policy, at every request."""
+    """Holds on workloads. The speculation policy reads them for every request."""
 
     def __init__(self) -> None:
         self._holds: dict[str, AuditHold] = {}
@@ -35,13 +35,13 @@ class AuditHolds:
         return self._holds
 
     def add(self, hold: AuditHold) -> bool:
-        """Hold a workload at depth 0; False where it is held already."""
+        """Hold a workload at depth 0. Return False if it is already held."""
         if hold.workload in self._holds:
             return False
         self._holds[hold.workload] = hold
         return True
 
     def release(self, workload: str | None = None) -> tuple[str, ...]:
-        """Let a workload speculate again, or all of them; returns those that were held."""
+        """Release one workload, or all, and return the names of those that were held."""
         names = tuple(self._holds) if workload is None else (workload,)
         return tuple(name for name in names if self._holds.pop(name, None) is not None)

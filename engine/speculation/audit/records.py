@@ -1,4 +1,4 @@
-"""Answers that wait for their audit, and what audits find."""
+"""Answers that wait for their audit, and the results of audits."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ class FinishedAnswer:
     token_ids: tuple[int, ...]
     finish: FinishReason | None
     stopped: bool
-    """Its last token is one that ends it."""
+    """True if the last token is a stop token."""
     depth: int
-    """The most drafts that one of its steps verified."""
+    """Most drafts that a step of the answer verified."""
     draft: str
     ended: float
-    """The auditor's clock at its end."""
+    """Time of the auditor's clock at the end of the answer."""
     may_keep: bool = True
-    """Whether a violation's file may hold its tokens."""
+    """True if an evidence file may hold the answer's tokens."""
 
     @property
     def ends_its_grammar(self) -> bool:
-        """Whether nothing but the end of its grammar can have ended it: no token or repetition that
-        the client had named.
-        """
+        """True if only the end of its grammar can have ended the answer, not a token or repetition
+        that the client named."""
         sampling = self.request.sampling
         named = sampling.repetition is not None or self.token_ids[-1] in sampling.stop_token_ids
         return self.finish is FinishReason.STOP and not named
@@ -43,7 +42,7 @@ class FinishedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """What an audit found, without any text. ``at``: Unix time in seconds."""
+    """Result of an audit, without any text. ``at`` is Unix time in seconds."""
 
     request: str
     workload: str
@@ -62,21 +61,22 @@ class AuditRecord:
 
 
 class AuditObserver(Protocol):
-    """Told of audits."""
+    """Receiver of audit results."""
 
     def record_audit(self, record: AuditRecord) -> None: ...
 
     def record_audit_drop(self, reason: str) -> None:
-        """An answer was selected and not audited: queue, idle, length, rules or error."""
+        """Record that an answer was selected but not audited: queue, idle, length, rules or
+        error."""
         ...
 
 
 class EvidenceWriter(Protocol):
-    """Writes what shows a violation again; returns the file's name, empty where there is none."""
+    """Writer of evidence. Returns the file's name; empty if there is none."""
 
     def __call__(self, answer: FinishedAnswer, record: AuditRecord) -> str: ...
 
 
 def write_nothing(answer: FinishedAnswer, record: AuditRecord) -> str:  # noqa: ARG001
-    """The ``EvidenceWriter`` of gateways without a folder for evidence."""
+    """Return no file: the ``EvidenceWriter`` of gateways without a folder for evidence."""
     return ""

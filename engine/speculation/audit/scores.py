@@ -1,4 +1,4 @@
-"""One answer to score, and its scores."""
+"""The pieces of an audit of one answer, and its scores."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from eaglegate.engine.speculation.rounding import find_tie
 from eaglegate.engine.types import EngineRequest, Sampling
 
 LEAST_TEMPERATURE = 0.01
-"""vLLM raises lower temperatures to this one, 0 excepted."""
+"""Temperature to which vLLM raises lower ones, except 0."""
 LAST = 1 << 20
-"""Priority of audits: after every request of a user."""
+"""Priority of audits, after every client's request."""
 PIECE = 512
-"""Tokens that a step reads for an audit at most, so that users' steps beside it stay short."""
+"""Most tokens that a step reads for an audit, so that clients' steps stay short."""
 GREEDY_BELOW = 1e-5
-"""vLLM chooses greedily below this temperature."""
+"""Temperature below which vLLM chooses greedily."""
 
 
 class Choosing(StrEnum):
@@ -33,13 +33,15 @@ class Choosing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScoringRules:
-    """All that decides a token beside the logits. The worker gets it as plain values, apart from
-    the engine's own sampling parameters: a fault in those must not reach the audit.
+    """The rules besides the logits that decide a token.
+
+    The worker gets them as plain values, separate from the engine's own sampling parameters,
+    because a fault in those must not reach the audit.
     """
 
     prompt_tokens: int
     last: int
-    """The answer's last token, which the engine is not given to read."""
+    """The answer's last token, which is not part of the engine's prompt."""
     tie: float
     """Greatest difference of two logits that rounding explains, in nats."""
     temperature: float
@@ -55,11 +57,11 @@ class ScoringRules:
     bias_values: tuple[float, ...] = ()
     allowed: tuple[int, ...] = ()
     first: int = 0
-    """The place in the answer that scoring begins at."""
+    """Place in the answer at which scoring begins."""
 
     @classmethod
     def of(cls, request: EngineRequest, last: int, dtype: str, first: int = 0) -> ScoringRules:
-        """The rules of a request, in the form in which vLLM applies them."""
+        """Return the rules of a request as vLLM applies them."""
         s = request.sampling
         greedy = s.temperature < GREEDY_BELOW
         return cls(
@@ -88,7 +90,7 @@ class ScoringRules:
         return Choosing.SAMPLED if self.seed is None else Choosing.SEEDED
 
     def to_fields(self) -> dict[str, Any]:
-        """Plain values, for the engine's messages."""
+        """Return plain values for the engine's messages."""
         return asdict(self)
 
     @classmethod
@@ -101,17 +103,17 @@ class ScoringRules:
 class AnswerScores:
     """Scores of an answer's tokens against the target's own logits.
 
-    ``margins``: for a token that is chosen by a maximum (greedy, or with a seed), the nats by which
-    the target prefers another one; 0 where the token is the best. Infinite for a token that the
-    rules exclude. A sampled token has 0, or infinity where the rules exclude it.
-    ``evidence``: log likelihood ratios of alternatives to the request's distribution, summed over
-    a sampled answer's tokens; None for others. ``judged``: tokens in that sum; the others stood
-    where rounding may decide which tokens top-k, top-p and min-p leave.
+    ``margins``: for a token chosen by a maximum (greedy, or with a seed), the nats by which the
+    target prefers another token; 0 if the token is the best. A sampled token has 0. A token that
+    the rules exclude has infinity. ``evidence``: log likelihood ratios of alternatives to the
+    request's distribution, summed over a sampled answer's tokens; None for others. ``judged``
+    counts the tokens in that sum. The other tokens are at places where rounding may decide which
+    tokens top-k, top-p and min-p keep.
     """
 
     margins: tuple[float, ...]
     best: tuple[int, ...] = ()
-    """The target's own choice at each token; empty for sampled answers."""
+    """The target's own choice for each token; empty for sampled answers."""
     evidence: Mapping[str, float] | None = None
     judged: int = 0
 
@@ -126,7 +128,7 @@ class AnswerScores:
 
     @classmethod
     def join(cls, parts: Sequence[AnswerScores]) -> AnswerScores:
-        """The scores of an answer from those of its parts, in order."""
+        """Join the scores of an answer's parts, in order."""
         sampled = [part.evidence for part in parts if part.evidence is not None]
         kinds = sampled[0] if sampled else ()
         return cls(
@@ -138,34 +140,35 @@ class AnswerScores:
 
     @property
     def worst(self) -> tuple[int, float]:
-        """The place and the margin of the token that the target likes least."""
+        """Place and margin of the token with the greatest margin."""
         margins: Sequence[float] = self.margins or (0.0,)
         place = max(range(len(margins)), key=margins.__getitem__)
         return place, margins[place]
 
 
 async def never_pause() -> None:
-    """The pause of audits that nothing interrupts."""
+    """Return at once, for audits that nothing interrupts."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPiece:
-    """A part of an audit: a request that reads some tokens more than the piece before it."""
+    """A piece of an audit: a request that reads some more tokens than the piece before it."""
 
     request: EngineRequest
     key: str
-    """Key of its scores; empty where it reads a part of the prompt alone."""
+    """Key of the scores; empty if the piece reads only a part of the prompt."""
 
 
 def split_audit(
     request: EngineRequest, answer: Sequence[int], dtype: str, most: int | None = PIECE
 ) -> Iterator[AuditPiece]:
-    """The requests that have an engine score ``answer``, each after the one before it has ended.
+    """Yield the requests that make an engine score ``answer``. Each must wait for the one before
+    it.
 
-    The engine reads the prompt and the answer as a prompt, all but the last token, ``most`` tokens
-    at a time; None reads all at once, for engines without a prefix cache. Each piece generates one
-    token, which nobody reads. The pieces share a cache salt of their own, so that they find the
-    blocks of each other and nobody else's: a fault in cached blocks must not reach the audit.
+    The engine reads the prompt and the answer without its last token as a prompt, at most ``most``
+    tokens at a time. None reads all at once, for engines without a prefix cache. Each piece
+    generates one token, which is ignored. The pieces have their own cache salt, so that they find
+    only each other's blocks, because a fault in cached blocks must not reach the audit.
     """
     name = uuid.uuid4().hex
     tokens = (*request.prompt, *answer[:-1])

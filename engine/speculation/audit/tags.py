@@ -1,8 +1,9 @@
-"""Match a finished answer against a structural tag, the form of most grammars of the gateway.
+"""Matching of a finished answer against a structural tag, the form of most of the gateway's
+grammars.
 
-A small backtracking matcher over ``re``, ``json`` and ``jsonschema``, which shares nothing with the
-automata that made the answer. Formats that it does not read, and answers that take too long, raise
-``Unreadable``.
+This is a small backtracking matcher over ``re``, ``json`` and ``jsonschema``, which shares nothing
+with the automata that made the answer. Formats that it cannot read, and answers that take too long,
+raise ``Unreadable``.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from typing import Any
 
 Node = Mapping[str, Any]
 MOST_TRIES = 20_000
-"""Nodes and ends that are tried for one answer."""
+"""Most nodes and ends that are tried for one answer."""
 ENFORCED = frozenset((
     "type", "required", "enum", "const", "additionalProperties", "minItems", "maxItems",
     "minLength", "maxLength", "minimum", "maximum", "pattern",
 ))  # fmt: skip
-"""Keywords of JSON schemas that the engines' grammars enforce. Others prove nothing."""
+"""Keywords of JSON schemas that the engines' grammars enforce. Other broken keywords prove
+nothing."""
 
 
 class Unreadable(Exception):
-    """Nothing here can tell whether the answer keeps its structural tag."""
+    """The match cannot be decided here."""
 
 
 def matches_tag(tag: str, text: str) -> bool:
-    """Whether the whole of ``text`` is in the language of a structural tag. Raises Unreadable."""
+    """Return True if the whole ``text`` matches a structural tag. Raises Unreadable."""
     matcher = _Matcher(text)
     try:
         return any(end == len(text) for end in matcher.match(json.loads(tag)["format"], 0))
@@ -38,14 +40,14 @@ def matches_tag(tag: str, text: str) -> bool:
 
 
 class _Matcher:
-    """Finds the ends of matches in one text."""
+    """Matcher of nodes in one text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._tries = 0
 
     def match(self, node: Node, at: int) -> Iterator[int]:
-        """The ends of the matches of ``node`` that begin at ``at``."""
+        """Yield the ends of the matches of ``node`` that begin at ``at``."""
         self._count()
         read = _READERS.get(node["type"])
         if read is None:
@@ -125,7 +127,8 @@ class _Matcher:
             yield from (close + len(end) for end in ends if self._text.startswith(end, close))
 
     def _find_ends(self, at: int, ends: list[str]) -> Iterator[int]:
-        """Free text goes on to the first of ``ends``; where there is none, to the end."""
+        """Yield the end of free text, which extends to the first of ``ends``, or to the end if they
+        are empty."""
         if not any(ends):
             yield len(self._text)
             return
@@ -140,9 +143,9 @@ class _Matcher:
             for end in self.match(tag, at):
                 yield end
                 if not node.get("stop_after_first") and end > at:
-                    yield from self._go_on(node, end)
+                    yield from self._continue_list(node, end)
 
-    def _go_on(self, node: Node, at: int) -> Iterator[int]:
+    def _continue_list(self, node: Node, at: int) -> Iterator[int]:
         separator = node["separator"]
         if self._text.startswith(separator, at):
             yield from self.listed({**node, "at_least_one": True}, at + len(separator))
@@ -177,14 +180,14 @@ _READERS: Mapping[str, Callable[[_Matcher, Node, int], Iterator[int]]] = {
 
 
 def find_broken_keyword(schema: str, value: Any) -> str:
-    """The keyword of a JSON schema that ``value`` breaks; empty where it keeps all of them.
+    """Return the keyword of a JSON schema that ``value`` breaks; empty if it breaks none.
 
-    Raises Unreadable where jsonschema is missing, does not read the schema, or where the keyword is
-    one that grammars leave out.
+    Raises Unreadable if jsonschema is missing or cannot read the schema, or if grammars ignore the
+    keyword.
     """
     try:
         error = next(iter(_make_validator(schema).iter_errors(value)), None)
-    except Exception as unread:  # a schema that this library does not read
+    except Exception as unread:  # a schema that this library cannot read
         raise Unreadable(type(unread).__name__) from None
     if error is not None and error.validator not in ENFORCED:
         raise Unreadable(str(error.validator))

@@ -1,4 +1,4 @@
-"""Apply cures, the smallest first, and measure what each of them does."""
+"""Application of cures, the smallest first, and measurement of their effects."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from eaglegate.engine.types import EngineRequest
 log = logging.getLogger(__name__)
 
 MOST_CURES = 6
-"""Cures in ``CURES_S`` seconds; further ones are left to an operator."""
+"""Most cures in ``CURES_S`` seconds. Further ones are left to an operator."""
 CURES_S = 3600.0
 FEW_FAULTS = 3
-"""Faults of cached blocks in ``CURES_S`` seconds that are cured one prefix at a time. More of them
-lie in the whole cache, and would use up the cures before the last prefix is cured.
+"""Faults of cached blocks in ``CURES_S`` seconds that are cured one prefix at a time. More faults
+suggest that the whole cache is at fault, and would use up the cures before the last prefix is
+cured.
 """
 
 
 @runtime_checkable
 class Remedies(Protocol):
-    """Cures that an engine knows. All raise EngineError."""
+    """Cures that an engine provides. All raise EngineError."""
 
     async def drop_prefix(self, request: EngineRequest | None) -> int:
-        """Drop the cached blocks of a prompt's prefix, or all; returns how many."""
+        """Drop the cached blocks of a prompt's prefix, or all blocks, and return their number."""
         ...
 
     async def restart(self, reason: str) -> None:
-        """Replace the engine; running requests continue on the new one."""
+        """Replace the engine. Running requests continue on the new one."""
         ...
 
 
@@ -41,12 +42,13 @@ Measure = Callable[[], Awaitable[Sequence[PairedTrial]]]
 
 
 class Cures:
-    """The cures of one engine and its draft."""
+    """Cures of one engine and its draft."""
 
     def __init__(
         self, reload: Reload | None, applied: Callable[[], None], clock: Callable[[], float]
     ) -> None:
-        """``applied`` is called after each cure, before its effect is measured."""
+        """Set up without an engine. ``applied`` is called after each cure, before its effect is
+        measured."""
         self._reload, self._applied, self._clock = reload, applied, clock
         self._remedies: Remedies | None = None
         self._engine_began = clock()
@@ -64,7 +66,7 @@ class Cures:
     async def treat_cache(
         self, bad: Sequence[EngineRequest], trials: Sequence[PairedTrial], measure: Measure
     ) -> tuple[Treatment, ...]:
-        """``bad``: one request of each prefix at fault."""
+        """Cure cached blocks. ``bad`` has one request of each prefix at fault."""
 
         async def drop() -> None:
             assert self._remedies is not None
@@ -103,7 +105,7 @@ class Cures:
         trials: Sequence[PairedTrial],
         measure: Measure,
     ) -> tuple[Treatment, ...]:
-        """Apply cures, and a restart last, until one works."""
+        """Apply the cures, and finally a restart, until one works."""
         left, done = measure_fall(trials), list[Treatment]()
         for cure, apply in (*cures, (Cure.RESTART, self._restart)):
             if not self._has_place(self._times):
@@ -123,5 +125,6 @@ class Cures:
         return tuple(done)
 
     def _has_place(self, times: deque[float]) -> bool:
-        """Whether ``times`` may take another one: not all that it can hold lie in ``CURES_S`` s."""
+        """Return True if ``times`` may take another entry, because it is not full or its oldest is
+        older than ``CURES_S``."""
         return len(times) < (times.maxlen or 0) or self._clock() - times[0] > CURES_S

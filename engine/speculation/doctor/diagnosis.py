@@ -1,4 +1,4 @@
-"""A diagnosis: why acceptance fell, and the cures that were applied with their effects."""
+"""A diagnosis: the cause of a fall of acceptance, and the applied cures with their effects."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Cause(StrEnum):
     WEIGHTS = "draft weights"
     TRAFFIC = "traffic"
     UNKNOWN = "unknown"
-    """No earlier run can be compared: there is none, or its text was another."""
+    """No earlier run can be compared, because there is none or its text was different."""
 
 
 class Cure(StrEnum):
-    """Cures, the smallest first."""
+    """Cures, smallest first."""
 
     DROP_PREFIX = "drop prefix"
     DROP_CACHE = "drop prefix cache"
@@ -31,7 +31,7 @@ class Cure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """One cure and its effect: the relative falls of the acceptance length before and after."""
+    """One cure and its effect, as relative falls of the acceptance length before and after."""
 
     cure: Cure
     before: float
@@ -42,19 +42,19 @@ class Treatment:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The answer to a suspicion, without any text. ``at``: Unix time in seconds."""
+    """The result of a suspicion, without any text. ``at`` is Unix time in seconds."""
 
     at: float
     draft: str
     prefix: str
-    """A hash of the prefix's first tokens; empty where all are meant."""
+    """Hash of the prefix's first tokens; empty for all prefixes together."""
     engine_age_s: float
     cause: Cause
     fall: float
     """Relative fall of the acceptance length in the trials."""
     trials: int
     answers: int
-    """Answers from the first sign to the suspicion."""
+    """Number of answers from the first sign to the suspicion."""
     treatments: tuple[Treatment, ...] = ()
 
     @property
@@ -70,7 +70,7 @@ class Diagnosis:
 
 
 def log_diagnosis(found: Diagnosis) -> None:
-    """Write one line for operators: cause, fall, cures."""
+    """Log the cause, the fall and the cures in one line for operators."""
     cures = "; ".join(
         f"{one.cure}: fall {one.before:.1%} -> {one.after:.1%} in {one.took_s:.1f} s"
         for one in found.treatments

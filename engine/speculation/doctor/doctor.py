@@ -1,12 +1,12 @@
-"""Find the cause of fallen acceptance by trials, and apply the smallest cure that works.
+"""Search for the cause of fallen acceptance by trials, and choice of the smallest cure that works.
 
 ``DoctoredEngine`` shows finished answers to the ``Doctor``, whose history raises suspicions.
-``Doctor.run`` settles them one at a time, when the engine has room: it runs recent prompts again,
-from the prefix cache and then with a cache salt of their own. Where the cached run accepts less,
-the cached blocks of that prefix are at fault. Where prompts of an earlier record accept less than
-they did, the draft's weights are. Otherwise traffic has changed, and nothing is done.
+``Doctor.run`` settles them one at a time, when the engine has room. It runs recent prompts again,
+from the prefix cache and with their own cache salt. If the cached run accepts less, the cached
+blocks of that prefix are at fault. If prompts of an earlier record accept less than before, the
+draft's weights are at fault. Otherwise traffic has changed, and nothing is done.
 
-Prompts stay in memory, the last few of each prefix. Nothing of them is logged.
+The last few prompts of each prefix stay in memory. They are never logged.
 """
 
 from __future__ import annotations
@@ -57,29 +57,29 @@ from eaglegate.engine.types import (
 log = logging.getLogger(__name__)
 
 PREFIX_TOKENS = 64
-"""Tokens by which prompts are sorted into prefixes."""
+"""Number of first tokens that identify a prefix."""
 PREFIXES = 256
-"""Prefixes with a history of their own."""
+"""Number of prefixes with their own history."""
 RECENT = 8
-"""Prompts of a prefix that are kept for trials."""
+"""Number of prompts of a prefix that are kept for trials."""
 RECORD = 16
-"""Prompts in the earlier record."""
+"""Number of prompts in the earlier record."""
 MOST_PROMPT = 8192
-"""Tokens of the longest prompt that is kept."""
+"""Most tokens of a prompt that is kept."""
 BUDGET = 0.02
 """Share of the engine's time that trials may take."""
 SAVED_S = 120.0
-"""Most seconds of the budget that idle times save up: enough for the record and a few examinations
-on a slow engine."""
+"""Most seconds of the budget that are saved, enough for the record and a few examinations on a slow
+engine."""
 SPARE_S = 60.0
-"""Seconds of them that the record leaves for examinations."""
+"""Seconds of the saved budget that the record leaves for examinations."""
 POLL_S = 0.05
 PATIENCE_S = 120.0
-"""Seconds after its turn has come in which a suspicion that finds no room is dropped."""
+"""Seconds after which a suspicion whose turn has come is dropped if it finds no room."""
 DIAGNOSES = 50
-"""Diagnoses that are described to operators."""
+"""Number of diagnoses that operators see."""
 ALL = ""
-"""In the place of a prefix: all of them."""
+"""Name for all prefixes together."""
 
 
 class Mode(StrEnum):
@@ -89,14 +89,14 @@ class Mode(StrEnum):
 
 
 class DoctorObserver(Protocol):
-    """Told of diagnoses."""
+    """Receiver of diagnoses."""
 
     def record_diagnosis(self, diagnosis: Diagnosis) -> None: ...
 
 
 @dataclass(slots=True)
 class Prefix:
-    """One prefix: its history and its last prompts."""
+    """History and latest prompts of one prefix."""
 
     history: History = field(default_factory=History)
     recent: OrderedDict[tuple[int, ...], EngineRequest] = field(default_factory=OrderedDict)
@@ -109,7 +109,7 @@ class Prefix:
 
 
 class Doctor:
-    """One per gateway. ``has_room`` says whether the engine could take a trial now."""
+    """Doctor of one gateway. ``has_room`` tells if the engine could take a trial now."""
 
     def __init__(
         self,
@@ -119,11 +119,13 @@ class Doctor:
         reload: Reload | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``reload`` loads the draft's weights again; None where that is not possible."""
+        """Set up without an engine. ``reload`` loads the draft's weights again; None if that is
+        impossible."""
         self.mode = mode
         self.draft = ""
         self.era = 0
-        """Changes with the draft and with each cure: answers that began before it tell nothing."""
+        """Number that changes with the draft and with each cure. Answers of an earlier era are
+        ignored."""
         self._observer, self._has_room = observer, has_room
         self.clock = clock
         self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S)
@@ -133,9 +135,9 @@ class Doctor:
         self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
         self._all = Prefix()
         self._suspected: dict[str, float] = {}
-        """Suspicions and when they arose, by prefix."""
+        """Times at which suspicions arose, by prefix."""
         self._dropped = 0
-        """Suspicions that found no room."""
+        """Number of suspicions that found no room."""
         self._arrived = asyncio.Event()
         self._diagnoses: deque[Diagnosis] = deque(maxlen=DIAGNOSES)
 
@@ -144,7 +146,7 @@ class Doctor:
         self._runner.attach(generate, info)
 
     def change_draft(self, version: DraftVersion, _: DraftSwap | None = None) -> None:
-        """Begin anew: another draft's acceptance says nothing about this one's."""
+        """Start again with a new draft, whose acceptance cannot be compared with the old one's."""
         if version.fingerprint != self.draft:
             self.draft = version.fingerprint
             self.era += 1
@@ -154,11 +156,11 @@ class Doctor:
             self._suspected.clear()
 
     def count_step(self, request: EngineRequest, step: Step) -> None:
-        """Count a client's step, which trials beside it do not pay."""
+        """Count a client's step, so that trials in the same steps do not pay for it."""
         self._runner.clients += count_work(request, step)
 
     def observe(self, request: EngineRequest, steps: Sequence[DecodeStep]) -> None:
-        """Take in a finished answer and its decode steps."""
+        """Add the decode steps of a finished answer."""
         counts = PositionCounts.of(steps)
         if not counts.reached:
             return
@@ -174,8 +176,12 @@ class Doctor:
         self._arrived.set()
 
     def _compare(self, name: str, prefix: Prefix, counts: PositionCounts) -> None:
-        """All prefixes together are compared each with its own history, so that another mix of
-        known prefixes raises no suspicion. A new prefix is compared with all.
+        """Compare an answer's acceptance with the history of its prefix, and of all prefixes
+        together.
+
+        In the latter, an answer is compared with its own prefix's history, so that another mix of
+        known prefixes raises no suspicion. An answer of a new prefix is compared with the history
+        of all.
         """
         own, whole = prefix.history, self._all.history
         if own.is_learnt:
@@ -213,7 +219,8 @@ class Doctor:
                 self._suspected.clear()
 
     def _choose_suspicion(self) -> str:
-        """The oldest; all prefixes together last, as one of them may explain it."""
+        """Return the oldest suspicion. That of all prefixes together comes last, as a single one
+        may explain it."""
         return min(self._suspected, key=lambda name: (name == ALL, self._suspected[name]))
 
     async def _wait_for_room(self) -> bool:
@@ -225,7 +232,7 @@ class Doctor:
         return False
 
     async def _complete_record(self) -> None:
-        """Add a recent prompt to the earlier record, while nothing is suspected."""
+        """Add a recent prompt to the earlier record, unless there is a suspicion."""
         if self._suspected or len(self._record) >= RECORD:
             return
         new = [one for one in self._all.recent.values() if one not in self._record]
@@ -301,10 +308,11 @@ class Doctor:
         return diagnosis
 
     def _settle(self, name: str, *, relearn: bool = False, cause: Cause = Cause.UNKNOWN) -> None:
-        """End a suspicion. After a cure the history holds; after a change of traffic it does not.
+        """End a suspicion. After a cure the history stays valid; after a change of traffic it does
+        not.
 
-        What was found for one prefix explains the evidence that all of them have. Weights that were
-        loaded again explain that of every prefix.
+        A finding on one prefix explains the evidence of all prefixes together. Reloaded weights
+        explain the evidence of every prefix.
         """
         self._suspected.pop(name, None)
         self._suspected.pop(ALL, None)
@@ -321,7 +329,7 @@ class Doctor:
             self._prefixes[name].history.clear_evidence()
 
     def describe(self) -> dict[str, Any]:
-        """The histories, the suspicions and the last diagnoses, for operators."""
+        """Describe the histories, the suspicions and the last diagnoses for operators."""
         return {
             "mode": self.mode,
             "draft": self.draft,
@@ -347,13 +355,13 @@ def _describe(history: History) -> dict[str, Any]:
 
 
 def name_prefix(request: EngineRequest) -> str:
-    """A hash of what a prompt's first cached block depends on."""
+    """Return a hash of the inputs that determine a prompt's first cached block."""
     first = (request.cache_salt, request.adapter, request.prompt[:PREFIX_TOKENS])
     return blake2b(repr(first).encode(), digest_size=6).hexdigest()
 
 
 class DoctoredEngine:
-    """Wraps an engine and shows finished answers to ``doctor``."""
+    """Wrapper of an engine that shows finished answers to ``doctor``."""
 
     def __init__(self, engine: Engine, doctor: Doctor) -> None:
         self._engine, self._doctor = engine, doctor

@@ -1,7 +1,7 @@
-"""Compare the acceptance of finished answers with their own history, position by position.
+"""Comparison of the acceptance of finished answers with their history, position by position.
 
-A suspicion is cheap: it costs a few trials and never an action. It may therefore be wrong where
-traffic changes; the trials tell (``trials.py``).
+A suspicion is cheap: it costs a few trials and never an action. It may therefore be wrong when
+traffic changes, and the trials decide (``trials.py``).
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from operator import mul
 from eaglegate.engine.types import DecodeStep
 
 LEARN = 40
-"""Answers whose acceptance is the history that later ones are compared with."""
+"""Number of first answers that form the history with which later ones are compared."""
 FALL = 0.15
 """Relative fall of the acceptance length that the test looks for."""
 ALARM = 8.0
-"""Nats of evidence for such a fall."""
+"""Evidence for such a fall that raises a suspicion, in nats."""
 SURE = 0.98
-"""Greatest rate of a position: a single rejected draft is not proof."""
+"""Greatest assumed rate of a position, so that a single rejected draft is not proof."""
 
 
 @dataclass(slots=True)
 class PositionCounts:
-    """Draft tokens by their position: those that were verified after all before them were accepted,
-    and those of them that were accepted.
-    """
+    """Counts by draft position: tokens verified after all before them were accepted, and accepted
+    tokens among these."""
 
     reached: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -60,7 +59,8 @@ class PositionCounts:
             self.accepted[place] += accepted
 
     def rate(self, place: int) -> float:
-        """Conditional acceptance, near that of all positions where one is seldom reached."""
+        """Return the conditional acceptance, close to that of all positions if this one is seldom
+        reached."""
         whole = (sum(self.accepted) + 1) / (sum(self.reached) + 2)
         reached, accepted = (
             (self.reached[place], self.accepted[place]) if place < len(self.reached) else (0, 0)
@@ -69,10 +69,11 @@ class PositionCounts:
 
 
 def find_scale(rates: Sequence[float], fall: float) -> float:
-    """The factor on conditional acceptance by which the acceptance length falls by ``fall``.
+    """Return the factor on conditional acceptance that makes the acceptance length fall by
+    ``fall``.
 
-    Where nearly every draft is accepted a small factor does: 0.98 falling to 0.91 costs 15 % at
-    K = 5. Where few are accepted no factor does, and half is looked for.
+    If nearly every draft is accepted, a small change is enough: a fall from 0.98 to 0.91 costs 15 %
+    at K = 5. If few are accepted no factor is enough, and the result is one half.
     """
     low, high, wanted = 0.0, 1.0, (1 - fall) * measure_length(rates)
     for _ in range(20):
@@ -83,15 +84,15 @@ def find_scale(rates: Sequence[float], fall: float) -> float:
 
 
 def measure_length(rates: Iterable[float]) -> float:
-    """Acceptance length by the conditional acceptance of each position."""
+    """Return the acceptance length for the conditional acceptance of each position."""
     return 1.0 + sum(accumulate(rates, mul), 0.0)
 
 
 class History:
-    """Acceptance of the first answers, and the evidence that later ones fell below it.
+    """Acceptance of the first answers, and the evidence that later answers fell below it.
 
-    The evidence is a CUSUM of log likelihood ratios. Positions of one answer are not independent:
-    the ratios are divided by the dispersion of the answers that were learnt from.
+    The evidence is a CUSUM of log likelihood ratios. Positions of one answer are not independent,
+    so the ratios are divided by the dispersion of the learnt answers.
     """
 
     def __init__(self) -> None:
@@ -99,7 +100,7 @@ class History:
         self.answers = 0
         self.evidence = 0.0
         self.since = 0
-        """Answers since the evidence was last 0."""
+        """Number of answers since the evidence was last 0."""
         self._learnt: list[PositionCounts] = []
         self._dispersion = 1.0
         self._scale = 1 - FALL
@@ -119,7 +120,8 @@ class History:
             self._learnt.clear()
 
     def _measure_dispersion(self) -> float:
-        """Mean square of the answers' residuals over what independent drafts would have."""
+        """Return the mean square of the answers' residuals, relative to that of independent
+        drafts."""
         squares = []
         for counts in self._learnt:
             off = spread = 0.0
@@ -131,8 +133,9 @@ class History:
         return sum(squares) / len(squares)
 
     def compare(self, counts: PositionCounts, predicted: History) -> bool:
-        """Add an answer to the evidence, against what ``predicted`` has learnt; whether it is
-        enough for a suspicion.
+        """Add an answer to the evidence, compared with the rates that ``predicted`` has learnt.
+
+        Returns True if the evidence is enough for a suspicion.
         """
         nats = 0.0
         for place, reached in enumerate(counts.reached):

@@ -1,4 +1,4 @@
-"""Run trials on the engine: greedily, at full depth, from the prefix cache or without it."""
+"""Trial runs on the engine: greedy, at full depth, with or without the prefix cache."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling, Step
 
 TRIAL_TOKENS = 48
 AT_ONCE = 2
-"""Runs that share the engine's steps: those of a pair."""
+"""Number of runs that share the engine's steps, as the two runs of a pair do."""
 
 
 def count_work(request: EngineRequest, step: Step) -> int:
-    """Tokens that the target computed for a step; for the first, those of the prompt, too."""
+    """Return the tokens that the target computed for a step, which for the first step include the
+    prompt."""
     read = 0 if step.cached_tokens is None else len(request.prompt) - step.cached_tokens
     return read + sum(1 + decode.drafted for decode in step.decode)
 
 
 class TrialRunner:
-    """Runs requests again, and charges their share of the engine's time to ``budget``.
+    """Runner of trials that charges their share of the engine's time to ``budget``.
 
-    The share goes by tokens. The time of an engine step is a fixed part and a part that grows with
-    its tokens, so trials pay at least the time that they add to clients' steps.
+    The share is counted in tokens. The time of an engine step has a fixed part and a part that
+    grows with its tokens, so trials pay at least the time that they add to clients' steps.
     """
 
     def __init__(self, budget: TimeBudget, clock: Callable[[], float]) -> None:
         self._budget, self._clock = budget, clock
         self.clients = 0
-        """Tokens that the target computed for clients."""
+        """Number of tokens that the target computed for clients."""
         self._trials = 0
         self._generate: Generate | None = None
         self._depth = self._context = 0
@@ -48,13 +49,13 @@ class TrialRunner:
         self._depth, self._context = info.speculation.depth, info.max_model_len
 
     async def run(self, request: EngineRequest, *, fresh: bool) -> TrialRun:
-        """``fresh`` reads nothing from the prefix cache. Raises EngineError."""
+        """Run a request. ``fresh`` reads nothing from the prefix cache. Raises EngineError."""
         with self._charge():
             return await self._run(request, fresh=fresh)
 
     @contextmanager
     def _charge(self) -> Iterator[None]:
-        """Charge the trials' share of the time inside; all of it where no step came."""
+        """Charge the trials' share of the time in the context, or all of it if no step was made."""
         began, clients, trials = self._clock(), self.clients, self._trials
         try:
             yield
@@ -89,10 +90,10 @@ class TrialRunner:
     async def try_cached(
         self, requests: Sequence[EngineRequest], *, each: bool
     ) -> list[PairedTrial]:
-        """Compare the prefix cache with none, until a fall is certain or unlikely.
+        """Compare runs with and without the prefix cache, until a fall is certain or unlikely.
 
-        The texts are the answers of ``requests``, and then what follows each answer. ``each``: at
-        least one of every request, so that no prefix at fault is left out.
+        The texts are the answers of ``requests``, and then the continuations of the answers.
+        ``each`` runs at least one text of every request, so that no prefix at fault is missed.
         """
         waiting, trials = deque(requests), list[PairedTrial]()
         while waiting and (is_open(trials) or (each and len(trials) < len(requests))):
@@ -109,7 +110,7 @@ class TrialRunner:
             return PairedTrial(request, *await asyncio.gather(*runs))
 
     async def try_again(self, trials: Sequence[PairedTrial], *, fresh: bool) -> list[PairedTrial]:
-        """Run the texts as the engine is now; ``fresh`` reads nothing from the prefix cache."""
+        """Run the texts again. ``fresh`` reads nothing from the prefix cache."""
         room = asyncio.Semaphore(AT_ONCE)
 
         async def run(trial: PairedTrial) -> PairedTrial:
@@ -121,7 +122,7 @@ class TrialRunner:
 
 
 class EarlierRecord:
-    """Runs without the prefix cache of the draft that serves, for later comparison."""
+    """Runs of the serving draft without the prefix cache, for later comparison."""
 
     def __init__(self, runner: TrialRunner) -> None:
         self._runner = runner
@@ -140,7 +141,7 @@ class EarlierRecord:
         self._runs.clear()
 
     async def try_again(self) -> list[PairedTrial]:
-        """Compare until a fall is certain or unlikely."""
+        """Run the recorded texts again until a fall is certain or unlikely."""
         waiting, trials = deque(self._runs.values()), list[PairedTrial]()
         while waiting and is_open(trials):
             few = [waiting.popleft() for _ in range(min(AT_ONCE, len(waiting)))]

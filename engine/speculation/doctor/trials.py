@@ -1,7 +1,7 @@
-"""Judge trials: the same request twice, with the same greedy text, so that traffic cannot differ.
+"""Judgement of trials, which run a request twice with the same greedy text to exclude traffic.
 
-A text never depends on the draft. The number of verify steps that a text takes does, and so a
-difference between two runs of it is the draft's alone.
+A text never depends on the draft, but its number of verify steps does. So a difference between two
+runs of a text is due to the draft alone.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ LEAST_FALL = 0.04
 CHANCE = 0.005
 """Greatest probability of a fall, if its differences had random signs."""
 PLAIN_FALL = 0.2
-"""A fall that needs no more than ``FEW`` texts."""
+"""Relative fall for which ``FEW`` texts are enough."""
 FEW = 3
 ENOUGH = 8
-"""Texts after which a fall below ``LEAST_FALL`` is taken for none."""
+"""Number of texts after which a fall below ``LEAST_FALL`` counts as none."""
 MOST = 24
-"""Texts after which a fall that may be chance is taken for none."""
+"""Number of texts after which a fall that may be chance counts as none."""
 CURED = 0.02
-"""Relative fall that may be left after a cure."""
+"""Relative fall that may remain after a cure."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRun:
-    """One run of a text: its tokens, and the verify steps that they took."""
+    """One run of a text: its tokens, and the number of verify steps."""
 
     tokens: tuple[int, ...]
     steps: int
@@ -37,7 +37,7 @@ class TrialRun:
 
 @dataclass(frozen=True, slots=True)
 class PairedTrial:
-    """A text's run as it is now, and the run that it is compared with."""
+    """The present run of a text, and the run with which it is compared."""
 
     request: EngineRequest
     now: TrialRun
@@ -49,14 +49,16 @@ class PairedTrial:
 
 
 def measure_fall(trials: Sequence[PairedTrial]) -> float:
-    """Relative fall of the acceptance length now, over the texts that agree; 0 without any."""
+    """Return the relative fall of the acceptance length, over the texts that agree; 0 without
+    any."""
     same = [trial for trial in trials if trial.agrees]
     steps = sum(trial.now.steps for trial in same)
     return 1 - sum(trial.other.steps for trial in same) / steps if steps else 0.0
 
 
 def has_fallen(trials: Sequence[PairedTrial]) -> bool:
-    """Whether more steps are needed now, by more than chance and by enough to matter."""
+    """Return True if the present runs need more steps, by more than chance and by enough to
+    matter."""
     more, fall = _count_more(trials), measure_fall(trials)
     if fall >= PLAIN_FALL and len(more) >= FEW:
         return True
@@ -68,9 +70,9 @@ def _count_more(trials: Sequence[PairedTrial]) -> list[int]:
 
 
 def measure_chance(differences: Sequence[int]) -> float:
-    """Probability of so great a sum, if every difference had either sign with the same probability.
+    """Return the probability of a sum at least as great, if every difference had a random sign.
 
-    Two runs that differ by rounding alone can be exchanged, so this is exact for any spread of the
+    Two runs that differ only by rounding can be exchanged, so this is exact for any spread of the
     differences (Fisher's randomization test of pairs).
     """
     ways = Counter({0: 1})  # choices of signs by their sum
@@ -83,14 +85,14 @@ def measure_chance(differences: Sequence[int]) -> float:
 
 
 def is_open(trials: Sequence[PairedTrial]) -> bool:
-    """Whether more texts may show a fall, or show it to be no chance."""
+    """Return True if more texts may show a fall, or that a fall is not chance."""
     if len(trials) >= MOST or has_fallen(trials):
         return False
     return len(trials) < ENOUGH or measure_fall(trials) >= LEAST_FALL
 
 
 def is_cured(trials: Sequence[PairedTrial]) -> bool:
-    """Whether no more of a fall is left than ``CURED``, or than chance leaves."""
+    """Return True if the remaining fall is at most ``CURED``, or may be chance."""
     if differs_in_text(trials):
         return False
     more, left = _count_more(trials), measure_fall(trials)
@@ -98,6 +100,7 @@ def is_cured(trials: Sequence[PairedTrial]) -> bool:
 
 
 def differs_in_text(trials: Sequence[PairedTrial]) -> bool:
-    """Most texts differ: what is read from the cache is wrong for the target, too."""
+    """Return True if most texts differ, so that the cached blocks are wrong for the target as
+    well."""
     differing = sum(not trial.agrees for trial in trials)
     return differing >= 2 and 2 * differing > len(trials)
