@@ -49,8 +49,8 @@ export function makeBody(q) {
 
 // Calls told(kind, value): steps, reasoning, content, call (its name), arguments, timings, finish.
 function read(data, told) {
-  if (data.error) throw new Error(data.error.message || "the stream broke off");
-  if (data.type === "error") throw new Error(data.message || "the stream broke off");
+  if (data.error) throw new Error(data.error.message || "the stream ended with an error");
+  if (data.type === "error") throw new Error(data.message || "the stream ended with an error");
   if (data.choices) readChunk(data, told);
   else if (data.type) readEvent(data, told);
   if (data.timings) told("timings", data.timings);

@@ -1,4 +1,4 @@
-// The last day of one slice, the alerts that would fire now, and the room that is left.
+// The last day of one slice, the alerts that would fire now, and the free capacity.
 import { $, bar, bars, count, el, fixed, fill, millis, none, percent, spark } from "./dom.js";
 
 export let slice = null; // {kind, name}, or null for all traffic
@@ -26,10 +26,10 @@ const CHARTS = [
   ["Requests", "requests", 0, count],
 ];
 
-// The time between the first slot and now, an hour at least.
+// The time between the first slot and now, at least an hour.
 const spanOf = day => Math.max(3600, day.now - (day.slots[0]?.at ?? day.now));
 
-// Each slot from its begin to its end.
+// Each slot, with its start and its end.
 const points = (day, read) => day.slots.filter(slot => !none(read(slot))).flatMap(slot => {
   const y = read(slot), age = day.now - slot.at;
   return [{ age, y }, { age: Math.max(0, age - day.slot_s), y }];
@@ -76,7 +76,7 @@ function counts(box, counted, empty) {
   bars(box, rows.map(([name, n]) => bar(name, n / all, "", count(n))), empty);
 }
 
-// One line for each position: given the one before, how often it was accepted over the day.
+// One line for each position: how often it was accepted over the day, given the position before.
 function acceptance(day) {
   const deepest = Math.max(0, ...day.slots.map(slot => slot.acceptance_at.length)), rows = [];
   for (let at = 0; at < deepest; at++) {

@@ -15,12 +15,12 @@ function drift(ratio) {
 }
 
 const MEANING = {
-  "Acceptance length": "Tokens that one verify step brings: 1 + accepted draft tokens / verify steps. 1 means that no draft token is ever right.",
-  "Fallback ratio": "Share of decode steps that went on at the target's own pace: every draft token was rejected, or there was none.",
+  "Acceptance length": "Tokens per verify step: 1 + accepted draft tokens / verify steps. 1 means that every draft token is rejected.",
+  "Fallback ratio": "Share of decode steps that ran at the target's own speed, because every draft token was rejected or there was none.",
   "Time per token": "TPOT: time from the first to the last token / tokens after the first.",
-  "Throughput": "Output tokens per second of all requests together.",
+  "Throughput": "Output tokens per second, over all requests.",
   "Time to first token": "TTFT: from the arrival of a request to its first token, queueing included. Mean.",
-  "Gain over no speculation": "Estimated by the depth planner since the start: time that its tokens would have taken without drafts / time planned. Without a planner it is unknown; `eaglegate bench` measures it.",
+  "Gain over no speculation": "Estimated by the depth planner since the start: time that the tokens would have taken without drafts / planned time. Unknown without a planner; `eaglegate bench` measures it.",
 };
 
 function tile(what, value, note, cls, history, field, span, floor = 0) {

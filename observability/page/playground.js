@@ -21,7 +21,7 @@ const HUES = 7;
 const KEY = "eaglegate-key";
 let running = null;
 
-// Characters that would move, hide or restyle text are shown by their code.
+// Characters that would move, hide or restyle text are shown as their codes.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 const visible = text => text.replace(UNSEEN, c => "⟨" + c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0") + "⟩");
 
