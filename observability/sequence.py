@@ -130,7 +130,7 @@ class SequenceTimeline:
         """The engine request, once it runs, for captured requests."""
 
     def add_step(self, step: Step) -> None:
-        if self.queued_s is None:  # later ones are of engines that go on with the answer
+        if self.queued_s is None:  # later ones come from engines that continue the answer
             self.queued_s = step.queued_s
         if step.finish is not None:
             self.preemptions = step.preemptions

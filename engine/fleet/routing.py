@@ -142,7 +142,7 @@ class RoutingCandidate:
 
     name: str
     load: float
-    """Tokens that the worker has yet to process."""
+    """Tokens that the worker still has to process."""
     known: int = 0
     """Leading blocks of the prompt that the worker knows."""
 

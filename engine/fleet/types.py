@@ -141,7 +141,7 @@ class WorkerStatus:
     """Reason why the worker does not serve; empty if it does."""
     running: int
     outstanding: float
-    """Tokens that the worker has yet to process (``engine/fleet/routing.py``)."""
+    """Tokens that the worker still has to process (``engine/fleet/routing.py``)."""
     requests: Mapping[str, int]
     """Requests sent to the worker, by ``RoutingReason``."""
     tokens: int

@@ -319,7 +319,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             self._shareable.setdefault(request.request_id, max(request.num_prompt_tokens, computed))
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        self.prefixes.forget(request.request_id)  # it goes on in other blocks
+        self.prefixes.forget(request.request_id)  # it continues in other blocks
         super()._preempt_request(request, *args, **kwargs)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:

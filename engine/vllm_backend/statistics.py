@@ -143,7 +143,7 @@ def _sum_columns(rows: Iterable[Sequence[int]]) -> list[int]:
 
 
 def _is_plain_decode(scheduler: SchedulerStats | None, iteration: IterationStats | None) -> bool:
-    """Return True if a step's statistics have nothing but tokens, latencies, drafts and gauges."""
+    """Return True if a step's statistics have only tokens, latencies, drafts and gauges."""
     return not (
         scheduler is None
         or iteration is None

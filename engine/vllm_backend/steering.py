@@ -129,7 +129,7 @@ def mask_min_p(
     temperature: torch.Tensor | None,
     counts: Sequence[int],
 ) -> None:
-    """Mask tokens with p < min_p * max p, for logits that the temperature T has yet to divide.
+    """Mask tokens with p < min_p * max p, for logits not yet divided by the temperature T.
 
     With p proportional to exp(logit / T), that is logit < max logit + T * ln(min_p). At T = 0
     nothing is masked. ``min_p`` has one row per request, ``temperature`` one value.
