@@ -52,8 +52,8 @@ def unreachable(url: str) -> str:
     except urllib.error.HTTPError as error:
         return f"{url} answers {error.code}"
     except OSError as error:
-        return f"{url} is out of reach ({getattr(error, 'reason', error)})"
-    return "" if found else f"{url} says nothing of vulnerabilities"
+        return f"{url} cannot be reached ({getattr(error, 'reason', error)})"
+    return "" if found else f"{url} lists no vulnerabilities"
 
 
 def ignored(text: str) -> list[str]:

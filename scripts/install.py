@@ -129,7 +129,7 @@ def _set_up_drafters(environment: Environment) -> int:
     shutil.rmtree(DRAFTERS_BUILD, ignore_errors=True)
     if not done:
         _say(f"{lock.name} is not installed: tests of n-gram and suffix are skipped")
-        _say(f"it wants a C++ compiler; see {environment.log}")
+        _say(f"it needs a C++ compiler; see {environment.log}")
         return 0
     DRAFTERS.mkdir(exist_ok=True)
     stamp.write_text(_digest(lock))

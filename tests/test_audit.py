@@ -39,7 +39,7 @@ def answering(status, body):
     [
         (200, b'{"vulnerabilities": []}', ""),
         (404, b"", "answers 404"),
-        (200, b"<html>a mirror</html>", "says nothing of vulnerabilities"),
+        (200, b"<html>a mirror</html>", "lists no vulnerabilities"),
     ],
 )
 def test_whether_there_are_advisories(status, body, words):

@@ -309,7 +309,7 @@ async def answer_disturbed(
         got, count = await disturb(engine, requests[begin : begin + CROWD], act)
         texts += got
         went_on += count
-    print(f"({went_on} of {len(requests)} streams went on)", flush=True)
+    print(f"({went_on} of {len(requests)} streams continued)", flush=True)
     return texts
 
 

@@ -50,7 +50,9 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, required=True, metavar="FILE")
     parser.add_argument("--serve", metavar="URL", help="operator address of the gateway")
     parser.add_argument(
-        "--once", action="store_true", help="end after one candidate, or at once if there is none"
+        "--once",
+        action="store_true",
+        help="exit after one candidate, or if there is none",
     )
     parser.add_argument(
         "--candidate", type=Path, metavar="FOLDER", help="queue this draft as a candidate"
@@ -58,7 +60,7 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="with --candidate: start a canary whatever the comparison says",
+        help="with --candidate: start a canary even if the comparison fails",
     )
     parser.add_argument("--stop", nargs="?", const="stopped by an operator", metavar="REASON")
     parser.add_argument("--start", action="store_true", help="resume a stopped loop")

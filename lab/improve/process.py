@@ -43,9 +43,9 @@ class ImproveProcess:
         while True:
             status = await self._run_once(url)
             if status in (0, WRONG_USAGE):
-                log.error("the improvement loop ended with %s; it is not started again", status)
+                log.error("the improvement loop ended with %s; not restarting it", status)
                 return
-            log.error("the improvement loop ended with %s; it is started again", status)
+            log.error("the improvement loop ended with %s; restarting it", status)
             await asyncio.sleep(self.restart_s)
 
     async def _run_once(self, url: str) -> int:

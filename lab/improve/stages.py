@@ -159,7 +159,7 @@ class Stages:
         offline = found.describe() | {"answers": report["answers"], "acceptance": lengths}
         if not found.passed and not one.forced:
             return self.ledger.close(one, CandidateVerdict.REFUSED, found.reason, offline=offline)
-        text = found.reason if found.passed else f"forced past the comparison: {found.reason}"
+        text = found.reason if found.passed else f"forced past a failed comparison: {found.reason}"
         return self.ledger.advance(one, Stage.CANARY, text, offline=offline)
 
     def make_compare_command(self, folder: Path) -> list[str]:
@@ -221,7 +221,7 @@ class Stages:
                     one, CandidateVerdict.PROMOTED, reason, live=live or one.live
                 )
             if promoted != one.parent["fingerprint"]:
-                reason = f"another draft was promoted meanwhile: {promoted}"
+                reason = f"another draft was promoted in the meantime: {promoted}"
                 self._stop_canary(one)
                 return self.ledger.close(one, CandidateVerdict.UNDECIDED, reason)
             if canary is None or not is_of(canary, one) or _was_switched_off(canary, one):
@@ -253,7 +253,7 @@ class Stages:
     def _start_canary(self, one: Candidate) -> Candidate:
         """Start a canary. The attempt is counted first, so crashes cannot repeat it forever."""
         if one.attempts >= self.config.attempts:
-            raise StageFailed(f"{one.attempts} canaries began and none came to its end")
+            raise StageFailed(f"{one.attempts} canaries started and none finished")
         one = self.ledger.update(one, "canary starts", attempts=one.attempts + 1)
         path = str((self.folder_of(one) / "draft").resolve())
         try:
@@ -278,7 +278,7 @@ class Stages:
             return self.ledger.close(one, verdict, canary["reason"], live=live)
         if self.client.find_promoted()["fingerprint"] == one.fingerprint:
             return self.ledger.close(one, verdict, canary["reason"], live=live)
-        reason = "the canary's verdict was promote, and the gateway could not promote it"
+        reason = "the canary's verdict was promote, but the gateway could not promote it"
         return self.ledger.close(one, CandidateVerdict.UNDECIDED, reason, live=live)
 
 

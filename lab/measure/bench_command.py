@@ -32,12 +32,12 @@ from eaglegate.lab.measure.servers import (
 )
 
 EPILOG = """\
-What is measured: --url, or a server this starts with the flags after `--` (`eaglegate serve` flags;
-the demo without any). What it is measured against, --baseline: `none` is the same server without a
-draft, a URL another server, a JSON object the same server with these fields in every body, such as
-'{"num_speculative_tokens": 0}', and --baseline='--flag ...' the same server with more flags.
-With --depths: the depths of one server with each other, depth 0 as the baseline; without --url and
-flags it is the demo's. Definitions of every figure: docs/measure.md."""
+The measured server is --url, or one that this command starts with the flags after `--` (flags of
+`eaglegate serve`; the demo without any). --baseline is the comparison: `none` is the same server
+without a draft, a URL another server, a JSON object the same server with these fields in every
+body, such as '{"num_speculative_tokens": 0}', and --baseline='--flag ...' the same server with more
+flags. --depths compares the depths of one server, with depth 0 as the baseline; without --url and
+flags this is the demo. Definitions of every figure: docs/measure.md."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -221,7 +221,7 @@ def make_plan(options: argparse.Namespace, flags: Sequence[str]) -> BenchPlan:
     if options.category:
         sessions = [s for s in sessions if s.category in options.category]
         if not sessions:
-            raise BenchError(f"--category {', '.join(options.category)}: the data has none of it")
+            raise BenchError(f"--category {', '.join(options.category)}: not in the data")
     defaults = {"temperature": options.temperature, "max_tokens": options.max_tokens}
     return BenchPlan(
         settings=settings,

@@ -328,12 +328,12 @@ def find_notes(figures: Sequence[Figures]) -> list[str]:
         if f.recomputed_tokens:
             share = 100 * f.recomputed_tokens / max(1, f.prompt_tokens)
             notes.append(
-                f"{where}: the draft had {f.recomputed_tokens} prompt tokens computed again that "
-                f"were in the prefix cache ({share:.0f} % of the prompts); TTFT and throughput "
-                "above include it"
+                f"{where}: because of the draft, {f.recomputed_tokens} cached prompt tokens were "
+                f"computed again ({share:.0f} % of the prompts); TTFT and throughput above "
+                "include that"
             )
         if f.acceptance and f.acceptance.source == "counters":
             notes.append(
-                f"{where}: acceptance is that of the server's counters, other traffic included"
+                f"{where}: acceptance is from the server's counters and includes other traffic"
             )
     return list(dict.fromkeys(notes))

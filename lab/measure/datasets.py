@@ -69,7 +69,7 @@ def load_sessions(source: str, *, count: int | None = None, seed: int = 0) -> li
     else:
         sessions = [session for path in _find_files(source) for session in _read_file(path)]
     if not sessions:
-        raise DataError(f"--data {source} holds no conversation")
+        raise DataError(f"--data {source} has no conversation")
     random.Random(seed).shuffle(sessions)
     return sessions[:count]
 
@@ -121,7 +121,7 @@ def _read_json(path: Path) -> Iterable[Any]:
             return list(orjson.loads(text))
         return [orjson.loads(line) for line in text.splitlines() if line.strip()]
     except orjson.JSONDecodeError as error:
-        raise DataError(f"{path} is not JSON, nor JSON lines: {error}") from None
+        raise DataError(f"{path} is neither JSON nor JSON lines: {error}") from None
 
 
 def _read_parquet(path: Path) -> Iterable[Any]:

@@ -273,7 +273,7 @@ class ReplayJournal:
         self._path.write_bytes(whole)
         first, *rows = [orjson.loads(line) for line in whole.splitlines()] or [{}]
         if first.get("plan") != orjson.loads(orjson.dumps(digest)):
-            raise BenchError(f"{self._path} is of another replay: give another --out")
+            raise BenchError(f"{self._path} belongs to another replay: give another --out")
         for row in rows:
             outcomes = [ReplayOutcome.from_json(outcome) for outcome in row["outcomes"]]
             self._take(row["window"], row["setting"], outcomes)

@@ -37,9 +37,10 @@ from eaglegate.lab.measure.servers import DEMO, ServerError, Setting, demo_flags
 from eaglegate.lab.measure.statistics import Verdict
 
 EPILOG = """\
---against is a URL; a JSON object of fields, which goes to the first URL, such as
-'{"num_speculative_tokens": 1}'; or `serve FLAGS`, a server this starts (`serve` alone: the demo).
-Two are compared with each other, one with the recorded run. Definitions: docs/measure.md."""
+--against is a URL; a JSON object of fields for the first URL, such as
+'{"num_speculative_tokens": 1}'; or `serve FLAGS`, a server that this command starts (`serve` alone:
+the demo). Two settings are compared with each other, one with the recorded run.
+Definitions: docs/measure.md."""
 
 
 def main(argv: Sequence[str]) -> int:

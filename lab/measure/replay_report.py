@@ -214,8 +214,8 @@ def _find_notes(pairs: Sequence[Pair], requests: int, *, recorded: bool) -> list
         notes.append(f"{requests - len(pairs)} requests have no answer to compare on one side")
     if invented := sum(pair.request.invented for pair in pairs):
         notes.append(
-            f"{invented} prompts were made of hashes: times and lengths are comparable, "
-            "acceptance is that of random text"
+            f"{invented} prompts were made from hashes: times and lengths are comparable, "
+            "but acceptance is that of random text"
         )
     bunched = sum(p.base.result.is_bunched or p.other.result.is_bunched for p in pairs)
     if bunched:
@@ -225,7 +225,7 @@ def _find_notes(pairs: Sequence[Pair], requests: int, *, recorded: bool) -> list
         )
     if recorded:
         notes.append(
-            "the recorded run's times are those of the server then, with the load it had; "
-            "two --against settings that take turns compare better"
+            "the recorded run's times depend on the server and its load at that time; two "
+            "--against settings that take turns compare better"
         )
     return notes

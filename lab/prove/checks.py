@@ -107,7 +107,7 @@ def judge_execution(found: Execution) -> tuple[ProofOutcome, str]:
         return (
             ProofOutcome.UNSURE,
             f"vLLM lowered the graph mode from {found.graphs} to {lowered.pop()}; the speeds below "
-            "tell what that costs.",
+            "show the cost.",
         )
     parts = f"compiled ({found.compilation})" if found.compilation != EAGER else "not compiled"
     graphs = f"{found.graphs} graphs" if found.graphs != EAGER else "no graphs, none asked for"
@@ -134,7 +134,7 @@ def find_fallback(found: Execution, worker: WorkerExecution) -> str:
 
 NO_ACCOUNTS = Evidence(
     ProofOutcome.UNSURE,
-    "This engine does not report its decode steps: another scheduler than eaglegate's decides.",
+    "This engine does not report its decode steps, because it has another scheduler.",
 )
 
 
@@ -154,7 +154,7 @@ def judge_acceptance(totals: Totals, depth: int) -> Evidence:
     low, high = bound_share(first, steps)
     evidence = (
         f"The target accepts {first:.0%} of first draft tokens ({steps} steps at depth {depth}, "
-        f"acceptance length {totals.acceptance_length:.2f}); a draft must bring "
+        f"acceptance length {totals.acceptance_length:.2f}); a draft needs "
         f"{LEAST_ACCEPTANCE:.0%}."
     )
     numbers = {
@@ -268,7 +268,7 @@ def judge_samples(by_depth: dict[int, list[ProofAnswer]]) -> Evidence:
         f"Temperature {HOT:g}, top-k {TOP_K}: {'; '.join(parts)}. Ignoring the temperature would "
         f"give z {power:.0f}."
     )
-    evidence += f" {outside} tokens are outside of top-k." if outside else ""
+    evidence += f" {outside} tokens are outside top-k." if outside else ""
     numbers = {f"depth {depth}": one.to_json() for depth, one in scores.items()}
     if worst > Z_FAILED or outside:
         return Evidence(ProofOutcome.FAILED, evidence, numbers)
@@ -480,7 +480,7 @@ def judge_speed(ratios: dict[int, Any], speeds: dict[int, Any]) -> Evidence:
     ]
     evidence = (
         f"Speed over that without a draft, median and range of {len(every[0].rounds)} rounds: "
-        f"{'; '.join(parts)}. It must be {LEAST_SPEED:g} at least."
+        f"{'; '.join(parts)}. It must be at least {LEAST_SPEED:g}."
     )
     numbers = {
         str(streams): {"ratio": level, "tokens_per_s": _take_medians(speeds[streams])}
@@ -549,7 +549,7 @@ def judge_planner(results: dict[int, dict[str, list[Speed]]]) -> Evidence:
         }
     evidence = (
         f"Tokens per second with planned depths over the best fixed depth, {'; '.join(parts)}. It "
-        f"must be {LEAST_PLANNED:g} at least."
+        f"must be at least {LEAST_PLANNED:g}."
     )
     return Evidence(judge_ratios(ratios, LEAST_PLANNED), evidence, numbers)
 
@@ -576,7 +576,7 @@ async def check_continuation(trial: Trial) -> Evidence:
     if not running or not killed:
         return Evidence(ProofOutcome.UNSURE, "The engine could not be killed while streams ran.")
     pairs = list(zip(trial.reference.greedy, answers, strict=True))
-    texts = judge_texts(compare_texts(pairs, trial.dtype), "that went on in another engine")
+    texts = judge_texts(compare_texts(pairs, trial.dtype), "that continued in another engine")
     evidence = (
         f"The engine was killed when {len(answers)} streams had written {written} tokens; the last "
         f"of them ended {took_s:.1f} s later. {texts.evidence}"
@@ -585,7 +585,7 @@ async def check_continuation(trial: Trial) -> Evidence:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("acceptance", "Does the draft bring what it must?", check_acceptance),
+    Check("acceptance", "Does the target accept enough drafts?", check_acceptance),
     Check("greedy text", "Does the draft leave it unchanged?", check_greedy_text),
     Check("seeded text", "Does the draft leave it unchanged?", check_seeded_text),
     Check("sampled text", "Is it drawn from the target's distribution?", check_sampled_text),

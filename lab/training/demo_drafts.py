@@ -57,7 +57,7 @@ def main() -> None:
         ]
         statuses = [training.wait() for training in trainings]
         if any(statuses):
-            sys.exit("a draft training failed; start again to go on from its last state")
+            sys.exit("a draft training failed; restart to continue from its last state")
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ def open_draft(path: Path, target: TargetModel) -> InitialDraft:
         draft, kept = load_draft(path, target.draft_shape("eagle3.1"))
     except (KeyError, RuntimeError, TypeError) as problem:
         reason = (str(problem).strip().splitlines() or ["unknown layout"])[-1].strip()
-        raise BadData(f"{path} is no draft that can be tuned here: {reason}") from problem
+        raise BadData(f"{path} is not a draft that can be tuned here: {reason}") from problem
     return InitialDraft(path, draft, kept)
 
 

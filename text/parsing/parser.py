@@ -245,7 +245,7 @@ class DeltaReader:
         try:
             events = self._parser.feed(text, token_ids, finished)
         except Exception as error:  # whatever it is, the answer continues
-            logger.warning("the fallback parser failed (%s): the rest is content", type(error))
+            logger.warning("the fallback parser failed (%s): the rest becomes content", type(error))
             self._parser = None
             self._output.content.write(text)
             return

@@ -26,8 +26,8 @@ WANTED = (
     "additional_chat_templates/*.jinja",
 )
 CODED = {
-    "deepseek_v32": "DeepSeek writes its prompts in code",
-    "deepseek_v4": "DeepSeek writes its prompts in code",
+    "deepseek_v32": "DeepSeek builds its prompts in code",
+    "deepseek_v4": "DeepSeek builds its prompts in code",
     "gpt_oss": "gpt-oss is rendered through Harmony",
 }
 """Model types whose prompts are not rendered through a template, with the reason."""

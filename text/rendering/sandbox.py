@@ -202,8 +202,8 @@ class TemplateRunner:
         except RenderTooSlow:
             template.is_suspect = True
             log.warning(
-                "the chat template took more than %g s; from now on it runs in a process of its "
-                "own, which takes longer for each prompt",
+                "the chat template took more than %g s; from now on it runs in a separate "
+                "process, which is slower",
                 RENDER_S,
             )
             raise
@@ -223,7 +223,7 @@ class TemplateRunner:
             try:
                 return self._run_once(job, limits)
             except _ChildLost as lost:
-                log.warning("a process that renders chat templates ended: %s", lost)
+                log.warning("a process rendering chat templates ended: %s", lost)
                 status = lost.status
         if -status in CRASHES:
             raise ValueError("the template crashed the process that ran it")

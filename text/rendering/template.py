@@ -100,7 +100,7 @@ def _convert_parts(content: Any) -> list[dict[str, Any]]:
 def _convert_part(part: Mapping[str, Any]) -> dict[str, Any]:
     kind, text = part.get("type", "text"), part.get("text")
     if kind != "text" or not isinstance(text, str):
-        raise ValueError(f"content of type {kind!r} is not text; this model is given text alone")
+        raise ValueError(f"content of type {kind!r} is not text; this model takes only text")
     return {"type": "text", "text": text}
 
 

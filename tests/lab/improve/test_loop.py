@@ -205,7 +205,7 @@ def test_an_operators_draft_is_judged_like_any_other_or_forced(
     assert show_log([str(scene.state), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["verdict"] for row in rows] == ["refused", "rolled back"]
-    assert rows[1]["events"][1]["text"].startswith("forced past the comparison")
+    assert rows[1]["events"][1]["text"].startswith("forced past a failed comparison")
     assert show_log([str(scene.state)]) == 0
     assert "forced, rolled back: why" in capsys.readouterr().out
     assert show_log([str(scene.state), "2"]) == 0
@@ -274,7 +274,7 @@ def test_a_gateway_that_restarts_gets_the_canary_again(scene: Scene) -> None:
     assert loop.wait(30) == 0
     one = scene.ledger.list_candidates()[0]
     assert one.verdict is CandidateVerdict.FAILED
-    assert "3 canaries began" in one.reason
+    assert "3 canaries started" in one.reason
     assert len(scene.gateway.served) == 1
 
 
@@ -287,7 +287,7 @@ def test_a_draft_promoted_by_an_operator_ends_the_candidate(scene: Scene, tmp_pa
     assert loop.wait(30) == 0
     one = scene.ledger.list_candidates()[0]
     assert one.verdict is CandidateVerdict.UNDECIDED
-    assert "another draft was promoted meanwhile" in one.reason
+    assert "another draft was promoted in the meantime" in one.reason
     assert scene.gateway.started == 0
 
 

@@ -102,7 +102,7 @@ def test_the_report_names_what_the_draft_costs_the_prefix_cache():
     report = report_of([replace(block, recomputed_tokens=64) for block in blocks[:1]] + blocks[1:])
     found = [note for note in report.notes if "computed again" in note]
     assert len(found) == 1
-    assert "fast at 2: the draft had 64 prompt tokens computed again" in found[0]
+    assert "fast at 2: because of the draft, 64 cached prompt tokens" in found[0]
 
 
 def test_a_ratio_is_that_of_the_figures_beside_it():
@@ -378,7 +378,7 @@ def test_fields_make_a_baseline_of_the_same_server(server, url, tmp_path):
         (["--url", "http://x", "--baseline", "none"], "num_speculative_tokens"),
         (["--url", "http://x", "--cost-scaled"], "leave out"),
         (["--baseline", "something"], "write none, a URL"),
-        (["--url", "http://x", "--category", "nothing"], "has none of it"),
+        (["--url", "http://x", "--category", "nothing"], "not in the data"),
         (["--url", "http://127.0.0.1:9"], "does not answer"),
     ],
 )
