@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
+import hypothesis
 import pytest
 
 HERE = Path(__file__).parent
@@ -27,7 +28,9 @@ ADMIN = ("--admin-port", "0")
 SLOW_LIMIT_S = 900
 """Limit of a test that starts real engines; all others have pytest's ``timeout`` setting. A
 deadlock fails its test and not the whole run."""
-
+# No deadline per example: the machine may be busy.
+hypothesis.settings.register_profile("eaglegate", deadline=None)
+hypothesis.settings.load_profile("eaglegate")
 
 MODULE_MARKS = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)$", re.MULTILINE)
 MARK = re.compile(r"pytest\.mark\.(\w+)")

@@ -169,7 +169,6 @@ STOPS = {"chat": "stop", "completions": "stop", "messages": "stop_sequences"}
 @pytest.mark.parametrize("api", APIS)
 @settings(
     max_examples=60,
-    deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -71,7 +71,6 @@ def test_nothing_makes_a_server_error(lab, path, method, mode):
 
     @settings(
         max_examples=15,
-        deadline=None,
         database=None,
         derandomize=True,
         suppress_health_check=list(HealthCheck),

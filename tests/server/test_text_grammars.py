@@ -184,7 +184,7 @@ def test_a_regular_expression_matches_what_python_matches(accepts, pattern):
     grammar = regex_grammar(pattern)
     ascii_too = re.compile(pattern, re.ASCII if "ß" not in pattern else 0)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(TEXTS)
     def matches(text):
         assert both(accepts, grammar, text) is (ascii_too.fullmatch(text) is not None)

@@ -68,7 +68,7 @@ async def test_the_stream_is_that_of_one_engine(dies_at, fields, outcome):
     await place.fleet.aclose()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32), st.integers(2, 5), st.integers(1, 12))
 def test_streams_survive_whichever_worker_dies_when(seed, workers, streams):
     chance = random.Random(seed)

@@ -74,7 +74,7 @@ PROMPTS = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(PROMPTS)
 def test_what_is_counted_is_what_a_cache_without_a_draft_would_hit(
     kind: str, prompts: list[tuple[int, int, int]]

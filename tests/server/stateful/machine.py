@@ -15,7 +15,7 @@ OTHER = {"ann": "bob", "bob": "ann"}
 
 
 FEW = settings(
-    max_examples=15, stateful_step_count=25, deadline=None,
+    max_examples=15, stateful_step_count=25,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 

@@ -194,9 +194,7 @@ def check_cuts(known, names, ids, seed, **options) -> Folded:
     return fold(results[0][0])
 
 
-FAST = settings(
-    max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
-)
+FAST = settings(max_examples=12, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
 def check_any_output(tool_parser: str | None, tokens: bool, data: st.DataObject) -> None:
