@@ -25,7 +25,7 @@ from eaglegate.server.settings import Settings
 log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 5.0
-"""Seconds in which aborted streams may send their error frame."""
+"""Seconds in which aborted streams may send their error frame, and paced ones their last block."""
 BACKLOG = 2048
 PLAIN_HTTP = TlsSettings()
 
@@ -55,20 +55,24 @@ class Drain:
     async def run(self) -> int:
         """Drain the gateway, and return the number of lost requests."""
         self._gateway.stop()
-        inside = self._admission.num_in_flight
+        inside = max(self._admission.num_in_flight, self._gateway.in_flight)
         if inside:
             log.warning("draining: %d requests have up to %g s", inside, self._grace_s)
-        await _wait_for_first(
-            self._grace_s, self._admission.wait_until_empty(), self._grace_over.wait()
-        )
+        await _wait_for_first(self._grace_s, self._wait_until_answered(), self._grace_over.wait())
         lost = self._admission.num_in_flight
+        self._gateway.timing.hurry.set()
         if lost:
             self._admission.reject_waiting(
                 Unavailable("The gateway is shutting down; try again.", retry_after_s=5)
             )
             await self._abort()
-            await _wait_for_first(LAST_WORDS_S, self._admission.wait_until_empty())
-        return lost
+        await _wait_for_first(LAST_WORDS_S, self._wait_until_answered())
+        return lost or self._gateway.in_flight
+
+    async def _wait_until_answered(self) -> None:
+        """Wait for the end of every request, and of the response that is on its way."""
+        await self._admission.wait_until_empty()
+        await self._gateway.wait_until_sent()
 
 
 async def _wait_for_first(timeout_s: float, *waits: Awaitable[object]) -> None:

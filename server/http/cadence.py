@@ -63,9 +63,15 @@ class PacedStream:
     """
 
     def __init__(
-        self, stream: ByteStream, interval_s: float, make_frames: Callable[[], bytes] = bytes
+        self,
+        stream: ByteStream,
+        interval_s: float,
+        make_frames: Callable[[], bytes] = bytes,
+        hurry: asyncio.Event | None = None,
     ) -> None:
+        """``hurry``: once it is set, a complete stream ends at its next tick."""
         self._stream, self._interval_s, self._make_frames = stream, interval_s, make_frames
+        self._hurry = hurry or asyncio.Event()
         self._waiting = bytearray()
         self._held = b""
         """The end of the stream, which is held for the last block."""
@@ -150,6 +156,8 @@ class PacedStream:
         if self._is_complete:
             if self._last_tick is None:
                 self._last_tick = round_ticks(max(self._num_ticks, self._least_ticks))
+            if self._hurry.is_set():
+                self._last_tick = self._num_ticks
             if self._num_ticks == self._last_tick:
                 self._waiting += self._held
         size, num_blocks = BLOCK, math.inf
@@ -197,9 +205,10 @@ class PacedSink:
         stream: ByteStream,
         encode: Callable[[int, list[Event]], bytes],
         interval_s: float,
+        hurry: asyncio.Event | None = None,
     ) -> None:
         self._joined = JoinedEvents(encode)
-        self._paced = PacedStream(stream, interval_s, self._joined.take)
+        self._paced = PacedStream(stream, interval_s, self._joined.take, hurry)
         self.close, self.stop = self._paced.close, self._paced.stop
 
     def push(self, choice: int, events: list[Event]) -> None:

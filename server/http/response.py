@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import orjson
@@ -95,6 +95,8 @@ class StreamTiming:
     """Milliseconds between the blocks of a paced stream (``cadence.py``); 0 sends frames as they
     are produced.
     """
+    hurry: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
+    """Set when the gateway stops: a paced stream whose answer is complete ends then."""
 
 
 def to_gateway_error(error: GatewayError | EngineError) -> GatewayError:
@@ -175,7 +177,8 @@ class StreamedResponse(DisconnectAwareResponse):
         stream.open_later()
         output: _EncodingSink | PacedSink
         if interval_ms := self._timing.cadence_ms:
-            output = PacedSink(stream, self._encoder.encode, interval_ms / 1000)
+            encode, hurry = self._encoder.encode, self._timing.hurry
+            output = PacedSink(stream, encode, interval_ms / 1000, hurry)
         else:
             output = _EncodingSink(stream, self._encoder)
         try:
@@ -222,7 +225,7 @@ class ReplayedResponse(DisconnectAwareResponse):
         stream = EventStream(send, self._writer, self._timing)
         paced = None
         if interval_ms := self._timing.cadence_ms:
-            paced = PacedStream(stream, interval_ms / 1000)
+            paced = PacedStream(stream, interval_ms / 1000, hurry=self._timing.hurry)
         try:
             with suppress(ReaderTooSlow):
                 await stream.open()

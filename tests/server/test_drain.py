@@ -10,6 +10,8 @@ from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import Step
 from eaglegate.server.cli.listener import Drain
+from eaglegate.server.http.response import StreamTiming
+from tests.server.conftest import Lab
 
 
 @pytest.fixture
@@ -98,3 +100,30 @@ async def test_those_in_the_queue_are_told_too(slow):
     assert await drain(slow, 0.2).run() == 2
     assert (await waiting).status == 503
     await running
+
+
+@pytest.mark.parametrize(("grace_s", "is_whole"), [(60, True), (0.05, False)])
+async def test_a_paced_stream_is_sent_to_its_end(grace_s, is_whole):
+    """Its engine ends long before its last block. At the end of the grace that comes at once."""
+    lab = Lab(timing=StreamTiming(cadence_ms=40))
+    lab.says("one two three four", [1, 4])
+    running = asyncio.create_task(lab.chat(stream=True))
+    while not lab.gateway.in_flight:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert await drain(lab, grace_s).run() == 0
+    assert not lab.gateway.in_flight
+    answer = await running
+    assert b"data: [DONE]" in answer.body
+    assert answer.chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert (len(answer.sends) > 8) == is_whole
+
+
+async def test_a_paced_stream_that_is_lost_ends_with_an_error_frame(slow):
+    slow.gateway.timing = StreamTiming(cadence_ms=400)
+    running = asyncio.create_task(slow.chat(stream=True))
+    await slow.began.wait()
+    assert await drain(slow, 0.01).run() == 1
+    answer = await running
+    assert answer.chunks[-1]["error"]["type"] == "service_unavailable"
+    assert b"data: [DONE]" in answer.body
+    assert len(answer.sends) < 8

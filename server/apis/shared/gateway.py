@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,9 @@ from eaglegate.server.http.cross_origin import CrossOriginPolicy
 from eaglegate.server.http.response import StreamTiming
 from eaglegate.server.settings import Settings
 from eaglegate.server.store.sql import SqlResponseStore
+
+SENT_POLL_S = 0.05
+"""Seconds between two looks at the answers that are being sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +114,8 @@ class Gateway:
 
     def stop(self) -> None:
         self.state = "stopping"
+
+    async def wait_until_sent(self) -> None:
+        """Return when no answer is under way to its client."""
+        while self.in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(SENT_POLL_S)
