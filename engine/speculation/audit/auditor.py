@@ -4,8 +4,9 @@
 them one at a time, when the engine is idle or has room, for at most ``BUDGET`` of its time. An
 answer that finds no room is dropped and counted. No prompt or answer is logged.
 
-A violation takes speculation from the answer's workload (``holds.py``). A change of the draft, or
-an operator, gives it back and discards the evidence.
+A violation takes speculation from the answer's workload (``holds.py``). A change of the draft gives
+it back until the violated draft serves again, as in every second slot of a canary. An operator
+gives it back for good.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ RECENT = 50
 DEATHS = 2
 """Losses of the engine during audits after which audits stop."""
 SALT = "audit"
+MIXED = "-"
+"""Stands for the draft of an answer during which the draft was exchanged."""
 
 
 class NoRoom(Exception):
@@ -103,7 +106,8 @@ class Auditor:
         self._dtype = ""
         self._waiting: deque[FinishedAnswer] = deque()
         self._arrived = asyncio.Event()
-        self._tests: dict[str, SequentialTest] = {}
+        self._tests: dict[tuple[str, str], SequentialTest] = {}
+        """By draft and workload."""
         self._recent: deque[AuditRecord] = deque(maxlen=RECENT)
         self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S / 10)
         self._busy_budget = TimeBudget(BUDGET, SAVED_BUSY_S, clock, 0.0)
@@ -147,18 +151,23 @@ class Auditor:
             self._arrived.set()
 
     def change_draft(self, version: DraftVersion, _: DraftSwap | None = None) -> None:
-        """Discard the evidence against the previous draft, and release its workloads."""
+        """Release the workloads of the previous draft, and hold those that this draft has lost."""
         if version.fingerprint == self.draft:
             return
-        self.draft = version.fingerprint
-        self._tests.clear()
-        if released := self.holds.release():
-            log.warning("speculation is on again for %s: the draft changed", ", ".join(released))
+        before, self.draft = {*self.holds}, version.fingerprint
+        again = self.holds.change_draft(self.draft)
+        if released := before.difference(again):
+            log.warning(
+                "speculation is on again for %s: the draft changed", ", ".join(sorted(released))
+            )
+        if again:
+            log.warning("speculation is off for %s: this draft has lost it", ", ".join(again))
+        self._tests = {key: test for key, test in self._tests.items() if self.holds.knows(key[0])}
 
     def release(self, workload: str) -> bool:
         """Release a workload on behalf of an operator; return False if it was not held."""
-        self._tests.pop(workload, None)
-        return bool(self.holds.release(workload))
+        self._tests = {key: test for key, test in self._tests.items() if key[1] != workload}
+        return self.holds.release(workload)
 
     async def replay(
         self, request: EngineRequest, answer: Sequence[int], depth: int
@@ -297,10 +306,11 @@ class Auditor:
             return choosing, outcome, f"token {place} of {of} is not the target's choice: {by}"
         if scores.evidence is None:
             return choosing, outcome, f"margin {worst:.4f} nats at most"
-        test = self._tests.setdefault(answer.request.workload, SequentialTest())
+        key = answer.draft, answer.request.workload
+        test = self._tests.setdefault(key, SequentialTest())
         if not test.add(scores.evidence, scores.judged):
             return choosing, outcome, f"{test.log_evidence:.1f} nats of evidence"
-        del self._tests[answer.request.workload]
+        del self._tests[key]
         detail = (
             f"{test.tokens} tokens of {test.answers} answers do not follow the requests' "
             f"distribution ({test.strongest}): {test.log_evidence:.1f} nats of evidence"
@@ -345,14 +355,22 @@ class Auditor:
 
     def _hold(self, answer: FinishedAnswer, record: AuditRecord) -> None:
         workload = record.workload
-        if not answer.depth or answer.draft != self.draft:
-            why = "no draft was verified in it" if not answer.depth else "another draft serves now"
+        if not answer.depth or not self.holds.knows(answer.draft):
+            why = "no draft was verified in it" if not answer.depth else "several drafts served it"
             log.warning("audit: answer %s is violated (%s); %s", record.request, record.detail, why)
             return
-        if workload in self.holds:
+        if self.holds.has(answer.draft, workload):
             return
         file = self._write(answer, record)
-        self.holds.add(AuditHold(workload, record.detail, record.draft, record.at, file))
+        hold = AuditHold(workload, record.detail, record.draft, record.at, file)
+        self.holds.add(hold, answer.draft)
+        if answer.draft != self.draft:
+            log.warning(
+                "audit: answer %s is violated (%s); another draft serves now, and speculation is "
+                "off for workload %s when draft %s serves again",
+                record.request, record.detail, workload, answer.draft,
+            )  # fmt: skip
+            return
         again = f" To see it again: eaglegate audit replay {file}" if file else ""
         log.warning(
             "speculation is off for workload %s: the audit of answer %s (%s, depth %d, draft %s) "
@@ -380,7 +398,8 @@ class Auditor:
                     "alarm_at_nats": round(math.log(test.threshold), 3),
                     "strongest": test.strongest,
                 }
-                for name, test in self._tests.items()
+                for (draft, name), test in self._tests.items()
+                if draft == self.draft
             },
             "recent": [record.to_json() for record in reversed(self._recent)],
         }
@@ -422,7 +441,7 @@ class AuditedEngine:
                         kept.finish,
                         kept.stopped,
                         kept.depth,
-                        draft,
+                        draft if draft == self._auditor.draft else MIXED,
                         self._auditor.clock(),
                         may_keep,
                     )

@@ -196,6 +196,66 @@ async def test_an_answer_of_a_draft_that_no_longer_serves_holds_nothing() -> Non
     assert not [*lab.holds]
 
 
+async def test_a_draft_that_serves_again_has_its_holds_and_evidence() -> None:
+    """A canary exchanges drafts in every slot."""
+    lab, other = Lab(), replace(DRAFT, fingerprint="def")
+    lab.engine.scores = [BAD]
+    await audit(lab)
+    lab.auditor.change_draft(other)
+    assert "chat" not in lab.holds
+    lab.auditor.change_draft(DRAFT)
+    assert "chat" in lab.holds
+    assert lab.policy.decide("r", "chat", depth=5).depth == 0
+    lab.auditor.change_draft(other)
+    assert lab.auditor.release("chat")
+    lab.auditor.change_draft(DRAFT)
+    assert "chat" not in lab.holds
+
+
+async def test_a_violation_that_is_found_late_holds_its_own_draft(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lab = Lab()
+    lab.engine.scores = [BAD]
+    await lab.answer()
+    lab.auditor.change_draft(replace(DRAFT, fingerprint="def"))
+    with lab.auditing():
+        await lab.settle()
+    assert not [*lab.holds]
+    assert "when draft abc serves again" in caplog.text
+    lab.auditor.change_draft(DRAFT)
+    assert [*lab.holds] == ["chat"]
+
+
+async def test_evidence_counts_against_the_draft_of_its_answers() -> None:
+    lab, other = Lab(), replace(DRAFT, fingerprint="def")
+    sampled = {"sampling": Sampling(max_tokens=8, temperature=0.7)}
+    lab.engine.scores = [AnswerScores((0.0,) * 3, (), {"hotter": 4.0}, 3)] * 5
+    await audit(lab, 4, **sampled)
+    await lab.answer("late", **sampled)
+    lab.auditor.change_draft(other)
+    with lab.auditing():
+        await lab.settle(5)
+    assert lab.auditor.describe()["evidence"] == {}
+    lab.auditor.change_draft(DRAFT)
+    assert lab.auditor.describe()["evidence"]["chat"]["answers"] == 5
+
+
+async def test_an_answer_of_two_drafts_holds_neither(caplog: pytest.LogCaptureFixture) -> None:
+    lab, other = Lab(), replace(DRAFT, fingerprint="def")
+    lab.engine.scores = [BAD]
+    async with aclosing(read_steps(lab.audited.generate, ask())) as read:
+        async for step in read:
+            if step.finish is None:
+                lab.auditor.change_draft(other)
+    with lab.auditing():
+        await lab.settle()
+    assert not [*lab.holds]
+    lab.auditor.change_draft(DRAFT)
+    assert not [*lab.holds]
+    assert "several drafts served it" in caplog.text
+
+
 async def test_sampled_answers_are_judged_together() -> None:
     lab = Lab()
     sampling = Sampling(max_tokens=8, temperature=0.7)
