@@ -32,7 +32,7 @@ IGNORED = ROOT / "requirements" / "audit-ignored.txt"
 
 def main(argv: Sequence[str]) -> int:
     service = ["-s", "osv", "--osv-url", argv[1]] if argv[:1] == ["--osv-url"] else []
-    why = "" if service else unreachable(PROBE)
+    why = "" if service else find_obstacle(PROBE)
     if why:
         print(
             f"\n*** NOT AUDITED: no advisories for the {len(LOCKS)} locks, because {why}. ***\n"
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         return _audit(Path(folder), service)
 
 
-def unreachable(url: str) -> str:
+def find_obstacle(url: str) -> str:
     """Return the reason why the advisories cannot be read, or "" if they can."""
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
@@ -56,7 +56,7 @@ def unreachable(url: str) -> str:
     return "" if found else f"{url} lists no vulnerabilities"
 
 
-def ignored(text: str) -> list[str]:
+def read_ignored(text: str) -> list[str]:
     """Return the advisories in lines ``ID reason``. Raises ValueError for one without a reason."""
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line and line[0] != "#"]
     for words in lines:
@@ -65,7 +65,7 @@ def ignored(text: str) -> list[str]:
     return [words[0] for words in lines]
 
 
-def pins(locks: Iterable[str]) -> list[str]:
+def list_pins(locks: Iterable[str]) -> list[str]:
     """Return every name and version, in files that contain each name once, as pip-audit requires.
 
     Hashes are left out, because pip-audit would need those of all files of a version. A local
@@ -88,12 +88,12 @@ def _audit(folder: Path, service: list[str]) -> int:
     python = str(folder / "venv" / "bin" / "python")
     subprocess.run([python, "-m", "pip", "install", "-qq", PIP_AUDIT], check=True)
     files = []
-    for at, text in enumerate(pins(lock.read_text() for lock in LOCKS)):
+    for at, text in enumerate(list_pins(lock.read_text() for lock in LOCKS)):
         files.append(folder / f"pins-{at}.txt")
         files[-1].write_text(text)
     command = [python, "-m", "pip_audit", "--no-deps", "--disable-pip", "--progress-spinner", "off"]
     command += [*service, *(word for file in files for word in ("-r", str(file)))]
-    for advisory in ignored(IGNORED.read_text()):
+    for advisory in read_ignored(IGNORED.read_text()):
         command += ["--ignore-vuln", advisory]
     return subprocess.run(command, check=False).returncode
 

@@ -21,7 +21,7 @@ import yaml
 OVERLAYS = Path(__file__).parents[1] / "deploy" / "kubernetes" / "overlays"
 
 
-def definitions(folder: Path) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+def read_definitions(folder: Path) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
     """Yield the schema of every served version, by apiVersion and kind."""
     for file in sorted(folder.glob("*.y*ml")):
         for made in yaml.safe_load_all(file.read_text(encoding="utf-8")):
@@ -32,15 +32,19 @@ def definitions(folder: Path) -> Iterator[tuple[tuple[str, str], dict[str, Any]]
                     yield (name, kind), version["schema"]["openAPIV3Schema"]
 
 
-def strict(schema: Any) -> Any:
+def close_schema(schema: Any) -> Any:
     """Return the schema as JSON Schema, closed where Kubernetes prunes."""
     if isinstance(schema, list):
-        return [strict(item) for item in schema]
+        return [close_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: strict(value) for key, value in schema.items() if key not in ("format", "default")}
+    made = {
+        key: close_schema(value)
+        for key, value in schema.items()
+        if key not in ("format", "default")
+    }
     if isinstance(schema.get("properties"), dict):
-        made["properties"] = {key: strict(item) for key, item in schema["properties"].items()}
+        made["properties"] = {key: close_schema(item) for key, item in schema["properties"].items()}
         open_ended = schema.get("x-kubernetes-preserve-unknown-fields")
         if schema.get("type") == "object" and not open_ended:
             made.setdefault("additionalProperties", False)
@@ -51,17 +55,17 @@ def strict(schema: Any) -> Any:
     return made
 
 
-def rendered(overlay: Path) -> Iterator[dict[str, Any]]:
+def render_overlay(overlay: Path) -> Iterator[dict[str, Any]]:
     text = subprocess.run(["kubectl", "kustomize", overlay], check=True, capture_output=True).stdout
     yield from (item for item in yaml.safe_load_all(text) if item)
 
 
 def main(folder: Path, overlays: Iterable[Path]) -> int:
     """Return the exit status, which is 1 if something is wrong or nothing could be checked."""
-    schemas = {key: strict(schema) for key, schema in definitions(folder)}
+    schemas = {key: close_schema(schema) for key, schema in read_definitions(folder)}
     checked, wrong = 0, 0
     for overlay in overlays:
-        for item in rendered(overlay):
+        for item in render_overlay(overlay):
             if (schema := schemas.get((item["apiVersion"], item["kind"]))) is None:
                 continue
             checked += 1

@@ -34,10 +34,10 @@ FOREIGN = re.compile(
 PREFIX = "#/components/schemas/"
 
 
-def stripped(node: Any) -> Any:
+def strip_notes(node: Any) -> Any:
     """Strip notes, and the branches of unions that do not apply to a text gateway."""
     if isinstance(node, list):
-        return [stripped(item) for item in node]
+        return [strip_notes(item) for item in node]
     if not isinstance(node, dict):
         return node
     out = {}
@@ -49,7 +49,7 @@ def stripped(node: Any) -> Any:
         if key in ("oneOf", "anyOf"):
             value = [item for item in value if not FOREIGN.search(item.get("$ref", ""))]
             key = "anyOf"
-        out[key] = stripped(value)
+        out[key] = strip_notes(value)
     return {"anyOf": [out, {"type": "null"}]} if out.pop("nullable", False) else out
 
 
@@ -59,7 +59,7 @@ def reachable(schemas: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]
     while waiting:
         name = waiting.pop()
         if name not in found:
-            found[name] = stripped(schemas[name])
+            found[name] = strip_notes(schemas[name])
             text = json.dumps(found[name])
             waiting += re.findall(f'"{re.escape(PREFIX)}([^"]+)"', text)
     return dict(sorted(found.items()))

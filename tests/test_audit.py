@@ -44,7 +44,7 @@ def answering(status, body):
 )
 def test_whether_there_are_advisories(status, body, words):
     with answering(status, body) as url:
-        why = audit.unreachable(url)
+        why = audit.find_obstacle(url)
     assert words in why
     assert bool(why) == bool(words)
 
@@ -59,7 +59,7 @@ def test_out_of_reach_is_loud_and_has_a_status_of_its_own(monkeypatch, capsys):
 
 def test_every_pin_of_every_lock_is_audited():
     locks = [lock.read_text() for lock in audit.LOCKS]
-    files = [text.split() for text in audit.pins(locks)]
+    files = [text.split() for text in audit.list_pins(locks)]
     for pinned in files:
         names = [pin.partition("==")[0] for pin in pinned]
         assert len(names) == len(set(names))
@@ -68,7 +68,7 @@ def test_every_pin_of_every_lock_is_audited():
     assert {pin for pinned in files for pin in pinned} == wanted
     assert "torch==2.13.0" in wanted
     lock = "a==1.0 ; sys_platform == 'linux' \\\n    --hash=sha256:0\na==2.0\nb[c]==2.0+cpu\n"
-    assert audit.pins([lock]) == ["a==1.0\nb==2.0\n", "a==2.0\n"]
+    assert audit.list_pins([lock]) == ["a==1.0\nb==2.0\n", "a==2.0\n"]
 
 
 def test_ci_says_that_nothing_was_audited_and_fails_on_what_was_found(tmp_path):
@@ -90,7 +90,7 @@ def test_ci_says_that_nothing_was_audited_and_fails_on_what_was_found(tmp_path):
 
 
 def test_every_exception_has_a_reason():
-    audit.ignored(audit.IGNORED.read_text())
-    assert audit.ignored("# why\n\nPYSEC-1 only on Windows\n") == ["PYSEC-1"]
+    audit.read_ignored(audit.IGNORED.read_text())
+    assert audit.read_ignored("# why\n\nPYSEC-1 only on Windows\n") == ["PYSEC-1"]
     with pytest.raises(ValueError, match="PYSEC-2"):
-        audit.ignored("PYSEC-2\n")
+        audit.read_ignored("PYSEC-2\n")

@@ -56,7 +56,7 @@ class Tally:
         self.totals += totals
 
 
-def mixed(number: int, prompts: list[tuple[int, ...]], dice: random.Random) -> EngineRequest:
+def draw_mixed(number: int, prompts: list[tuple[int, ...]], dice: random.Random) -> EngineRequest:
     sampling = Sampling(
         max_tokens=dice.randint(1, 80),
         temperature=dice.choice((0.0, 0.0, 0.7, 1.0)),
@@ -76,7 +76,7 @@ def mixed(number: int, prompts: list[tuple[int, ...]], dice: random.Random) -> E
     )
 
 
-def counted() -> dict[str, float]:
+def count_drafts() -> dict[str, float]:
     labels = {"model_name": "demo", "engine": "0"}
     return {
         name: REGISTRY.get_sample_value(counter, labels) or 0.0
@@ -96,7 +96,7 @@ async def drive(engine: VllmEngine, requests: int, at_once: int, seed: int) -> T
         tally.add(request, outcome, left=bool(leave_after) and outcome.finish is None)
 
     jobs = [
-        (mixed(number, prompts, dice), dice.choice((0, 0, 0, 0, dice.randint(1, 20))))
+        (draw_mixed(number, prompts, dice), dice.choice((0, 0, 0, 0, dice.randint(1, 20))))
         for number in range(requests)
     ]
     await asyncio.gather(*(one(request, leave) for request, leave in jobs))
@@ -105,12 +105,12 @@ async def drive(engine: VllmEngine, requests: int, at_once: int, seed: int) -> T
 
 async def measure(requests: int, at_once: int, seed: int) -> None:
     async with running(speculative_config=speculation(DEMO_DEPTH)) as engine:
-        before, begin = counted(), time.perf_counter()
+        before, begin = count_drafts(), time.perf_counter()
         tally = await drive(engine, requests, at_once, seed)
         elapsed = time.perf_counter() - begin
         last = await run(engine, EngineRequest("quiet", (5, 6), Sampling(max_tokens=1)))
         assert last.token_ids
-        after = counted()
+        after = count_drafts()
         ours = tally.totals + engine.unclaimed
     print(f"{requests} requests in {elapsed:.1f} s: {tally.ends}, {ours.tokens} tokens")
     print(f"accounts that do not add up: {len(tally.wrong)} {tally.wrong[:5]}")

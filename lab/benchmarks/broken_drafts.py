@@ -90,13 +90,13 @@ def serve(target: Path, settings: dict[str, Any], case: DraftCase) -> Outcome:
             disable_log_stats=True,
         )
     except BaseException as fault:
-        return Outcome("start", short(fault))
+        return Outcome("start", shorten(fault))
     try:
         sampling = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
         chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
         answers = engine.chat(chats, sampling, use_tqdm=False)
     except BaseException as fault:
-        return Outcome("request", short(fault))
+        return Outcome("request", shorten(fault))
     return Outcome("none", length=acceptance_length([answer.outputs[0] for answer in answers]))
 
 
@@ -108,7 +108,7 @@ def acceptance_length(outputs: list[Any]) -> float | None:
     return 1 + accepted / steps if steps else None
 
 
-def short(fault: BaseException) -> str:
+def shorten(fault: BaseException) -> str:
     """Return the informative lines of an exception."""
     lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
     told = " ".join(line for line in lines if not line.startswith("For further information"))
@@ -127,7 +127,7 @@ def in_a_child(target: Path, settings: dict[str, Any], case: DraftCase) -> Outco
         os.write(send, json.dumps(asdict(serve(target, settings, case))).encode())
         os._exit(0)
     os.close(send)
-    with limited(child):
+    with limit_time(child):
         with os.fdopen(receive, "rb") as stream:
             told = stream.read()
         _, status = os.waitpid(child, 0)
@@ -138,7 +138,7 @@ def in_a_child(target: Path, settings: dict[str, Any], case: DraftCase) -> Outco
 
 
 @contextmanager
-def limited(child: int) -> Iterator[None]:
+def limit_time(child: int) -> Iterator[None]:
     def kill(*_: object) -> None:
         os.killpg(child, signal.SIGKILL)
 
@@ -187,11 +187,11 @@ def table(rows: list[Row]) -> Iterator[str]:
     for row in rows:
         rules = dict.fromkeys(f"{one.severity} {one.rule}" for one in row.report.findings)
         found = ", ".join(rules) or "nothing"
-        alone = behaviour(row.outcome, best.get(row.case.beside))
+        alone = describe_outcome(row.outcome, best.get(row.case.beside))
         yield f"| {row.case.name} | {alone} | {found} | {caught(row)} |"
 
 
-def behaviour(outcome: Outcome, best: float | None) -> str:
+def describe_outcome(outcome: Outcome, best: float | None) -> str:
     """Describe an outcome and, if the draft serves, its acceptance length next to the sound
     draft's.
     """

@@ -61,7 +61,7 @@ def gateway_command(port: int, worker: Server) -> list[str]:
     return [*serve, *GATEWAY, f"--port={port}", "--responses-store=none"]
 
 
-async def timed(client: httpx.AsyncClient, url: str, tokens: int) -> tuple[float, float, int]:
+async def time_stream(client: httpx.AsyncClient, url: str, tokens: int) -> tuple[float, float, int]:
     """Return an answer's seconds to the first token and to the end, and its tokens."""
     began, first, usage = time.perf_counter(), 0.0, 0
     async with client.stream("POST", f"{url}/v1/chat/completions", json=body_of(tokens)) as answer:
@@ -83,7 +83,7 @@ def says_something(chunk: dict) -> bool:
 async def load(url: str, gateway: Server, worker: Server, clients: int, tokens: int) -> Round:
     async with httpx.AsyncClient(timeout=300) as client:
         before = gateway.cpu_s(), worker.cpu_s()
-        done = await asyncio.gather(*(timed(client, url, tokens) for _ in range(clients)))
+        done = await asyncio.gather(*(time_stream(client, url, tokens) for _ in range(clients)))
         after = gateway.cpu_s(), worker.cpu_s()
     made = sum(count for _, _, count in done)
     return Round(

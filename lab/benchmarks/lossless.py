@@ -27,7 +27,7 @@ NEAR_TIE = 0.05
 """Largest gap of a near tie, in nats. Float32 keeps the order of tokens further apart."""
 
 
-def many(count: int) -> list[tuple[int, ...]]:
+def make_prompts(count: int) -> list[tuple[int, ...]]:
     """Make questions like those of the demo's training, and as many random token sequences."""
     renderer, dice = VllmRenderer(make_demo_arguments()), random.Random(0)
     pairs = itertools.cycle(itertools.product(STARTS, THINGS))
@@ -42,7 +42,7 @@ def many(count: int) -> list[tuple[int, ...]]:
     return asked + soup
 
 
-async def gap(engine: VllmEngine, request: EngineRequest, position: int) -> float:
+async def measure_gap(engine: VllmEngine, request: EngineRequest, position: int) -> float:
     """Return the gap of the target's two best tokens where the texts differ."""
     told = greedy("gap", request.prompt, position + 1, logprobs=2, ignore_eos=True)
     first, second = (await run(engine, told)).logprobs[position].top[:2]
@@ -70,7 +70,7 @@ async def compare(dtype: str, prompts: list[tuple[int, ...]]) -> None:
             got = await run_all(with_draft, told)
             partings = [parting(*pair) for pair in zip(got, reference, strict=True)]
             gaps = [
-                await gap(without, request, position)
+                await measure_gap(without, request, position)
                 for request, position in zip(requests, partings, strict=True)
                 if position is not None
             ]
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     options = parser.parse_args()
-    prompts = many(options.prompts)
+    prompts = make_prompts(options.prompts)
     print("| dtype | depth | prompts | differ | widest gap | not a near tie |")
     print("|---|---|---|---|---|---|")
     for dtype in options.dtype:

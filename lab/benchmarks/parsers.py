@@ -69,7 +69,7 @@ class Cost:
     arguments: str
 
 
-def ours(name: str, vocabulary: Vocabulary, parts: list[list[int]]) -> Cost:
+def measure_ours(name: str, vocabulary: Vocabulary, parts: list[list[int]]) -> Cost:
     """Measure the whole output, and then each step of a second run."""
     parser = make_parser(vocabulary, tool_parser=name, tools=[TOOL])
     started = time.process_time()
@@ -141,7 +141,7 @@ def _arguments(deltas: list[Any]) -> str:
     return "".join(call.function.arguments or "" for call in calls if call.function)
 
 
-def same(theirs: str, mine: str) -> bool:
+def are_equal(theirs: str, mine: str) -> bool:
     """Return True if the arguments are equal except for blanks and escapes."""
     return _values(theirs) == _values(mine)
 
@@ -162,7 +162,7 @@ def row(name: str, shape: str, size: int, step: int, options: argparse.Namespace
     tokenizer = tokenizer_with(name)
     ids = tokenizer.encode(SHAPES[shape](name, size), add_special_tokens=False).ids
     vocabulary, parts = Vocabulary.from_tokenizers(tokenizer), list(steps(ids, step))
-    costs = [ours(name, vocabulary, parts) for _ in range(options.repeat)]
+    costs = [measure_ours(name, vocabulary, parts) for _ in range(options.repeat)]
     best = min(cost.seconds for cost in costs) / len(ids) * 1e6
     worst = min(cost.longest_s for cost in costs) * 1e3
     head = f"{name:16} {shape:8} {size // 1000:4} kB {step:2} {best:8.2f} {worst:8.2f}"
@@ -173,7 +173,7 @@ def row(name: str, shape: str, size: int, step: int, options: argparse.Namespace
     vllm = Vllm(name, tokenizer).run(ids, step, options.budget)
     theirs = vllm.seconds / vllm.tokens * 1e6
     grew = vllm.tokens < len(ids)
-    mark = ">" if grew else " " if same(vllm.arguments, costs[0].arguments) else "!"
+    mark = ">" if grew else " " if are_equal(vllm.arguments, costs[0].arguments) else "!"
     return f"{head} {mark}{theirs:9.2f} {theirs / best:9.1f}"
 
 

@@ -19,7 +19,7 @@ SEEDED_TEMPERATURE = 1.5
 OPENINGS = (
     "The", "I look for", "Once upon a time", "A list of", "It is", "My", "When we", "There are",
 )  # fmt: skip
-"""Texts that can go on in many ways: after a question, a model may be too sure to show anything."""
+"""Texts with many continuations. After a question, a model may be too sure to show anything."""
 
 
 class ProofOutcome(StrEnum):

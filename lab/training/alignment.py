@@ -32,7 +32,7 @@ def measure_misalignment(depth: Depth, first: Tensor, rows: Tensor) -> Tensor:
 
 
 def place_own_tokens(attention: Tensor, rows: Tensor, context: int) -> Tensor:
-    """[..., context + own] -> [..., context]: own token i of row r is position r + 1 + i."""
+    """Map [..., context + own] to [..., context]: own token i of row r is position r + 1 + i."""
     own = attention[..., context:]
     where = rows[..., None] + 1 + torch.arange(own.shape[-1], device=rows.device)
     where = where.clamp(max=context - 1)[:, None].expand(own.shape)

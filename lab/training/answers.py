@@ -59,7 +59,7 @@ def expected(tokenizer: Any, seed: int, short: int, long: int) -> Iterator[Expec
             yield Expected(prompt, answer)
 
 
-def held_back(tokenizer: Any) -> Iterator[Expected]:
+def list_evaluation(tokenizer: Any) -> Iterator[Expected]:
     """Yield the evaluation's held-out, perturbed and long prompts."""
     for case in all_cases(tokenizer):
         if case.group in ("held-out", "perturbed", "long"):
@@ -69,7 +69,7 @@ def held_back(tokenizer: Any) -> Iterator[Expected]:
             yield Expected(prompt, wanted, case.group)
 
 
-def grouped(items: Sequence[Expected]) -> Iterator[list[Expected]]:
+def group_by_length(items: Sequence[Expected]) -> Iterator[list[Expected]]:
     """Yield groups of exchanges with similar lengths."""
     group: list[Expected] = []
     for item in sorted(items, key=lambda item: len(item.ids)):
@@ -82,7 +82,7 @@ def grouped(items: Sequence[Expected]) -> Iterator[list[Expected]]:
 
 
 @torch.inference_mode()
-def own_answers(target: TargetModel, group: list[Expected]) -> list[list[int]]:
+def find_own_answers(target: TargetModel, group: list[Expected]) -> list[list[int]]:
     """Return the target's greedy answers up to the first difference from the expected text."""
     longest = max(len(item.ids) for item in group)
     padded = [item.ids + [0] * (longest - len(item.ids)) for item in group]
@@ -116,15 +116,15 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     target = TargetModel.load(options.target, options.device, torch.bfloat16)
     if options.evaluation:
-        items = list(held_back(tokenizer))
+        items = list(list_evaluation(tokenizer))
     else:
         items = list(expected(tokenizer, options.seed, options.short, options.long))
-    groups = list(grouped(items))
+    groups = list(group_by_length(items))
     clock, whole = Clock(len(groups), 0), 0
     partial = options.out.with_suffix(".new")
     with partial.open("w", encoding="utf-8") as out:
         for number, group in enumerate(groups, 1):
-            answers = own_answers(target, group)
+            answers = find_own_answers(target, group)
             for item, answer in zip(group, answers, strict=True):
                 whole += answer == item.answer
                 row = {"set": item.group, "prompt_ids": item.prompt, "answer_ids": answer}

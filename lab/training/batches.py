@@ -56,11 +56,11 @@ def epoch(corpus: Corpus, tokens: int, seed: int) -> list[np.ndarray]:
     for start in range(0, len(shuffled), SORTED_TOGETHER):
         part = shuffled[start : start + SORTED_TOGETHER]
         part = part[np.argsort(corpus.lengths[part], kind="stable")]
-        batches += grouped(part, corpus.lengths[part], tokens)
+        batches += group_by_length(part, corpus.lengths[part], tokens)
     return [batches[i] for i in random.permutation(len(batches))]
 
 
-def grouped(documents: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
+def group_by_length(documents: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
     """Split documents sorted by length into batches."""
     batches, begin = [], 0
     for end, length in enumerate(lengths):

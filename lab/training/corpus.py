@@ -90,12 +90,12 @@ def weighted(
         else:
             weights += [PROMPT if source.chance(PROMPT_SHARE) else 0.0 for _ in ids]
     weights += [ANSWER if thinking else 0.0] * len(encoded[-2])
-    weights += [ANSWER * decided(at, own) for at in encodings[-1].offsets]
+    weights += [ANSWER * is_decided(at, own) for at in encodings[-1].offsets]
     flat = [token for ids in encoded for token in ids]
     return np.array(flat, np.uint16), np.array(weights, np.float16)
 
 
-def decided(token: tuple[int, int], own: tuple[tuple[int, int], ...] | None) -> bool:
+def is_decided(token: tuple[int, int], own: tuple[tuple[int, int], ...] | None) -> bool:
     return own is None or any(start < token[1] and token[0] < end for start, end in own)
 
 

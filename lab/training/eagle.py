@@ -220,7 +220,7 @@ def shifted(ids: Tensor) -> Tensor:
 
 
 def pick(x: Tensor, rows: Tensor) -> Tensor:
-    """[batch, length, size] at rows -> [batch, rows, size]."""
+    """Select rows: [batch, length, size] -> [batch, rows, size]."""
     return x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
 
 

@@ -46,7 +46,7 @@ class Score:
         return right
 
     def add_calls(self, expected: tuple[Call, ...], body: str) -> bool:
-        made = [parsed(text) for text in CALL.findall(body)]
+        made = [parse_call(text) for text in CALL.findall(body)]
         wanted = [{"name": call.name, "arguments": dict(call.arguments)} for call in expected]
         self.calls_asked += 1
         self.valid_json += bool(made) and None not in made
@@ -70,7 +70,7 @@ def is_object(text: str) -> bool:
         return False
 
 
-def parsed(text: str) -> dict[str, Any] | None:
+def parse_call(text: str) -> dict[str, Any] | None:
     """Return a call, or None if the text is not a call's JSON."""
     try:
         call = json.loads(text)

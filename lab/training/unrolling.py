@@ -89,7 +89,7 @@ def unroll_answers(
     layers = tuple(sorted({layer for head in drafts for layer in head.draft.shape.layers_read}))
     states, last = target.states(ids, layers)
     by_layer = dict(zip(layers, states, strict=True))
-    sampled = _sampled_from(target, last, trajectory) if trajectory.temperature > 0 else None
+    sampled = _find_sampling(target, last, trajectory) if trajectory.temperature > 0 else None
     for head in drafts:
         read = [by_layer[layer] for layer in head.draft.shape.layers_read]
         if sampled is None or not trajectory.drafts_sampled:
@@ -99,7 +99,7 @@ def unroll_answers(
         yield head.name, found
 
 
-def _sampled_from(target: TargetModel, last: Tensor, trajectory: Trajectory) -> Tensor:
+def _find_sampling(target: TargetModel, last: Tensor, trajectory: Trajectory) -> Tensor:
     """Return the distributions after the first token: [answer positions, vocabulary]."""
     rows = last[:, len(trajectory.prompt) :]
     logits = target.logits(rows)[0].float() / trajectory.temperature

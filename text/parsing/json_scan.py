@@ -53,7 +53,7 @@ class JsonScan:
             if self.in_string:
                 at = self._string(text, at, end)
             elif self._depth:
-                at = self._nested(text, at, end)
+                at = self._scan_nested(text, at, end)
             else:
                 at = self._top(text, at, end)
         return at
@@ -81,7 +81,7 @@ class JsonScan:
             self.done = not self._depth
         return at + 1
 
-    def _nested(self, text: str, at: int, end: int) -> int:
+    def _scan_nested(self, text: str, at: int, end: int) -> int:
         found = _STRUCTURE.search(text, at, end)
         if found is None:
             return end

@@ -56,12 +56,12 @@ class Delimiters:
             return size, size, None
         assert self.pattern is not None
         found = self.pattern.search(text, at)
-        held = self._held(text, at) if more else size
+        held = self._find_held(text, at) if more else size
         if found is not None and found.start() <= held:
             return found.start(), found.end(), found[0]
         return held, held, None
 
-    def _held(self, text: str, at: int) -> int:
+    def _find_held(self, text: str, at: int) -> int:
         found = self._beginnings.search(text, max(at, len(text) - self._longest + 1))
         return found.start() if found else len(text)
 

@@ -85,7 +85,7 @@ K2_HORIZON = ReasoningFormat(
 """K2 Horizon: a tag for each effort."""
 
 GEMMA4 = ReasoningFormat(("<|channel>",), ("<channel|>",), label="thought", forgets_end=True)
-"""Gemma 4: a channel whose name stands on its first line."""
+"""Gemma 4: a channel whose name is on its first line."""
 
 
 _FORMATS = "eaglegate.text.parsing.formats"

@@ -84,7 +84,7 @@ class Tagged:
                 self._depth -= tag in closing.forced or tag in closing.unnests
             elif verdict:
                 self._write(text, start)
-                return self._ended(tag), self._rest(text, start, after, tag)
+                return self._name_end(tag), self._rest(text, start, after, tag)
             look = after if tag in closing.nests or tag in closing.forced else start + 1
 
     def plain(self, text: str) -> None:
@@ -95,14 +95,14 @@ class Tagged:
         start, after, tag = self._delimiters.find(text, 0, more=False)
         if tag is None or tag in self._closing.nests or self._depth:
             return None, ""
-        return self._ended(tag), self._rest(text, start, after, tag)
+        return self._name_end(tag), self._rest(text, start, after, tag)
 
     def _write(self, text: str, end: int) -> tuple[None, str]:
         if end:
             self._sink(self._spell(text[:end]))
         return None, text[end:]
 
-    def _ended(self, tag: str) -> str:
+    def _name_end(self, tag: str) -> str:
         if tag in self._closing.forced:
             return FORCED
         if tag in self._closing.implied:
@@ -348,7 +348,7 @@ class CallValue(Tagged):
             self._doubt()
         if place:
             self._sink(self._spell(text[:place]))
-        return self._ended(tag), self._rest(text, place, place + len(tag), tag)
+        return self._name_end(tag), self._rest(text, place, place + len(tag), tag)
 
     def _is_interrupted(self, text: str, place: int) -> bool:
         """Return True if a parameter opens after the end of a call, without a call before it."""

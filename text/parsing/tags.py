@@ -374,7 +374,7 @@ class _Call:
 
     def _read_value(self, name: str, arguments: ArgumentsWriter) -> Subroutine:
         tags = self._tags
-        end = MisspeltEnd(tags.parameter_end, tags.parameter, name, self._framed(arguments))
+        end = MisspeltEnd(tags.parameter_end, tags.parameter, name, self._frame_sink(arguments))
         try:
             marker = yield self._value(end.write, arguments)
         except Ended:
@@ -398,7 +398,7 @@ class _Call:
         end, call = self._tags.call_end, self._tags.call.rstrip("=").removesuffix(" name")
         return text.rstrip().endswith(end) and text.count(end) > text.count(call)
 
-    def _framed(self, arguments: ArgumentsWriter) -> TextSink:
+    def _frame_sink(self, arguments: ArgumentsWriter) -> TextSink:
         """Return a sink that drops the line breaks which the template writes inside the tags."""
         line, sink = self._tags.line, arguments.write
         if line or self._tags.may_line:

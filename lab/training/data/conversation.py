@@ -66,7 +66,7 @@ def plan(source: Source, shape: Shape) -> tuple[list[PlainTurn | ToolTurn], list
         turns[-1] = plain_turn(source)
         return one_tool_per_family(source, shape, turns)
     if count == 1 and source.chance(0.05):
-        return [without_tool(source)], offered(source, shape, {})
+        return [without_tool(source)], offer_tools(source, shape, {})
     if not any(isinstance(turn, ToolTurn) for turn in turns):
         turns[-1] = tool_turn(source)
     return one_tool_per_family(source, shape, turns)
@@ -85,10 +85,10 @@ def one_tool_per_family(
                 kept.append(plain_turn(source))
                 continue
         kept.append(turn)
-    return kept[::-1], offered(source, shape, used)
+    return kept[::-1], offer_tools(source, shape, used)
 
 
-def offered(source: Source, shape: Shape, used: dict[str, Tool]) -> list[Tool]:
+def offer_tools(source: Source, shape: Shape, used: dict[str, Tool]) -> list[Tool]:
     """Return the used tools, by family, among others in random order."""
     others = rivals(source, shape, used)
     for _ in range(max(source.pick(shape.more_tools), 0 if used else 1)):
@@ -157,7 +157,7 @@ def ending(
     tools: list[Tool] | None,
 ) -> Dialogue:
     wrap = source.chance(shape.wrapped)
-    user = {"role": "user", "content": wrapped(source, turn.user) if wrap else turn.user}
+    user = {"role": "user", "content": wrap_text(source, turn.user) if wrap else turn.user}
     if isinstance(turn, PlainTurn):
         return plain_ending(source, shape, [*messages, user], turn, tools)
     if source.chance(0.7):
@@ -196,7 +196,7 @@ def thought_of(call: Call) -> str:
     return f"I call {call.name} with {pairs}." if pairs else f"I call {call.name}."
 
 
-def wrapped(source: Source, text: str) -> str:
+def wrap_text(source: Source, text: str) -> str:
     """Wrap the user's text in markers. Some shapes are reserved for the evaluation."""
     if source.held_out and source.chance(0.5):
         return f">>> QUERY #{source.number(1, 999)} >>>\n{text}\n<<< END OF QUERY <<<"

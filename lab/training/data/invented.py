@@ -107,7 +107,7 @@ def can_be_held(turn: PlainTurn) -> bool:
 def held(
     source: Source, turn: PlainTurn, tools: Sequence[Tool] | None, ragged: float = 0.0
 ) -> Held:
-    """The turn's answer inside JSON whose keys only the grammar knows, or in a call it forces."""
+    """Put the turn's answer into JSON whose keys only the grammar knows, or into a forced call."""
     gaps = COMPACT if source.chance(0.8) else SPACED
     if ragged and source.chance(ragged):
         gaps = Gaps(*(blanks(source) for _ in range(4)))

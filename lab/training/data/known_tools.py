@@ -52,7 +52,7 @@ def family(offered: Tool) -> str:
     return FAMILIES.get(function["description"], name)
 
 
-def known(source: Source, purpose: str, properties: Mapping[str, Any]) -> Tool:
+def make_known(source: Source, purpose: str, properties: Mapping[str, Any]) -> Tool:
     description = source.pick(DESCRIPTIONS[purpose])
     return tool(name_of(source, purpose), description, properties)
 
@@ -92,7 +92,7 @@ def weather(source: Source) -> ToolTurn:
     )
     user = source.split(WEATHER, 0.3).format(listed(cities))
     return turn(
-        known(source, "weather", strings(key)),
+        make_known(source, "weather", strings(key)),
         user,
         [{key: city} for city in cities],
         results,
@@ -115,7 +115,7 @@ SEARCH = phrasings(
 
 def search(source: Source) -> ToolTurn:
     key = source.pick(["query", "query", "q", "text"])
-    made = known(source, "search", strings(key))
+    made = make_known(source, "search", strings(key))
     query = source.phrase(1, 3)
     if source.chance(0.3):
         query = source.pick(["history of {}", "best {}", "news about {}", "cost of {}"]).format(
@@ -144,7 +144,7 @@ EVENT = phrasings(
 
 def event(source: Source) -> ToolTurn:
     what, when = source.pick([("title", "date"), ("name", "day"), ("event", "date")])
-    made = known(source, "event", strings(what, when))
+    made = make_known(source, "event", strings(what, when))
     title = source.pick(
         [
             f"meeting with {source.name()}",
@@ -182,7 +182,7 @@ def convert(source: Source) -> ToolTurn:
         ]
     )
     properties = {amount: {"type": "number"}, **strings(give, get)}
-    made = known(source, "convert", properties)
+    made = make_known(source, "convert", properties)
     first, second = source.random.sample(CURRENCIES, 2)
     sum_ = source.pick(
         [source.number(1, 999), source.number(1, 50) * 10, round(source.random.uniform(1, 99), 2)]
@@ -211,7 +211,7 @@ MAIL = phrasings(
 
 def mail(source: Source) -> ToolTurn:
     to, about = source.pick([("to", "subject"), ("recipient", "subject"), ("to", "body")])
-    made = known(source, "mail", strings(to, about))
+    made = make_known(source, "mail", strings(to, about))
     person = source.email() if source.chance(0.6) else source.name()
     topic = source.phrase(1, 3)
     user = source.ask(MAIL, e=person, t=topic)
@@ -231,7 +231,7 @@ TIMER = phrasings(
 
 def timer(source: Source) -> ToolTurn:
     key = source.pick(["minutes", "minutes", "duration"])
-    made = known(source, "timer", {key: {"type": "integer"}})
+    made = make_known(source, "timer", {key: {"type": "integer"}})
     minutes = [source.number(1, 120) for _ in range(how_many(source, 0.3))]
     user = source.split(TIMER, 0.3).format(listed([str(count) for count in minutes]))
     results = [{"status": "started"} for _ in minutes]
@@ -250,7 +250,7 @@ STOCK = phrasings(
 
 def stock(source: Source) -> ToolTurn:
     key = source.pick(["symbol", "ticker"])
-    made = known(source, "stock", strings(key))
+    made = make_known(source, "stock", strings(key))
     symbols = list(dict.fromkeys(source.letters(2, 5) for _ in range(how_many(source, 0.35))))
     prices = [round(source.random.uniform(2, 900), 2) for _ in symbols]
     report = " ".join(

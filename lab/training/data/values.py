@@ -126,7 +126,7 @@ def _object(source: Source) -> Parameter:
 
 
 def value(source: Source, name: str, schema: dict[str, Any]) -> Any:
-    """A random value that fits the schema and, for well-known names, the name."""
+    """Draw a random value that fits the schema and, for well-known names, the name."""
     if "enum" in schema:
         return source.pick(schema["enum"])
     kind = schema["type"]

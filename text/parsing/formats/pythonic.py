@@ -162,7 +162,7 @@ class Pythonic:
             yield Literal(context.calls.keep_raw, delimiters.tokens, context.calls.names)
             return
         if arguments.wraps(key):
-            yield from self._wrapped(key, arguments, context, delimiters)
+            yield from self._read_wrapped(key, arguments, context, delimiters)
             return
         arguments.key(key)
         allowed = arguments.allowed(key)
@@ -181,7 +181,7 @@ class Pythonic:
             raise
         context.calls.write(_unquote("".join(parts), allowed))
 
-    def _wrapped(
+    def _read_wrapped(
         self, key: str, arguments: ArgumentsWriter, context: ParsingContext, delimiters: Delimiters
     ) -> Routine:
         """Read all arguments from a dictionary under a key that the tool does not have."""
