@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from eaglegate.engine.speculation.audit.scores import AnswerScores, never_pause
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss, PostMortem
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, StepSink
 from eaglegate.text.rendering.encoding import NO_LIMITS, RenderLimits
+
+if TYPE_CHECKING:
+    from eaglegate.engine.speculation.audit.scores import AnswerScores
 
 
 class Engine(Protocol):
@@ -192,6 +194,10 @@ class SwapsDrafts(Protocol):
         Raises EngineError; then ``running`` still serves, or the engine is lost.
         """
         ...
+
+
+async def never_pause() -> None:
+    """Return at once, for audits that nothing interrupts."""
 
 
 @runtime_checkable

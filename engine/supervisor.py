@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eaglegate.engine.base import (
     AppliedDepth,
@@ -26,9 +26,9 @@ from eaglegate.engine.base import (
     SupportsPlanning,
     SupportsPostMortem,
     SwapsDrafts,
+    never_pause,
 )
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
-from eaglegate.engine.speculation.audit.scores import AnswerScores, never_pause
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.policy import (
     LossCause,
@@ -49,6 +49,9 @@ from eaglegate.engine.supervision.pool import (
 )
 from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health
+
+if TYPE_CHECKING:
+    from eaglegate.engine.speculation.audit.scores import AnswerScores
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,8 @@ from eaglegate.text.events import FinishReason
 
 CHAT, TOOLS, STRUCTURED, REASONING = WORKLOADS = ("chat", "tools", "structured", "reasoning")
 """Workloads under which requests are counted that name no workload of their own."""
+LAST_PRIORITY = 1 << 20
+"""Priority of the gateway's own requests: after every request of a user."""
 
 
 class Arm(StrEnum):

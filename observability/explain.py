@@ -18,16 +18,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
 from operator import attrgetter, sub
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eaglegate.engine.events import Ending
-from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.types import DecodeStep, UndraftedReason
 from eaglegate.observability.middleware import HttpExchange
 from eaglegate.observability.observation import ChoiceRecord, RequestObservation, RequestRecord
 from eaglegate.observability.sequence import TRACKED, SequenceTimeline
 from eaglegate.observability.windows import PHASE, name_slices
+
+if TYPE_CHECKING:
+    from eaglegate.engine.speculation.audit.records import AuditRecord
 
 RECENT, SLOWEST, WORST, FAILED = 256, 32, 32, 64
 """Number of requests kept of each kind."""

@@ -16,8 +16,6 @@ from eaglegate.engine.base import (
 )
 from eaglegate.engine.events import Observation, RequestFacts
 from eaglegate.engine.machine import NvmlGpu
-from eaglegate.engine.speculation.audit.records import AuditRecord
-from eaglegate.engine.speculation.doctor.diagnosis import Diagnosis
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo, EngineRequest
@@ -54,6 +52,8 @@ from eaglegate.observability.windows import KEY, TEMPLATE, SliceWindows
 if TYPE_CHECKING:
     from eaglegate.capture.capture import RequestCapture
     from eaglegate.capture.redaction import Decode
+    from eaglegate.engine.speculation.audit.records import AuditRecord
+    from eaglegate.engine.speculation.doctor.diagnosis import Diagnosis
     from eaglegate.engine.speculation.swap import DraftManager
     from eaglegate.observability.explain import ExplanationRing
 

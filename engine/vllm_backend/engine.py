@@ -23,15 +23,10 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from eaglegate.engine.base import never_pause
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from eaglegate.engine.logs import LineFormat, pass_line
 from eaglegate.engine.machine import count_oom_kills, is_stopped
-from eaglegate.engine.speculation.audit.scores import (
-    PIECE,
-    AnswerScores,
-    never_pause,
-    split_audit,
-)
 from eaglegate.engine.speculation.methods import find_method
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.steps import NullSink
@@ -63,6 +58,8 @@ from eaglegate.engine.vllm_contract import LOST, SCHEDULER, Area, describe_broke
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import StatLoggerFactory
+
+    from eaglegate.engine.speculation.audit.scores import AnswerScores
 
 log = logging.getLogger(__name__)
 
@@ -249,23 +246,27 @@ class VllmEngine:
         llm, _ = self._require_running()
         if Area.WORKER in find_broken():
             raise EngineFailed(f"Answers cannot be scored: {LOST[Area.WORKER]}")
+        from eaglegate.engine.speculation.audit.scores import PIECE, AnswerScores, split_audit
+
         caches = llm.vllm_config.cache_config.enable_prefix_caching
         parts = []
         for piece in split_audit(request, answer, dtype, PIECE if caches else None):
             await pause()
             await self.generate(piece.request, NullSink())
             if piece.key:
-                parts.append(await self._take_scores(piece.key))
+                parts.append(AnswerScores.from_fields(await self._take_scores(piece.key)))
         return AnswerScores.join(parts)
 
-    async def _take_scores(self, key: str) -> AnswerScores:
+    async def _take_scores(self, key: str) -> Mapping[str, Any]:
         """Return an audit's scores and remove them from the worker. Raises EngineError."""
         llm, _ = self._require_running()
         found = await llm.collective_rpc("take_scores", args=(key,))
-        fields = next((one for one in found if one is not None), {"error": "no worker has them"})
+        fields: Mapping[str, Any] = next(
+            (one for one in found if one is not None), {"error": "no worker has them"}
+        )
         if "error" in fields:
             raise EngineFailed(f"The answer was not scored: {fields['error']}")
-        return AnswerScores.from_fields(fields)
+        return fields
 
     async def drop_prefix(self, request: EngineRequest | None) -> int:
         """Drop the cached blocks of a prompt's prefix, or all blocks, and return their number."""

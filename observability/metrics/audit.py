@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.observability.metrics.base import MetricGroup
+
+if TYPE_CHECKING:
+    from eaglegate.engine.speculation.audit.records import AuditRecord
 
 
 class Audits(MetricGroup):

@@ -18,8 +18,6 @@ from prometheus_client.registry import Collector
 from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.machine import NvmlGpu
-from eaglegate.engine.speculation.audit.records import AuditRecord
-from eaglegate.engine.speculation.doctor.diagnosis import Diagnosis
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo
@@ -30,6 +28,8 @@ from eaglegate.observability.windows import SliceWindows
 
 if TYPE_CHECKING:
     from eaglegate.capture.files import CaptureCounts
+    from eaglegate.engine.speculation.audit.records import AuditRecord
+    from eaglegate.engine.speculation.doctor.diagnosis import Diagnosis
 
 M = TypeVar("M", Counter, Gauge)
 Samples = Iterable[tuple[Sequence[str], float]]

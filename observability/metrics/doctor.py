@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from eaglegate.engine.speculation.doctor.diagnosis import Diagnosis
+from typing import TYPE_CHECKING
+
 from eaglegate.observability.metrics.base import MetricGroup
+
+if TYPE_CHECKING:
+    from eaglegate.engine.speculation.doctor.diagnosis import Diagnosis
 
 
 class Diagnoses(MetricGroup):

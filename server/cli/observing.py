@@ -11,11 +11,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from eaglegate.capture.limits import FULL, HASHES, MODES, CaptureLimits
 from eaglegate.engine.base import ResilientEngine, ScoresAnswers
-from eaglegate.engine.speculation.audit.auditor import Auditor
-from eaglegate.engine.speculation.audit.files import EvidenceFolder
-from eaglegate.engine.speculation.audit.records import EvidenceWriter, write_nothing
-from eaglegate.engine.speculation.doctor.cures import Reload, Remedies
-from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import Heading, make_part, read_into, setting, setting_of
 from eaglegate.server.settings import Settings
@@ -23,9 +18,14 @@ from eaglegate.server.settings import Settings
 if TYPE_CHECKING:
     from eaglegate.capture.capture import RequestCapture
     from eaglegate.capture.redaction import Redactor
+    from eaglegate.engine.speculation.audit.auditor import Auditor
+    from eaglegate.engine.speculation.audit.records import EvidenceWriter
+    from eaglegate.engine.speculation.doctor.cures import Reload
+    from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode
     from eaglegate.engine.speculation.swap import DraftManager
 
 SMALLEST_BYTES = 1 << 20
+DOCTOR_OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +156,10 @@ def open_audit(
         return None
     if not isinstance(engine, ScoresAnswers):
         raise ConfigError("--audit-share needs the engine in this process; workers have no audits")
+    # Only a gateway that audits loads what follows.
+    from eaglegate.engine.speculation.audit.files import EvidenceFolder
+    from eaglegate.engine.speculation.audit.records import write_nothing
+
     write: EvidenceWriter = write_nothing
     if settings.audit_evidence is not None:
         folder = Path(settings.audit_evidence).expanduser()
@@ -175,15 +179,15 @@ class DoctorSettings:
 
     DOCTOR: ClassVar = Heading("Doctor of acceptance")
     doctor: str = setting(
-        Mode.OFF.value,
+        DOCTOR_OFF,
         "find why acceptance fell (watch), and drop cached blocks, reload the draft or restart the "
         "engine where that helps (cure)",
-        choices=tuple(mode.value for mode in Mode),
+        choices=(DOCTOR_OFF, "watch", "cure"),
     )
 
 
 def is_doctor_on(namespace: argparse.Namespace) -> bool:
-    return read_into(DoctorSettings, namespace).doctor != Mode.OFF
+    return read_into(DoctorSettings, namespace).doctor != DOCTOR_OFF
 
 
 def open_doctor(
@@ -196,11 +200,15 @@ def open_doctor(
 
     Raises ConfigError for a doctor that was asked for and cannot work.
     """
-    mode = Mode(read_into(DoctorSettings, namespace).doctor)
-    if mode is Mode.OFF:
+    if not is_doctor_on(namespace):
         return None
+    # Only a gateway with a doctor loads what follows.
+    from eaglegate.engine.speculation.doctor.cures import Remedies
+    from eaglegate.engine.speculation.doctor.doctor import Mode
+
     if not isinstance(engine, Remedies):
         raise ConfigError("--doctor needs the engine in this process; workers have none")
+    mode = Mode(read_into(DoctorSettings, namespace).doctor)
     doctor = make(mode, None if drafts is None else drafts.reload)
     if drafts is not None:
         drafts.follow(doctor.change_draft)

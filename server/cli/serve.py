@@ -19,10 +19,6 @@ from eaglegate.canary.changes import CanaryChanges
 from eaglegate.canary.rules import PromotedRules
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.machine import find_gpu_monitors
-from eaglegate.engine.speculation.audit.auditor import AuditedEngine, Auditor
-from eaglegate.engine.speculation.audit.holds import AuditHolds
-from eaglegate.engine.speculation.doctor.cures import Reload
-from eaglegate.engine.speculation.doctor.doctor import Doctor, DoctoredEngine, Mode
 from eaglegate.engine.speculation.policy import (
     PLAIN,
     SPECULATIVE,
@@ -104,7 +100,10 @@ if TYPE_CHECKING:
     from eaglegate.capture.capture import RequestCapture
     from eaglegate.engine.base import Engine
     from eaglegate.engine.fleet.types import WorkerStatus
+    from eaglegate.engine.speculation.audit.auditor import Auditor
     from eaglegate.engine.speculation.audit.records import EvidenceWriter
+    from eaglegate.engine.speculation.doctor.cures import Reload
+    from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode
 
 
 class ServeCommand:
@@ -144,7 +143,6 @@ class ServeCommand:
         self._resilient = backend.create_engine(
             make_part(SupervisionTimeouts, settings), SupervisionObserver(self._telemetry)
         )
-        self._holds = AuditHolds()
         self._auditor = open_audit(
             line.namespace, backend.names[0], self._resilient, backend.drafts, self._make_auditor
         )
@@ -154,7 +152,7 @@ class ServeCommand:
         self._engine = self._wrap_engine()
         promoted = PromotedRules(settings.draft_store, SpeculationRules(depth=settings.fixed_depth))
         rules = replace(promoted.choose(), key_depths=keys.depths)
-        self._policy = SpeculationPolicy(rules, self._holds)
+        self._policy = SpeculationPolicy(rules, self._auditor.holds if self._auditor else ())
         self._changes = self._make_changes(promoted)
         self._admission = Admission(make_part(AdmissionLimits, settings), classes=keys.classes)
         self._watch(capture)
@@ -171,10 +169,13 @@ class ServeCommand:
         )
 
     def _make_auditor(self, share: float, write: EvidenceWriter) -> Auditor:
+        from eaglegate.engine.speculation.audit.auditor import Auditor
+        from eaglegate.engine.speculation.audit.holds import AuditHolds
+
         decode = self._backend.renderer.decode
         return Auditor(
             share,
-            self._holds,
+            AuditHolds(),
             self._telemetry,
             decode,
             self._has_room,
@@ -183,6 +184,8 @@ class ServeCommand:
         )
 
     def _make_doctor(self, mode: Mode, reload: Reload | None) -> Doctor:
+        from eaglegate.engine.speculation.doctor.doctor import Doctor
+
         return Doctor(mode, self._telemetry, self._has_room, reload)
 
     def _has_room(self) -> bool:
@@ -195,12 +198,12 @@ class ServeCommand:
         observed: Engine = InstrumentedEngine(self._resilient, self._telemetry)
         if self._doctor is not None:
             self._telemetry.scope.doctor = self._doctor.describe
-            observed = DoctoredEngine(observed, self._doctor)
+            observed = self._doctor.watch(observed)
         if self._auditor is None:
             return observed
         scope, auditor = self._telemetry.scope, self._auditor
         scope.audits, scope.holds = auditor.describe, lambda: auditor.holds
-        return AuditedEngine(observed, self._auditor, may_capture)
+        return auditor.watch(observed, may_capture)
 
     def _make_changes(self, promoted: PromotedRules) -> CanaryChanges:
         return CanaryChanges(

@@ -24,13 +24,14 @@ from typing import Any
 
 from msgspec import structs
 
-from eaglegate.engine.base import DraftSwap, DraftVersion, Engine, ScoresAnswers
+from eaglegate.engine.base import DraftSwap, DraftVersion, Engine, ScoresAnswers, never_pause
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
 from eaglegate.engine.speculation.audit.evidence import (
     AuditOutcome,
     SequentialTest,
     judge_margins,
 )
+from eaglegate.engine.speculation.audit.files import unpack
 from eaglegate.engine.speculation.audit.grammars import find_breach
 from eaglegate.engine.speculation.audit.holds import AuditHold, AuditHolds
 from eaglegate.engine.speculation.audit.records import (
@@ -39,7 +40,7 @@ from eaglegate.engine.speculation.audit.records import (
     EvidenceWriter,
     FinishedAnswer,
 )
-from eaglegate.engine.speculation.audit.scores import ScoringRules, never_pause
+from eaglegate.engine.speculation.audit.scores import ScoringRules
 from eaglegate.engine.speculation.policy import draw_position
 from eaglegate.engine.speculation.rounding import find_tie
 from eaglegate.engine.speculation.time_budget import TimeBudget
@@ -133,6 +134,10 @@ class Auditor:
             self._engine, self._dtype = engine, info.details.get("dtype", "")
             self._generate = generate
 
+    def watch(self, engine: Engine, may_keep: Callable[[], bool]) -> Engine:
+        """``engine``, with the tokens of selected answers kept for their audit."""
+        return AuditedEngine(engine, self, may_keep)
+
     def selects(self, request: EngineRequest) -> bool:
         return draw_position(SALT, request.id) < self.share
 
@@ -169,13 +174,13 @@ class Auditor:
         self._tests = {key: test for key, test in self._tests.items() if key[1] != workload}
         return self.holds.release(workload)
 
-    async def replay(
-        self, request: EngineRequest, answer: Sequence[int], depth: int
-    ) -> dict[str, Any]:
-        """Score a stored answer again, and new answers generated with and without drafts.
+    async def replay(self, content: Any) -> dict[str, Any]:
+        """Score the answer of a violation's file, and new answers generated with and without
+        drafts.
 
-        Raises EngineError.
+        Raises ValueError for another file, and EngineError.
         """
+        request, answer, depth = unpack(content)
         if self._engine is None or self._generate is None:
             raise EngineFailed("The engine audits nothing.")
         out = {"stored": await self._describe_scores(request, answer)}

@@ -11,12 +11,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from eaglegate.engine.speculation.rounding import find_tie
-from eaglegate.engine.types import EngineRequest, Sampling
+from eaglegate.engine.types import LAST_PRIORITY, EngineRequest, Sampling
 
 LEAST_TEMPERATURE = 0.01
 """Temperature to which vLLM raises lower ones, except 0."""
-LAST = 1 << 20
-"""Priority of audits, after every client's request."""
 PIECE = 512
 """Most tokens that a step reads for an audit, so that clients' steps stay short."""
 GREEDY_BELOW = 1e-5
@@ -146,10 +144,6 @@ class AnswerScores:
         return place, margins[place]
 
 
-async def never_pause() -> None:
-    """Return at once, for audits that nothing interrupts."""
-
-
 @dataclass(frozen=True, slots=True)
 class AuditPiece:
     """A piece of an audit: a request that reads some more tokens than the piece before it."""
@@ -203,7 +197,7 @@ def _make_request(
         prompt=prompt,
         sampling=sampling,
         depth=0,
-        priority=LAST,
+        priority=LAST_PRIORITY,
         workload=request.workload,
         tenant=request.tenant,
         cache_salt=f"audit-{name}",

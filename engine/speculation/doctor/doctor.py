@@ -83,7 +83,8 @@ ALL = ""
 
 
 class Mode(StrEnum):
-    OFF = "off"
+    """Whether the doctor applies cures, or only says why acceptance fell."""
+
     WATCH = "watch"
     CURE = "cure"
 
@@ -144,6 +145,10 @@ class Doctor:
     def attach(self, remedies: Remedies, generate: Generate, info: EngineInfo) -> None:
         self._cures.attach(remedies)
         self._runner.attach(generate, info)
+
+    def watch(self, engine: Engine) -> Engine:
+        """``engine``, with finished answers shown to the doctor."""
+        return DoctoredEngine(engine, self)
 
     def change_draft(self, version: DraftVersion, _: DraftSwap | None = None) -> None:
         """Start again with a new draft, whose acceptance cannot be compared with the old one's."""

@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from eaglegate.engine.speculation.audit.scores import LAST
 from eaglegate.engine.speculation.doctor.trials import PairedTrial, TrialRun, is_open
 from eaglegate.engine.speculation.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
-from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling, Step
+from eaglegate.engine.types import LAST_PRIORITY, EngineInfo, EngineRequest, Sampling, Step
 
 TRIAL_TOKENS = 48
 AT_ONCE = 2
@@ -73,7 +72,7 @@ class TrialRunner:
             request.prompt,
             Sampling(TRIAL_TOKENS, temperature=0.0, ignore_eos=True),
             depth=self._depth,
-            priority=LAST,
+            priority=LAST_PRIORITY,
             workload=request.workload,
             tenant="doctor",
             teaches=False,

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 
 from eaglegate.engine.errors import EngineError, RequestRejected
-from eaglegate.engine.speculation.audit.auditor import Auditor
-from eaglegate.engine.speculation.audit.files import unpack
 from eaglegate.server.apis.operations.admin import AdminModel, require_controls
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.openapi import describe_body
 from eaglegate.server.apis.shared.request import parse, read_body
 from eaglegate.server.errors import Conflict, InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from eaglegate.engine.speculation.audit.auditor import Auditor
 
 
 class HeldModel(AdminModel):
@@ -52,12 +53,8 @@ def router(gateway: Gateway) -> APIRouter:
         gateway.require()
         body = await read_body(request, gateway.settings.max_body_bytes)
         try:
-            asked, answer, depth = unpack(json.loads(body))
-        except ValueError as error:
-            raise InvalidRequest(str(error), code="bad_evidence") from None
-        try:
-            return await _require_auditor(gateway).replay(asked, answer, depth)
-        except RequestRejected as error:
+            return await _require_auditor(gateway).replay(json.loads(body))
+        except (ValueError, RequestRejected) as error:
             raise InvalidRequest(str(error), code="bad_evidence") from None
         except EngineError as error:
             raise Unavailable(str(error), retry_after_s=5) from None

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eaglegate.canary.canary import CanaryRunner
 from eaglegate.engine.base import AppliedDepth, SupportsPlanning
 from eaglegate.engine.events import NullObserver, Observer
 from eaglegate.engine.fleet.types import WorkerStatus
-from eaglegate.engine.speculation.audit.auditor import Auditor
-from eaglegate.engine.speculation.doctor.doctor import Doctor
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss
@@ -27,6 +25,10 @@ from eaglegate.server.http.cross_origin import CrossOriginPolicy
 from eaglegate.server.http.response import StreamTiming
 from eaglegate.server.settings import Settings
 from eaglegate.server.store.sql import SqlResponseStore
+
+if TYPE_CHECKING:
+    from eaglegate.engine.speculation.audit.auditor import Auditor
+    from eaglegate.engine.speculation.doctor.doctor import Doctor
 
 SENT_POLL_S = 0.05
 """Seconds between two looks at the answers that are being sent."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from eaglegate.engine.base import DraftVersion
+from eaglegate.engine.base import DraftVersion, never_pause
 from eaglegate.engine.errors import EngineDead, EngineFailed
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from eaglegate.engine.speculation.audit import auditor as module
@@ -31,7 +31,7 @@ from eaglegate.engine.speculation.audit.records import (
     FinishedAnswer,
     write_nothing,
 )
-from eaglegate.engine.speculation.audit.scores import AnswerScores, never_pause, split_audit
+from eaglegate.engine.speculation.audit.scores import AnswerScores, split_audit
 from eaglegate.engine.speculation.policy import DepthSource, SpeculationPolicy
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
@@ -388,10 +388,11 @@ async def test_evidence_is_private_and_can_be_replayed(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     assert lab.holds.holds["chat"].evidence == str(file)
-    request, answer, depth = unpack(json.loads(file.read_text()))
+    content = json.loads(file.read_text())
+    request, answer, depth = unpack(content)
     assert (request.prompt, request.sampling, answer, depth) == ((1, 2), sampling, (7, 8, 9), 3)
     lab.engine.scores = [BAD, BAD, CLEAN]
-    found = await lab.auditor.replay(request, answer, depth)
+    found = await lab.auditor.replay(content)
     assert found["stored"]["differing"] == [
         {"place": 1, "token": 8, "target": 8, "margin_nats": 2.5}
     ]
