@@ -20,10 +20,6 @@ FAILURES = (Ending.ENGINE, Ending.ERROR, Ending.TIMEOUT)
 TOOL_FAILURES = (Outcome.SCHEMA_MISMATCH, Outcome.MALFORMED, Outcome.UNKNOWN_TOOL)
 
 
-class ChangeRefused(Exception):
-    """The change cannot be tried. The message says why."""
-
-
 class Collapsed(Exception):
     """The candidate must stop serving. The message says why."""
 

@@ -27,13 +27,12 @@ from eaglegate.canary.arms import (
     measure_ending,
     measure_request,
 )
-from eaglegate.canary.changes import CanaryChanges
 from eaglegate.canary.effects import describe_effect
+from eaglegate.canary.outcomes import CanaryVerdict
 from eaglegate.canary.sequential import (
     CanaryFindings,
     CanaryRules,
     CanaryTest,
-    CanaryVerdict,
     SlotPair,
 )
 from eaglegate.engine.types import Arm
@@ -45,14 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Values = dict[str, dict[Hashable, list[float]]]
-
-
-STOPPED, FAILED = "stopped", "failed"
-"""Outcomes of a canary that ended without a verdict."""
-
-
-class CanaryBusy(Exception):
-    """Another canary is running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,63 +215,3 @@ def describe_evidence(evidence: dict[str, Any]) -> dict[str, Any]:
     ends = {end: interval[end] if math.isfinite(interval[end]) else None for end in ("low", "high")}
     row = {**evidence, "mean": interval["mean"], **ends, "blocks": interval["blocks"]}
     return {**row, "text": describe_effect(row)}
-
-
-class CanaryRunner:
-    """Runs one canary at a time and keeps the last one for operators."""
-
-    def __init__(self, changes: CanaryChanges) -> None:
-        self.changes = changes
-        self._task: asyncio.Task[CanaryFindings] | None = None
-        self._starting = False
-        self.last: Canary | None = None
-        self.verdicts = dict.fromkeys((*CanaryVerdict, STOPPED, FAILED), 0)
-        """Number of canaries by outcome. All outcomes start at 0, because Prometheus sees no
-        increase when a series first appears.
-        """
-
-    @property
-    def running(self) -> bool:
-        return self._task is not None and not self._task.done()
-
-    async def start(self, change: CanaryChange, plan: CanaryPlan) -> Canary:
-        """Start a canary.
-
-        Raises CanaryBusy, ChangeRefused, DraftRefused, DraftSwapBusy and EngineError.
-        """
-        if self.running or self._starting:
-            raise CanaryBusy("Another canary is running; stop it, or wait for its verdict.")
-        canary = Canary(plan, change, self.changes.traffic)
-        self._starting = True
-        try:
-            await canary.start()
-        finally:
-            self._starting = False
-        self.last = canary
-        self._task = asyncio.create_task(canary.run())
-        self._task.add_done_callback(self._count)
-        return canary
-
-    def _count(self, task: asyncio.Task[CanaryFindings]) -> None:
-        if task.cancelled():
-            verdict = STOPPED
-        elif error := task.exception():
-            log.error("canary failed", exc_info=error)
-            verdict = FAILED
-        else:
-            verdict = task.result().verdict.value
-        self.verdicts[verdict] += 1
-
-    async def stop(self) -> None:
-        """End the canary without a verdict; the control serves again."""
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait({self._task})
-            if self.last is not None:  # a cancelled task that never ran did not end the trial
-                await self.last.change.leave()
-
-    def describe(self) -> dict[str, Any] | None:
-        """Describe the running canary, or the last one; None before the first."""
-        if self.last is None:
-            return None
-        return {**self.last.describe(), "running": self.running}

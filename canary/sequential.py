@@ -33,18 +33,12 @@ from itertools import chain, pairwise
 from statistics import fmean
 from typing import Any
 
+from eaglegate.canary.outcomes import CanaryVerdict
+
 SPREAD = 1.0
 """Variance of the mixture over effect sizes, in units of a block's standard deviation."""
 STRONGEST = 0.95
 """The largest assumed correlation between neighbouring blocks."""
-
-
-class CanaryVerdict(StrEnum):
-    """Verdict of a canary's evidence."""
-
-    PROMOTE = "promote"
-    ROLL_BACK = "roll back"
-    UNDECIDED = "not enough data"
 
 
 class Scale(StrEnum):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from eaglegate.canary.arms import (
     ArmsNow,
-    ChangeRefused,
     Collapsed,
     CollapseLimits,
     Interrupted,
     check_collapse,
     draw_arm,
 )
+from eaglegate.canary.outcomes import ChangeRefused
 from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.fleet.routing import find_owner
 from eaglegate.engine.fleet.types import WorkerState, WorkerStatus

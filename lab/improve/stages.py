@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglegate.canary.client import CallFailed, GatewayClient
-from eaglegate.canary.sequential import CanaryVerdict
+from eaglegate.canary.outcomes import CanaryVerdict
 from eaglegate.capture.record import CaptureError
 from eaglegate.engine.errors import DraftRefused
 from eaglegate.engine.speculation.drafts import find_folder, fingerprint_draft, list_files

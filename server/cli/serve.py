@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 from starlette.types import ASGIApp
 
-from eaglegate.canary.canary import CanaryRunner
 from eaglegate.canary.changes import CanaryChanges
-from eaglegate.canary.rules import PromotedRules
+from eaglegate.canary.promoted import PromotedRules
+from eaglegate.canary.runner import CanaryRunner
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.machine import find_gpu_monitors
 from eaglegate.engine.speculation.policy import (

@@ -6,7 +6,8 @@ import math
 import random
 from collections import defaultdict
 
-from eaglegate.canary.sequential import CanaryRules, CanaryTest, CanaryVerdict, SlotPair
+from eaglegate.canary.outcomes import CanaryVerdict
+from eaglegate.canary.sequential import CanaryRules, CanaryTest, SlotPair
 
 RULES = CanaryRules(max_blocks=40)
 Values = dict[str, dict[str, list[float]]]

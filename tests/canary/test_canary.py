@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from eaglegate.canary.arms import measure_request
-from eaglegate.canary.canary import Canary, CanaryBusy, CanaryPlan, CanaryRunner
-from eaglegate.canary.changes import CanaryChanges, DraftChange
-from eaglegate.canary.rules import PromotedRules
-from eaglegate.canary.sequential import CanaryRules, CanaryVerdict
+from eaglegate.canary.canary import Canary, CanaryPlan
+from eaglegate.canary.changes import CanaryChanges
+from eaglegate.canary.drafts import DraftChange
+from eaglegate.canary.outcomes import CanaryBusy, CanaryVerdict
+from eaglegate.canary.promoted import PromotedRules
+from eaglegate.canary.runner import CanaryRunner
+from eaglegate.canary.sequential import CanaryRules
 from eaglegate.engine.errors import DraftRefused, EngineDead
 from eaglegate.engine.events import Ending
 from eaglegate.engine.speculation import swap

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.canary.rules import PromotedRules
+from eaglegate.canary.promoted import PromotedRules
 from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
 
 CONFIGURED = SpeculationRules(depth=3)

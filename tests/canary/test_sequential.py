@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from eaglegate.canary.outcomes import CanaryVerdict
 from eaglegate.canary.sequential import (
     STRONGEST,
     BlockDifference,
     CanaryFindings,
     CanaryRules,
     CanaryTest,
-    CanaryVerdict,
     Guardrail,
     Interval,
     Scale,

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from eaglegate.canary.sequential import CanaryRules, CanaryVerdict
+from eaglegate.canary.outcomes import CanaryVerdict
+from eaglegate.canary.sequential import CanaryRules
 from tests.canary.simulated_sessions import RULES, Traffic
 
 pytestmark = pytest.mark.thorough

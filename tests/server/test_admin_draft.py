@@ -10,9 +10,9 @@ from typing import ClassVar
 import pytest
 
 from eaglegate.canary import draft_command as command
-from eaglegate.canary.canary import CanaryRunner
 from eaglegate.canary.changes import CanaryChanges
-from eaglegate.canary.rules import PromotedRules
+from eaglegate.canary.promoted import PromotedRules
+from eaglegate.canary.runner import CanaryRunner
 from eaglegate.engine.base import AppliedDepth
 from eaglegate.engine.errors import EngineDead, EngineFailed
 from eaglegate.server.apis.shared.gateway import Controls

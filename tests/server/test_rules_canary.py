@@ -14,10 +14,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eaglegate.canary import draft_command as command
-from eaglegate.canary.canary import Canary, CanaryPlan, CanaryRunner
+from eaglegate.canary.canary import Canary, CanaryPlan
 from eaglegate.canary.changes import CanaryChanges
-from eaglegate.canary.rules import PromotedRules
-from eaglegate.canary.sequential import CanaryFindings, CanaryRules, CanaryVerdict
+from eaglegate.canary.outcomes import CanaryVerdict
+from eaglegate.canary.promoted import PromotedRules
+from eaglegate.canary.runner import CanaryRunner
+from eaglegate.canary.sequential import CanaryFindings, CanaryRules
 from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules

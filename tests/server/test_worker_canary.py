@@ -12,7 +12,8 @@ import pytest
 
 from eaglegate.canary import draft_command as command
 from eaglegate.canary.canary import Canary, CanaryPlan
-from eaglegate.canary.sequential import CanaryFindings, CanaryRules, CanaryVerdict
+from eaglegate.canary.outcomes import CanaryVerdict
+from eaglegate.canary.sequential import CanaryFindings, CanaryRules
 from eaglegate.engine.base import Engine
 from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.fleet.types import WorkerState

@@ -7,15 +7,14 @@ from collections.abc import Awaitable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
-from eaglegate.canary.arms import CanaryChange, ChangeRefused
-from eaglegate.canary.canary import CanaryBusy, CanaryPlan, CanaryRunner
 from eaglegate.canary.changes import CanaryChanges
-from eaglegate.canary.sequential import CanaryRules
+from eaglegate.canary.outcomes import CanaryBusy, ChangeRefused
+from eaglegate.canary.runner import CanaryRunner
 from eaglegate.engine.base import AppliedDepth, DraftSwap
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineFailed
 from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
@@ -26,6 +25,10 @@ from eaglegate.server.apis.shared.openapi import describe_body
 from eaglegate.server.apis.shared.request import parse, read_body
 from eaglegate.server.errors import ConfigError, Conflict, GatewayError, InvalidRequest, Unavailable
 from eaglegate.server.generation.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from eaglegate.canary.arms import CanaryChange
+    from eaglegate.canary.canary import CanaryPlan
 
 Depth = Annotated[int, Field(ge=0)]
 
@@ -110,6 +113,9 @@ class CanaryModel(AdminModel):
 
     def plan(self) -> CanaryPlan:
         """Return the plan. The default margin depends on the primary metric."""
+        from eaglegate.canary.canary import CanaryPlan
+        from eaglegate.canary.sequential import CanaryRules
+
         given = self.model_dump(include={"min_blocks", "min_sessions", "alpha", "slice_margin"})
         given["max_blocks"] = CanaryPlan.count_blocks(self.slot_s, self.max_s)
         rules = {name: value for name, value in given.items() if value is not None}

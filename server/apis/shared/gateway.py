@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from eaglegate.canary.canary import CanaryRunner
+from eaglegate.canary.runner import CanaryRunner
 from eaglegate.engine.base import AppliedDepth, SupportsPlanning
 from eaglegate.engine.events import NullObserver, Observer
 from eaglegate.engine.fleet.types import WorkerStatus

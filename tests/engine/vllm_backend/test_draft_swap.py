@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eaglegate.canary.arms import ArmsNow, ArmSums, Collapsed, CollapseLimits
-from eaglegate.canary.changes import DraftChange
+from eaglegate.canary.drafts import DraftChange
 from eaglegate.engine.errors import DraftRefused, EngineFailed
 from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
 from eaglegate.engine.speculation.swap import DraftManager

@@ -1,0 +1,91 @@
+"""Memory of the rules of speculation that a canary promoted."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from eaglegate.engine.speculation.drafts import write_json
+from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
+
+log = logging.getLogger(__name__)
+
+
+class PromotedRules:
+    """Remembers promoted rules, which replace those of the command line.
+
+    They are stored in the folder of the promoted draft. Without a folder, they are lost when the
+    process ends.
+    """
+
+    def __init__(self, folder: str | None, configured: SpeculationRules) -> None:
+        self._path = None if folder is None else Path(folder).expanduser() / "rules.json"
+        self._rules = configured
+        self._configured = describe_rules(configured)
+
+    def choose(self) -> SpeculationRules:
+        """Return the rules for a gateway that starts."""
+        promoted = self.recall()
+        if promoted is not None:
+            log.warning("serving the promoted speculation rules: %s", describe_rules(promoted))
+        return promoted or self._rules
+
+    def remember(self, rules: SpeculationRules) -> None:
+        if self._path is None:
+            return
+        known = {"configured": self._configured, "promoted": describe_rules(rules)}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._path, known)
+        except OSError as error:
+            log.error("cannot store the promoted rules: %s", error)
+
+    def recall(self) -> SpeculationRules | None:
+        """Read the promoted rules; None if there are none or the configured rules have changed.
+
+        Key depths are not included.
+        """
+        if self._path is None:
+            return None
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            known = json.loads(self._path.read_text(encoding="utf-8"))
+            if known["configured"] == self._configured:
+                return read_rules(known["promoted"])
+        return None
+
+    def forget(self) -> None:
+        """Delete the promoted rules after an operator set others: a restart uses the configured
+        rules.
+        """
+        if self._path is None:
+            return
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.error("cannot delete the promoted rules: %s", error)
+
+
+def describe_rules(rules: SpeculationRules) -> dict[str, Any]:
+    """Describe the rules that differ from the defaults as JSON values, without key depths."""
+    plain, default = asdict(rules), asdict(SpeculationRules())
+    del plain["key_depths"]
+    return {name: value for name, value in plain.items() if value != default[name]}
+
+
+def read_rules(described: dict[str, Any]) -> SpeculationRules:
+    """Read the output of ``describe_rules``. Raises KeyError, TypeError and ValueError."""
+    flags = {name: read_flag(one) for name, one in described.get("workload_flags", {}).items()}
+    return SpeculationRules(
+        flag=read_flag(described.get("flag", {})),
+        workload_flags=flags,
+        depth=described.get("depth"),
+        workload_depths=described.get("workload_depths", {}),
+    )
+
+
+def read_flag(described: dict[str, Any]) -> SpeculationFlag:
+    return SpeculationFlag(**described | {"mode": FlagMode(described.get("mode", FlagMode.ON))})
