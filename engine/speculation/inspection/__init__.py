@@ -11,17 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from eaglegate.engine.speculation.inspection import (
-    block_drafts,
-    block_rules,
-    config_rules,
-    general_rules,
-    medusa_rules,
-    speculators_rules,
-    tensor_rules,
-)
-from eaglegate.engine.speculation.inspection.block_drafts import BlockDraft
+from eaglegate.engine.speculation.inspection import general_rules
 from eaglegate.engine.speculation.inspection.case import (
+    BLOCK_METHODS,
     MODEL_FREE,
     DraftFinding,
     InspectionCase,
@@ -115,37 +107,29 @@ def find_draft(settings: Mapping[str, Any], findings: list[DraftFinding]) -> Che
 
 
 def select_rules(case: InspectionCase) -> dict[str, RuleCheck]:
-    """Return the rules of the draft's method and format."""
+    """Return the rules of the draft's method and format, which the first such draft loads."""
     rules = dict(general_rules.RULES)
     if case.checkpoint is None:
         return rules
     if case.draft.speculators:
+        from eaglegate.engine.speculation.inspection import speculators_rules
+
         rules |= speculators_rules.RULES
         if case.kind is None:
             return rules
     if case.method == "eagle3" and case.kind == "eagle3":
+        from eaglegate.engine.speculation.inspection import config_rules, tensor_rules
+
         rules |= config_rules.RULES | (tensor_rules.RULES if case.tensors else {})
-    elif case.method in block_drafts.METHODS and case.kind in (case.method, None):
-        block = BlockDraft(case.draft, case.method)
-        if not block.in_target:
-            shared = {name: config_rules.RULES[name] for name in block_rules.SHARED}
-            rules |= block_rules.RULES | shared
-            rules |= tensor_rules.BLOCK_RULES if block.listed and case.tensors else {}
+    elif case.method in BLOCK_METHODS and case.kind in (case.method, None):
+        from eaglegate.engine.speculation.inspection import block_rules
+
+        rules |= block_rules.select(case)
     elif case.method == "medusa":
+        from eaglegate.engine.speculation.inspection import medusa_rules
+
         rules |= medusa_rules.RULES
     return rules
-
-
-ALL_RULES = {
-    **general_rules.RULES,
-    **speculators_rules.RULES,
-    **config_rules.RULES,
-    **tensor_rules.RULES,
-    **block_rules.RULES,
-    **tensor_rules.BLOCK_RULES,
-    **medusa_rules.RULES,
-}
-"""Every rule by name, as listed in docs/drafts.md."""
 
 
 def check_same_folder(case: InspectionCase) -> Iterator[DraftFinding]:

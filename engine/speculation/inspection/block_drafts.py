@@ -28,7 +28,6 @@ from eaglegate.engine.speculation.inspection.speculators import (
     get_strings,
 )
 
-METHODS = frozenset({"dflash", "dspark"})
 DFLASH2 = "DFlash2DraftModel"
 DFLASH_ARCHITECTURES = frozenset(
     {
@@ -42,8 +41,6 @@ DSPARK_STANDALONE = frozenset(
 """DSpark drafts with their own checkpoint. The others ship inside their target."""
 LISTED = frozenset({"DFlashDraftModel", DFLASH2, "Qwen3DSparkModel", "Qwen3OmniDSparkModel"})
 """Architectures whose tensors this module lists. All of them have Qwen3's layers."""
-MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-"""Keys of the mask token that vLLM reads after ``dflash_config.mask_token_id``, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +141,6 @@ class BlockDraft:
     @property
     def markov_rank(self) -> int | None:
         return self.draft.number("markov_rank")
-
-
-def find_mask_token(config: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """Return the key from which vLLM takes the mask token, and its value; None if there is none."""
-    inner = get_mapping(config, "dflash_config")
-    if "mask_token_id" in inner:
-        return "mask_token_id", inner["mask_token_id"]
-    if config.get("mask_token_id") is not None:
-        return "mask_token_id", config["mask_token_id"]
-    return next(((key, config[key]) for key in MASK_KEYS[1:] if key in config), None)
 
 
 def list_block_tensors(block: BlockDraft) -> dict[str, ExpectedTensor]:

@@ -1,15 +1,17 @@
-"""Rules about the config.json of block drafts: DFlash, DFlash2 and DSpark."""
+"""Rules about block drafts: DFlash, DFlash2 and DSpark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
+from eaglegate.engine.speculation.inspection import config_rules, tensor_rules
 from eaglegate.engine.speculation.inspection.block_drafts import (
     DFLASH2,
     DFLASH_ARCHITECTURES,
     BlockDraft,
     CapturedLayers,
+    list_block_tensors,
 )
 from eaglegate.engine.speculation.inspection.case import (
     InspectionCase,
@@ -18,11 +20,14 @@ from eaglegate.engine.speculation.inspection.case import (
     error,
     warning,
 )
+from eaglegate.engine.speculation.inspection.configs import ExpectedTensor
+from eaglegate.engine.speculation.inspection.general_rules import check_mask_id
 from eaglegate.engine.speculation.inspection.speculators import (
     BLOCK_LAYER_IDS,
     get_int,
     get_proposed_depth,
 )
+from eaglegate.engine.speculation.inspection.tensor_rules import TensorLayout
 
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
@@ -225,6 +230,38 @@ def check_markov(case: InspectionCase) -> Iterator[Violation]:
         )
 
 
+def check_block_head(case: InspectionCase) -> Iterator[Violation]:
+    """Check the head. A block draft without its own head uses the target's, as the library exports
+    it."""
+    draft, target = case.draft, case.target
+    reduced = draft.draft_vocab_size != draft.vocab_size
+    narrow = target is not None and target.hidden_size not in (None, draft.hidden_size)
+    if "lm_head.weight" not in case.tensors and (reduced or narrow):
+        yield error(
+            "lm_head.weight is missing and the target's cannot stand in: another shape",
+            "export the draft again, with its head",
+        )
+
+
+def check_mask_tensor(case: InspectionCase) -> Iterator[Violation]:
+    found = [name for name in case.tensors if "mask_hidden" in name]
+    if found and case.method == "dflash":
+        yield error(
+            f"the file has {found[0]}, which is P-EAGLE's; vLLM's DFlash refuses it",
+            "drop it, or use the method the draft is made for",
+        )
+
+
+def is_known_tensor(name: str, wanted: Mapping[str, ExpectedTensor], case: InspectionCase) -> bool:
+    block = BlockDraft(case.draft, case.method)
+    if name in wanted or (not block.uses_aux and name.startswith("fc.")):
+        return True
+    return case.draft.quantized and f"{name.rpartition('.')[0]}.weight" in wanted
+
+
+LAYOUT = TensorLayout(
+    lambda case: list_block_tensors(BlockDraft(case.draft, case.method)), is_known_tensor
+)
 RULES: dict[str, RuleCheck] = {
     "block-architecture": check_block_architecture,
     "block-sizes": check_block_sizes,
@@ -236,5 +273,28 @@ RULES: dict[str, RuleCheck] = {
     "selector": check_selector,
     "markov-head": check_markov,
 }
-SHARED = ("heads", "sharding", "positions", "rope")
-"""Rules of ``config_rules`` that also hold for block drafts."""
+RULES |= {name: config_rules.RULES[name] for name in ("heads", "sharding", "positions", "rope")}
+RULES |= {"mask-token": check_mask_id}
+TENSOR_RULES: dict[str, RuleCheck] = {
+    "tensor-prefix": tensor_rules.check_prefix,
+    "tensor-unknown": LAYOUT.check_unknown,
+    "tensor-missing": LAYOUT.check_missing,
+    "tensor-shape": LAYOUT.check_shapes,
+    "tensor-quantised": tensor_rules.check_quantised,
+    "tensor-finite": tensor_rules.check_finite,
+    "vocabulary": tensor_rules.check_vocabulary,
+    "block-head": check_block_head,
+    "embedding": tensor_rules.check_embedding,
+    "map-needed": tensor_rules.check_map_needed,
+    "map-values": tensor_rules.check_map_values,
+    "mask-hidden": check_mask_tensor,
+}
+"""Rules about the tensors of ``LISTED`` architectures."""
+
+
+def select(case: InspectionCase) -> dict[str, RuleCheck]:
+    """Return the rules of a block draft; none for one that comes inside its target."""
+    block = BlockDraft(case.draft, case.method)
+    if block.in_target:
+        return {}
+    return RULES | (TENSOR_RULES if block.listed and case.tensors else {})

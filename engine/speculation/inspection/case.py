@@ -147,8 +147,9 @@ MODEL_FREE = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class", "extract
 """Methods without a draft checkpoint."""
 FROM_TARGET = frozenset({"mtp", "dspark"})
 """Methods whose draft may come inside the target's checkpoint."""
-METHODS = MODEL_FREE | FROM_TARGET | MTP_METHODS
-METHODS |= {"eagle", "eagle3", "medusa", "mlp_speculator", "draft_model", "dflash"}
+BLOCK_METHODS = frozenset({"dflash", "dspark"})
+METHODS = MODEL_FREE | FROM_TARGET | MTP_METHODS | BLOCK_METHODS
+METHODS |= {"eagle", "eagle3", "medusa", "mlp_speculator", "draft_model"}
 NAMED_IN_PATH = (
     ("eagle-", "eagle"),
     ("eagle3", "eagle3"),

@@ -7,8 +7,6 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 
 from eaglegate.engine import vllm_flags
-from eaglegate.engine.speculation.inspection.block_drafts import METHODS as BLOCK_METHODS
-from eaglegate.engine.speculation.inspection.block_drafts import BlockDraft, find_mask_token
 from eaglegate.engine.speculation.inspection.case import (
     FROM_TARGET,
     METHODS,
@@ -20,7 +18,7 @@ from eaglegate.engine.speculation.inspection.case import (
     note,
     warning,
 )
-from eaglegate.engine.speculation.inspection.configs import read_target
+from eaglegate.engine.speculation.inspection.configs import find_mask_token, read_target
 from eaglegate.engine.speculation.inspection.speculators import get_int
 from eaglegate.engine.speculation.lossy import find_lossy
 from eaglegate.engine.vllm_contract import find_vllm
@@ -272,12 +270,14 @@ def check_mtp_layers(case: InspectionCase) -> Iterator[Violation]:
 def check_mask_token(case: InspectionCase) -> Iterator[Violation]:
     """Check the mask token, with which parallel drafting fills the positions that it predicts."""
     parallel = case.settings.get("parallel_drafting") and case.method in ("eagle3", "draft_model")
-    if case.checkpoint is None or not (parallel or case.method in BLOCK_METHODS):
+    if case.checkpoint is None or not parallel:
         return
-    if case.draft.speculators and case.kind is None:
-        return
-    if BlockDraft(case.draft, case.method).in_target:
-        return
+    if not case.draft.speculators or case.kind is not None:
+        yield from check_mask_id(case)
+
+
+def check_mask_id(case: InspectionCase) -> Iterator[Violation]:
+    """Check that the mask token is named and has an embedding."""
     found = find_mask_token(case.draft.read)
     if found is None or found[1] is None:
         yield error(

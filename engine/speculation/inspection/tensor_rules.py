@@ -1,9 +1,13 @@
-"""Rules about the tensors of an EAGLE 3 draft: names, shapes, small values, the vocabulary map."""
+"""Rules about a draft's tensors: names, shapes, small values, the vocabulary map.
+
+``RULES`` are those of EAGLE 3 drafts. ``block_rules.py`` has those of block drafts.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from math import prod
 from typing import Any
@@ -11,8 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.inspection import block_drafts
-from eaglegate.engine.speculation.inspection.block_drafts import BlockDraft, list_block_tensors
 from eaglegate.engine.speculation.inspection.case import (
     InspectionCase,
     RuleCheck,
@@ -47,21 +49,6 @@ def map_vllm_names(tensors: Mapping[str, TensorEntry]) -> dict[str, str]:
     }
 
 
-def list_expected(case: InspectionCase) -> dict[str, ExpectedTensor]:
-    if case.method in block_drafts.METHODS:
-        return list_block_tensors(BlockDraft(case.draft, case.method))
-    return list_expected_tensors(case.draft)
-
-
-def is_known(name: str, wanted: Mapping[str, ExpectedTensor], case: InspectionCase) -> bool:
-    if case.method not in block_drafts.METHODS:
-        return is_allowed(name, wanted, case.draft)
-    block = BlockDraft(case.draft, case.method)
-    if name in wanted or (not block.uses_aux and name.startswith("fc.")):
-        return True
-    return case.draft.quantized and f"{name.rpartition('.')[0]}.weight" in wanted
-
-
 def format_names(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
@@ -77,24 +64,6 @@ def check_prefix(case: InspectionCase) -> Iterator[Violation]:
         )
 
 
-def check_unknown_tensors(case: InspectionCase) -> Iterator[Violation]:
-    wanted = list_expected(case)
-    here = map_vllm_names(case.tensors)
-    strange = [
-        name
-        for name in sorted(here)
-        if not name.startswith("model.") and not is_known(name, wanted, case)
-    ]
-    if not strange:
-        return
-    absent = [name for name in wanted if name not in here]
-    near = get_close_matches(strange[0], absent, 1, 0.75)
-    yield error(
-        f"vLLM's draft has no {format_names([here[name] for name in strange])}",
-        advise_unknown(strange[0], near),
-    )
-
-
 def advise_unknown(name: str, near: list[str]) -> str:
     if name.startswith("fc_norm."):
         return 'add "fc_norm": true at the top level of config.json'
@@ -107,40 +76,65 @@ def advise_unknown(name: str, near: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else "drop it, or export the draft again"
 
 
-def check_missing_tensors(case: InspectionCase) -> Iterator[Violation]:
-    if case.draft.quantized or any(name.startswith("model.") for name in case.tensors):
-        return
-    here = map_vllm_names(case.tensors)
-    wanted = list_expected(case)
-    absent = [name for name, want in wanted.items() if want.required and name not in here]
-    norms = [name for name in absent if name.startswith("fc_norm.")]
-    if norms and len(norms) == case.draft.num_aux:
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """The tensors that vLLM builds for a kind of draft, and rules that compare a file with them."""
+
+    list_expected: Callable[[InspectionCase], dict[str, ExpectedTensor]]
+    is_known: Callable[[str, Mapping[str, ExpectedTensor], InspectionCase], bool]
+    """Whether vLLM's loader takes or drops a tensor without complaint."""
+    checked_apart: tuple[str, ...] = ()
+    """Tensors whose shape has a rule of its own."""
+
+    def check_unknown(self, case: InspectionCase) -> Iterator[Violation]:
+        wanted = self.list_expected(case)
+        here = map_vllm_names(case.tensors)
+        strange = [
+            name
+            for name in sorted(here)
+            if not name.startswith("model.") and not self.is_known(name, wanted, case)
+        ]
+        if not strange:
+            return
+        absent = [name for name in wanted if name not in here]
+        near = get_close_matches(strange[0], absent, 1, 0.75)
         yield error(
-            '"fc_norm" is true and the file has no fc_norm tensors; vLLM leaves them at one',
-            'set "fc_norm" to false, or export the draft again',
-        )
-        absent = [name for name in absent if name not in norms]
-    if absent:
-        yield error(
-            f"missing: {format_names(absent)}; vLLM starts with whatever the memory holds",
-            "export the draft again, complete",
+            f"vLLM's draft has no {format_names([here[name] for name in strange])}",
+            advise_unknown(strange[0], near),
         )
 
-
-def check_shapes(case: InspectionCase) -> Iterator[Violation]:
-    if case.draft.quantized:
-        return
-    here = map_vllm_names(case.tensors)
-    checked_apart = () if case.method in block_drafts.METHODS else ("fc.weight",)
-    for name, want in list_expected(case).items():
-        if name not in here or name in checked_apart or None in want.shape:
-            continue
-        shape = case.tensors[here[name]].shape
-        if shape != want.shape:
+    def check_missing(self, case: InspectionCase) -> Iterator[Violation]:
+        if case.draft.quantized or any(name.startswith("model.") for name in case.tensors):
+            return
+        here = map_vllm_names(case.tensors)
+        wanted = self.list_expected(case)
+        absent = [name for name, want in wanted.items() if want.required and name not in here]
+        norms = [name for name in absent if name.startswith("fc_norm.")]
+        if norms and len(norms) == case.draft.num_aux:
             yield error(
-                f"{here[name]} is {list(shape)}, by config.json it would be {list(want.shape)}",
-                f"correct {want.by} in config.json, or export the draft again",
+                '"fc_norm" is true and the file has no fc_norm tensors; vLLM leaves them at one',
+                'set "fc_norm" to false, or export the draft again',
             )
+            absent = [name for name in absent if name not in norms]
+        if absent:
+            yield error(
+                f"missing: {format_names(absent)}; vLLM starts with whatever the memory holds",
+                "export the draft again, complete",
+            )
+
+    def check_shapes(self, case: InspectionCase) -> Iterator[Violation]:
+        if case.draft.quantized:
+            return
+        here = map_vllm_names(case.tensors)
+        for name, want in self.list_expected(case).items():
+            if name not in here or name in self.checked_apart or None in want.shape:
+                continue
+            shape = case.tensors[here[name]].shape
+            if shape != want.shape:
+                yield error(
+                    f"{here[name]} is {list(shape)}, by config.json it would be {list(want.shape)}",
+                    f"correct {want.by} in config.json, or export the draft again",
+                )
 
 
 def check_fc_rows(case: InspectionCase) -> Iterator[Violation]:
@@ -331,11 +325,16 @@ def check_mask(case: InspectionCase, values: NDArray[Any], full: int) -> Iterato
         )
 
 
+EAGLE3 = TensorLayout(
+    lambda case: list_expected_tensors(case.draft),
+    lambda name, wanted, case: is_allowed(name, wanted, case.draft),
+    checked_apart=("fc.weight",),
+)
 RULES: dict[str, RuleCheck] = {
     "tensor-prefix": check_prefix,
-    "tensor-unknown": check_unknown_tensors,
-    "tensor-missing": check_missing_tensors,
-    "tensor-shape": check_shapes,
+    "tensor-unknown": EAGLE3.check_unknown,
+    "tensor-missing": EAGLE3.check_missing,
+    "tensor-shape": EAGLE3.check_shapes,
     "fc-rows": check_fc_rows,
     "input-norm": check_input_norm,
     "parallel-hidden": check_parallel_hidden,
@@ -347,42 +346,3 @@ RULES: dict[str, RuleCheck] = {
     "map-needed": check_map_needed,
     "map-values": check_map_values,
 }
-
-
-def check_block_head(case: InspectionCase) -> Iterator[Violation]:
-    """Check the head. A block draft without its own head uses the target's, as the library exports
-    it."""
-    draft, target = case.draft, case.target
-    reduced = draft.draft_vocab_size != draft.vocab_size
-    narrow = target is not None and target.hidden_size not in (None, draft.hidden_size)
-    if "lm_head.weight" not in case.tensors and (reduced or narrow):
-        yield error(
-            "lm_head.weight is missing and the target's cannot stand in: another shape",
-            "export the draft again, with its head",
-        )
-
-
-def check_mask_tensor(case: InspectionCase) -> Iterator[Violation]:
-    found = [name for name in case.tensors if "mask_hidden" in name]
-    if found and case.method == "dflash":
-        yield error(
-            f"the file has {found[0]}, which is P-EAGLE's; vLLM's DFlash refuses it",
-            "drop it, or use the method the draft is made for",
-        )
-
-
-BLOCK_RULES: dict[str, RuleCheck] = {
-    "tensor-prefix": check_prefix,
-    "tensor-unknown": check_unknown_tensors,
-    "tensor-missing": check_missing_tensors,
-    "tensor-shape": check_shapes,
-    "tensor-quantised": check_quantised,
-    "tensor-finite": check_finite,
-    "vocabulary": check_vocabulary,
-    "block-head": check_block_head,
-    "embedding": check_embedding,
-    "map-needed": check_map_needed,
-    "map-values": check_map_values,
-    "mask-hidden": check_mask_tensor,
-}
-"""Rules for block drafts. A rule with the same name as above is the same rule."""

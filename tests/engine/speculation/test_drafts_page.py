@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eaglegate.engine.speculation.inspection import ALL_RULES
+from tests.engine.speculation.draft_rules import ALL_RULES
 
 PAGE = Path(__file__).parents[3] / "docs" / "drafts.md"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from eaglegate.engine.speculation.inspection import (
-    ALL_RULES,
     Severity,
     SpeculationReport,
     inspect_draft,
@@ -16,6 +15,7 @@ from eaglegate.engine.speculation.inspection import (
 from tests.engine.speculation.draft_cases import BROKEN, GOOD, UNDECIDED, DraftCase
 from tests.engine.speculation.draft_folder import DEMO, read_folder
 from tests.engine.speculation.draft_kinds import gptq
+from tests.engine.speculation.draft_rules import ALL_RULES
 from tests.engine.speculation.speculators_cases import BROKEN as BROKEN_OF_THE_FORMAT
 
 ALARMS = (Severity.ERROR, Severity.WARNING)
