@@ -32,7 +32,7 @@ FOR_WORKERS = {
     "Scheduler": ("scheduler", "server_scheduler"),
     "PlanningScheduler": ("scheduler", "planning_scheduler"),
     "DepthWorker": ("worker", "DepthWorker"),
-    "AllowSteering": ("steering", "AllowSteering"),
+    "AllowSteering": ("refused_fields", "AllowSteering"),
 }
 """Names for a worker's command line: the module of ``vllm_backend`` and the attribute in it."""
 

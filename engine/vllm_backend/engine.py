@@ -44,7 +44,6 @@ from eaglegate.engine.vllm_backend.child_process import (
     summarize_error,
 )
 from eaglegate.engine.vllm_backend.flight_record import FlightRecord
-from eaglegate.engine.vllm_backend.public_outputs import Outputs, PublicOutputs
 from eaglegate.engine.vllm_backend.step_queue import StepQueue
 from eaglegate.engine.vllm_backend.translate import choose_reader, describe_engine
 from eaglegate.engine.vllm_backend.warm_up import (
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import StatLoggerFactory
 
     from eaglegate.engine.speculation.audit.scores import AnswerScores
+    from eaglegate.engine.vllm_backend.public_outputs import Outputs
 
 log = logging.getLogger(__name__)
 
@@ -415,9 +415,9 @@ class VllmEngine:
         """Open the output processor. Each import is made only if its area of vLLM fits."""
         broken = find_broken()
         if Area.WORKER not in broken:
-            from eaglegate.engine.vllm_backend import steering
+            from eaglegate.engine.vllm_backend.refused_fields import allow_fields
 
-            steering.allow(llm.input_processor)
+            allow_fields(llm.input_processor)
         if Area.OUTPUTS not in broken:
             from eaglegate.engine.vllm_backend.outputs import is_replaceable, take_over
 
@@ -425,6 +425,8 @@ class VllmEngine:
                 self._outputs = take_over(llm, choose_reader(info), self._stream_interval_s)
                 return info
             log.warning("vLLM made another output processor; %s", LOST[Area.OUTPUTS])
+        from eaglegate.engine.vllm_backend.public_outputs import PublicOutputs
+
         self._outputs = PublicOutputs()
         degraded = tuple(dict.fromkeys((*info.degraded, Area.OUTPUTS)))
         return replace(info, degraded=degraded, reports_decode_steps=False)

@@ -17,7 +17,7 @@ these fields to every row itself.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import accumulate
 from typing import Any
@@ -26,7 +26,6 @@ import torch
 from vllm.config import VllmConfig
 from vllm.config.reasoning import ReasoningConfig
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.sample.logits_processor import (
     BUILTIN_LOGITS_PROCESSORS,
     BatchUpdate,
@@ -41,36 +40,6 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import InputBatch
-
-from eaglegate.engine.vllm_contract import WORKER
-
-
-class AllowSteering:
-    """Middleware for ``vllm serve --middleware`` that lets its API process accept both fields if
-    the workers are eaglegate's.
-
-    Requests pass through. Only the creation of the middleware in the API process matters.
-    """
-
-    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
-        self._app = app
-        validate = InputProcessor._validate_params
-
-        def validate_params(processor: InputProcessor, *args: Any, **kwargs: Any) -> Any:
-            allow(processor)
-            return validate(processor, *args, **kwargs)
-
-        InputProcessor._validate_params = validate_params
-
-    async def __call__(self, *asgi: Any) -> None:
-        await self._app(*asgi)
-
-
-def allow(processor: InputProcessor) -> None:
-    """Make vLLM accept both fields. It refuses them only because it knows of a draft, a knowledge
-    that it otherwise uses only to replay traces."""
-    if processor.vllm_config.parallel_config.worker_extension_cls == WORKER:
-        processor.speculative_config = None
 
 
 def build_logitsprocs(

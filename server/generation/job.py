@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 from msgspec import Struct
@@ -31,7 +31,9 @@ from eaglegate.engine.types import (
 from eaglegate.server.access.caller import Caller
 from eaglegate.server.errors import DeadlineExceeded, context_overflow
 from eaglegate.text.events import Phase
-from eaglegate.text.grammars.text_grammar import TextGrammar
+
+if TYPE_CHECKING:
+    from eaglegate.text.grammars.text_grammar import TextGrammar
 
 
 @dataclass(frozen=True, slots=True)

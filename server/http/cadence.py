@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -34,6 +33,7 @@ from eaglegate.engine.events import (
     Usage,
     UsageDelta,
 )
+from eaglegate.server.http.filling import make_filling
 from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallDelta
 
 BLOCK = 1024
@@ -300,11 +300,6 @@ def fill(frames: bytes, size: int) -> bytes:
     if missing < 3:  # too short for a comment; an empty line ends no event
         return frames + b"\n" * missing
     return frames + b":%b\n\n" % make_filling(missing - 3)
-
-
-def make_filling(size: int) -> bytes:
-    """Return random letters, which cannot be compressed."""
-    return secrets.token_urlsafe(size)[:size].encode()
 
 
 def round_ticks(num: int) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from eaglegate.engine.events import Event
 from eaglegate.server.errors import GatewayError
-from eaglegate.server.http.cadence import make_filling
+from eaglegate.server.http.filling import make_filling
 from eaglegate.server.http.response import StreamEncoder
 
 BLOCK = 512

@@ -15,7 +15,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import orjson
 from starlette.responses import Response
@@ -29,8 +29,10 @@ from eaglegate.server.errors import (
     from_engine,
     openai_body,
 )
-from eaglegate.server.http.cadence import PacedSink, PacedStream
 from eaglegate.server.http.middleware import CLOSED_WRITER, BodyWriter, WhileConnected, find_writer
+
+if TYPE_CHECKING:
+    from eaglegate.server.http.cadence import PacedSink
 
 logger = logging.getLogger(__name__)
 
@@ -175,17 +177,20 @@ class StreamedResponse(DisconnectAwareResponse):
     async def _answer(self, send: Send) -> None:
         stream = EventStream(send, self._writer, self._timing)
         stream.open_later()
-        output: _EncodingSink | PacedSink
-        if interval_ms := self._timing.cadence_ms:
-            encode, hurry = self._encoder.encode, self._timing.hurry
-            output = PacedSink(stream, encode, interval_ms / 1000, hurry)
-        else:
-            output = _EncodingSink(stream, self._encoder)
+        output = self._open_output(stream)
         try:
             await self._stream(stream, output, send)
         finally:
             output.stop()
             stream.stop()
+
+    def _open_output(self, stream: EventStream) -> _EncodingSink | PacedSink:
+        if not self._timing.cadence_ms:
+            return _EncodingSink(stream, self._encoder)
+        from eaglegate.server.http.cadence import PacedSink
+
+        timing, encode = self._timing, self._encoder.encode
+        return PacedSink(stream, encode, timing.cadence_ms / 1000, timing.hurry)
 
     async def _stream(
         self, stream: EventStream, output: _EncodingSink | PacedSink, send: Send
@@ -225,6 +230,8 @@ class ReplayedResponse(DisconnectAwareResponse):
         stream = EventStream(send, self._writer, self._timing)
         paced = None
         if interval_ms := self._timing.cadence_ms:
+            from eaglegate.server.http.cadence import PacedStream
+
             paced = PacedStream(stream, interval_ms / 1000, hurry=self._timing.hurry)
         try:
             with suppress(ReaderTooSlow):

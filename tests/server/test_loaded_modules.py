@@ -10,7 +10,8 @@ DEMO = Path(__file__).parents[2] / "engine" / "demo"
 OFF = (
     "canary.arms", "canary.canary", "canary.drafts", "canary.rules", "canary.sequential",
     "canary.workers", "capture.capture", "capture.audits", "capture.redaction",
-    "engine.speculation.audit", "engine.speculation.doctor", "lab",
+    "engine.speculation.audit", "engine.speculation.doctor", "lab", "server.http.cadence",
+    "text.grammars",
 )  # fmt: skip
 """Modules of features that no flag has switched on."""
 OTHER_DRAFTS = ("block_drafts", "block_rules", "medusa_rules", "speculators_rules")

@@ -11,13 +11,15 @@ import re
 from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eaglegate.text.events import Phase
-from eaglegate.text.grammars.text_grammar import TextGrammar
 from eaglegate.text.parsing.markers import Delimiters, Follow, Lexicon, Quotes, follows
 from eaglegate.text.parsing.output import Calls, NewId, Output, random_id
 from eaglegate.text.parsing.reader import Ended, Routine, Subroutine, Until, Want
+
+if TYPE_CHECKING:
+    from eaglegate.text.grammars.text_grammar import TextGrammar
 
 CallRoutine = Callable[[str, "ParsingContext"], Routine]
 """Reads calls from after their opening marker up to where content begins again."""

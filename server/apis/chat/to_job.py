@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -45,7 +45,9 @@ from eaglegate.server.apis.shared.to_job import (
 from eaglegate.server.apis.shared.tools import read_text_grammar
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.server.generation.job import Conversation, Job, ServedModel, ToolPolicy
-from eaglegate.text.grammars.text_grammar import TextGrammar
+
+if TYPE_CHECKING:
+    from eaglegate.text.grammars.text_grammar import TextGrammar
 
 OTHER_TEXT = ("input_text", "output_text")
 """Types of text parts in other APIs."""

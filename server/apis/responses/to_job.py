@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -44,7 +44,9 @@ from eaglegate.server.generation.job import (
     ToolPolicy,
     flat_name,
 )
-from eaglegate.text.grammars.text_grammar import TextGrammar
+
+if TYPE_CHECKING:
+    from eaglegate.text.grammars.text_grammar import TextGrammar
 
 
 def make_responses_job(

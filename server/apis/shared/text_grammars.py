@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.text.grammars.text_grammar import BadGrammar, TextGrammar
+
+if TYPE_CHECKING:
+    from eaglegate.text.grammars.text_grammar import TextGrammar
 
 MAX_DEFINITION = 16 << 10
 """Maximum number of characters. Parsing more would delay other requests."""
@@ -24,6 +27,9 @@ def compile_grammar(syntax: str, definition: str, param: str) -> TextGrammar:
             f"'{param}' has {len(definition)} characters; the limit is {MAX_DEFINITION}.",
             param=param,
         )
+    # The compilers are imported with the first grammar in a request.
+    from eaglegate.text.grammars.text_grammar import BadGrammar
+
     try:
         return _compile(syntax, definition)
     except BadGrammar as error:
@@ -42,7 +48,6 @@ def to_ebnf(grammar: str, param: str) -> str:
 @lru_cache(maxsize=64)
 def _compile(syntax: str, definition: str) -> TextGrammar:
     """Compile a grammar. Cached, because agents send the same tools with every turn."""
-    # The compilers are imported with the first grammar in a request.
     from eaglegate.text.grammars.lark_grammar import lark_grammar, regex_grammar
 
     return lark_grammar(definition) if syntax == "lark" else regex_grammar(definition)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -16,8 +16,10 @@ from eaglegate.server.apis.shared.strict_schema import check_strict
 from eaglegate.server.apis.shared.text_grammars import compile_grammar
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.server.generation.job import Namespaced, ServedModel, ToolPolicy
-from eaglegate.text.grammars.text_grammar import TextGrammar
 from eaglegate.text.parsing.tools import PARAMETERS
+
+if TYPE_CHECKING:
+    from eaglegate.text.grammars.text_grammar import TextGrammar
 
 OfferedTool = Mapping[str, Any]
 """A tool in the format of chat completions: {"type": "function", "function": {...}}."""

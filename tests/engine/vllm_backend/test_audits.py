@@ -48,7 +48,7 @@ async def engine() -> AsyncGenerator[VllmEngine, None]:
     }
     async with running(**config) as started:
         assert started._llm is not None
-        started._llm.input_processor.speculative_config = None  # as ``steering.allow`` does
+        started._llm.input_processor.speculative_config = None  # as ``allow_fields`` does
         yield started
 
 

@@ -19,6 +19,7 @@ from vllm.v1.sample.logits_processor import (
 )
 
 from eaglegate.engine.vllm_backend import steering
+from eaglegate.engine.vllm_backend.refused_fields import AllowSteering
 from eaglegate.engine.vllm_contract import WORKER
 
 VOCABULARY = 50
@@ -117,7 +118,7 @@ async def test_a_server_takes_both_fields_where_our_worker_runs(
 
     passed: list[tuple[Any, ...]] = []
     monkeypatch.setattr(InputProcessor, "_validate_params", verify)
-    await steering.AllowSteering(app)("scope", "receive", "send")
+    await AllowSteering(app)("scope", "receive", "send")
     assert passed == [("scope", "receive", "send")]
     parallel = SimpleNamespace(worker_extension_cls=extension)
     processor: Any = SimpleNamespace(
