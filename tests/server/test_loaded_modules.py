@@ -11,7 +11,7 @@ OFF = (
     "canary.arms", "canary.canary", "canary.drafts", "canary.rules", "canary.sequential",
     "canary.workers", "capture.capture", "capture.audits", "capture.redaction",
     "engine.speculation.audit", "engine.speculation.doctor", "lab", "server.http.cadence",
-    "text.grammars",
+    "text.grammars", "text.parsing.tags",
 )  # fmt: skip
 """Modules of features that no flag has switched on."""
 OTHER_DRAFTS = ("block_drafts", "block_rules", "medusa_rules", "speculators_rules")
@@ -25,6 +25,7 @@ from eaglegate.server.cli.serve import ServeCommand
 
 target, draft, *flags = sys.argv[1:]
 argv = [target, "--upstream", "http://127.0.0.1:9", "--port", "0", "--responses-store", "none"]
+argv += ["--tool-call-parser", "hermes"]
 progress = StartupProgress()
 ServeCommand(read_command_line("serve", [*argv, *flags], progress), progress)
 settings = {"model": draft, "method": "eagle3", "num_speculative_tokens": 5}
@@ -47,6 +48,7 @@ def test_a_gateway_loads_nothing_that_is_off() -> None:
     loaded = list_loaded()
     assert "server.apis.responses.service" in loaded
     assert "engine.speculation.inspection.tensor_rules" in loaded
+    assert "text.parsing.formats.json_lists" in loaded
     off = (*OFF, *(f"engine.speculation.inspection.{name}" for name in OTHER_DRAFTS))
     assert [name for name in loaded for one in off if f"{name}.".startswith(f"{one}.")] == []
 

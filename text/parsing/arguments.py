@@ -23,14 +23,12 @@ from eaglegate.text.parsing.markers import Delimiters
 from eaglegate.text.parsing.output import Calls
 from eaglegate.text.parsing.reader import Ended, Subroutine, Until
 from eaglegate.text.parsing.schemas import STRING
-from eaglegate.text.parsing.tools import parse_object, read_json
+from eaglegate.text.parsing.tools import WRAPPERS, parse_object, read_json
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
 _KEY = re.compile(r"""[^\s<>"'={}]{1,256}""")
 """Plausible name of a parameter that the tool does not have. Any other name means a broken tag."""
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
-WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwargs", "properties"})
-"""Names under which models put all arguments together, regardless of the tool's schema."""
 
 
 def as_json(text: str, allowed: frozenset[str]) -> str:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from eaglegate.text.parsing.json_calls import JsonCalls, skip_fence
 from eaglegate.text.parsing.markers import NAME, Delimiters, Follow, Quotes
@@ -29,7 +30,9 @@ from eaglegate.text.parsing.message import (
 )
 from eaglegate.text.parsing.output import Calls, Framed
 from eaglegate.text.parsing.reader import DONE, Ended, JsonValue, Next, Routine, Subroutine, Until
-from eaglegate.text.parsing.tags import Tags
+
+if TYPE_CHECKING:
+    from eaglegate.text.parsing.tags import Tags
 
 SPACE = " \t\r\n"
 _LAST_WORD = re.compile(r"\S{1,200}\s*\Z")
@@ -55,8 +58,8 @@ class JsonBlock:
     """Markers that may replace the opener."""
     begins: Follow = field(default_factory=lambda: BEGINS)
     """Text that must follow a plain-text opener."""
-    tags: Tags | None = None
-    """Tags that some models write between the markers instead of JSON."""
+    load_tags: Callable[[], Tags] | None = None
+    """Loads the tags that some models write between the markers instead of JSON."""
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -87,12 +90,13 @@ class JsonBlock:
             names=self.names,
             is_keyed=self.is_keyed,
             quotes=quotes,
-            tags=partial(self._read_tags, self.tags, context) if self.tags else None,
+            tags=partial(self._read_tags, self.load_tags, context) if self.load_tags else None,
             unmark=(lambda text: unmark(marker + text)) if lexicon.is_text(marker) else None,
         )
 
-    def _read_tags(self, tags: Tags, context: ParsingContext) -> Subroutine:
+    def _read_tags(self, load: Callable[[], Tags], context: ParsingContext) -> Subroutine:
         """Read calls of offered tools in tags. Return the marker after them, or DONE."""
+        tags = load()
         head: Follow = {tags.call: tags.head(context.lexicon, context.calls.names or (NAME,))}
         if (yield Ahead(head, context.lexicon.delimiters())) != Ahead.YES:
             return DONE

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 
 from eaglegate.text.events import Repair
-from eaglegate.text.parsing.arguments import WRAPPERS
 from eaglegate.text.parsing.markers import Delimiters, Quotes
 from eaglegate.text.parsing.message import Skipping
 from eaglegate.text.parsing.output import Calls
@@ -29,6 +28,7 @@ from eaglegate.text.parsing.reader import (
     Until,
     ignore,
 )
+from eaglegate.text.parsing.tools import WRAPPERS
 
 _FENCE = re.compile(r"`{3}(?:json)?")
 _FENCE_BEGINS = re.compile(r"`{1,3}(?:j(?:so?)?)?\Z")

@@ -38,6 +38,8 @@ from eaglegate.text.parsing.schemas import (
     properties,
 )
 
+WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwargs", "properties"})
+"""Names under which models put all arguments together, regardless of the tool's schema."""
 PROGRAM_BYTES = 1 << 16
 """Largest size of a compiled pattern. Matching time grows with it and with the text."""
 _PATTERNS = RegexOptions(size_limit=PROGRAM_BYTES, dfa_size_limit=PROGRAM_BYTES)

@@ -66,8 +66,8 @@ import secrets
 import string
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from eaglegate.text.parsing.formats.xml_calls import CODER
 from eaglegate.text.parsing.json_blocks import OBJECT, JsonBlock
 from eaglegate.text.parsing.json_calls import JsonCalls
 from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow, Quotes
@@ -82,6 +82,17 @@ from eaglegate.text.parsing.message import (
     opens,
 )
 from eaglegate.text.parsing.reader import DONE, JsonValue, Next, Routine, Subroutine, Until
+
+if TYPE_CHECKING:
+    from eaglegate.text.parsing.tags import Tags
+
+
+def _load_coder() -> Tags:
+    """The tags of Qwen3-Coder, loaded with the first answer that is written in them."""
+    from eaglegate.text.parsing.formats.xml_calls import CODER
+
+    return CODER
+
 
 COHERE_TEXT = (
     *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
@@ -100,7 +111,7 @@ COHERE_REASONING = ReasoningFormat(
     forgets_end=True,
 )
 """Command A: the tokens around the text of the answer are structure."""
-HERMES = JsonBlock("<tool_call>", "</tool_call>", tags=CODER).format()
+HERMES = JsonBlock("<tool_call>", "</tool_call>", load_tags=_load_coder).format()
 LONGCAT = JsonBlock("<longcat_tool_call>", "</longcat_tool_call>").format()
 GRANITE = JsonBlock("<|tool_call|>", aliases=("<tool_call>",)).format()
 GIGACHAT3 = replace(
