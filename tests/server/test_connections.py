@@ -84,6 +84,8 @@ async def serving(limits: ConnectionLimits, tls: TlsSettings = PLAIN):
             yield made
         finally:
             made.answer.set()
+            for writer in made._open:
+                writer.close()  # the server would wait for those that send no more
             server.should_exit = True
             await task
 
