@@ -7,9 +7,10 @@ import os
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import orjson
 from cryptography.fernet import MultiFernet
@@ -17,13 +18,13 @@ from cryptography.fernet import MultiFernet
 from eaglegate.capture.audits import CapturedAudit, format_audit, parse_audit, read_audits
 from eaglegate.capture.files import (
     AUDITS,
+    RECORDS,
     Line,
     add_key_file_argument,
     is_gzipped,
     list_files,
     load_cipher,
     parse_lines,
-    read_file,
     read_lines,
     read_records,
     write_lines,
@@ -271,19 +272,35 @@ def read_foreign(line: bytes) -> CaptureRecord:
     return CaptureRecord(**known, body=body, model=str(body.get("model", "")))
 
 
+@dataclass(frozen=True, slots=True)
+class FileKind(Generic[Line]):
+    """One kind of capture file, and how its lines are read and written."""
+
+    content: str
+    parse: Callable[[bytes], Line]
+    format: Callable[[Line], bytes]
+
+
+KINDS: Sequence[FileKind[Any]] = (
+    FileKind(RECORDS, parse_record, format_record),
+    FileKind(AUDITS, parse_audit, format_audit),
+)
+
+
 def delete_records(options: argparse.Namespace, cipher: MultiFernet | None) -> None:
     """Delete the chosen records. Raises CaptureError before any deletion if a line cannot be read.
 
     A gateway whose current file is deleted or replaced here continues in a new file.
     """
-    files, audits = list_files(options.file), []
-    if options.file.is_dir():
-        audits = list_files(options.file, AUDITS)
+    is_folder = options.file.is_dir()
+    kinds = KINDS if is_folder else KINDS[:1]
+    files = [(file, kind) for kind in kinds for file in list_files(options.file, kind.content)]
     if options.all:
-        salt = options.file / "salt" if options.file.is_dir() else None
-        for path in (*files, *audits, *([salt] if salt else ())):
-            path.unlink(missing_ok=True)
-        print(f"{len(files) + len(audits)} files deleted", file=sys.stderr)
+        for file, _ in files:
+            file.unlink(missing_ok=True)
+        if is_folder:
+            (options.file / "salt").unlink(missing_ok=True)
+        print(f"{len(files)} files deleted", file=sys.stderr)
         return
 
     def is_deleted(record: CaptureRecord | CapturedAudit) -> bool:
@@ -292,16 +309,13 @@ def delete_records(options: argparse.Namespace, cipher: MultiFernet | None) -> N
         return bool(options.session == record.session)
 
     if not options.unreadable:
-        check_readable(files, audits, cipher)
+        check_readable(files, cipher)
     counts: Counter[str] = Counter()
-    for file in files:
-        counts += rewrite_file(
-            file, parse_record, format_record, is_deleted, cipher, options.unreadable
-        )
-    print(f"{counts[DELETED]} requests deleted", file=sys.stderr)
-    for file in audits:
-        gone = rewrite_file(file, parse_audit, format_audit, is_deleted, cipher, options.unreadable)
+    for file, kind in files:
+        gone = rewrite_file(file, kind, is_deleted, cipher, options.unreadable)
+        counts[kind.content] += gone[DELETED]
         counts[UNREADABLE] += gone[UNREADABLE]
+    print(f"{counts[RECORDS]} requests deleted", file=sys.stderr)
     if options.unreadable:
         print(f"{counts[UNREADABLE]} unreadable parts deleted", file=sys.stderr)
 
@@ -309,15 +323,11 @@ def delete_records(options: argparse.Namespace, cipher: MultiFernet | None) -> N
 DELETED, UNREADABLE = "deleted", "unreadable"
 
 
-def check_readable(
-    files: Sequence[Path], audits: Sequence[Path], cipher: MultiFernet | None
-) -> None:
+def check_readable(files: Iterable[tuple[Path, FileKind[Any]]], cipher: MultiFernet | None) -> None:
     """Raise CaptureError, naming the unreadable parts, if a file cannot be read completely."""
     unreadable: list[str] = []
-    for file in files:
-        deque(read_file(file, cipher, unreadable.append), maxlen=0)
-    for file in audits:
-        deque(parse_lines(file, cipher, unreadable.append, parse_audit), maxlen=0)
+    for file, kind in files:
+        deque(parse_lines(file, cipher, unreadable.append, kind.parse), maxlen=0)
     if unreadable:
         raise CaptureError(
             f"nothing was deleted, because {len(unreadable)} parts of the capture cannot be read "
@@ -330,8 +340,7 @@ def check_readable(
 
 def rewrite_file(
     file: Path,
-    parse: Callable[[bytes], Line],
-    format: Callable[[Line], bytes],
+    kind: FileKind[Line],
     is_deleted: Callable[[Line], bool],
     cipher: MultiFernet | None,
     unreadable: bool,
@@ -350,11 +359,11 @@ def rewrite_file(
         counts[UNREADABLE] += 1
 
     def keep() -> Iterator[bytes]:
-        for record in parse_lines(file, cipher, skip, parse):
+        for record in parse_lines(file, cipher, skip, kind.parse):
             if is_deleted(record):
                 counts[DELETED] += 1
             else:
-                yield format(record)
+                yield kind.format(record)
 
     fresh = file.with_name(f".{file.name}.new")
     os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))

@@ -145,16 +145,11 @@ def read_records(
     """
     for file in list_files(path):
         whole = 0
-        for record in read_file(file, cipher, skip):
+        for record in parse_lines(file, cipher, skip, parse_record):
             whole += 1
             yield record
         if not whole and path == file:
             raise CaptureError(f"{file} holds no capture record")
-
-
-def read_file(file: Path, cipher: MultiFernet | None, skip: Skip) -> Iterator[CaptureRecord]:
-    """Read the records of one file. See ``read_records``; a file without records is allowed."""
-    return parse_lines(file, cipher, skip, parse_record)
 
 
 def parse_lines(
