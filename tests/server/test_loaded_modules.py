@@ -14,8 +14,8 @@ OFF = (
     "text.grammars", "text.parsing.tags",
 )  # fmt: skip
 """Modules of features that no flag has switched on."""
-OTHER_DRAFTS = ("block_drafts", "block_rules", "medusa_rules", "speculators_rules")
-"""Rules for drafts that are not the demo's."""
+OTHER_DRAFTS = ("block_drafts", "block_rules", "medusa_rules", "speculators_rules", "torch_archive")
+"""Rules and files of drafts that are not the demo's."""
 CODE = """
 import sys
 from eaglegate.engine.speculation.inspection import inspect_draft

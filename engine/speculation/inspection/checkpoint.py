@@ -11,8 +11,6 @@ from typing import Any
 from eaglegate.engine.speculation.inspection.weights import (
     InvalidCheckpoint,
     TensorEntry,
-    UnreadableArchive,
-    read_archive,
     read_header,
     read_small,
 )
@@ -97,6 +95,11 @@ def find_pickle_files(path: Path) -> list[Path]:
 
 
 def read_pickled(path: Path, config: Mapping[str, Any], files: list[Path]) -> Checkpoint:
+    from eaglegate.engine.speculation.inspection.torch_archive import (
+        UnreadableArchive,
+        read_archive,
+    )
+
     tensors: dict[str, TensorEntry] = {}
     try:
         for file in files:

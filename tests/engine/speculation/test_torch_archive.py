@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from eaglegate.engine.speculation.inspection import Severity, inspect_draft
-from eaglegate.engine.speculation.inspection.weights import (
+from eaglegate.engine.speculation.inspection.torch_archive import (
     UnreadableArchive,
     read_archive,
-    read_array,
 )
+from eaglegate.engine.speculation.inspection.weights import read_array
 from tests.engine.speculation.draft_changes import reduced
 from tests.engine.speculation.draft_folder import DEMO, Folder, read_folder
 
