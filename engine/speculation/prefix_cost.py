@@ -29,11 +29,6 @@ class PrefixCost:
     recurrent: bool = False
     drops: bool = True
 
-    @property
-    def dropped_tokens(self) -> int:
-        """Number of tokens that each hit gives up; 0 if none or unknown."""
-        return (self.block_size or 0) if self.drops else 0
-
     def explain(self) -> str:
         """Explain the cost to operators, in one or more sentences."""
         if not self.drops:
