@@ -43,6 +43,16 @@ TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
 SERVICE_LINK = re.compile(r"service_(host|port)(_\w+)?|port_\d+_(tcp|udp|sctp)(_\w+)?")
 
 
+OF_PARTS = (CaptureSettings, AuditSettings, DoctorSettings)
+"""Settings of parts beside the requests, which are read only where they are opened."""
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of every setting of a gateway."""
+    for kind in (Settings, *OF_PARTS):
+        add_arguments(parser, kind)
+
+
 def gather_arguments(
     parser: argparse.ArgumentParser, argv: Sequence[str], environ: Mapping[str, str]
 ) -> list[str]:
@@ -285,10 +295,7 @@ def read_command_line(
     add_engine_arguments(parser)
     if own is not None:
         add_arguments(parser, own)
-    add_arguments(parser, Settings)
-    add_arguments(parser, CaptureSettings)
-    add_arguments(parser, AuditSettings)
-    add_arguments(parser, DoctorSettings)
+    add_settings(parser)
     add_front_end_flags(parser)
     namespace = parser.parse_args(gather_arguments(parser, argv, os.environ))
     for notice in check_front_end_flags(namespace):
@@ -313,10 +320,7 @@ def _read_without_vllm(
         allow_abbrev=False,
     )
     parser.add_argument("model_tag", nargs="?", default=None, metavar="MODEL")
-    add_arguments(parser, Settings)
-    add_arguments(parser, CaptureSettings)
-    add_arguments(parser, AuditSettings)
-    add_arguments(parser, DoctorSettings)
+    add_settings(parser)
     add_arguments(parser, kind)
     add_front_end_flags(parser)
     shown = f"{chosen} {parser._option_string_actions[chosen].metavar}"

@@ -19,8 +19,13 @@ from typing import Any
 from eaglegate.engine import vllm_flags
 from eaglegate.engine.vllm_contract import find_vllm
 from eaglegate.server.access.keys import load_keys
-from eaglegate.server.cli.command_line import find_backend, gather_arguments, list_given_names
-from eaglegate.server.cli.observing import AuditSettings, CaptureSettings, DoctorSettings
+from eaglegate.server.cli.command_line import (
+    OF_PARTS,
+    add_settings,
+    find_backend,
+    gather_arguments,
+    list_given_names,
+)
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import (
     add_arguments,
@@ -99,9 +104,8 @@ def read_first(command: str, argv: Sequence[str], own: type | None = None) -> Fi
         parser.refuse_unknown(unknown)
     named = namespace.model_tag or getattr(namespace, "model", None)
     first = FirstRead(read_settings(namespace), named)
-    read_into(CaptureSettings, namespace)
-    read_into(AuditSettings, namespace)
-    read_into(DoctorSettings, namespace)
+    for kind in OF_PARTS:
+        read_into(kind, namespace)
     _check_files(first)
     return first
 
@@ -123,10 +127,7 @@ def make_option_parser(command: str, own: type | None = None) -> OptionParser:
     common = parser.add_argument_group("engine, most used")
     for name, text in COMMON.items():
         _add_engine_flag(common, parser, name, text)
-    add_arguments(parser, Settings)
-    add_arguments(parser, CaptureSettings)
-    add_arguments(parser, AuditSettings)
-    add_arguments(parser, DoctorSettings)
+    add_settings(parser)
     add_front_end_flags(parser, shown=False)
     for name in vllm_flags.NAMES:
         _add_engine_flag(parser, parser, name, argparse.SUPPRESS)

@@ -7,7 +7,7 @@ import gc
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -290,10 +290,7 @@ class ServeCommand:
     async def _run(self) -> int:
         drain = Drain(self._gateway, self._admission, self._settings.drain_s, self._engine.aclose)
         hooks = SignalHandlers(drain, self._reload)
-        watching = asyncio.create_task(self._gateway.memory.run())
-        auditing = asyncio.create_task(self._audit())
-        doctoring = asyncio.create_task(self._run_doctor())
-        upkeep = asyncio.create_task(maintain_store(self._gateway.store, self._runs))
+        beside = [asyncio.create_task(work) for work in self._list_work()]
         try:
             return await serve(
                 self._app,
@@ -304,22 +301,21 @@ class ServeCommand:
                 self._gate,
             )
         finally:
-            watching.cancel()
-            auditing.cancel()
-            doctoring.cancel()
-            upkeep.cancel()
+            for task in beside:
+                task.cancel()
             if self._improving is not None:
                 self._improving.cancel()
                 await asyncio.wait({self._improving})
             await self._aclose()
 
-    async def _audit(self) -> None:
+    def _list_work(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """List the work that goes on beside the requests until the gateway stops."""
+        yield self._gateway.memory.run()
+        yield maintain_store(self._gateway.store, self._runs)
         if self._auditor is not None:
-            await self._auditor.run()
-
-    async def _run_doctor(self) -> None:
+            yield self._auditor.run()
         if self._doctor is not None:
-            await self._doctor.run()
+            yield self._doctor.run()
 
     async def _supervise(self) -> None:
         await self._start()
