@@ -1,4 +1,4 @@
-"""Memory of the rules of speculation that a canary promoted."""
+"""Storage of speculation rules that a canary promoted."""
 
 from __future__ import annotations
 

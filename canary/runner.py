@@ -41,7 +41,7 @@ class CanaryRunner:
         """
         if self.running or self._starting:
             raise CanaryBusy("Another canary is running; stop it, or wait for its verdict.")
-        # Only a gateway that tries something loads the trial.
+        # Imported with the first canary.
         from eaglegate.canary.canary import Canary
 
         canary = Canary(plan, change, self.changes.traffic)

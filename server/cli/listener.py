@@ -25,7 +25,9 @@ from eaglegate.server.settings import Settings
 log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 5.0
-"""Seconds in which aborted streams may send their error frame, and paced ones their last block."""
+"""Seconds in which aborted streams may send their error frame, and paced streams their last
+block.
+"""
 BACKLOG = 2048
 PLAIN_HTTP = TlsSettings()
 
@@ -70,7 +72,7 @@ class Drain:
         return lost or self._gateway.in_flight
 
     async def _wait_until_answered(self) -> None:
-        """Wait for the end of every request, and of the response that is on its way."""
+        """Wait until every request has ended and its response has been sent."""
         await self._admission.wait_until_empty()
         await self._gateway.wait_until_sent()
 

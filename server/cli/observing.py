@@ -1,4 +1,6 @@
-"""Parts beside the requests: captures (docs/capture.md), audits and the improvement loop."""
+"""Optional observers of the traffic: captures (docs/capture.md), audits, the doctor and the
+improvement loop.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,11 @@ DOCTOR_OFF = "off"
 
 @dataclass(frozen=True, slots=True)
 class CaptureSettings:
-    """Off without ``capture``."""
+    """Settings of the capture, which is off without ``capture``."""
 
     CAPTURE: ClassVar = Heading("Capture of traffic")
     capture: str | None = setting(
-        None, "folder to capture requests in, prompts and answers included", metavar="DIR"
+        None, "folder for captured requests, including prompts and answers", metavar="DIR"
     )
     capture_share: float = setting(
         0.05, "share of sessions to capture, from 0 to 1; all requests of a session, or none"
@@ -43,7 +45,9 @@ class CaptureSettings:
         FULL, "capture everything, or lengths and salted hashes without any text", choices=MODES
     )
     capture_bytes: int = setting_of(
-        CaptureLimits, "max_bytes", "bytes of all capture files; beyond them the oldest are deleted"
+        CaptureLimits,
+        "max_bytes",
+        "maximum bytes of all capture files; beyond it the oldest are deleted",
     )
     capture_age_s: float = setting_of(CaptureLimits, "max_age_s", "seconds a capture file is kept")
     capture_key_file: str | None = setting(
@@ -51,7 +55,7 @@ class CaptureSettings:
     )
     capture_redact: tuple[str, ...] = setting(
         (),
-        "regular expressions (RE2); what they match is replaced before a request is captured",
+        "regular expressions (RE2) whose matches are replaced before a request is captured",
     )
     capture_drop: tuple[str, ...] = setting(
         (), "fields of request bodies that are not captured, such as user and metadata"
@@ -76,7 +80,7 @@ class CaptureSettings:
             self.make_redactor()
 
     def make_redactor(self) -> Redactor:
-        """Raises ConfigError."""
+        """Create the redactor. Raises ConfigError."""
         from eaglegate.capture.redaction import Redactor
 
         try:
@@ -88,11 +92,11 @@ class CaptureSettings:
 def open_capture(
     namespace: argparse.Namespace, progress: Callable[[str], None]
 ) -> RequestCapture | None:
-    """Raises ConfigError for a capture that was asked for and cannot be."""
+    """Open the capture, if configured. Raises ConfigError."""
     settings = read_into(CaptureSettings, namespace)
     if settings.capture is None:
         return None
-    # Only a gateway that captures loads what follows.
+    # Imported only by gateways that capture.
     from eaglegate.capture.capture import RequestCapture
     from eaglegate.capture.files import CaptureFolder, is_open_to_others, make_cipher
     from eaglegate.capture.redaction import SaltedHashes, load_salt
@@ -121,16 +125,16 @@ def open_capture(
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """Off with a share of 0."""
+    """Settings of the audits, which are off with a share of 0."""
 
     AUDIT: ClassVar = Heading("Audit of answers")
     audit_share: float = setting(
         0.0,
         "share of finished answers, from 0 to 1, that the target scores again without the draft; a "
-        "violation takes speculation from its workload",
+        "violation turns off speculation for its workload",
     )
     audit_evidence: str | None = setting(
-        None, "folder for files that show a violation again, token ids included", metavar="DIR"
+        None, "folder for files that can replay a violation, including token ids", metavar="DIR"
     )
 
     def __post_init__(self) -> None:
@@ -147,16 +151,16 @@ def open_audit(
     drafts: DraftManager | None,
     make: Callable[[float, EvidenceWriter], Auditor],
 ) -> Auditor | None:
-    """``make`` takes the share and a writer of evidence.
+    """Create the auditor, if configured. Raises ConfigError.
 
-    Raises ConfigError for an audit that was asked for and cannot be.
+    ``make`` takes the share and a writer of evidence.
     """
     settings = read_into(AuditSettings, namespace)
     if not settings.audit_share:
         return None
     if not isinstance(engine, ScoresAnswers):
         raise ConfigError("--audit-share needs the engine in this process; workers have no audits")
-    # Only a gateway that audits loads what follows.
+    # Imported only by gateways that audit.
     from eaglegate.engine.speculation.audit.files import EvidenceFolder
     from eaglegate.engine.speculation.audit.records import write_nothing
 
@@ -175,13 +179,13 @@ def open_audit(
 
 @dataclass(frozen=True, slots=True)
 class DoctorSettings:
-    """Off by default."""
+    """Settings of the doctor, which is off by default."""
 
-    DOCTOR: ClassVar = Heading("Doctor of acceptance")
+    DOCTOR: ClassVar = Heading("Acceptance doctor")
     doctor: str = setting(
         DOCTOR_OFF,
-        "find why acceptance fell (watch), and drop cached blocks, reload the draft or restart the "
-        "engine where that helps (cure)",
+        "diagnose drops in acceptance (watch), and also drop cached blocks, reload the draft or "
+        "restart the engine if that helps (cure)",
         choices=(DOCTOR_OFF, "watch", "cure"),
     )
 
@@ -196,13 +200,13 @@ def open_doctor(
     drafts: DraftManager | None,
     make: Callable[[Mode, Reload | None], Doctor],
 ) -> Doctor | None:
-    """``make`` takes the mode and what loads the draft's weights again.
+    """Create the doctor, if configured. Raises ConfigError.
 
-    Raises ConfigError for a doctor that was asked for and cannot work.
+    ``make`` takes the mode and a function that reloads the draft's weights.
     """
     if not is_doctor_on(namespace):
         return None
-    # Only a gateway with a doctor loads what follows.
+    # Imported only by gateways with a doctor.
     from eaglegate.engine.speculation.doctor.cures import Remedies
     from eaglegate.engine.speculation.doctor.doctor import Mode
 
@@ -216,19 +220,19 @@ def open_doctor(
 
 
 class BackgroundProcess(Protocol):
-    """A process that runs beside the gateway until it is cancelled."""
+    """A process that runs alongside the gateway until it is cancelled."""
 
     async def run(self, url: str) -> None: ...
 
 
 def open_improve(settings: Settings, has_draft: bool) -> BackgroundProcess | None:
-    """Raises ConfigError for a loop that was asked for and cannot run."""
+    """Create the improvement loop, if configured. Raises ConfigError."""
     if settings.improve is None:
         return None
     if not has_draft:
-        raise ConfigError("--improve needs a draft in this process; start it beside a worker")
+        raise ConfigError("--improve needs a draft in this process; start it on a worker")
     path = Path(settings.improve).expanduser()
-    # By name: the gateway imports nothing of the lab, but where an operator asks for it.
+    # By name, because the gateway imports the lab only when an operator requests it.
     lab = import_module("eaglegate.lab.improve.process")
     try:
         process: BackgroundProcess = lab.open_process(path, settings.admin_api_key)

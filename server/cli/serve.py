@@ -1,4 +1,4 @@
-"""The composition root of ``eaglegate serve``: the only place that knows all folders."""
+"""The composition root of ``eaglegate serve``, the only module that knows all packages."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ if TYPE_CHECKING:
 
 
 class ServeCommand:
-    """One gateway, from a command line to its exit status.
+    """One gateway, from its command line to its exit status.
 
-    Making it does all that can refuse to start without an engine: ports, keys, parsers, the draft.
-    Raises ConfigError or EngineStartError.
+    The constructor does everything that can fail without an engine: ports, keys, parsers, the
+    draft. Raises ConfigError or EngineStartError.
     """
 
     def __init__(self, line: CommandLine, progress: StartupProgress) -> None:
@@ -189,12 +189,12 @@ class ServeCommand:
         return Doctor(mode, self._telemetry, self._has_room, reload)
 
     def _has_room(self) -> bool:
-        """Nobody waits, and a quarter of the places at most is taken."""
+        """Return True if no request waits and at most a quarter of the places are taken."""
         admission = self._admission
         return not admission.queued and 4 * admission.running <= admission.bounds.running
 
     def _wrap_engine(self) -> Engine:
-        """The engine that requests are sent to: observed, and audited where that is asked for."""
+        """Return the engine for requests: observed, and doctored and audited if configured."""
         observed: Engine = InstrumentedEngine(self._resilient, self._telemetry)
         if self._doctor is not None:
             self._telemetry.scope.doctor = self._doctor.describe
@@ -220,7 +220,7 @@ class ServeCommand:
         return create_app(self._gateway, make_routes(self._telemetry, self._explanations), stateful)
 
     def _watch(self, capture: RequestCapture | None) -> None:
-        """Show telemetry what there is to watch beside requests."""
+        """Connect telemetry to its sources other than requests."""
         telemetry, backend = self._telemetry, self._backend
         for parser in self._parsers.describe():
             telemetry.describe_parser(*parser)
@@ -235,7 +235,7 @@ class ServeCommand:
         return () if fleet is None else fleet.list_status()
 
     def run(self) -> int:
-        """Serve until a signal to stop; 1 when requests were lost on the way out."""
+        """Serve until a signal to stop. Return 1 if requests were lost at shutdown."""
         lost = uvloop.run(self._run())
         if lost:
             print(f"eaglegate: {lost} requests were lost at shutdown", file=sys.stderr)
@@ -354,7 +354,7 @@ class ServeCommand:
             self._improving = asyncio.create_task(self._improve.run(operator))
 
     async def _reload(self) -> dict[str, Any]:
-        """Read keys and limits anew; what runs goes on. Raises ConfigError."""
+        """Reload keys and limits without interrupting requests. Raises ConfigError."""
         fresh = await asyncio.to_thread(read_reloaded, self._line.argv)
         done = fresh.apply(self._gateway, self._admission, self._policy)
         self._telemetry.name_keys(self._gateway.keys.given_names)
@@ -374,7 +374,7 @@ class ServeCommand:
 
 
 def _open_tracing(endpoint: str | None) -> Tracing:
-    """Raises ConfigError."""
+    """Create the tracing. Raises ConfigError."""
     if endpoint is None:
         return NoTracing()
     try:
@@ -398,13 +398,13 @@ def limits(line: CommandLine, files: int) -> ConnectionLimits:
 
 
 def store_limits(settings: Settings) -> StoreLimits:
-    """A conversation may hold as many bytes as one request can bring to the model."""
+    """Return the limits of the store. A conversation may be at most as large as a request body."""
     own = min(settings.conversation_bytes, settings.max_body_bytes)
     return make_part(StoreLimits, settings, bytes=own)
 
 
 def _open_store(settings: Settings, progress: StartupProgress) -> SqlResponseStore | None:
-    """Raises ConfigError for a store that was asked for and cannot be opened."""
+    """Open the response store, if configured. Raises ConfigError."""
     if settings.responses_store == "none":
         return None
     retention = make_part(Retention, settings)
@@ -420,7 +420,9 @@ def _open_store(settings: Settings, progress: StartupProgress) -> SqlResponseSto
 
 
 def _open_cipher(settings: Settings, progress: StartupProgress) -> encryption.ReasoningCipher:
-    """Raises ConfigError for keys that were named and cannot be used."""
+    """Create the cipher for reasoning. Raises ConfigError for configured keys that cannot be
+    used.
+    """
     if named := load_encryption_keys(settings):
         return encryption.ReasoningCipher(named)
     store = settings.responses_store
@@ -428,10 +430,10 @@ def _open_cipher(settings: Settings, progress: StartupProgress) -> encryption.Re
     try:
         if directory is not None:
             return encryption.ReasoningCipher(encryption.load_or_make_keys(directory))
-        why = "there is no SQLite store to keep a key beside"
+        why = "no SQLite store has a folder for the key"
     except OSError as error:
-        why = f"no key can be kept: {error}"
-    progress(f"note: encrypted reasoning is readable until this process ends: {why}")
+        why = f"no key can be stored: {error}"
+    progress(f"note: encrypted reasoning is readable only until this process ends: {why}")
     return encryption.ReasoningCipher.ephemeral()
 
 
@@ -476,9 +478,9 @@ def _describe_model(
 
 
 def _freeze() -> None:
-    """Freeze the objects made at start-up: the collector need not walk a million of them.
+    """Freeze the objects created at startup, so that the collector need not walk a million of them.
 
-    The few megabytes of them that are garbage live on, too: to find them takes half a second.
+    A few megabytes of garbage among them also stay, because finding them would take half a second.
     """
     gc.freeze()
     gc.enable()

@@ -69,7 +69,7 @@ class PacedStream:
         make_frames: Callable[[], bytes] = bytes,
         hurry: asyncio.Event | None = None,
     ) -> None:
-        """``hurry``: once it is set, a complete stream ends at its next tick."""
+        """Create the stream. Once ``hurry`` is set, a complete stream ends at its next tick."""
         self._stream, self._interval_s, self._make_frames = stream, interval_s, make_frames
         self._hurry = hurry or asyncio.Event()
         self._waiting = bytearray()

@@ -1,4 +1,4 @@
-"""Text that fills frames up to a size."""
+"""Random text that fills frames up to a size."""
 
 from __future__ import annotations
 

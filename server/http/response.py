@@ -98,7 +98,7 @@ class StreamTiming:
     are produced.
     """
     hurry: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
-    """Set when the gateway stops: a paced stream whose answer is complete ends then."""
+    """Set when the gateway stops. Paced streams whose answer is complete then end."""
 
 
 def to_gateway_error(error: GatewayError | EngineError) -> GatewayError:

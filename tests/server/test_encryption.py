@@ -100,7 +100,7 @@ def test_without_a_file_beside_it_the_key_ends_with_the_process(store):
 def test_a_directory_that_takes_no_file_is_no_obstacle(tmp_path):
     (tmp_path / "file").touch()
     settings = Settings(responses_store=f"sqlite:///{tmp_path}/file/responses.sqlite")
-    assert "no key can be kept" in cipher_of(settings)[1][0]
+    assert "no key can be stored" in cipher_of(settings)[1][0]
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ async def test_a_key_s_concurrency_counts_answers(meter):
     assert answer.status == 400
     error = answer.json["error"]
     assert (error["code"], error["param"]) == ("key_concurrency_exceeded", "n")
-    assert "asks for 128 answers" in error["message"]
+    assert "needs 128 answers" in error["message"]
     assert not metered.lab.engine.requests
     assert (await metered.chat()).status == 200
 

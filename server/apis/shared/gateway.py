@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from eaglegate.engine.speculation.doctor.doctor import Doctor
 
 SENT_POLL_S = 0.05
-"""Seconds between two looks at the answers that are being sent."""
+"""Seconds between two checks for answers that are still being sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,6 @@ class Gateway:
         self.state = "stopping"
 
     async def wait_until_sent(self) -> None:
-        """Return when no answer is under way to its client."""
+        """Wait until no answer is being sent to a client."""
         while self.in_flight:  # noqa: ASYNC110
             await asyncio.sleep(SENT_POLL_S)
