@@ -26,6 +26,7 @@ from eaglegate.engine.errors import EngineError
 from eaglegate.engine.speculation.doctor.cures import Cures, Reload, Remedies
 from eaglegate.engine.speculation.doctor.diagnosis import (
     Cause,
+    Cure,
     Diagnosis,
     Treatment,
     log_diagnosis,
@@ -306,18 +307,20 @@ class Doctor:
             answers=prefix.history.since,
             treatments=treatments,
         )
-        self._settle(name, relearn=diagnosis.outcome != "cured", cause=cause)
+        is_cured = diagnosis.outcome == "cured"
+        concerns_all = name == ALL or (is_cured and treatments[-1].cure is not Cure.DROP_PREFIX)
+        self._settle(name, relearn=not is_cured, cured_all=is_cured and concerns_all)
         self._diagnoses.append(diagnosis)
         self._observer.record_diagnosis(diagnosis)
         log_diagnosis(diagnosis)
         return diagnosis
 
-    def _settle(self, name: str, *, relearn: bool = False, cause: Cause = Cause.UNKNOWN) -> None:
+    def _settle(self, name: str, *, relearn: bool = False, cured_all: bool = False) -> None:
         """End a suspicion. After a cure the history stays valid; after a change of traffic it does
         not.
 
-        A finding on one prefix explains the evidence of all prefixes together. Reloaded weights
-        explain the evidence of every prefix.
+        A finding on one prefix explains the evidence of all prefixes together. A cure of the
+        weights, of the whole cache or of the engine explains the evidence of every prefix.
         """
         self._suspected.pop(name, None)
         self._suspected.pop(ALL, None)
@@ -325,7 +328,6 @@ class Doctor:
             self._all.history = History()
         elif relearn and name in self._prefixes:
             self._prefixes[name].history = History()
-        cured_all = not relearn and (name == ALL or cause is Cause.WEIGHTS)
         for one in (self._all, *(self._prefixes.values() if cured_all else ())):
             one.history.clear_evidence()
         if cured_all:

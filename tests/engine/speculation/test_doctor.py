@@ -437,10 +437,14 @@ async def test_a_cure_for_one_prefix_ends_the_suspicion_of_all() -> None:
     clinic, doctor = make()
     await warm(clinic, doctor)
     bad, other, *_ = doctor._prefixes
-    for cause, left in ((Cause.CACHE, [other]), (Cause.WEIGHTS, [])):
+    for cause, cure, left in (
+        (Cause.CACHE, Cure.DROP_PREFIX, [other]),
+        (Cause.CACHE, Cure.DROP_CACHE, []),
+        (Cause.WEIGHTS, Cure.RELOAD, []),
+    ):
         for name in (bad, "", other):
             doctor._suspect(name)
-        doctor._conclude(bad, cause, 0.3, 3, (Treatment(Cure.RELOAD, 0.3, 0.0, 1.0, True),))
+        doctor._conclude(bad, cause, 0.3, 3, (Treatment(cure, 0.3, 0.0, 1.0, True),))
         assert [*doctor._suspected] == left
         doctor._suspected.clear()
 
