@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
-import hypothesis
 import pytest
 
 HERE = Path(__file__).parent
@@ -28,9 +27,6 @@ ADMIN = ("--admin-port", "0")
 SLOW_LIMIT_S = 900
 """Limit of a test that starts real engines; all others have pytest's ``timeout`` setting. A
 deadlock fails its test and not the whole run."""
-# No deadline per example: the machine may be busy.
-hypothesis.settings.register_profile("eaglegate", deadline=None)
-hypothesis.settings.load_profile("eaglegate")
 
 MODULE_MARKS = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)$", re.MULTILINE)
 MARK = re.compile(r"pytest\.mark\.(\w+)")
@@ -88,6 +84,14 @@ LONGEST = (
 """Files whose slow tests take more than half a minute, the longest first: begun last, one of them
 would run beside an idle core.
 """
+
+
+def pytest_configure() -> None:
+    """Give the examples of property tests no deadline: the machine may be busy."""
+    from hypothesis import settings  # pytest has to rewrite its plugin first
+
+    settings.register_profile("eaglegate", deadline=None)
+    settings.load_profile("eaglegate")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
