@@ -45,11 +45,11 @@ def main(argv: Sequence[str]) -> int:
     options = _make_parser().parse_args(argv)
     try:
         options.run(options, load_cipher(options.key_file))
+    except BrokenPipeError:  # an OSError that is no fault of the capture
+        raise
     except (CaptureError, OSError, ValueError) as error:
         print(f"eaglegate capture: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        return 0
     return 0
 
 

@@ -245,8 +245,8 @@ def _make_empty_window(telemetry: Telemetry) -> SlidingWindow:
 
 
 NOT_KEPT = (
-    "No request with the id '{id}' is kept. The newest, the slowest, the worst accepted and the "
-    "failed ones are: GET /debug/requests lists them."
+    "No request with the id '{id}' is kept, only the newest, slowest, worst accepted and "
+    "failed ones. GET /debug/requests lists them."
 )
 
 

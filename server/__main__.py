@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import gc
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
@@ -68,8 +69,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if command == "serve":
+        return _with_settings(command, rest)
+    with _forgive_closed_output():
+        return _run(command, rest)
+    return 0
+
+
+@contextmanager
+def _forgive_closed_output() -> Iterator[None]:
+    """End quietly when the reader of the output has left, as ``head`` does."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(command: str, rest: list[str]) -> int:
     match command:
-        case "serve" | "check":
+        case "check":
             return _with_settings(command, rest)
         case "prove":
             return _prove(rest)
@@ -105,7 +126,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         case "" | "-h" | "--help" | "help":
             print(USAGE)
             return 0
-    print(f"eaglegate: there is no command '{command}'\n\n{USAGE}", file=sys.stderr)
+    names = [line.split()[0] for line in USAGE.splitlines() if line.startswith("  ")]
+    near = difflib.get_close_matches(command, names, n=1)
+    advice = f"; did you mean {near[0]}?" if near else ""
+    print(f"eaglegate: there is no command '{command}'{advice}\n\n{USAGE}", file=sys.stderr)
     return 2
 
 

@@ -56,8 +56,8 @@ def merge_short_flags(chosen: Mapping[str, Any]) -> dict[str, Any]:
     for flag, key in SHORT.items():
         if key in given and key in (settings or {}):
             raise EngineStartError(
-                f"--{flag.replace('_', '-')} and '{key}' of --speculative-config say the same: "
-                "give one of them"
+                f"--{flag.replace('_', '-')} {given[key]} and '{key}' of --speculative-config "
+                f"({settings[key]}) name the same setting: give one of them"
             )
     return merged | {"speculative_config": {**(settings or {}), **given}}
 

@@ -231,13 +231,14 @@ def _hash(asked: bytes) -> bytes:
 
 
 def _describe_verdict(why: str) -> str:
+    """Write the reason that follows "cannot be compiled into a grammar: "."""
     if why == OK:
         return OK
     if why.startswith(NO_GRAMMAR):
-        return f"The schema, pattern or grammar of the answer is invalid: {why}."
+        return why.removeprefix(NO_GRAMMAR).lstrip(": ").removesuffix(".") + "."
     return (
-        "The schema, pattern or grammar of the answer is too complex to be matched while "
-        f"tokens are made: {why}. Use bounded repetition of simple parts."
+        f"it is too complex to be matched while tokens are made: {why}. "
+        "Use bounded repetition of simple parts."
     )
 
 

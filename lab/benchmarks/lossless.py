@@ -35,21 +35,21 @@ def make_prompts(count: int) -> list[tuple[int, ...]]:
         tuple(renderer.render_chat([{"role": "user", "content": f"{start} {thing}."}], None))
         for start, thing in itertools.islice(pairs, count // 2)
     ]
-    soup = [
+    random_tokens = [
         tuple(dice.randrange(10, 2000) for _ in range(dice.randint(1, 200)))
         for _ in range(count - len(asked))
     ]
-    return asked + soup
+    return asked + random_tokens
 
 
 async def measure_gap(engine: VllmEngine, request: EngineRequest, position: int) -> float:
     """Return the gap of the target's two best tokens where the texts differ."""
-    told = greedy("gap", request.prompt, position + 1, logprobs=2, ignore_eos=True)
-    first, second = (await run(engine, told)).logprobs[position].top[:2]
+    again = greedy("gap", request.prompt, position + 1, logprobs=2, ignore_eos=True)
+    first, second = (await run(engine, again)).logprobs[position].top[:2]
     return first.logprob - second.logprob
 
 
-def parting(left: Outcome, right: Outcome) -> int | None:
+def find_parting(left: Outcome, right: Outcome) -> int | None:
     pairs = itertools.zip_longest(left.token_ids, right.token_ids)
     return next((at for at, (one, other) in enumerate(pairs) if one != other), None)
 
@@ -66,9 +66,9 @@ async def compare(dtype: str, prompts: list[tuple[int, ...]]) -> None:
         reference = await run_all(without, requests)
         for batch in (*DEPTHS, None):
             depths = itertools.cycle(DEPTHS if batch is None else (batch,))
-            told = [at(depth, request) for depth, request in zip(depths, requests, strict=False)]
-            got = await run_all(with_draft, told)
-            partings = [parting(*pair) for pair in zip(got, reference, strict=True)]
+            deep = [at(depth, request) for depth, request in zip(depths, requests, strict=False)]
+            got = await run_all(with_draft, deep)
+            partings = [find_parting(*pair) for pair in zip(got, reference, strict=True)]
             gaps = [
                 await measure_gap(without, request, position)
                 for request, position in zip(requests, partings, strict=True)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Generic, Protocol, TypeVar
 
+Clock = Callable[[], float]
+
 ACTIVE_S = 60.0
 """A flow without requests still counts as active for this many seconds when places are shared."""
 LEARNING = 0.2
@@ -62,6 +64,7 @@ class Flow(Generic[Ticket]):
     held_s: float | None = None
     """Average seconds for which one of its sequences holds a place."""
     seen: float = 0.0
+    """Time of the last request that entered or left."""
     overdue: float = 0.0
     """Time of the flow's last turn that made others wait."""
 
@@ -81,7 +84,7 @@ class Flow(Generic[Ticket]):
 class FairQueue(Generic[Ticket]):
     """All flows, and the virtual time of each class."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._flows: dict[tuple[Priority, str], Flow[Ticket]] = {}
         self._time: dict[Priority, float] = dict.fromkeys(Priority, 0.0)
@@ -111,18 +114,18 @@ class FairQueue(Generic[Ticket]):
         """Advance a flow that had nothing waiting to the virtual time of its class."""
         flow.charged = max(flow.charged, self._time[flow.priority])
 
-    def queue(self, flow: Flow[Ticket], place: Ticket) -> None:
+    def queue(self, flow: Flow[Ticket], ticket: Ticket) -> None:
         """Add a request that is ready to run."""
         if not flow.waiting:
             self.catch_up(flow)
-        flow.waiting.append(place)
-        flow.tokens += place.tokens
+        flow.waiting.append(ticket)
+        flow.tokens += ticket.tokens
         self.num_waiting += 1
 
-    def unqueue(self, flow: Flow[Ticket], place: Ticket) -> None:
+    def unqueue(self, flow: Flow[Ticket], ticket: Ticket) -> None:
         """Remove a request that now runs or gave up."""
-        flow.waiting.remove(place)
-        flow.tokens -= place.tokens
+        flow.waiting.remove(ticket)
+        flow.tokens -= ticket.tokens
         self.num_waiting -= 1
 
     def charge(self, flow: Flow[Ticket], sequences: int, typical_s: float) -> float:
@@ -188,9 +191,6 @@ def _count_before(other: Flow[Ticket], flow: Flow[Ticket], due: float) -> float:
     return len(other.queued) if other.priority < flow.priority else 0
 
 
-Clock = Callable[[], float]
-
-
 class ServiceRate:
     """Service rate, computed from the time for which requests held their places.
 
@@ -200,7 +200,9 @@ class ServiceRate:
 
     SAMPLES = 128
     RECENT_S = 60.0
-    MIN_S, MAX_S, UNKNOWN_S = 1.0, 120.0, 5.0
+    MIN_S, MAX_S = 1.0, 120.0
+    DEFAULT_S = 5.0
+    """Retry-After before any request has ended."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -246,4 +248,4 @@ class ServiceRate:
     def retry_after_s(self, requests: float, places: int) -> float:
         """Return the Retry-After of a request that has ``requests`` others ahead of it."""
         wait = self.wait_s(requests, places)
-        return self.UNKNOWN_S if wait is None else min(self.MAX_S, max(self.MIN_S, wait))
+        return self.DEFAULT_S if wait is None else min(self.MAX_S, max(self.MIN_S, wait))

@@ -41,7 +41,9 @@ def check_names(shared: Collection[str], keys: Collection[str]) -> None:
     """Raise ConfigError for a name that belongs to no key, such as a misspelt one."""
     for name in shared:
         if name != ALL and name not in keys:
+            known = ", ".join(sorted(keys))
+            there_are = f"the keys are {known}" if keys else "name keys in an --api-key-file"
             raise ConfigError(
-                f"--shared-prefix-cache: there is no API key '{name}'; the keys are "
-                f"{', '.join(sorted(keys)) or 'none'}, and '{ALL}' means every key"
+                f"--shared-prefix-cache: there is no API key '{name}'; {there_are}, and '{ALL}' "
+                "means every key"
             )

@@ -29,7 +29,9 @@ def assign_classes(ring: KeyRing, classes: Iterable[str]) -> KeyRing:
     for text in classes:
         name, changed = _apply(text, keys)
         if name in given:
-            raise ConfigError(f"--key-class: the API key '{name}' has two classes")
+            raise ConfigError(
+                f"--key-class {text!r}: the API key '{name}' has two classes; give one"
+            )
         given.add(name)
         keys[name] = changed
     return replace(ring, keys=tuple(keys[key.name] for key in ring.keys))
@@ -45,8 +47,9 @@ def _apply(text: str, keys: dict[str, ApiKey]) -> tuple[str, ApiKey]:
     name = found["name"]
     key = keys.get(name)
     if key is None:
-        known = ", ".join(sorted(keys)) or "none"
-        raise ConfigError(f"--key-class: there is no API key '{name}'; the keys are {known}")
+        known = ", ".join(sorted(keys))
+        there_are = f"the keys are {known}" if keys else "name keys in an --api-key-file"
+        raise ConfigError(f"--key-class {text!r}: there is no API key '{name}'; {there_are}")
     if found["latency"]:
         # Latency keys also go first in admission: waiting there would break their objective.
         priority = min(key.priority, Priority.HIGH)

@@ -25,6 +25,7 @@ from eaglegate.engine.vllm_contract import Area, find_broken
 from eaglegate.server.cli.command_line import (
     Arguments,
     CommandLine,
+    find_excess_depth,
     read_adapters,
     read_engine_arguments,
     refuse_unknown_parsers,
@@ -194,6 +195,8 @@ def _run_preflight(
             progress(f"draft: {finding}")
     for remark in found.remarks:
         progress(f"note: {remark}")
-    if found.obstacles and settings.preflight:
-        raise EngineStartError("; ".join(found.obstacles) + " (--no-preflight starts anyway)")
+    excess = find_excess_depth(settings.fixed_depth, plan.speculative_config)
+    obstacles = [*found.obstacles, *excess]
+    if obstacles and settings.preflight:
+        raise EngineStartError("; ".join(obstacles) + " (--no-preflight starts anyway)")
     return found.draft

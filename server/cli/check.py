@@ -13,7 +13,7 @@ from eaglegate.engine.machine import Machine, inspect_machine, is_port_free
 from eaglegate.engine.preflight import EnginePlan, preflight
 from eaglegate.engine.speculation.inspection import Severity, SpeculationReport
 from eaglegate.engine.speculation.lossy import find_lossy, refuse_lossy
-from eaglegate.server.cli.command_line import GatewayPlan
+from eaglegate.server.cli.command_line import GatewayPlan, find_excess_depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ def check(plan: EnginePlan, wanted: GatewayPlan, machine: Machine | None = None)
     found = preflight(plan, machine or inspect_machine())
     lossy = find_lossy(plan.speculative_config)
     refused = [refuse_lossy(lossy)] if lossy and wanted.require_lossless else []
-    stops = [*found.obstacles, *refused, *wanted.unknown, *check_port(wanted)]
+    excess = find_excess_depth(wanted.depth, plan.speculative_config)
+    stops = [*found.obstacles, *refused, *excess, *wanted.unknown, *check_port(wanted)]
     lines = ["engine", *align(found.facts)]
     lines += ["", "speculation", *format_speculation(found.draft)]
     lines += ["", "parsers", *align(wanted.parsers), *format_settings(wanted)]

@@ -393,6 +393,8 @@ class GatewayPlan:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Changed settings as flag -> value."""
     require_lossless: bool = False
+    depth: int | None = None
+    """The number of ``--depth``."""
 
 
 def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
@@ -420,7 +422,18 @@ def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
         unknown,
         describe_changes(settings),
         settings.require_lossless,
+        settings.fixed_depth,
     )
+
+
+def find_excess_depth(depth: int | None, speculation: Mapping[str, Any] | None) -> Iterator[str]:
+    """Say that ``--depth`` is above the draft's own depth, which no step can exceed."""
+    most = (speculation or {}).get("num_speculative_tokens")
+    if depth is not None and isinstance(most, int) and depth > most:
+        yield (
+            f"--depth must be from 0 to {most}, num_speculative_tokens of the draft, or auto; "
+            f"given {depth}"
+        )
 
 
 def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -> None:

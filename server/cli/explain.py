@@ -113,23 +113,27 @@ def _format_planned(counts: Mapping[str, int]) -> str:
     return ", planned: " + ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _format_speculation(found: Row) -> Iterator[str]:
     length = found["acceptance_length"]
     if length is None:
         yield "no step verified a draft"
     else:
         yield (
-            f"acceptance length {length:.2f}: {found['verify_steps']} verify steps, "
-            f"{found['drafted']} tokens drafted, {found['accepted']} accepted"
+            f"acceptance length {length:.2f}: {_count(found['verify_steps'], 'verify step')}, "
+            f"{_count(found['drafted'], 'token')} drafted, {found['accepted']} accepted"
         )
 
 
 def _format_choice(at: int, choice: Row) -> Iterator[str]:
     yield ""
     extra = f", tool calls {', '.join(choice['tool_calls'])}" if choice["tool_calls"] else ""
-    yield f"choice {at}: {choice['steps']} decode steps, finish {choice['finish']}{extra}"
+    yield f"choice {at}: {_count(choice['steps'], 'decode step')}, finish {choice['finish']}{extra}"
     if choice["preemptions"]:
-        yield f"  preempted {choice['preemptions']} times"
+        yield f"  preempted {_count(choice['preemptions'], 'time')}"
     for loss in choice["interruptions"]:
         yield (
             f"  at {loss['at_ms']:.0f} ms its engine was lost: {loss['outcome']}, "
@@ -140,8 +144,8 @@ def _format_choice(at: int, choice: Row) -> Iterator[str]:
         reason = f" ({run['reason']})" if run["reason"] else ""
         yield (
             f"  from token {run['from_token']:5}: depth {run['drafted']}{reason}, "
-            f"{run['steps']} steps, {run['tokens']} tokens, {run['ms']:.1f} ms"
-            + _format_planned(run["planned"])
+            f"{_count(run['steps'], 'step')}, {_count(run['tokens'], 'token')}, "
+            f"{run['ms']:.1f} ms" + _format_planned(run["planned"])
         )
     if len(runs) > MOST_RUNS:
         yield f"  and {len(runs) - MOST_RUNS} more changes of depth (--json shows them)"

@@ -18,6 +18,8 @@ from typing import Any
 
 from eaglegate.engine import vllm_flags
 from eaglegate.engine.vllm_contract import find_vllm
+from eaglegate.server.access.isolation import check_names
+from eaglegate.server.access.key_classes import assign_classes
 from eaglegate.server.access.keys import load_keys
 from eaglegate.server.cli.command_line import (
     OF_PARTS,
@@ -170,7 +172,9 @@ def _spell_plainly(arguments: Sequence[str]) -> Iterator[str]:
 def _check_files(first: FirstRead) -> None:
     """Check the files that the line names, if that is fast. Raises ConfigError."""
     settings = first.settings
-    load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
+    keys = load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
+    check_names(settings.shared_prefix_cache, [key.name for key in keys.keys])
+    assign_classes(keys, settings.key_class)
     make_part(TlsSettings, settings).check()
     if first.model is not None and settings.preflight:
         _check_folder(first.model)

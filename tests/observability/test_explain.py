@@ -187,7 +187,7 @@ def test_the_planners_reasons_are_counted_by_run(traffic: Traffic) -> None:
     assert [run["planned"] for run in choice["runs"]] == [{"cost": 2, "bound": 1}, {"probe": 1}, {}]
     text = "\n".join(format_explanation(row))
     assert "depth 1, 3 steps, 6 tokens, 300.0 ms, planned: cost 2, bound 1" in text
-    assert "depth 2, 1 steps, 2 tokens, 100.0 ms, planned: probe" in text
+    assert "depth 2, 1 step, 2 tokens, 100.0 ms, planned: probe" in text
 
 
 def test_the_time_until_an_answer_goes_on_is_recovery(traffic: Traffic) -> None:
@@ -308,5 +308,5 @@ def test_the_text_names_every_part_that_took_time(traffic: Traffic) -> None:
     assert "wall time 1130.0 ms" in text
     assert "rendering         200.0 ms  17.7%" in text
     assert "grammar" not in text
-    assert "from token     4: depth 0 (off), 1 steps, 1 tokens, 100.0 ms" in text
+    assert "from token     4: depth 0 (off), 1 step, 1 token, 100.0 ms" in text
     assert "preempted 2 times" in text

@@ -323,7 +323,7 @@ async def test_what_came_too_late_to_its_turn_gives_it_on(left_s, is_served):
 def test_the_rate_is_learned_from_how_long_places_are_held():
     clock = Clock()
     rate = ServiceRate(clock)
-    assert rate.retry_after_s(10, 2) == rate.UNKNOWN_S
+    assert rate.retry_after_s(10, 2) == rate.DEFAULT_S
     for _ in range(11):
         clock.now += 0.5
         rate.note(1.0)

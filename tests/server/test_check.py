@@ -47,6 +47,14 @@ def test_an_unknown_parser_lists_the_names():
     assert "- unknown tool call parser 'hermess': use one of apertus, " in found.text
 
 
+def test_a_depth_above_the_draft_s():
+    assert check(plan(), plan_gateway(Settings(port=0, depth="3"), None), LAPTOP).status == 0
+    found = check(plan(), plan_gateway(Settings(port=0, depth="9"), None), LAPTOP)
+    assert found.status == 1
+    assert "- --depth must be from 0 to 3, num_speculative_tokens of the draft" in found.text
+    assert "or auto; given 9" in found.text
+
+
 def test_a_busy_port():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

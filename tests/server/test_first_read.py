@@ -94,7 +94,7 @@ def test_a_wrong_flag(capsys: pytest.CaptureFixture[str], argv: list[str], words
 
 
 @needs_vllm
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_wrong_files_and_names_of_keys(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist; name the folder"):
         read_first("serve", [str(tmp_path / "nowhere")])
     with pytest.raises(ConfigError, match=r"has no config\.json"):
@@ -106,6 +106,12 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         read_first("serve", ["--config", str(file)])
     with pytest.raises(ConfigError, match="--api-key-file"):
         read_first("serve", ["--api-key-file", str(tmp_path / "keys")])
+    with pytest.raises(ConfigError, match="--key-class 'chat=fast': write NAME=latency"):
+        read_first("serve", ["--key-class", "chat=fast"])
+    with pytest.raises(ConfigError, match="no API key 'chat'; name keys in an --api-key-file"):
+        read_first("serve", ["--key-class", "chat=latency"])
+    with pytest.raises(ConfigError, match="no API key 'chat'; name keys in an --api-key-file, and"):
+        read_first("serve", ["--shared-prefix-cache", "chat"])
     with pytest.raises(ConfigError, match=r"--capture-redact .* RE2"):
         read_first("serve", ["--capture", str(tmp_path), "--capture-redact", "(?=x)"])
 

@@ -34,7 +34,7 @@ def test_keys_get_the_classes_that_are_given() -> None:
         (["chat=latency:25"], "25ms|30ms"),
         (["chat=batch:0"], "between 0.01 and 1000"),
         (["nobody=batch"], "no API key 'nobody'; the keys are chat, nightly, other"),
-        (["chat=batch", "chat=latency"], "two classes"),
+        (["chat=batch", "chat=latency"], "'chat=latency': the API key 'chat' has two classes"),
     ],
 )
 def test_a_wrong_class_is_refused_with_the_rule(given: list[str], said: str) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from eaglegate.server.errors import InvalidRequest
 
@@ -205,6 +206,14 @@ class EngineFields(RequestModel):
     request_id: str | None = None
 
 
+def _check_truncation(value: int) -> int:
+    if value != -1 and value < 1:
+        raise PydanticCustomError(
+            "truncation", "Input should be -1, for as many tokens as fit, or at least 1"
+        )
+    return value
+
+
 class SamplingFields(EngineFields):
     """Further fields of chat completions and completions."""
 
@@ -214,7 +223,7 @@ class SamplingFields(EngineFields):
     stream_options: StreamOptions | None = None
 
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: Literal[-1] | Annotated[int, Field(ge=1)] | None = None
+    truncate_prompt_tokens: Annotated[int, AfterValidator(_check_truncation)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None

@@ -245,11 +245,11 @@ def validate(data: Any, model: type[Model]) -> Model:
     Unknown fields are ignored and listed in a response header.
     """
     if not isinstance(data, dict):
-        raise InvalidRequest(f"The body must be a JSON object, not {type(data).__name__}.")
+        raise InvalidRequest(f"The body must be a JSON object; given {_abbreviate(data)}.")
     try:
         asked = model.model_validate(data)
     except ValidationError as error:
-        raise _explain(error) from None
+        raise _explain(error, data) from None
     unknown: list[str] = []
     find_unknown_fields(asked, data, unknown)
     for name in unknown:
@@ -257,7 +257,7 @@ def validate(data: Any, model: type[Model]) -> Model:
     return asked
 
 
-def _explain(error: ValidationError) -> InvalidRequest:
+def _explain(error: ValidationError, data: Mapping[str, Any]) -> InvalidRequest:
     """Make the error for the first problem. In a union, this is the deepest one, preferably in the
     branch that matches the value's type.
     """
@@ -265,7 +265,7 @@ def _explain(error: ValidationError) -> InvalidRequest:
         error.errors(include_url=False),
         key=lambda item: (len(item["loc"]), not item["type"].endswith("_type")),
     )
-    path = _path(problem["loc"])
+    path = _path(problem["loc"], data, problem["type"] == "missing")
     if problem["type"] == "extra_forbidden":
         return InvalidRequest(f"Unrecognized request argument supplied: {path}", param=path)
     if problem["type"] == "missing":
@@ -276,18 +276,30 @@ def _explain(error: ValidationError) -> InvalidRequest:
     )
 
 
-def _path(loc: tuple[int | str, ...]) -> str:
-    """Format a location as messages[0].content, without pydantic's names of union branches."""
-    out = ""
-    for part in loc:
+def _path(loc: tuple[int | str, ...], data: Any, is_missing: bool) -> str:
+    """Format a location as messages[0].content, without pydantic's names of union branches.
+
+    A part that ``data`` does not have at that place is such a name, except for the last part if the
+    field is missing.
+    """
+    out, value = "", data
+    for at, part in enumerate(loc):
         if isinstance(part, int):
             out += f"[{part}]"
-        elif part.isidentifier() and part[0].islower() and part not in _BRANCHES:
-            out += f".{part}" if out else part
+            value = value[part] if isinstance(value, list) and part < len(value) else None
+        elif isinstance(value, dict) and part in value:
+            out += _join(out, part)
+            value = value[part]
+        elif is_missing and at == len(loc) - 1:
+            out += _join(out, part)
     return out
 
 
-_BRANCHES = {"str", "int", "float", "bool", "dict", "list", "text", "json_object", "json_schema"}
+def _join(path: str, name: str) -> str:
+    """Return the text that adds ``name`` to ``path``; empty for a name that is not a field's."""
+    if not (name.isidentifier() and name[0].islower()):
+        return ""
+    return f".{name}" if path else name
 
 
 def _abbreviate(value: Any) -> str:

@@ -193,10 +193,17 @@ def make_sampling(
     prompt_logprobs: int | None = None,
 ) -> Sampling:
     fields = _choose_sampling(request, served)
+    limit = max_tokens or fields["max_tokens"]
+    if limit and (request.min_tokens or 0) > limit:
+        raise InvalidRequest(
+            f"'min_tokens' must not exceed the answer's limit of {limit} tokens; given "
+            f"{request.min_tokens}.",
+            param="min_tokens",
+        )
     bias, allowed, banned = request.logit_bias, request.allowed_token_ids, request.bad_words
     budget, repetition = request.thinking_token_budget, request.repetition_detection
     return Sampling(
-        **fields | {"max_tokens": max_tokens or fields["max_tokens"]},
+        **fields | {"max_tokens": limit},
         min_tokens=request.min_tokens or 0,
         seed=request.seed,
         presence_penalty=request.presence_penalty or 0.0,

@@ -115,7 +115,10 @@ def _check_offered(
         )
     names = [str(tool["function"]["name"]) for tool in tools]
     if len(set(names)) < len(names):
-        raise InvalidRequest("Two of the 'tools' have the same name.", param="tools")
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(
+            f"Two of the 'tools' have the name '{twice}'; names must differ.", param="tools"
+        )
     _check_known(choice.names, frozenset(names))
     for at, tool in enumerate(tools):
         _check_parameters(tool["function"], f"tools[{at}]")

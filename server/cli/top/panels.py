@@ -367,7 +367,9 @@ def list_requests(reading: GatewayReading, name: str) -> Table:
     """Return one list of the requests that the gateway can explain."""
     rows = reading.requests.get(name, ())
     return _make_table(
-        f"requests, {LISTS[name]} first" if name != "failed" else "requests that failed",
+        f"requests, {LISTS[name]} first"
+        if name != "failed"
+        else "requests that failed or were refused",
         list(REQUEST_COLUMNS),
         [[str(read(row)) for read in REQUEST_COLUMNS.values()] for row in rows],
         [row["id"] for row in rows],
