@@ -256,21 +256,32 @@ def _show(body: Any, status: int = 200) -> Response:
     return Response(text, status, media_type="application/json", headers=headers)
 
 
+def _refuse(message: str, status: int, code: str | None, param: str) -> Response:
+    error = {"message": message, "type": "invalid_request_error", "code": code, "param": param}
+    return _show({"error": error}, status)
+
+
+def _refuse_kind(given: str) -> Response:
+    message = f"'kind' must be one of {', '.join(KINDS)}; given '{given[:100]}'."
+    return _refuse(message, 400, None, "kind")
+
+
 def make_explanation_routes(telemetry: Telemetry, ring: ExplanationRing) -> list[Route]:
     """Return the routes below ``/debug/requests``: the list of explainable requests, and one
     explanation."""
 
     async def listing(request: Request) -> Response:
         asked = request.query_params
-        return _show(ring.list(kind=asked.get("kind", ""), name=asked.get("name", "")))
+        kind = asked.get("kind", "")
+        if kind and kind not in KINDS:
+            return _refuse_kind(kind)
+        return _show(ring.list(kind=kind, name=asked.get("name", "")))
 
     async def one(request: Request) -> Response:
         name = request.path_params["id"]
         entry = ring.find(name)
         if entry is None:
-            message = NOT_KEPT.format(id=name[:100])
-            error = {"message": message, "type": "invalid_request_error", "code": "not_found"}
-            return _show({"error": {**error, "param": "id"}}, 404)
+            return _refuse(NOT_KEPT.format(id=name[:100]), 404, "not_found", "id")
         await telemetry.refresh_planner()
         return _show(explain(entry, telemetry.planner))
 
@@ -329,9 +340,12 @@ def make_routes(telemetry: Telemetry, ring: ExplanationRing | None = None) -> li
         return _show(summarize_speculation(telemetry))
 
     async def history(request: Request) -> Response:
-        telemetry.settle()
         asked = request.query_params
-        return _show(telemetry.history.describe(asked.get("kind", ALL), asked.get("name", "")))
+        kind = asked.get("kind", ALL)
+        if kind not in KINDS:
+            return _refuse_kind(kind)
+        telemetry.settle()
+        return _show(telemetry.history.describe(kind, asked.get("name", "")))
 
     async def alerts(_: Request) -> Response:
         await telemetry.refresh_planner()

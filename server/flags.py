@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import re
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
@@ -110,7 +110,8 @@ def _add_flag(group: Any, name: str, hint: Any, default: Any, metadata: Mapping[
     elif origin is dict:
         options |= {"type": parse_json_object, "metavar": "JSON"}
     else:
-        options["type"] = str.lower if metadata.get("choices") else _strip_optional(hint)
+        kind = _strip_optional(hint)
+        options["type"] = str.lower if metadata.get("choices") else PARSERS.get(kind, kind)
     group.add_argument(flag(name), **options)
 
 
@@ -133,6 +134,23 @@ def _strip_optional(hint: Any) -> Any:
     """Return the type in an optional: str for str | None."""
     inner = [kind for kind in typing.get_args(hint) if kind is not type(None)]
     return inner[0] if inner else hint
+
+
+def parse_whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number; given '{text}'") from None
+
+
+def parse_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number; given '{text}'") from None
+
+
+PARSERS: Mapping[Any, Callable[[str], Any]] = {int: parse_whole, float: parse_number}
 
 
 def parse_json_object(text: str) -> dict[str, Any]:
@@ -305,7 +323,7 @@ def check_front_end_flags(namespace: argparse.Namespace) -> Iterator[str]:
     """Yield a notice for each flag without effect. Raises ConfigError for refused flags."""
     given = vars(namespace)
     mattering = [item for item in FLAGS if item.has_effect(given.get(item.name))]
-    stops = [f"{flag(item.name)}: {item.why}" for item in mattering if item.refused]
+    stops = [f"{flag(item.name)} is refused: {item.why}" for item in mattering if item.refused]
     if stops:
         raise ConfigError("; ".join(stops))
     for item in mattering:

@@ -132,7 +132,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path} cannot be read: {_name_fault(error)}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"--config {path} must map flags to values")
+        raise ConfigError(f"--config {path} must map flags to values, as in port: 8000")
     return {str(key): value for key, value in content.items()}
 
 
@@ -197,6 +197,7 @@ def _parse_switch(value: Any, where: str) -> bool:
 
 
 def _to_arguments(name: str, value: Any, action: argparse.Action, where: str) -> list[str]:
+    """Return the words of one flag. Raises ConfigError for a value that the flag cannot have."""
     if value is None:
         return []
     if action.nargs == 0 or isinstance(value, bool):
@@ -207,6 +208,8 @@ def _to_arguments(name: str, value: Any, action: argparse.Action, where: str) ->
     if isinstance(value, dict):
         return [flag(name), orjson.dumps(value).decode()]
     if isinstance(value, list):
+        if action.nargs not in ("+", "*"):
+            raise ConfigError(f"{where} takes one value; given {orjson.dumps(value).decode()}")
         return [flag(name), *map(str, value)]
     return [flag(name), str(value)]
 

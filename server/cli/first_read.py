@@ -27,11 +27,13 @@ from eaglegate.server.cli.command_line import (
     find_backend,
     gather_arguments,
     list_given_names,
+    refuse_unknown_parsers,
 )
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import (
     add_arguments,
     add_front_end_flags,
+    check_front_end_flags,
     flag,
     make_part,
     name_value,
@@ -109,6 +111,9 @@ def read_first(command: str, argv: Sequence[str], own: type | None = None) -> Fi
     for kind in OF_PARTS:
         read_into(kind, namespace)
     _check_files(first)
+    list(check_front_end_flags(namespace))  # raises for the refused ones
+    if command == "serve":  # check reports all obstacles together
+        refuse_unknown_parsers(first.settings, namespace)
     return first
 
 

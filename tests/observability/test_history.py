@@ -175,6 +175,11 @@ async def test_the_routes_give_the_day_the_alerts_and_the_requests_of_a_slice(da
         assert [row["id"] for row in listed["recent"]] == ["r2", "r1"]
         asked = {"kind": "workload", "name": "<script>"}
         assert (await client.get("/debug/requests", params=asked)).json()["recent"] == []
+        for path in ("/debug/history", "/debug/requests"):
+            refused = await client.get(path, params={"kind": "nope"})
+            assert refused.status_code == 400
+            assert "one of all, lane, workload" in refused.json()["error"]["message"]
+            assert "given 'nope'" in refused.json()["error"]["message"]
         alerts = (await client.get("/debug/alerts")).json()
         assert len(alerts) == len(RULES)
         data = (await client.get("/debug/speculation")).json()

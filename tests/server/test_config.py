@@ -67,6 +67,14 @@ def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file(tmp
     assert namespace.seed == 7
 
 
+@pytest.mark.parametrize("value", ["[1, 2]", "[]"])
+def test_a_list_for_a_flag_of_one_value(tmp_path, value):
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"port: {value}\n")
+    with pytest.raises(ConfigError, match=r"gateway.yaml: port takes one value; given \["):
+        read(["--config", str(file)])
+
+
 def test_lists_and_switches_in_file_and_environment(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("served-model-name: [a, b]\nenable-auto-tool-choice: true\n")

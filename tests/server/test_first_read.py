@@ -83,7 +83,7 @@ def test_every_setting_stands_under_a_heading() -> None:
     [
         (["--prot", "80"], "unrecognized arguments: --prot; did you mean --port?"),
         (["--tensor-paralel-size=2"], "did you mean --tensor-parallel-size?"),
-        (["--port", "x"], "argument --port: invalid int value: 'x'"),
+        (["--port", "x"], "argument --port: must be a whole number; given 'x'"),
         (["--log-level", "loud"], "invalid choice: 'loud'"),
         (["--speculative-config", "{x"], "argument --speculative-config/-sc: not JSON"),
         (["one", "two"], "unrecognized arguments: two"),
@@ -91,6 +91,24 @@ def test_every_setting_stands_under_a_heading() -> None:
 )
 def test_a_wrong_flag(capsys: pytest.CaptureFixture[str], argv: list[str], words: str) -> None:
     assert words in refuse(capsys, *argv)
+
+
+@needs_vllm
+def test_a_flag_that_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--uds is refused: the gateway listens on --host"):
+        read_first("serve", ["--uds", "/run/gateway.sock"])
+    assert read_first("serve", ["--fingerprint-value", "x"]) is not None
+
+
+@needs_vllm
+def test_a_parser_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match="unknown tool call parser 'hermess': use one of"):
+        read_first("serve", ["--tool-call-parser", "hermess"])
+    with pytest.raises(ConfigError, match="unknown reasoning parser 'qwen': use one of"):
+        read_first("serve", ["--reasoning-parser", "qwen"])
+    assert read_first("check", ["--tool-call-parser", "hermess"]) is not None
+    accepted = ["--tool-call-parser", "hermess", "--vllm-parser-fallback"]
+    assert read_first("serve", accepted) is not None
 
 
 @needs_vllm
