@@ -14,7 +14,15 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from eaglegate.server.errors import InvalidRequest
@@ -214,6 +222,13 @@ def _check_truncation(value: int) -> int:
     return value
 
 
+TruncatedLength = Annotated[
+    int,
+    AfterValidator(_check_truncation),
+    WithJsonSchema({"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1}]}),
+]
+
+
 class SamplingFields(EngineFields):
     """Further fields of chat completions and completions."""
 
@@ -223,7 +238,7 @@ class SamplingFields(EngineFields):
     stream_options: StreamOptions | None = None
 
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, AfterValidator(_check_truncation)] | None = None
+    truncate_prompt_tokens: TruncatedLength | None = None
     truncation_side: Literal["left", "right"] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
