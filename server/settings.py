@@ -32,9 +32,15 @@ POSITIVE = (
     "engine_start_s", "engine_hang_s", "engine_stall_s", "engine_wait_s",
     "max_running", "max_queued_tokens", "body_timeout_s", "reader_timeout_s",
     "upstream_connect_s", "upstream_first_token_s", "upstream_idle_s", "upstream_start_s",
-    "affinity_block", "affinity_epsilon",
+    "affinity_block", "affinity_epsilon", "max_connections", "max_connections_per_client",
 )  # fmt: skip
 """Settings that must be above 0."""
+NOT_NEGATIVE = (
+    "upstream_probe_s", "affinity_slack", "step_timing_s", "max_queued", "request_timeout_s",
+    "drain_s", "memory_limit", "engine_stable_s", "engine_failures", "continuations",
+)  # fmt: skip
+"""Settings that must be 0 or more."""
+PORTS = ("port", "admin_port")
 SECRETS = (
     "api_key", "admin_api_key", "encryption_key", "upstream_key", "ssl_keyfile_password",
     "responses_store",
@@ -395,15 +401,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port must be from 0 to 65535; given {self.port}")
-        for name in POSITIVE:
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{flag(name)} must be above 0; given {getattr(self, name)}")
-        if self.upstream_probe_s < 0:
-            raise ConfigError(
-                f"--upstream-probe-s must be 0 or more; given {self.upstream_probe_s:g}"
-            )
+        self._check_numbers()
         if self.stream_interval_ms is not None and not 0 <= self.stream_interval_ms <= 1000:
             raise ConfigError(
                 f"--stream-interval-ms must be 0 to 1000; given {self.stream_interval_ms:g}"
@@ -420,6 +418,17 @@ class Settings:
                 "--depth auto plans in the engine of this process; leave it out and start workers "
                 "with --scheduler-cls eaglegate.engine.PlanningScheduler"
             )
+
+    def _check_numbers(self) -> None:
+        for names, rule, holds in (
+            (PORTS, "from 0 to 65535", lambda value: 0 <= value <= 65535),
+            (POSITIVE, "above 0", lambda value: value > 0),
+            (NOT_NEGATIVE, "0 or more", lambda value: value >= 0),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not holds(value):
+                    raise ConfigError(f"{flag(name)} must be {rule}; given {value}")
 
     @property
     def fixed_depth(self) -> int | None:

@@ -67,6 +67,23 @@ def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file(tmp
     assert namespace.seed == 7
 
 
+NUMBERS = [
+    item.name
+    for item in fields(Settings)
+    if any(kind in str(item.type) for kind in ("int", "float"))
+]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", ["-1", "nan"])
+def test_no_number_is_negative_or_none(name, value):
+    if value == "nan" and "float" not in str(Settings.__annotations__[name]):
+        value = "-2"
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"{flag} must be .*; given {value}"):
+        read([f"{flag}={value}"])
+
+
 @pytest.mark.parametrize("value", ["[1, 2]", "[]"])
 def test_a_list_for_a_flag_of_one_value(tmp_path, value):
     file = tmp_path / "gateway.yaml"
