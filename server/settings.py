@@ -411,6 +411,10 @@ class Settings:
                 "--stream-cadence must be 1 to 1000 milliseconds, or 0 for none; given "
                 f"{self.stream_cadence:g}"
             )
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"--otlp-endpoint must begin with http:// or https://; given {self.otlp_endpoint}"
+            )
         if self.depth not in (None, "auto") and not str(self.depth).isdecimal():
             raise ConfigError(f"--depth must be a number or auto; given {self.depth}")
         if self.depth == "auto" and (self.upstream or self.upstream_file or self.upstream_dns):

@@ -41,6 +41,7 @@ from eaglegate.server.flags import (
     read_into,
 )
 from eaglegate.server.http.connection import TlsSettings
+from eaglegate.server.http.cross_origin import CrossOriginPolicy
 from eaglegate.server.settings import Settings, read_settings
 
 COMMON = {
@@ -181,6 +182,7 @@ def _check_files(first: FirstRead) -> None:
     check_names(settings.shared_prefix_cache, [key.name for key in keys.keys])
     assign_classes(keys, settings.key_class)
     make_part(TlsSettings, settings).check()
+    make_part(CrossOriginPolicy, settings).for_machine(settings.host)
     if first.model is not None and settings.preflight:
         _check_folder(first.model)
 

@@ -64,7 +64,7 @@ class CrossOriginPolicy:
         return replace(
             self,
             hosts=(*parse_names(self.hosts), host.lower(), socket.gethostname().lower()),
-            origins=parse_names(self.origins),
+            origins=_check_origins(parse_names(self.origins)),
             methods=parse_names(self.methods),
             headers=parse_names(self.headers),
         )
@@ -188,6 +188,20 @@ def parse_names(given: Sequence[str]) -> tuple[str, ...]:
             f"a list of names must be a JSON array; given {joined}: {error}"
         ) from None
     return tuple(str(name) for name in names)
+
+
+ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+")
+
+
+def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """Raise ConfigError for a name that no browser sends as an origin."""
+    for origin in origins:
+        if not ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                "--allowed-origins takes a scheme and a host without a path, such as "
+                f"https://app.example, or *; given {origin}"
+            )
+    return origins
 
 
 def _refuse_origin(origin: str, site: str) -> Forbidden:

@@ -130,6 +130,13 @@ def test_wrong_files_and_names_of_keys(tmp_path: Path) -> None:
         read_first("serve", ["--key-class", "chat=latency"])
     with pytest.raises(ConfigError, match="no API key 'chat'; name keys in an --api-key-file, and"):
         read_first("serve", ["--shared-prefix-cache", "chat"])
+    for origin in ("app.example", "https://app.example/"):
+        with pytest.raises(ConfigError, match=f"such as https://app.example, or .; given {origin}"):
+            read_first("serve", ["--allowed-origins", origin])
+    for origin in ("*", '["https://app.example:8443"]', "vscode-webview://*", "null"):
+        assert read_first("serve", ["--allowed-origins", origin]) is not None
+    with pytest.raises(ConfigError, match="--otlp-endpoint must begin with http://"):
+        read_first("serve", ["--otlp-endpoint", "localhost:4318"])
     with pytest.raises(ConfigError, match=r"--capture-redact .* RE2"):
         read_first("serve", ["--capture", str(tmp_path), "--capture-redact", "(?=x)"])
 
