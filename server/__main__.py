@@ -7,8 +7,8 @@ import difflib
 import gc
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
@@ -71,21 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if command == "serve":
         return _with_settings(command, rest)
-    with _forgive_closed_output():
-        return _run(command, rest)
-    return 0
-
-
-@contextmanager
-def _forgive_closed_output() -> Iterator[None]:
-    """End quietly when the reader of the output has left, as ``head`` does."""
     try:
         try:
-            yield
+            return _run(command, rest)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of the output has left, as ``head`` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _run(command: str, rest: list[str]) -> int:

@@ -9,6 +9,7 @@ so they can be given in the file and the environment as well
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -41,6 +42,12 @@ NOT_NEGATIVE = (
 )  # fmt: skip
 """Settings that must be 0 or more."""
 PORTS = ("port", "admin_port")
+NUMBERS: tuple[tuple[tuple[str, ...], str, Callable[[float], bool]], ...] = (
+    (PORTS, "from 0 to 65535", lambda value: 0 <= value <= 65535),
+    (POSITIVE, "above 0", lambda value: value > 0),
+    (NOT_NEGATIVE, "0 or more", lambda value: value >= 0),
+)
+"""Settings, their rule, and its test."""
 SECRETS = (
     "api_key", "admin_api_key", "encryption_key", "upstream_key", "ssl_keyfile_password",
     "responses_store",
@@ -424,11 +431,7 @@ class Settings:
             )
 
     def _check_numbers(self) -> None:
-        for names, rule, holds in (
-            (PORTS, "from 0 to 65535", lambda value: 0 <= value <= 65535),
-            (POSITIVE, "above 0", lambda value: value > 0),
-            (NOT_NEGATIVE, "0 or more", lambda value: value >= 0),
-        ):
+        for names, rule, holds in NUMBERS:
             for name in names:
                 value = getattr(self, name)
                 if value is not None and not holds(value):

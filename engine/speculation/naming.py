@@ -47,19 +47,20 @@ def merge_short_flags(chosen: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(chosen)
     given = {key: merged.pop(name, None) for name, key in SHORT.items()}
     given = {key: value for key, value in given.items() if value is not None}
-    settings = merged.get("speculative_config")
+    settings: Any = merged.get("speculative_config")
     if isinstance(settings, Mapping):
         settings = {str(key).replace("-", "_"): value for key, value in settings.items()}
         merged["speculative_config"] = settings
     if not given:
         return merged
+    settings = settings or {}
     for flag, key in SHORT.items():
-        if key in given and key in (settings or {}):
+        if key in given and key in settings:
             raise EngineStartError(
                 f"--{flag.replace('_', '-')} {given[key]} and '{key}' of --speculative-config "
                 f"({settings[key]}) name the same setting: give one of them"
             )
-    return merged | {"speculative_config": {**(settings or {}), **given}}
+    return merged | {"speculative_config": {**settings, **given}}
 
 
 def read_speculators(name: str, revision: str | None) -> Mapping[str, Any] | None:
