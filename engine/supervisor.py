@@ -265,6 +265,12 @@ class SupervisedEngine(EnginePool):
             raise EngineFailed("This engine cannot drop cached blocks.")
         return await session.engine.drop_prefix(request)
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the running engine became ready; 0 while there is none."""
+        session = self._live_session
+        return 0.0 if session is None else now() - session.started_at
+
     async def restart(self, reason: str) -> None:
         """End the engine as a signal from outside would, and wait for the next one. Running
         requests continue on it.

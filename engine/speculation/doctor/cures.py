@@ -28,6 +28,11 @@ cured.
 class Remedies(Protocol):
     """Cures that an engine provides. All raise EngineError."""
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the running engine became ready; 0 while there is none."""
+        ...
+
     async def drop_prefix(self, request: EngineRequest | None) -> int:
         """Drop the cached blocks of a prompt's prefix, or all blocks, and return their number."""
         ...
@@ -51,17 +56,15 @@ class Cures:
         measured."""
         self._reload, self._applied, self._clock = reload, applied, clock
         self._remedies: Remedies | None = None
-        self._engine_began = clock()
         self._times: deque[float] = deque(maxlen=MOST_CURES)
         self._cache_faults: deque[float] = deque(maxlen=FEW_FAULTS)
 
     @property
     def engine_age_s(self) -> float:
-        return self._clock() - self._engine_began
+        return 0.0 if self._remedies is None else self._remedies.age_s
 
     def attach(self, remedies: Remedies) -> None:
         self._remedies = remedies
-        self._engine_began = self._clock()
 
     async def treat_cache(
         self, bad: Sequence[EngineRequest], trials: Sequence[PairedTrial], measure: Measure
@@ -97,7 +100,6 @@ class Cures:
     async def _restart(self) -> None:
         assert self._remedies is not None
         await self._remedies.restart("doctor: acceptance stays low")
-        self._engine_began = self._clock()
 
     async def _treat(
         self,

@@ -77,6 +77,7 @@ class Clinic:
         self.diagnoses: list[Diagnosis] = []
         self.requests: list[EngineRequest] = []
         self.random = random.Random(5)
+        self.age_s = 0.0
 
     def rate(self, request: EngineRequest) -> float:
         known = self.known or 0.55 + random.Random(hash(request.prompt)).random() * 0.3

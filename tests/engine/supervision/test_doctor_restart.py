@@ -9,6 +9,7 @@ import pytest
 
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.scripted import ScriptedEngine
+from eaglegate.engine.supervision.policy import now
 from eaglegate.engine.supervisor import SupervisedEngine
 from eaglegate.engine.types import EngineRequest
 from tests.engine.supervision.mortal import (
@@ -46,6 +47,21 @@ async def test_answers_continue_on_the_next_engine() -> None:
     assert tokens_of(await running) == following(request)
     assert await engine.drop_prefix(request) == 3
     assert notes.back == 1
+    await engine.aclose()
+
+
+async def test_the_age_is_that_of_the_engine_after_a_crash() -> None:
+    clinic = Clinic()
+    engine, notes = supervised(clinic)
+    assert engine.age_s == 0
+    await engine.start()
+    await asyncio.sleep(0.02)
+    assert engine.age_s >= 0.02
+    killed = now()
+    clinic.lives[0].kill()
+    while not notes.back:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    assert 0 <= engine.age_s <= now() - killed
     await engine.aclose()
 
 
