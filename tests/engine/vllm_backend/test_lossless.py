@@ -68,12 +68,12 @@ each token after the first.
 LAST_STOP = 12 if SECOND_RUNNER else 30
 """Tokens of an answer that are tried as its stop."""
 LONG_TOKENS = 480
-"""Four blocks of KV to begin with, six in the end: twelve of them have room for three."""
+"""Four blocks of KV to begin with, five or six in the end: there is room for four of them."""
 LONGEST = 500 if SECOND_RUNNER else 1024
 """Tokens of such a prompt, at most."""
 REPEATED = (0, MOST) if SECOND_RUNNER else (*DEPTHS, MOST)
 """Depths of requests that hit the prefix cache."""
-LONG_ANSWER = 24 if SECOND_RUNNER else 150
+LONG_ANSWER = 24 if SECOND_RUNNER else 100
 
 Reference = dict[str, Outcome]
 Prompts = list[tuple[int, ...]]

@@ -278,7 +278,8 @@ async def test_preemption_chunks_and_prefix_hits(
             assert outcome.totals.imbalance == 0
     assert preemptions(engine) > before
     for number in range(len(fields)):
-        await run(engine, requests[number])
+        sampling = replace(requests[number].sampling, max_tokens=1, min_tokens=0)
+        await run(engine, replace(requests[number], sampling=sampling))  # leaves a prefix to hit
         again = await run(engine, requests[number])
         assert again.cached_tokens >= 256
         assert again.token_ids == want[number].token_ids

@@ -136,7 +136,7 @@ async def test_preemption(engine: VllmEngine, plain_engine: VllmEngine, prompts:
         EngineRequest(
             f"long-{number}",
             prompts[number % 6] + filler[number:],
-            Sampling(150, temperature=1.6, seed=number, ignore_eos=True),
+            Sampling(100, temperature=1.6, seed=number, ignore_eos=True),
         )
         for number in range(12)
     ]
