@@ -22,7 +22,7 @@ def test_many_long_requests_on_a_small_cache_all_end_as_they_would_alone(tmp_pat
         "--max-model-len", str(LONGEST),
     )  # fmt: skip
     kinds = ("chat", "structured", "logprobs", "penalised")
-    bodies = [streams.request(kinds[at % 4], at, 500) for at in range(12)]
+    bodies = [streams.request(kinds[at % 4], at, 380) for at in range(12)]
     with serving(tmp_path / "serve.log", arguments) as gateway:
         (alone,) = asyncio.run(streams.hear_all(gateway.url, bodies[:1]))
         together = asyncio.run(streams.hear_all(gateway.url, bodies))
