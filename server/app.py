@@ -41,7 +41,7 @@ from eaglegate.server.apis.completions.to_job import CompletionRequest, make_com
 from eaglegate.server.apis.messages.request import CountTokensRequest, MessagesRequest
 from eaglegate.server.apis.messages.response import MessageFold, MessageStream
 from eaglegate.server.apis.messages.to_job import make_counted_conversation, make_messages_job
-from eaglegate.server.apis.operations import admin, audit, doctor, info
+from eaglegate.server.apis.operations import admin, audit, canary, doctor, info
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.openapi import complete_openapi, describe_body
 from eaglegate.server.apis.shared.request import NoticeHeader, parse, read_body
@@ -99,6 +99,7 @@ def create_app(
     )
     for routes in (
         admin.router(gateway),
+        canary.router(gateway),
         audit.router(gateway),
         doctor.router(gateway),
         _make_generation_routes(gateway),

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from eaglegate.lab.improve.config import read_config
-from eaglegate.server.apis.operations.admin import CanaryModel
+from eaglegate.server.apis.operations.canary import CanaryModel
 from tests.deploy.overlays import (
     VERSIONS,
     container,

@@ -1,4 +1,4 @@
-"""Operator endpoints under /admin: status, speculation, draft, canary, reload."""
+"""Operator endpoints under /admin: status, speculation, draft, reload."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Awaitable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
-from eaglegate.canary.changes import CanaryChanges
-from eaglegate.canary.outcomes import CanaryBusy, ChangeRefused
-from eaglegate.canary.runner import CanaryRunner
 from eaglegate.engine.base import AppliedDepth, DraftSwap
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineFailed
 from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
@@ -25,10 +22,6 @@ from eaglegate.server.apis.shared.openapi import describe_body
 from eaglegate.server.apis.shared.request import parse, read_body
 from eaglegate.server.errors import ConfigError, Conflict, GatewayError, InvalidRequest, Unavailable
 from eaglegate.server.generation.pipeline import Pipeline
-
-if TYPE_CHECKING:
-    from eaglegate.canary.arms import CanaryChange
-    from eaglegate.canary.canary import CanaryPlan
 
 Depth = Annotated[int, Field(ge=0)]
 
@@ -92,50 +85,11 @@ class DraftModel(AdminModel):
     trial: bool = False
 
 
-class CanaryModel(AdminModel):
-    """A draft, rules or a worker to try on live traffic, and the rules of the decision."""
-
-    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    speculation: RulesModel | None = None
-    worker: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of the sessions, for rules. With null, rules are tried on all requests, in slots."""
-    slot_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
-    max_s: Annotated[float, Field(ge=2, le=7 * 86400)] = 3600.0
-    min_blocks: Annotated[int, Field(ge=3)] = 6
-    min_sessions: Annotated[int, Field(ge=2)] = 20
-    alpha: Annotated[float, Field(gt=0, le=0.2)] = 0.05
-    slice_margin: Annotated[float, Field(ge=0, lt=1)] | None = None
-    primary: Literal["acceptance", "tpot"] | None = None
-    """Metric that must improve. The default is the time per output token for rules, and the
-    acceptance length otherwise.
-    """
-
-    def plan(self) -> CanaryPlan:
-        """Return the plan. The default margin depends on the primary metric."""
-        from eaglegate.canary.canary import CanaryPlan
-        from eaglegate.canary.sequential import CanaryRules
-
-        given = self.model_dump(include={"min_blocks", "min_sessions", "alpha", "slice_margin"})
-        given["max_blocks"] = CanaryPlan.count_blocks(self.slot_s, self.max_s)
-        rules = {name: value for name, value in given.items() if value is not None}
-        primary = self.primary or ("tpot" if self.speculation else "acceptance")
-        make = CanaryRules.for_tpot if primary == "tpot" else CanaryRules
-        return CanaryPlan(self.slot_s, rules=make(**rules))
-
-
-class ReleaseModel(AdminModel):
-    """A worker that a canary rolled back."""
-
-    worker: Annotated[str, Field(min_length=1, max_length=4096)]
-
-
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(prefix="/admin")
     _add_operation(routes, gateway)
     _add_speculation(routes, gateway)
     _add_drafts(routes, gateway)
-    _add_canaries(routes, gateway)
     return routes
 
 
@@ -190,7 +144,7 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
         pipeline = gateway.require()
         given = parse(await read_body(request, gateway.settings.max_body_bytes), SpeculationModel)
         rules = given.rules()
-        _check_rules(rules, pipeline)
+        check_rules(rules, pipeline)
         _check_operation(given, pipeline, gateway)
         out: dict[str, Any] = {}
         # The planner first, since this can fail; an engine with a planner can also be bounded.
@@ -218,62 +172,26 @@ def _add_drafts(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/draft")
     async def draft() -> dict[str, Any]:
         """Return the serving, promoted, previous and configured drafts, and the last swaps."""
-        return _require_drafts(gateway).describe()
+        return require_drafts(gateway).describe()
 
     @routes.post("/draft", openapi_extra=describe_body(DraftModel))
     async def swap_draft(request: Request) -> dict[str, Any]:
         """Load another draft into the running engine, between two steps."""
         gateway.require()
         given = parse(await read_body(request, gateway.settings.max_body_bytes), DraftModel)
-        drafts = _require_drafts(gateway)
-        await asyncio.to_thread(_check_path, given.path)
+        drafts = require_drafts(gateway)
+        await asyncio.to_thread(check_path, given.path)
         return await _change_draft(drafts, drafts.swap(given.path, trial=given.trial))
 
     @routes.post("/draft/rollback")
     async def roll_back_draft() -> dict[str, Any]:
         """End a trial, or return to the previously promoted draft."""
         gateway.require()
-        drafts = _require_drafts(gateway)
+        drafts = require_drafts(gateway)
         return await _change_draft(drafts, drafts.rollback())
 
 
-def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
-    @routes.get("/canary")
-    async def canary() -> dict[str, Any]:
-        """Return the running canary or the last one, with its evidence; null before the first."""
-        return {"canary": _require_canaries(gateway).describe()}
-
-    @routes.post("/canary", openapi_extra=describe_body(CanaryModel))
-    async def start_canary(request: Request) -> dict[str, Any]:
-        """Try a change on part of the live traffic, then promote it or roll it back."""
-        pipeline = gateway.require()
-        given = parse(await read_body(request, gateway.settings.max_body_bytes), CanaryModel)
-        canaries = _require_canaries(gateway)
-        if given.path is not None:
-            await asyncio.to_thread(_check_path, given.path)
-        with _convert_draft_errors():
-            change = _make_change(given, canaries.changes, pipeline, gateway)
-            await canaries.start(change, given.plan())
-        return {"canary": canaries.describe()}
-
-    @routes.delete("/canary")
-    async def stop_canary() -> dict[str, Any]:
-        """End the running canary without a verdict. The previous state is restored."""
-        canaries = _require_canaries(gateway)
-        await canaries.stop()
-        return {"canary": canaries.describe()}
-
-    @routes.post("/canary/release", openapi_extra=describe_body(ReleaseModel))
-    async def release_worker(request: Request) -> dict[str, Any]:
-        """Return a worker that a canary rolled back to normal routing."""
-        given = parse(await read_body(request, gateway.settings.max_body_bytes), ReleaseModel)
-        canaries = _require_canaries(gateway)
-        with _convert_draft_errors():
-            canaries.changes.release(given.worker)
-        return {"canary": canaries.describe()}
-
-
-def _require_drafts(gateway: Gateway) -> DraftManager:
+def require_drafts(gateway: Gateway) -> DraftManager:
     drafts = require_controls(gateway).drafts
     if drafts is None:
         workers = ", ".join(worker.name for worker in gateway.workers())
@@ -282,54 +200,13 @@ def _require_drafts(gateway: Gateway) -> DraftManager:
     return drafts
 
 
-def _require_canaries(gateway: Gateway) -> CanaryRunner:
-    canaries = require_controls(gateway).canaries
-    if canaries is None:
-        raise Unavailable("This gateway runs no canaries.")
-    return canaries
-
-
-def _make_change(
-    given: CanaryModel, changes: CanaryChanges, pipeline: Pipeline, gateway: Gateway
-) -> CanaryChange:
-    """Create the requested change. Raises GatewayError."""
-    tried = (given.path, given.speculation, given.worker)
-    if len([one for one in tried if one is not None]) != 1:
-        raise InvalidRequest("A canary tries one thing: give 'path', 'speculation' or 'worker'.")
-    if given.speculation is not None:
-        return _make_rules_change(given, given.speculation.rules(), changes, pipeline)
-    if given.share is not None:
-        raise InvalidRequest(
-            "'share' needs 'speculation': a draft serves all sessions in turn, and a worker serves "
-            "the sessions assigned to it.",
-            param="share",
-        )
-    if given.worker is not None:
-        return changes.try_worker(given.worker)
-    _require_drafts(gateway)
-    return changes.try_draft(given.path or "")
-
-
-def _make_rules_change(
-    given: CanaryModel, rules: SpeculationRules, changes: CanaryChanges, pipeline: Pipeline
-) -> CanaryChange:
-    """Create a trial of rules. Raises InvalidRequest."""
-    if given.primary == "acceptance":
-        raise InvalidRequest(
-            "'primary' must be 'tpot' for rules: deeper drafts accept more and may be slower.",
-            param="primary",
-        )
-    _check_rules(rules, pipeline, "speculation.")
-    return changes.try_rules(rules, given.share)
-
-
 async def _change_draft(drafts: DraftManager, change: Awaitable[DraftSwap]) -> dict[str, Any]:
-    with _convert_draft_errors():
+    with convert_draft_errors():
         done = await change
     return {"swap": asdict(done), **drafts.describe()}
 
 
-def _check_path(path: str) -> None:
+def check_path(path: str) -> None:
     """Raise InvalidRequest if the file system rejects the path, for example because it is too
     long.
     """
@@ -343,18 +220,14 @@ def _check_path(path: str) -> None:
 
 
 @contextmanager
-def _convert_draft_errors() -> Iterator[None]:
-    """Convert errors of drafts and canaries to GatewayErrors."""
+def convert_draft_errors() -> Iterator[None]:
+    """Convert errors of drafts to GatewayErrors."""
     try:
         yield
     except DraftRefused as error:
         raise InvalidRequest(str(error), param="path", code="draft_refused") from None
     except DraftSwapBusy as error:
         raise Conflict(str(error), code="draft_swap_running") from None
-    except CanaryBusy as error:
-        raise Conflict(str(error), code="canary_running") from None
-    except ChangeRefused as error:
-        raise InvalidRequest(str(error), code="change_refused") from None
     except EngineFailed as error:
         raise GatewayError(str(error), code="draft_swap_failed") from None
     except EngineDead as error:
@@ -387,7 +260,7 @@ def require_controls(gateway: Gateway) -> Controls:
     return gateway.controls
 
 
-def _check_rules(rules: SpeculationRules, pipeline: Pipeline, prefix: str = "") -> None:
+def check_rules(rules: SpeculationRules, pipeline: Pipeline, prefix: str = "") -> None:
     """Raise InvalidRequest for unknown workloads and for depths above the engine's."""
     known = pipeline.served.workloads
     _check_names(f"{prefix}workload_flags", rules.workload_flags, known)
