@@ -296,5 +296,5 @@ def load_salt(directory: Path) -> bytes:
         pass
     salt = path.read_bytes()
     if len(salt) != 32:
-        raise OSError(f"{path} must hold 32 bytes; it holds {len(salt)}: delete it")
+        raise OSError(f"{path} must have 32 bytes; it has {len(salt)}: delete it")
     return salt

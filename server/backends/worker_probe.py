@@ -173,7 +173,7 @@ class Visit:
         if is_worthless(greedy) or not is_worthless(sampled):
             return None
         return (
-            f"its answers with a temperature are wrong where it drafts ({describe(sampled)} at "
+            f"its answers with a temperature are wrong when it drafts ({describe(sampled)} at "
             f"{NEAR_GREEDY:g}, {greedy.acceptance_length:.2f} without): on a CPU start it with "
             "--worker-extension-cls eaglegate.engine.DepthWorker, or without a draft"
         )

@@ -140,8 +140,8 @@ def describe_exposure(settings: Settings, keys: KeyRing) -> str:
         return keys.describe_lockout()
     if "*" in parse_names(settings.allowed_origins):
         return (
-            "WARNING: --allowed-origins * without API keys: every web page opened on this network "
-            "where this address can be reached may use the model. Name origins, or configure keys."
+            "WARNING: --allowed-origins * without API keys: every web page may use the model if "
+            "its browser can reach this address. Name origins, or configure keys."
         )
     if settings.host in ("127.0.0.1", "::1", "localhost"):
         return ""

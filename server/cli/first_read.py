@@ -123,7 +123,7 @@ def make_option_parser(command: str, own: type | None = None) -> OptionParser:
         prog=f"eaglegate {command}",
         usage=USAGE.format(command),
         description="MODEL is a folder or a hub name; without one, the built-in demo is served.",
-        epilog="Every option can also stand in the environment (EAGLEGATE_MAX_RUNNING=64) or in "
+        epilog="Every option can also be set in the environment (EAGLEGATE_MAX_RUNNING=64) or in "
         "the file of --config (max-running: 64). Every engine flag of `vllm serve` works unchanged "
         "(docs/flags.md). --help=all shows them all, --help=max-model-len one of them, and "
         f"--help=GROUP one group: {', '.join(vllm_flags.GROUPS)}.",

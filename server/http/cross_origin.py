@@ -73,8 +73,8 @@ class CrossOriginPolicy:
         """Raise Forbidden for a name that a stranger could have registered."""
         if not (_is_address(host) or self._is_known_name(host)):
             raise Forbidden(
-                "Without API keys this gateway answers to addresses and to names of this machine; "
-                f"the Host header says '{host[:80]}'. Start it with --allowed-hosts {host[:80]} "
+                "Without API keys, the Host header must be an address or a name of this machine; "
+                f"given '{host[:80]}'. Start the gateway with --allowed-hosts {host[:80]} "
                 "(or EAGLEGATE_ALLOWED_HOSTS) to allow the name, or configure API keys.",
                 code="host_not_allowed",
             )

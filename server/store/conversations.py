@@ -158,8 +158,8 @@ class SqlConversationStore:
         size = connection.execute(wanted).scalar_one()
         if size + (0 if counted else more) > self._limits.owner_bytes:
             raise InvalidRequest(
-                f"With these {more} bytes, the conversations of this API key would hold more than "
-                f"{self._limits.owner_bytes} bytes, which is their limit. Delete some.",
+                f"With these {more} bytes, the conversations of this API key would exceed their "
+                f"limit of {self._limits.owner_bytes} bytes. Delete some.",
                 code="too_many_conversations",
             )
 

@@ -310,7 +310,7 @@ def test_hashes_of_prompts_tell_their_first_tokens_apart() -> None:
 def test_a_salt_of_another_length_is_refused(tmp_path: Path) -> None:
     assert load_salt(tmp_path) == load_salt(tmp_path)
     (tmp_path / "salt").write_bytes(b"s" * 31)
-    with pytest.raises(OSError, match="32 bytes; it holds 31"):
+    with pytest.raises(OSError, match="32 bytes; it has 31"):
         load_salt(tmp_path)
 
 
