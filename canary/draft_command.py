@@ -138,8 +138,9 @@ def _format_canary(canary: Mapping[str, Any] | None) -> str:
     if canary is None:
         return "no canary has run"
     verdict = "running" if canary["running"] else canary["verdict"] or "stopped"
+    control = "the default rules" if canary["control"] == "{}" else canary["control"]
     lines = [
-        f"{verdict}: {canary['candidate']} against {canary['control']}, {canary['blocks']} of "
+        f"{verdict}: {canary['candidate']} against {control}, {canary['blocks']} of "
         f"{canary['max_blocks']} blocks by {canary['by']}, {canary['sessions']} sessions",
         *([canary["reason"]] if canary["reason"] else []),
     ]

@@ -164,7 +164,8 @@ def print_records(options: argparse.Namespace, cipher: MultiFernet | None) -> No
         when = datetime.fromtimestamp(record.arrived or 0, UTC).isoformat(timespec="milliseconds")
         counts = count_record(record)
         print(
-            when, record.api, record.workload or "-", record.session or "-", record.key or "-",
+            when, record.api, "workload", record.workload or "-", "session", record.session or "-",
+            "key", record.key or "-",
             f"{counts['prompt']}+{counts['output']} tokens", record.ending or "-",
             *(f"audit: {verdict}" for verdict in audits.get(record.id, ())),
         )  # fmt: skip

@@ -69,6 +69,7 @@ def test_audits_are_no_records_and_are_shown_with_theirs(
     assert main(["show", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition("audit: ")[2] for line in lines] == ["violated", "lossless"]
+    assert all(" workload " in line and " session " in line and " key " in line for line in lines)
 
 
 @pytest.mark.parametrize("key", [None, Fernet.generate_key().decode()], ids=["plain", "encrypted"])

@@ -352,7 +352,9 @@ async def test_rules_are_tried_over_http(machine: Machine) -> None:
     stopped = (await lab.call("DELETE", "/admin/canary")).json["canary"]
     assert stopped["running"] is False
     assert machine.policy.trial is None
-    assert command._format_canary(stopped).startswith('stopped: {"depth": 1} against {}')
+    assert command._format_canary(stopped).startswith(
+        'stopped: {"depth": 1} against the default rules'
+    )
 
 
 async def test_rules_that_an_operator_sets_end_the_memory_of_promoted_ones(
@@ -402,7 +404,7 @@ def test_the_command_starts_it(machine: Machine, capsys: pytest.CaptureFixture[s
         machine.lab.gateway.admin_port = int(url.rpartition(":")[2])
         at = ["--url", url]
         assert command.main(["canary", "--speculation", '{"depth": 1}', "--share", "0.5", *at]) == 0
-        assert 'running: {"depth": 1} against {}' in capsys.readouterr().out
+        assert 'running: {"depth": 1} against the default rules' in capsys.readouterr().out
         assert command.main(["canary", "--stop", *at]) == 0
         assert command.main(["canary", "--speculation", "{", *at]) == 1
         assert "JSON" in capsys.readouterr().err
