@@ -89,6 +89,11 @@ class ResilientEngine(Engine, SupportsPlanning, Protocol):
         """Use the held depths again, and return them."""
         ...
 
+    @property
+    def is_live(self) -> bool:
+        """Return True while a backend runs, False while it restarts."""
+        ...
+
     async def wait_failed(self) -> str:
         """Wait until no engine will become available any more, and return the reason."""
         ...

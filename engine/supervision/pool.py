@@ -276,6 +276,11 @@ class EnginePool:
         """True if no engine will become available any more."""
         raise NotImplementedError
 
+    @property
+    def is_live(self) -> bool:
+        """See ``eaglegate.engine.base.ResilientEngine``."""
+        return next(iter(self._sessions()), None) is not None
+
     def reset_failures(self) -> None:
         """Forget the last losses. One request caused them, and it is rejected from now on."""
 

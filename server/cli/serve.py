@@ -180,7 +180,7 @@ class ServeCommand:
             decode,
             self._has_room,
             write,
-            is_idle=lambda: not self._admission.running,
+            is_idle=lambda: self._resilient.is_live and not self._admission.running,
         )
 
     def _make_doctor(self, mode: Mode, reload: Reload | None) -> Doctor:
@@ -189,9 +189,12 @@ class ServeCommand:
         return Doctor(mode, self._telemetry, self._has_room, reload)
 
     def _has_room(self) -> bool:
-        """Return True if no request waits and at most a quarter of the places are taken."""
-        admission = self._admission
-        return not admission.queued and 4 * admission.running <= admission.bounds.running
+        """Return True if an engine runs, no request waits, and at most a quarter of the places are
+        taken.
+        """
+        admission, is_live = self._admission, self._resilient.is_live
+        has_places = 4 * admission.running <= admission.bounds.running
+        return is_live and not admission.queued and has_places
 
     def _wrap_engine(self) -> Engine:
         """Return the engine for requests: observed, and doctored and audited if configured."""

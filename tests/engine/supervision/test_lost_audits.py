@@ -1,9 +1,10 @@
-"""The loss of an engine during an audit: noticed at once, and held against audits only where the
-engine died by itself.
+"""The loss of an engine during an audit: noticed at once, held against audits only where the engine
+died by itself, and waited out by the audits that come next.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -45,4 +46,9 @@ async def test_one_loss_is_one_loss(killed: bool, error: type[EngineError]) -> N
     with pytest.raises(EngineFailed, match="being restarted"):
         await engine.score(ask(), (7, 8), "float32")
     assert notes.lost == [LossCause.DIED]
+    assert not engine.is_live
+    while not notes.back:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    assert engine.is_live
     await engine.aclose()
+    assert not engine.is_live
