@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from eaglegate.engine.base import never_pause
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
-from eaglegate.engine.speculation.audit.scores import AnswerScores, never_pause
+from eaglegate.engine.speculation.audit.scores import AnswerScores
 from eaglegate.engine.supervision.policy import LossCause
 from eaglegate.engine.types import EngineRequest
 from tests.engine.supervision.mortal import Cradle, Mortal, ask, supervised
