@@ -316,7 +316,8 @@ async def _generate(
         )
     except EngineError as error:
         raise EngineStartError(
-            f"The worker {connection.upstream} does not generate from token ids: {error}. Start it "
+            f"The worker {connection.upstream} does not generate from token ids: "
+            f"{str(error).removesuffix('.')}. Start it "
             "with `vllm serve ... --enable-scale-out`, or give text+URL for a server that has no "
             f"{wire.GENERATE}."
         ) from error

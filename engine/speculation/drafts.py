@@ -97,7 +97,10 @@ class DraftPlan:
         ours, theirs = self.inspect(draft), self.inspect(running)
         found = [str(finding) for finding in ours.errors]
         if not found and ours.method != theirs.method:
-            found = [f"it is {ours.method}, the running draft is {theirs.method}"]
+            found = [
+                f"it is {ours.method}, the running draft is {theirs.method}; restart the gateway "
+                "with it"
+            ]
         if not found and not ours.method.startswith("eagle3"):
             found = [f"only EAGLE 3 and 3.1 drafts can be exchanged, this one is {ours.method}"]
         if not found:

@@ -264,7 +264,7 @@ def judge_difference(difference: Estimate | None, what: str, margin: float = MAR
     if difference is None:
         return Finding(Verdict.UNKNOWN, f"there are no {what} to compare")
     if difference.low is None or difference.high is None:
-        return Finding(Verdict.UNKNOWN, f"{difference.clusters} sessions are too few")
+        return Finding(Verdict.UNKNOWN, f"too few sessions: {difference.clusters}")
     span = f"{difference.low:+.1%} to {difference.high:+.1%} of {what}"
     if difference.lies_within(-margin, margin) or difference.low == difference.high == 0:
         return Finding(Verdict.SAME, f"{span} lies within ±{margin:.0%}")

@@ -220,8 +220,8 @@ def _find_notes(pairs: Sequence[Pair], requests: int, *, recorded: bool) -> list
     bunched = sum(p.base.result.is_bunched or p.other.result.is_bunched for p in pairs)
     if bunched:
         notes.append(
-            f"{bunched} pairs have no TPOT: the chunks of an answer came together, after a stall "
-            "of the client or the network"
+            f"pairs without TPOT: {bunched}, because the chunks of an answer came together, after "
+            "a stall of the client or the network"
         )
     if recorded:
         notes.append(

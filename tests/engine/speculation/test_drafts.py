@@ -208,7 +208,10 @@ async def test_what_does_not_fit_is_refused(
 
 async def test_the_other_method_is_refused() -> None:
     manager, _ = make_manager()
-    with pytest.raises(DraftRefused, match="it is eagle3, the running draft is"):
+    with pytest.raises(
+        DraftRefused,
+        match=r"it is eagle3, the running draft is eagle3\.1; restart the gateway with it\.",
+    ):
         await manager.swap(str(DEMO / "eagle3"))
 
 
