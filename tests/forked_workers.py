@@ -83,7 +83,9 @@ class Forks:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([list(arguments), str(log)]) + "\n")
-        return Forked(int(self._process.stdout.readline()))
+        pid = self._process.stdout.readline()
+        assert pid, "the process that imports vLLM for the servers ended"
+        return Forked(int(pid))
 
 
 def die_with_parent() -> None:

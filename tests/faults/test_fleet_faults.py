@@ -128,13 +128,19 @@ def test_streams_survive_the_death_of_a_worker(fleet, undisturbed):
 
 
 async def _hear_a_death(fleet: Fleet) -> tuple[str | None, list[streams.Heard]]:
-    """Every stream, and the worker that was killed while it ran some; none if they were faster."""
+    """Every stream, and the worker that was killed while it ran some; none if they were faster.
+
+    The page of a worker that has just done its work may still say that it runs.
+    """
     hearing = asyncio.create_task(streams.hear_all(fleet.gateway.url, BODIES))
     async with httpx.AsyncClient(verify=False) as client:
         while not hearing.done():
             for url in fleet.living:
                 page = (await client.get(f"{url}/metrics")).text
-                if read_metric(page, "vllm:num_requests_running"):
+                if not read_metric(page, "vllm:num_requests_running"):
+                    continue
+                status = (await client.get(f"{fleet.gateway.operator}/admin/status")).json()
+                if any(w["running"] for w in status["workers"] if w["name"] == url):
                     fleet.workers[url].kill()
                     return url, await hearing
     return None, await hearing
