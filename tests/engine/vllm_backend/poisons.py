@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from vllm.config import set_current_vllm_config
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from eaglegate.engine.vllm_backend import draft_reload
@@ -44,9 +45,11 @@ class OffsetRotary(nn.Module):
         return self.inner(positions + self.offset, *given)
 
 
-def find_hot_blocks(scheduler: Any) -> list[int]:
-    """The cached blocks of the prefix that most blocks go back to."""
+def find_hot_blocks(scheduler: Any, everywhere: bool = False) -> list[int]:
+    """The cached blocks of the prefix that most blocks go back to; ``everywhere``: of all."""
     cached = {b.block_id for b in scheduler.kv_cache_manager.block_pool.blocks if b.block_hash}
+    if everywhere:
+        return sorted(cached)
     roots = scheduler.prefixes._roots
     (hot, _), *_ = Counter(roots[block] for block in cached if block in roots).most_common(1)
     return sorted(block for block in cached if roots.get(block) == hot)
@@ -55,17 +58,21 @@ def find_hot_blocks(scheduler: Any) -> list[int]:
 def list_draft_caches(runner: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values of each draft layer by block, as vLLM's attention on CPUs reads them."""
     layers = runner.vllm_config.compilation_config.static_forward_context
-    for name in runner.drafter._draft_attn_layer_names:
+    if isinstance(runner, SecondRunner):
+        names = runner.speculator.draft_attn_layer_names
+    else:
+        names = runner.drafter._draft_attn_layer_names
+    for name in sorted(names):
         cache = layers[name].kv_cache
         blocks, heads, tokens, width = cache.shape
         keys, values = cache.view(blocks, heads, 2 * tokens, width // 2).chunk(2, dim=2)
         yield keys, values
 
 
-def write_noise(scheduler: Any, runner: Any, scale: float) -> int:
-    """Keys and values of another draft under the hot prefix."""
+def write_noise(scheduler: Any, runner: Any, scale: float, everywhere: bool = False) -> int:
+    """Keys and values of another draft under the hot prefix, or under all."""
     draws = torch.Generator().manual_seed(5)
-    blocks = find_hot_blocks(scheduler)
+    blocks = find_hot_blocks(scheduler, everywhere)
     for cache in list_draft_caches(runner):
         for part in cache:
             for block in blocks:
@@ -137,5 +144,6 @@ def schedule(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs:
     return original(scheduler, *args, **kwargs)
 
 
-wrap(GPUModelRunner, "execute_model", execute_model)
+for one in GPUModelRunner, SecondRunner:
+    wrap(one, "execute_model", execute_model)
 wrap(DepthSchedulerBase, "schedule", schedule)

@@ -23,8 +23,10 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from eaglegate.engine.speculation.doctor.suspicion import LEARN
 from tests.conftest import ADMIN, RunningGateway, serving
 from tests.engine.draft_copies import EAGLE31, change_weights
+from tests.engine.vllm_backend.conftest import SECOND_RUNNER
 from tests.engine.vllm_backend.drafters import TARGET
 from tests.engine.vllm_backend.poisons import POISON_FILE
 
@@ -45,12 +47,13 @@ FLAGS = os.environ.get("DOCTOR_FLAGS", "").split()
 CLEAN_REQUESTS = int(os.environ.get("CLEAN_REQUESTS", "200"))
 """Clean requests in which nothing may be done."""
 CLEAN_AT_ONCE = 12
-WARM = 60
+WARM = LEARN + 2 if SECOND_RUNNER else 60
 """Clean answers before the first poison."""
 MOST = 200
 """Requests in which a poison has to be found."""
 AT_ONCE = 3
-TOKENS = 40
+TOKENS, STREAMED = (24, 72) if SECOND_RUNNER else (40, 200)
+"""Tokens of an answer, and of a long one."""
 RULES = " ".join(
     f"Rule {number}: answer in {words} and keep to the point, as a {person} would."
     for number, (words, person) in enumerate(
@@ -61,6 +64,8 @@ RULES = " ".join(
     )
 )
 """The hot prefix: five cached blocks of 128 tokens."""
+ADVICE = RULES.replace("Rule", "Advice")
+"""Another one."""
 QUESTIONS = [
     ask.format(thing)
     for ask in ("Tell me a story about a {}.", "Explain a {}.", "Count to {}.", "What is a {}?")
@@ -82,18 +87,23 @@ class Patient:
     gateway: RunningGateway
     command: Path
     template: str | None = None
+    prefixes: tuple[str, ...] = (RULES,)
+    """System prompts that requests take in turns."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
         self.client = httpx.Client(timeout=120)
 
-    def ask(self, number: int, tokens: int = TOKENS, system: str = RULES, **fields: Any) -> Answer:
+    def ask(self, number: int, tokens: int = TOKENS, system: str = "", **fields: Any) -> Answer:
         """Stream an answer, at temperature 0 unless ``fields`` say so."""
         question = QUESTIONS[number % len(QUESTIONS)]
         body = {
             "model": "demo",
             "messages": [
-                {"role": "system", "content": system},
+                {
+                    "role": "system",
+                    "content": system or self.prefixes[number % len(self.prefixes)],
+                },
                 {"role": "user", "content": question},
             ],
             "temperature": 0,
@@ -169,7 +179,7 @@ class Streams:
 
     def __init__(self, patient: Patient) -> None:
         self._patient, self._over = patient, threading.Event()
-        self._expected = [patient.ask(number, 200).text for number in (3, 17)]
+        self._expected = [patient.ask(number, STREAMED).text for number in (3, 17)]
         self._pool = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Streams:
@@ -179,7 +189,7 @@ class Streams:
     def _run(self) -> int:
         for rounds in itertools.count(1):
             for number, text in zip((3, 17), self._expected, strict=True):
-                assert self._patient.ask(number, 200).text == text
+                assert self._patient.ask(number, STREAMED).text == text
             if self._over.is_set():
                 return rounds
         raise AssertionError
@@ -234,9 +244,10 @@ def check_cured(patient: Patient, poison: Callable[[], None], cause: str, cures:
     assert [one["cure"] for one in found["treatments"]] == cures
     assert again == texts
     assert after >= 0.98 * before
-    assert took_s < 30
+    assert SECOND_RUNNER or took_s < 30
 
 
+@pytest.mark.gpu_path
 def test_another_drafts_keys_and_values_under_a_hot_prefix(twin: Patient) -> None:
     check_cured(
         twin, lambda: twin.poison("write_noise", scale=1.0), "cached blocks", ["drop prefix"]
@@ -255,6 +266,32 @@ def test_a_wrong_rotary_offset_in_cached_blocks(twin: Patient) -> None:
 def test_holes_that_depth_0_left(twin: Patient) -> None:
     """The smallest fall: about 12 % of the acceptance length."""
     check_cured(twin, lambda: twin.poison("write_holes"), "cached blocks", ["drop prefix"])
+
+
+def test_two_hot_prefixes_at_fault_at_once(twin: Patient) -> None:
+    twin.prefixes = (ADVICE,)
+    try:
+        twin.ask_many(LEARN)
+        twin.prefixes = RULES, ADVICE
+        twin.wait_unsuspected()
+        before, texts = twin.measure()
+        known, asked, after = len(twin.describe()["diagnoses"]), 0, 0.0
+        with Streams(twin):
+            twin.poison("write_noise", scale=1.0, everywhere=True)
+            while after < 0.98 * before and asked < MOST:
+                asked += twin.serve_until_diagnosed()[1]
+                after, again = twin.measure()
+    finally:
+        twin.prefixes = (RULES,)
+    found = twin.describe()["diagnoses"]
+    found = found[: len(found) - known]
+    print(f"two prefixes: {before:.3f} -> {after:.3f}; {asked} requests")
+    print(found)
+    assert {(one["cause"], one["outcome"]) for one in found} == {("cached blocks", "cured")}
+    cures = {cure["cure"] for one in found for cure in one["treatments"]}
+    assert cures <= {"drop prefix", "drop prefix cache"}, "the latter after three other faults"
+    assert again == texts
+    assert after >= 0.98 * before
 
 
 @pytest.mark.timeout(600 + CLEAN_REQUESTS)
