@@ -17,6 +17,7 @@ from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from eaglegate.engine.supervisor import SupervisedEngine
 from eaglegate.engine.types import EngineInfo
+from eaglegate.engine.vllm_backend.child_process import summarize_error
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
@@ -72,6 +73,9 @@ class InProcessBackend:
             )
         except OSError as error:
             raise ConfigError(f"--chat-template: {error}") from error
+        except ValueError as error:  # the first place that makes vLLM's configuration
+            refused = f"vLLM refuses this configuration: {summarize_error(error)}"
+            raise ConfigError(refused) from error
         self.vocabulary = Vocabulary.from_transformers(self.renderer.tokenizer)
         self.reasoning_parser = arguments.reasoning_parser or settings.reasoning_parser
         self.fallback = self._find_fallback(settings)

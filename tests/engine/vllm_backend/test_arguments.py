@@ -14,6 +14,9 @@ from eaglegate.engine.vllm_backend.arguments import (
     make_engine_parser,
 )
 from eaglegate.engine.vllm_contract import SCHEDULER, WORKER
+from eaglegate.server.backends.in_process import InProcessBackend
+from eaglegate.server.cli.command_line import read_command_line
+from eaglegate.server.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +37,20 @@ def parse(*argv: str) -> argparse.Namespace:
     add_engine_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1")
     return parser.parse_args(list(argv))
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--max-num-seqs=32"], r"max_num_batched_tokens \(16\) must be greater than or equal to"),
+        (["--max-num-seqs=8", "--enable-lora"], "Consider increasing max_num_batched_tokens"),
+    ],
+)
+def test_a_configuration_that_vllm_refuses_is_one_sentence(argv: list[str], said: str) -> None:
+    line = read_command_line("serve", ["--max-num-batched-tokens=16", *argv], lambda _: None)
+    with pytest.raises(ConfigError, match=f"^vLLM refuses this configuration: .*{said}") as found:
+        InProcessBackend(line, lambda _: None)
+    assert "\n" not in str(found.value)
 
 
 def test_nothing_given_is_the_demo_with_its_draft() -> None:
