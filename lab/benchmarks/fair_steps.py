@@ -166,7 +166,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--streams", type=int, default=2, help="streams of the latency class")
     parser.add_argument(
-        "--load", type=int, default=4, help="streams of both classes over the latency class"
+        "--load",
+        type=int,
+        default=4,
+        help="streams of both classes for each one of the latency class",
     )
     parser.add_argument("--prompt", type=int, default=0, help="new prompt tokens of batch requests")
     parser.add_argument("--mode", default="auto", choices=["auto", "off"], help="the planner")

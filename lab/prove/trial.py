@@ -101,7 +101,7 @@ class Trial:
 
     @property
     def depth(self) -> int:
-        """K"""
+        """Depth K of the draft."""
         return self.lane.info.speculation.depth
 
 

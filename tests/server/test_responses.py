@@ -117,6 +117,15 @@ async def test_stored_responses_can_be_fetched_listed_and_deleted(lab):
     assert listed["has_more"]
     rest = f"{URL}/{made['id']}/input_items?after={listed['last_id']}"
     assert (await lab.get(rest)).json["data"][0]["content"][0]["text"] == "a"
+    for query, words in (
+        ("after=nobody", "'after' must be the id of an item in this list; given 'nobody'"),
+        ("order=up", "'order': Input should be 'asc' or 'desc'; given 'up'"),
+        ("limit=0", "greater than or equal to 1; given '0'"),
+    ):
+        refused = await lab.get(f"{URL}/{made['id']}/input_items?{query}")
+        assert refused.status == 400
+        assert refused.json["error"]["param"] == query.partition("=")[0]
+        assert words in refused.json["error"]["message"]
     assert (await lab.delete(f"{URL}/{made['id']}")).json["deleted"]
     assert (await lab.get(f"{URL}/{made['id']}")).status == 404
     assert (await lab.delete(f"{URL}/{made['id']}")).status == 404

@@ -201,7 +201,8 @@ def _answer(asked: TokenizeRequest, tokens: list[int], pipeline: Pipeline) -> di
 
 async def _tokens(asked: TokenizeRequest, pipeline: Pipeline, limits: RenderLimits) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
-        raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
+        given = "neither" if asked.prompt is None else "both"
+        raise InvalidRequest(f"Give either 'prompt' or 'messages'; given {given}.", param="prompt")
     if asked.prompt is not None:
         special = asked.add_special_tokens is not False
         return await encode(asked.prompt, pipeline.renderer, special, limits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Field
@@ -39,6 +39,8 @@ class ConversationItems(RequestModel):
 
 
 ItemList = list[dict[str, Any]]
+PageOrder = Literal["asc", "desc"]
+"""Order of a page: oldest or newest first."""
 
 
 class ConversationsService:
@@ -198,14 +200,20 @@ def check_history(num_bytes: int, limit: int, param: str) -> None:
         )
 
 
-def make_page(items: ItemList, limit: int, order: str, after: str | None) -> dict[str, Any]:
+def make_page(items: ItemList, limit: int, order: PageOrder, after: str | None) -> dict[str, Any]:
     """Return one page of ``items``, which are ordered oldest first.
 
-    The page is ordered newest first unless ``order`` is asc.
+    Raises InvalidRequest if ``after`` is no item: a client that reads page after page would begin
+    anew forever.
     """
     listed = items if order == "asc" else items[::-1]
-    ids = [item["id"] for item in listed]
-    if after is not None and after in ids:
+    if after is not None:
+        ids = [item["id"] for item in listed]
+        if after not in ids:
+            raise InvalidRequest(
+                f"'after' must be the id of an item in this list; given '{after[:100]}'.",
+                param="after",
+            )
         listed = listed[ids.index(after) + 1 :]
     shown = listed[:limit]
     return {

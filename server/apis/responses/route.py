@@ -16,6 +16,7 @@ from eaglegate.server.apis.responses.conversations import (
     ConversationRequest,
     ConversationsService,
     ConversationUpdate,
+    PageOrder,
     make_page,
 )
 from eaglegate.server.apis.responses.request import ResponsesRequest
@@ -63,7 +64,7 @@ def router(gateway: Gateway, runs: BackgroundRuns) -> APIRouter:
     async def items(
         response_id: str,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
-        order: str = "desc",
+        order: PageOrder = "desc",
         after: str | None = None,
     ) -> Response:
         return _respond_stored(make_page(await service.items(response_id), limit, order, after))
@@ -105,7 +106,7 @@ def _add_conversation_items(routes: APIRouter, gateway: Gateway) -> None:
     async def items(
         conversation_id: str,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
-        order: str = "desc",
+        order: PageOrder = "desc",
         after: str | None = None,
     ) -> Response:
         found = await conversations.items(conversation_id)
