@@ -147,7 +147,11 @@ def _key(names: list[str]) -> int:
     if len(names) != 1 or names[0].startswith("-"):
         print("usage: eaglegate key NAME", file=sys.stderr)
         return 2
-    key, entry = generate_key_entry(names[0])
+    try:
+        key, entry = generate_key_entry(names[0])
+    except ValueError as error:
+        print(f"eaglegate key: {error}", file=sys.stderr)
+        return 2
     print(f"# Give this to {names[0]}; it is not stored:\n#   {key}\n{entry}", end="")
     return 0
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -38,6 +39,11 @@ from eaglegate.server.access.fair_order import Priority
 from eaglegate.server.errors import ConfigError, Unauthenticated
 
 PREFIX = "eg-"
+KEY_NAME = r"^[A-Za-z0-9._-]{1,64}$"
+SECRET_FIELDS = frozenset({"name", "sha256"})
+"""Fields of a key file in which somebody may have written the key itself."""
+UNSHOWN = ("missing", "extra_forbidden")
+"""Problems whose input is a whole entry, or a field that is not known."""
 MIN_LENGTH = 16
 """Minimum length of a key given in plain text. Shorter keys could be guessed from their hash."""
 
@@ -59,7 +65,14 @@ def generate_key() -> str:
 
 
 def generate_key_entry(name: str) -> tuple[str, str]:
-    """Return a new key in plain text, and its entry for the key file."""
+    """Return a new key in plain text, and its entry for the key file. Raises ValueError for a name
+    that key files do not take.
+    """
+    if not re.fullmatch(KEY_NAME, name):
+        raise ValueError(
+            "the name of a key has 1 to 64 letters, digits, dots, underscores or hyphens; "
+            f"given {name!r}"
+        )
     key = generate_key()
     return key, f'- name: {name}\n  sha256: "{hash_key(key).hex()}"\n'
 
@@ -138,7 +151,7 @@ class KeyEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    name: Annotated[str, Field(pattern=KEY_NAME)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     priority: Literal["high", "normal", "low"] | None = None
     weight: Annotated[float, Field(ge=0.01, le=1000)] = 1.0
@@ -213,10 +226,19 @@ def _read_file(path: Path) -> list[ApiKey]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ConfigError(f"--api-key-file {path}: {where}: {problem['msg']}") from None
+        raise ConfigError(f"--api-key-file {path}: {_describe_problem(error)}") from None
     return [entry.key() for entry in entries]
+
+
+def _describe_problem(error: ValidationError) -> str:
+    """Describe the first problem of a key file. Values that may be secrets are left out."""
+    problem = error.errors(include_url=False)[0]
+    if not problem["loc"]:
+        return "it must be a list of keys, as `eaglegate key NAME` writes them"
+    where = ".".join(str(part) for part in problem["loc"])
+    hidden = not SECRET_FIELDS.isdisjoint(problem["loc"]) or problem["type"] in UNSHOWN
+    given = "" if hidden else f"; given {str(problem['input'])[:60]!r}"
+    return f"{where}: {problem['msg']}{given}"
 
 
 def _check_unique(keys: list[ApiKey]) -> None:

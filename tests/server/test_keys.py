@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from eaglegate.server.__main__ import main
 from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.fair_order import Priority
 from eaglegate.server.access.keys import KeyRing, generate_key_entry, hash_key, load_keys
@@ -68,8 +69,11 @@ def test_the_file_says_all_there_is_to_say(tmp_path):
         ("keys: [{name: a, sha256: secret}]", r"keys\.0\.sha256"),
         ("keys: [{name: a, sha256: %s, colour: red}]" % ("f" * 64), "colour"),
         ("keys: [{name: a, sha256: %s, concurrency: 0}]" % ("f" * 64), "concurrency"),
-        ("keys: [{name: a, sha256: %s, priority: urgent}]" % ("f" * 64), "priority"),
-        ("keys: [{name: a, sha256: %s, weight: 0}]" % ("f" * 64), "weight"),
+        ("keys: [{name: a, sha256: %s, priority: urgent}]" % ("f" * 64), "given 'urgent'"),
+        ("keys: [{name: a, sha256: %s, weight: 0}]" % ("f" * 64), "weight.*given '0'"),
+        ("keys: [{name: a, sha256: %s, key: secret}]" % ("f" * 64), "keys.0.key"),
+        ("keys: [{name: secret!, sha256: %s}]" % ("f" * 64), "keys.0.name"),
+        ("", "must be a list of keys, as `eaglegate key NAME`"),
         ("keys: [{name: a, sha256: %s, weight: .inf}]" % ("f" * 64), "weight"),
         ("keys: [a: b: c", "cannot be read"),
         ("other: 1", "keys"),
@@ -79,6 +83,13 @@ def test_a_wrong_file_is_refused_by_place_and_shows_no_secret(tmp_path, text, wo
     with pytest.raises(ConfigError, match=words) as refused:
         load_keys(write(tmp_path, text))
     assert "secret" not in str(refused.value)
+
+
+def test_the_command_makes_no_name_that_a_file_refuses(capsys):
+    for name in ("a:b", "a b", "a\n", "", "x" * 65):
+        assert main(["key", name]) == 2
+        assert "has 1 to 64 letters" in capsys.readouterr().err
+    assert main(["key", "agents-2.eu"]) == 0
 
 
 def test_twins_are_refused(tmp_path):
