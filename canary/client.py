@@ -27,7 +27,10 @@ class CallFailed(Exception):
 def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--url``, ``--json`` and ``--key`` to a command that calls a running gateway."""
     parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="operator address (default: %(default)s)"
+        "--url",
+        type=complete_url,
+        default="http://127.0.0.1:8000",
+        help="operator address (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     parser.add_argument(
@@ -35,6 +38,11 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
         help="an admin's API key [EAGLEGATE_ADMIN_API_KEY]",
     )
+
+
+def complete_url(given: str) -> str:
+    """Return an address with its scheme, http:// by default, and without a slash at the end."""
+    return (given if "://" in given else f"http://{given}").rstrip("/")
 
 
 def send(
@@ -48,8 +56,8 @@ def send(
     if key:
         headers["authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
-    request = Request(url, data, headers, method=method)
     try:
+        request = Request(url, data, headers, method=method)
         return dict(json.loads(fetch(request)))
     except ValueError as error:
         raise CallFailed(f"{url} does not answer: {error}") from None

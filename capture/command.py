@@ -47,6 +47,9 @@ def main(argv: Sequence[str]) -> int:
         options.run(options, load_cipher(options.key_file))
     except BrokenPipeError:  # an OSError that is no fault of the capture
         raise
+    except FileExistsError as error:
+        print(f"eaglegate capture: {error.filename} exists; name another --out", file=sys.stderr)
+        return 1
     except (CaptureError, OSError, ValueError) as error:
         print(f"eaglegate capture: {error}", file=sys.stderr)
         return 1

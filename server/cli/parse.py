@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice, zip_longest
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from eaglegate.text.events import FinishReason, ParserEvent, Phase, ToolCallEnd
 from eaglegate.text.parsing.answer import make_fallback_parser, make_parser
@@ -61,10 +61,13 @@ def main(argv: Sequence[str]) -> int:
         _check_names(options)
         if not options.jsonl:
             return _parse_answer(vocabulary, options, offered)
+        if options.file is None:
+            return _parse_lines(sys.stdin.buffer, vocabulary, options, offered)
+        with Path(options.file).open("rb") as lines:
+            return _parse_lines(lines, vocabulary, options, offered)
     except (UnknownParser, OSError, ValueError) as error:
         print(f"eaglegate parse: {error}", file=sys.stderr)
         return 2
-    return _parse_lines(vocabulary, options, offered)
 
 
 def _make_argument_parser() -> argparse.ArgumentParser:
@@ -162,9 +165,11 @@ def _parse_as_vllm(
     return f"vLLM {parsers.version}", _fold_message(parser, job, events)
 
 
-def _parse_lines(vocabulary: Vocabulary, options: argparse.Namespace, offered: Any) -> int:
+def _parse_lines(
+    lines: BinaryIO, vocabulary: Vocabulary, options: argparse.Namespace, offered: Any
+) -> int:
     status = 0
-    for number, text in enumerate(sys.stdin.buffer, 1):
+    for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
         try:

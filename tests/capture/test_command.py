@@ -224,3 +224,13 @@ def test_the_key_file_may_stand_in_the_environment(
     monkeypatch.setenv("EAGLEGATE_CAPTURE_KEY_FILE", "/keys")
     assert make_parser().parse_args(arguments).key_file == Path("/keys")
     assert make_parser().parse_args([*arguments, "--key-file", "/mine"]).key_file == Path("/mine")
+
+
+def test_a_file_that_exists_is_kept(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "trace.jsonl"
+    out.write_text("mine")
+    assert main(["export", str(folder), "--to", "mooncake", "--out", str(out)]) == 1
+    assert f"{out} exists; name another --out" in capsys.readouterr().err
+    assert out.read_text() == "mine"

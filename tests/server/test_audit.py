@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from eaglegate.canary.client import complete_url
 from eaglegate.engine.speculation.audit.auditor import Auditor
 from eaglegate.engine.speculation.audit.evidence import AuditOutcome
 from eaglegate.engine.speculation.audit.files import pack
@@ -148,6 +149,11 @@ def test_the_command_shows_what_there_is(audited: Any) -> None:
     audited.holds.add(AuditHold("chat", "token 1 is wrong", "abc", 1.0))
     lines = "\n".join(command.format_audits(audited.auditor.describe()))
     assert "chat: no speculation: token 1 is wrong (draft abc)" in lines
+
+
+def test_addresses_need_no_scheme() -> None:
+    assert complete_url("10.0.0.5:9000/") == "http://10.0.0.5:9000"
+    assert complete_url("https://gateway.example") == "https://gateway.example"
 
 
 def test_the_command_says_when_nobody_answers(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.request import Request
 
-from eaglegate.canary.client import CallFailed, fetch
+from eaglegate.canary.client import CallFailed, complete_url, fetch
 
 Row = Mapping[str, Any]
 TIMEOUT_S = 5.0
@@ -72,7 +72,7 @@ class GatewayReader:
     """Reads one gateway. Every method blocks for up to a few seconds and raises CallFailed."""
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
+        self.url = complete_url(url)
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._timeout_s = timeout_s
 

@@ -50,6 +50,16 @@ def parse(monkeypatch, capsys):
     return run
 
 
+def test_lines_of_a_file(parse, ids, tmp_path, capsys):
+    line = {"token_ids": ids, "tools": TOOLS}
+    _, expected = parse([*HERMES, "--jsonl"], line)
+    file = tmp_path / "answers.jsonl"
+    file.write_text(json.dumps(line) + "\n")
+    assert main([*HERMES, "--jsonl", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines() == expected
+    assert main([*HERMES, "--jsonl", str(tmp_path / "nowhere")]) == 2
+
+
 def test_a_line_an_answer(parse, ids):
     whole = {"token_ids": ids, "cuts": [len(ids)], "finish_reason": "stop", "tools": TOOLS}
     single = {"token_ids": ids, "tools": [TOOLS[0]["function"]]}
