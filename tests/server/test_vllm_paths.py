@@ -88,7 +88,9 @@ async def test_an_invocation_is_charged_once(lab):
 
 
 async def test_the_tokenizer_s_configuration_is_shown_where_that_is_asked_for(lab):
-    assert (await lab.get("/tokenizer_info")).status == 404
+    absent = await lab.get("/tokenizer_info")
+    assert absent.status == 404
+    assert "without --enable-tokenizer-info-endpoint" in absent.json["error"]["message"]
     lab.configure(enable_tokenizer_info_endpoint=True)
     lab.app = make_app(lab)
     info = (await lab.get("/tokenizer_info")).json

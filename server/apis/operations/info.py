@@ -177,7 +177,16 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
             text = await asyncio.to_thread(pipeline.renderer.decode, asked.tokens)
         return json_response({"prompt": text})
 
-    if gateway.settings.enable_tokenizer_info_endpoint:
+    if not gateway.settings.enable_tokenizer_info_endpoint:
+
+        @routes.get("/tokenizer_info", include_in_schema=False)
+        async def disabled() -> None:
+            raise NotFound(
+                "There is no GET /tokenizer_info: the gateway runs without "
+                "--enable-tokenizer-info-endpoint."
+            )
+
+    else:
 
         @routes.get("/tokenizer_info", response_model=None)
         async def tokenizer_info() -> Response:
