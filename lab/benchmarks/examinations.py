@@ -1,0 +1,159 @@
+"""How many suspicions of the doctor get trials beside load, how long one takes, and what it costs.
+
+Clients ask for clean answers without pause, ``--at-once`` at a time, of four prefixes. A prefix is
+suspected every ``--every-s`` seconds, without cause.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from statistics import median
+
+from eaglegate.engine.base import DraftVersion
+from eaglegate.engine.speculation.doctor.diagnosis import Diagnosis
+from eaglegate.engine.speculation.doctor.doctor import Doctor, DoctoredEngine, Mode
+from eaglegate.engine.steps import read_steps
+from eaglegate.engine.types import EngineRequest, Sampling
+from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.engine.vllm_backend.translate import describe_engine
+from eaglegate.lab.benchmarks.drive import render, running, speculation
+
+DEPTH = 3
+PREFIXES = 4
+
+
+class TimedDoctor(Doctor):
+    """Notes how long each examination takes."""
+
+    since: float | None = None
+    """The beginning of the current examination."""
+    took_s: list[float]
+
+    async def examine(self, name: str) -> Diagnosis:
+        self.since = began = time.perf_counter()
+        try:
+            found = await super().examine(name)
+        finally:
+            self.since = None
+        self.took_s.append(time.perf_counter() - began)
+        return found
+
+    def measure_all(self) -> float:
+        """Seconds of examinations, the current one included."""
+        current = 0.0 if self.since is None else time.perf_counter() - self.since
+        return sum(self.took_s) + current
+
+
+class Nobody:
+    def record_diagnosis(self, diagnosis: Diagnosis) -> None: ...
+
+
+class NoRemedies:
+    """A doctor that watches applies none."""
+
+    age_s = 0.0
+
+    async def drop_prefix(self, request: EngineRequest | None) -> int:
+        raise NotImplementedError
+
+    async def restart(self, reason: str) -> None:
+        raise NotImplementedError
+
+
+class Load:
+    """Clients in a closed loop, and the tokens that they get beside examinations and otherwise."""
+
+    def __init__(self, engine: DoctoredEngine, doctor: TimedDoctor, seed: int) -> None:
+        self._engine, self._doctor, self._draws = engine, doctor, random.Random(seed)
+        prompts = render(VllmRenderer(make_demo_arguments()))
+        texts = [prompt * (600 // len(prompt)) for prompt in prompts]
+        self._prefixes, self._ends = texts[:PREFIXES], prompts
+        self.tokens = {False: 0, True: 0}
+        """By whether an examination was under way."""
+
+    async def run(self, at_once: int, until: float) -> None:
+        await asyncio.gather(*(self._ask(until) for _ in range(at_once)))
+
+    async def _ask(self, until: float) -> None:
+        while time.perf_counter() < until:
+            draws = self._draws
+            end = draws.choice(self._ends)
+            prompt = (*draws.choice(self._prefixes), *end[draws.randrange(len(end) - 1) :])
+            sampling = Sampling(draws.randint(16, 24), temperature=0.0, ignore_eos=True)
+            request = EngineRequest(f"c{draws.random()}", prompt, sampling)
+            async for step in read_steps(self._engine.generate, request):
+                self.tokens[self._doctor.since is not None] += len(step.token_ids)
+
+
+async def suspect(doctor: Doctor, every_s: float, draws: random.Random, until: float) -> int:
+    """Suspect prefixes until then; returns how often."""
+    count = 0
+    while time.perf_counter() < until:
+        name = draws.choice([*doctor._prefixes])
+        count += name not in doctor._suspected
+        doctor._suspect(name)
+        doctor._arrived.set()
+        await asyncio.sleep(every_s)
+    return count
+
+
+def print_outcome(doctor: TimedDoctor, suspicions: int, load: Load, took_s: float) -> None:
+    found = doctor.describe()["diagnoses"]
+    inside = doctor.measure_all()
+    beside = load.tokens[True] / max(inside, 1e-9)
+    alone = load.tokens[False] / max(took_s - inside, 1e-9)
+    print(f"{suspicions} suspicions in {took_s:.0f} s: {len(found)} examined")
+    for one, seconds in zip(reversed(found), doctor.took_s, strict=True):
+        print(f"  {one['cause']}: {one['trials']} trials in {seconds:.1f} s")
+    print(
+        f"  an examination took {median(doctor.took_s or [0.0]):.1f} s (median); clients' tokens "
+        f"per second: {beside:.1f} beside examinations, {alone:.1f} otherwise"
+    )
+
+
+async def examine_beside(engine: VllmEngine, options: argparse.Namespace) -> None:
+    """Fill the earlier record first, beside the same load."""
+    doctor = TimedDoctor(Mode.WATCH, Nobody(), lambda: True)
+    doctor.took_s = []
+    assert engine._llm is not None
+    doctor.change_draft(DraftVersion("demo", "", ""))
+    doctor.attach(NoRemedies(), engine.generate, describe_engine(engine._llm.vllm_config))
+    load = Load(DoctoredEngine(engine, doctor), doctor, options.seed)
+    doctoring = asyncio.create_task(doctor.run())
+    await load.run(options.at_once, time.perf_counter() + options.warm_s)
+    spent_s, began = doctor._budget._spent_s, time.perf_counter()
+    print(f"{len(doctor._record)} runs in the record, charged {spent_s:.1f} s")
+    load.tokens = {False: 0, True: 0}
+    until = began + options.minutes * 60
+    draws = random.Random(options.seed)
+    suspecting = asyncio.create_task(suspect(doctor, options.every_s, draws, until))
+    await load.run(options.at_once, until)
+    took_s = time.perf_counter() - began
+    print(f"charged {doctor._budget._spent_s - spent_s:.1f} s")
+    print_outcome(doctor, await suspecting, load, took_s)
+    doctoring.cancel()
+
+
+async def measure(options: argparse.Namespace) -> None:
+    chosen = {"dtype": "float32", "max_model_len": 2048, "kv_cache_memory_bytes": 256 << 20}
+    async with running(**chosen, speculative_config=speculation(DEPTH)) as engine:
+        await examine_beside(engine, options)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--warm-s", type=float, default=60.0)
+    parser.add_argument("--at-once", type=int, default=12)
+    parser.add_argument("--every-s", type=float, default=45.0)
+    parser.add_argument("--seed", type=int, default=1)
+    asyncio.run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
