@@ -31,8 +31,7 @@ def count_work(request: EngineRequest, step: Step) -> int:
 class TrialRunner:
     """Runner of trials that charges their share of the engine's time to ``budget``.
 
-    The share is counted in tokens. The time of an engine step has a fixed part and a part that
-    grows with its tokens, so trials pay at least the time that they add to clients' steps.
+    The share is counted in tokens, which is an estimate: clients may lose more time to trials.
     """
 
     def __init__(self, budget: TimeBudget, clock: Callable[[], float]) -> None:
