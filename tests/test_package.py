@@ -64,8 +64,8 @@ EXTRAS = {
     "server/cli/top/screen.py: textual",
 }
 """The extras ``otel`` and ``top``; their modules are imported where they are asked for."""
-BROUGHT = {"starlette": "fastapi"}
-"""Packages that another one brings and re-exports."""
+BROUGHT = {"starlette": "fastapi", "pydantic_core": "pydantic"}
+"""Packages that another one brings, and whose names its documentation uses."""
 
 
 def list_top_imports(path: Path) -> set[str]:

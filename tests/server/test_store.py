@@ -351,9 +351,9 @@ async def test_a_key_has_so_many_conversations_and_bytes_whatever_others_have():
         await talks.put(StoredConversation(f"{owner}0", owner, time.time(), {"a": "b"}))
     big = [{"id": "x" * 800}]
     await talks.append("ann0", big)
-    with pytest.raises(InvalidRequest, match="more than 1500"):
+    with pytest.raises(InvalidRequest, match="exceed their limit of 1500"):
         await talks.append("ann1", big)
-    with pytest.raises(InvalidRequest, match="more than 1500"):
+    with pytest.raises(InvalidRequest, match="exceed their limit of 1500"):
         await talks.check("ann1", big, "conversation")
     await talks.append("bob0", big)
     assert await talks.delete("ann0", "ann")
@@ -385,7 +385,7 @@ async def test_a_key_may_fill_its_conversations_to_the_last_byte():
     await talks.append("c0", [item_of(1000)])
     await talks.check("c1", [item_of(500)], "items")
     await talks.append("c1", [item_of(500)])
-    with pytest.raises(InvalidRequest, match="more than 1500"):
+    with pytest.raises(InvalidRequest, match="exceed their limit of 1500"):
         await talks.append("c1", [item_of(60)])
     await talks.append_answer("c1", [item_of(60)])
     assert await talks.num_bytes("c1") == 560, "an answer that was begun is still added"

@@ -72,10 +72,10 @@ def test_a_template_without_an_end_is_interrupted_and_runs_apart_from_then_on(
     template = ChatTemplate(source)
     assert not template.is_suspect
     assert write(runner, template) == "from a child"
-    assert "runs in a process of its own" in caplog.text
+    assert "runs in a separate process" in caplog.text
     assert template.is_suspect
     write(runner, template)
-    assert caplog.text.count("process of its own") == 1
+    assert caplog.text.count("separate process") == 1
     assert len(in_child) == 2
     assert write(runner, ChatTemplate(ORDINARY)) == "user: Hi\n"
 
