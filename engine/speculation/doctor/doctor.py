@@ -31,12 +31,9 @@ from eaglegate.engine.speculation.doctor.diagnosis import (
     Treatment,
     log_diagnosis,
 )
+from eaglegate.engine.speculation.doctor.pace import ClientPace
 from eaglegate.engine.speculation.doctor.suspicion import History, PositionCounts
-from eaglegate.engine.speculation.doctor.trial_runs import (
-    EarlierRecord,
-    TrialRunner,
-    count_work,
-)
+from eaglegate.engine.speculation.doctor.trial_runs import EarlierRecord, TrialRunner
 from eaglegate.engine.speculation.doctor.trials import (
     PairedTrial,
     differs_in_text,
@@ -161,9 +158,10 @@ class Doctor:
             self._record.clear()
             self._suspected.clear()
 
-    def count_step(self, request: EngineRequest, step: Step) -> None:
-        """Count a client's step, so that trials in the same steps do not pay for it."""
-        self._runner.clients += count_work(request, step)
+    @property
+    def pace(self) -> ClientPace:
+        """The pace of clients' requests, by which trials beside them are charged."""
+        return self._runner.pace
 
     def observe(self, request: EngineRequest, steps: Sequence[DecodeStep]) -> None:
         """Add the decode steps of a finished answer."""
@@ -378,13 +376,14 @@ class DoctoredEngine:
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         steps = list[DecodeStep]()
-        era = self._doctor.era
+        era, pace = self._doctor.era, self._doctor.pace
 
         def keep(step: Step) -> None:
-            self._doctor.count_step(request, step)
+            pace.count_steps(len(step.decode))
             steps.extend(step.decode)
 
-        await self._engine.generate(request, SinkTap(sink, keep))
+        with pace.count_request():
+            await self._engine.generate(request, SinkTap(sink, keep))
         if era == self._doctor.era:
             self._doctor.observe(request, steps)
 

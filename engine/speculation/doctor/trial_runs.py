@@ -11,34 +11,25 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from eaglegate.engine.speculation.doctor.pace import ClientPace
 from eaglegate.engine.speculation.doctor.trials import PairedTrial, TrialRun, is_open
 from eaglegate.engine.speculation.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
-from eaglegate.engine.types import LAST_PRIORITY, EngineInfo, EngineRequest, Sampling, Step
+from eaglegate.engine.types import LAST_PRIORITY, EngineInfo, EngineRequest, Sampling
 
 TRIAL_TOKENS = 48
 AT_ONCE = 2
 """Number of runs that share the engine's steps, as the two runs of a pair do."""
 
 
-def count_work(request: EngineRequest, step: Step) -> int:
-    """Return the tokens that the target computed for a step, which for the first step include the
-    prompt."""
-    read = 0 if step.cached_tokens is None else len(request.prompt) - step.cached_tokens
-    return read + sum(1 + decode.drafted for decode in step.decode)
-
-
 class TrialRunner:
-    """Runner of trials that charges their share of the engine's time to ``budget``.
-
-    The share is counted in tokens, which is an estimate: clients may lose more time to trials.
-    """
+    """Runner of trials that charges their share of the engine's time to ``budget``."""
 
     def __init__(self, budget: TimeBudget, clock: Callable[[], float]) -> None:
         self._budget, self._clock = budget, clock
-        self.clients = 0
-        """Number of tokens that the target computed for clients."""
-        self._trials = 0
+        self.pace = ClientPace(clock)
+        self._trial_s = 0.0
+        """Time of all runs so far, in request-seconds."""
         self._generate: Generate | None = None
         self._depth = self._context = 0
 
@@ -53,19 +44,19 @@ class TrialRunner:
 
     @contextmanager
     def _charge(self) -> Iterator[None]:
-        """Charge the trials' share of the time in the context, or all of it if no step was made."""
-        began, clients, trials = self._clock(), self.clients, self._trials
+        """Charge the trials' share of the time in the context."""
+        began, ran_s = self._clock(), self._trial_s
+        self.pace.begin_trials()
         try:
             yield
         finally:
-            clients, trials = self.clients - clients, self._trials - trials
-            share = trials / (clients + trials) if trials else 1.0
+            share = self.pace.end_trials(self._trial_s - ran_s)
             self._budget.spend((self._clock() - began) * share)
 
     async def _run(self, request: EngineRequest, *, fresh: bool) -> TrialRun:
         assert self._generate is not None
         name = f"doctor-{uuid.uuid4().hex}"
-        text, steps = list[int](), 0
+        text, steps, began = list[int](), 0, self._clock()
         again = EngineRequest(
             name,
             request.prompt,
@@ -78,11 +69,13 @@ class TrialRunner:
             cache_salt=name if fresh else request.cache_salt,
             adapter=request.adapter,
         )
-        async with aclosing(read_steps(self._generate, again)) as read:
-            async for step in read:
-                self._trials += count_work(again, step)
-                text += step.token_ids
-                steps += len(step.decode)
+        try:
+            async with aclosing(read_steps(self._generate, again)) as read:
+                async for step in read:
+                    text += step.token_ids
+                    steps += len(step.decode)
+        finally:
+            self._trial_s += self._clock() - began
         return TrialRun(tuple(text), steps)
 
     async def try_cached(
