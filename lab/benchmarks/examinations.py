@@ -2,6 +2,9 @@
 
 Clients ask for clean answers without pause, ``--at-once`` at a time, of four prefixes. A prefix is
 suspected every ``--every-s`` seconds, without cause.
+
+``--laps`` measures the price instead: laps without trials and laps of examinations without pause,
+in turns. It prints the share of their pace that clients lose, and the share of the time charged.
 """
 
 from __future__ import annotations
@@ -30,9 +33,15 @@ PREFIXES = 4
 class TimedDoctor(Doctor):
     """Notes how long each examination takes."""
 
+    is_calm = False
+    """True while nothing is suspected, whatever the answers."""
     since: float | None = None
     """The beginning of the current examination."""
     took_s: list[float]
+
+    def _suspect(self, name: str) -> None:
+        if not self.is_calm:
+            super()._suspect(name)
 
     async def examine(self, name: str) -> Diagnosis:
         self.since = began = time.perf_counter()
@@ -69,7 +78,7 @@ class Load:
     """Clients in a closed loop, and the tokens that they get beside examinations and otherwise."""
 
     def __init__(self, engine: DoctoredEngine, doctor: TimedDoctor, seed: int) -> None:
-        self._engine, self._doctor, self._draws = engine, doctor, random.Random(seed)
+        self._engine, self._doctor, self.draws = engine, doctor, random.Random(seed)
         prompts = render(VllmRenderer(make_demo_arguments()))
         texts = [prompt * (600 // len(prompt)) for prompt in prompts]
         self._prefixes, self._ends = texts[:PREFIXES], prompts
@@ -81,7 +90,7 @@ class Load:
 
     async def _ask(self, until: float) -> None:
         while time.perf_counter() < until:
-            draws = self._draws
+            draws = self.draws
             end = draws.choice(self._ends)
             prompt = (*draws.choice(self._prefixes), *end[draws.randrange(len(end) - 1) :])
             sampling = Sampling(draws.randint(16, 24), temperature=0.0, ignore_eos=True)
@@ -116,6 +125,36 @@ def print_outcome(doctor: TimedDoctor, suspicions: int, load: Load, took_s: floa
     )
 
 
+LAP_S = 15.0
+
+
+async def measure_price(doctor: TimedDoctor, load: Load, options: argparse.Namespace) -> None:
+    """Laps with and without examinations, in turns."""
+
+    async def run_lap() -> float:
+        """Return clients' tokens per second."""
+        began, before = time.perf_counter(), sum(load.tokens.values())
+        await load.run(options.at_once, began + LAP_S)
+        return (sum(load.tokens.values()) - before) / (time.perf_counter() - began)
+
+    for _ in range(options.laps):
+        doctor.is_calm = True
+        doctor._suspected.clear()
+        while doctor.since is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        alone = await run_lap()
+        doctor.is_calm = False
+        began, spent_s = time.perf_counter(), doctor._budget._spent_s
+        suspecting = asyncio.create_task(suspect(doctor, 0.2, load.draws, began + LAP_S))
+        beside = await run_lap()
+        charged = (doctor._budget._spent_s - spent_s) / (time.perf_counter() - began)
+        await suspecting
+        print(
+            f"clients' tokens per second: {alone:.0f} without trials, {beside:.0f} beside "
+            f"examinations: {1 - beside / alone:.1%} lost, {charged:.1%} of the time charged"
+        )
+
+
 async def examine_beside(engine: VllmEngine, options: argparse.Namespace) -> None:
     """Fill the earlier record first, beside the same load."""
     doctor = TimedDoctor(Mode.WATCH, Nobody(), lambda: True)
@@ -125,9 +164,14 @@ async def examine_beside(engine: VllmEngine, options: argparse.Namespace) -> Non
     doctor.attach(NoRemedies(), engine.generate, describe_engine(engine._llm.vllm_config))
     load = Load(DoctoredEngine(engine, doctor), doctor, options.seed)
     doctoring = asyncio.create_task(doctor.run())
+    doctor.is_calm = options.laps > 0
     await load.run(options.at_once, time.perf_counter() + options.warm_s)
     spent_s, began = doctor._budget._spent_s, time.perf_counter()
     print(f"{len(doctor._record)} runs in the record, charged {spent_s:.1f} s")
+    if options.laps:
+        await measure_price(doctor, load, options)
+        doctoring.cancel()
+        return
     load.tokens = {False: 0, True: 0}
     until = began + options.minutes * 60
     draws = random.Random(options.seed)
@@ -148,6 +192,7 @@ async def measure(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--laps", type=int, default=0)
     parser.add_argument("--warm-s", type=float, default=60.0)
     parser.add_argument("--at-once", type=int, default=12)
     parser.add_argument("--every-s", type=float, default=45.0)
