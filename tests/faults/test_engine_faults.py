@@ -140,8 +140,10 @@ def test_the_cause_of_a_death_is_in_the_log_and_in_the_status(gateway, how, ende
         await began.wait()
         assert engine_process.kill(gateway.process.pid, how)
 
+    before = len(losses(gateway))
     disturbed_as_undisturbed(gateway, [streams.request("chat", 4, 300)], kill)
-    last = losses(gateway)[-1]
+    # On a busy machine the next engine may hang for a while, and be lost, too.
+    last = losses(gateway)[before]
     assert (last["cause"], last["ended_by"]) == ("died", ended_by)
     assert last["lived_s"] > 0
     assert (
