@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.keys import describe_names
 from eaglegate.server.errors import ConfigError
 
 ALL = "all"
@@ -41,9 +42,7 @@ def check_names(shared: Collection[str], keys: Collection[str]) -> None:
     """Raise ConfigError for a name that belongs to no key, such as a misspelt one."""
     for name in shared:
         if name != ALL and name not in keys:
-            known = ", ".join(sorted(keys))
-            there_are = f"the keys are {known}" if keys else "name keys in an --api-key-file"
             raise ConfigError(
-                f"--shared-prefix-cache: there is no API key '{name}'; {there_are}, and '{ALL}' "
-                "means every key"
+                f"--shared-prefix-cache: there is no API key '{name}'; {describe_names(keys)}, "
+                f"and '{ALL}' means every key"
             )

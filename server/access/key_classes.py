@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.fair_order import Priority
-from eaglegate.server.access.keys import KeyRing
+from eaglegate.server.access.keys import KeyRing, describe_names
 from eaglegate.server.errors import ConfigError
 
 CLASS = re.compile(
@@ -47,9 +47,9 @@ def _apply(text: str, keys: dict[str, ApiKey]) -> tuple[str, ApiKey]:
     name = found["name"]
     key = keys.get(name)
     if key is None:
-        known = ", ".join(sorted(keys))
-        there_are = f"the keys are {known}" if keys else "name keys in an --api-key-file"
-        raise ConfigError(f"--key-class {text!r}: there is no API key '{name}'; {there_are}")
+        raise ConfigError(
+            f"--key-class {text!r}: there is no API key '{name}'; {describe_names(keys)}"
+        )
     if found["latency"]:
         # Latency keys also go first in admission: waiting there would break their objective.
         priority = min(key.priority, Priority.HIGH)

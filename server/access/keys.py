@@ -25,7 +25,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -239,6 +239,11 @@ def _describe_problem(error: ValidationError) -> str:
     hidden = not SECRET_FIELDS.isdisjoint(problem["loc"]) or problem["type"] in UNSHOWN
     given = "" if hidden else f"; given {str(problem['input'])[:60]!r}"
     return f"{where}: {problem['msg']}{given}"
+
+
+def describe_names(keys: Collection[str]) -> str:
+    """Describe the named keys for an error about a name that belongs to no key."""
+    return f"the keys are {', '.join(sorted(keys))}" if keys else "name keys in an --api-key-file"
 
 
 def _check_unique(keys: list[ApiKey]) -> None:

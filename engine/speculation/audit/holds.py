@@ -35,7 +35,7 @@ class AuditHolds:
         return iter(self.holds)
 
     def __contains__(self, workload: object) -> bool:
-        return workload in self._known[self._draft]
+        return workload in self.holds
 
     @property
     def holds(self) -> Mapping[str, AuditHold]:
