@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.speculation.doctor import doctor as doctor_module
 from eaglegate.engine.speculation.doctor.cures import FEW_FAULTS, MOST_CURES
-from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Diagnosis, Treatment
+from eaglegate.engine.speculation.doctor.diagnosis import Cause, Cure, Treatment
 from eaglegate.engine.speculation.doctor.doctor import (
     PATIENCE_S,
     SAVED_S,
@@ -25,7 +24,6 @@ from eaglegate.engine.speculation.doctor.doctor import (
     Mode,
     name_prefix,
 )
-from eaglegate.engine.speculation.doctor.pace import ClientPace
 from eaglegate.engine.speculation.doctor.suspicion import (
     FALL,
     LEARN,
@@ -48,128 +46,17 @@ from eaglegate.engine.speculation.doctor.trials import (
     measure_fall,
 )
 from eaglegate.engine.steps import NullSink
-from eaglegate.engine.types import (
-    DecodeStep,
-    EngineInfo,
-    EngineRequest,
-    Sampling,
-    SpeculationInfo,
-    Step,
-    StepSink,
+from eaglegate.engine.types import DecodeStep, EngineRequest, Sampling, Step
+from tests.engine.speculation.clinic import (
+    INFO,
+    PREFIXES,
+    Clinic,
+    K,
+    make,
+    serve,
+    serve_until_acted,
+    warm,
 )
-
-K = 5
-PREFIXES = [tuple(range(100 * at, 100 * at + 64)) for at in range(4)]
-
-
-class Clinic:
-    """An engine whose acceptance depends on the prompt, its cached blocks and the weights."""
-
-    def __init__(self) -> None:
-        self.prefixes = PREFIXES
-        self.bad_prefixes: set[str] = set()
-        self.weights = 1.0
-        self.known = 0.0
-        """Acceptance of all prompts alike."""
-        self.cached = 0.6
-        """Factor on acceptance from bad blocks."""
-        self.cured_by_reload = self.cured_by_restart = True
-        self.hard_traffic = 1.0
-        self.done: list[str] = []
-        self.diagnoses: list[Diagnosis] = []
-        self.requests: list[EngineRequest] = []
-        self.random = random.Random(5)
-        self.age_s = 0.0
-
-    def rate(self, request: EngineRequest) -> float:
-        known = self.known or 0.55 + random.Random(hash(request.prompt)).random() * 0.3
-        cached = self.cached if name_prefix(request) in self.bad_prefixes else 1.0
-        new = self.hard_traffic if request.prompt[0] >= 5000 else 1.0
-        return known * self.weights * cached * new
-
-    def answer(self, request: EngineRequest, draws: random.Random) -> list[DecodeStep]:
-        tokens, steps, rate = 0, list[DecodeStep](), self.rate(request)
-        while tokens < request.sampling.max_tokens:
-            accepted = 0
-            while accepted < K and draws.random() < rate:
-                accepted += 1
-            tokens += accepted + 1
-            steps.append(DecodeStep(K, accepted, accepted + 1))
-        return steps
-
-    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
-        """The same text every time, with the same luck."""
-        self.requests.append(request)
-        steps = self.answer(request, random.Random(hash(request.prompt)))
-        tokens = tuple(range(request.sampling.max_tokens))
-        sink.push(Step(tokens, decode=tuple(steps)))
-
-    async def drop_prefix(self, request: EngineRequest | None) -> int:
-        self.done.append("drop all" if request is None else f"drop {name_prefix(request)}")
-        if request is None:
-            self.bad_prefixes.clear()
-        else:
-            self.bad_prefixes.discard(name_prefix(request))
-        return 1
-
-    async def restart(self, reason: str) -> None:
-        assert "doctor" in reason
-        self.done.append("restart")
-        if self.cured_by_restart:
-            self.weights = 1.0
-            self.bad_prefixes.clear()
-
-    async def reload(self) -> None:
-        self.done.append("reload")
-        if self.cured_by_reload:
-            self.weights = 1.0
-
-    def record_diagnosis(self, diagnosis: Diagnosis) -> None:
-        self.diagnoses.append(diagnosis)
-
-    def ask(self, base: int = 0) -> EngineRequest:
-        prefix = self.random.choice(self.prefixes)
-        prompt = (*(base + token for token in prefix), self.random.randrange(400))
-        return EngineRequest("r", prompt, Sampling(64))
-
-
-INFO = EngineInfo("m", 1024, 100, SpeculationInfo("eagle3", K))
-
-
-def make(mode: Mode = Mode.CURE) -> tuple[Clinic, Doctor]:
-    clinic = Clinic()
-    doctor = Doctor(mode, clinic, lambda: True, clinic.reload)
-    doctor.change_draft(DraftVersion("abc", "", ""))
-    doctor.attach(clinic, clinic.generate, INFO)
-    return clinic, doctor
-
-
-async def serve(clinic: Clinic, doctor: Doctor, answers: int, base: int = 0) -> int:
-    """Serve until something was diagnosed; returns the answers that took."""
-    known = len(clinic.diagnoses)
-    for number in range(answers):
-        request = clinic.ask(base)
-        doctor.observe(request, clinic.answer(request, clinic.random))
-        await doctor._complete_record()
-        for name in [*doctor._suspected]:
-            await doctor.examine(name)
-        if len(clinic.diagnoses) > known:
-            return number + 1
-    return answers
-
-
-async def warm(clinic: Clinic, doctor: Doctor) -> None:
-    await serve(clinic, doctor, 8 * LEARN)
-    clinic.diagnoses.clear()
-
-
-async def serve_until_acted(clinic: Clinic, doctor: Doctor, answers: int = 200) -> int:
-    used = 0
-    while used < answers:
-        used += await serve(clinic, doctor, answers - used)
-        if clinic.done or (clinic.diagnoses and clinic.diagnoses[-1].fall > 0.04):
-            return used
-    raise AssertionError("nothing was found")
 
 
 async def test_bad_blocks_of_one_prefix_are_dropped_and_no_others() -> None:
@@ -500,75 +387,6 @@ async def test_one_prefix_is_examined_before_all_of_them() -> None:
     assert doctor._choose_suspicion() == ""
     doctor._suspect(name)
     assert doctor._choose_suspicion() == name
-
-
-@pytest.mark.parametrize(
-    ("alone", "beside", "share"),
-    [
-        ((60, 60.0), (20, 40.0), 0.5),  # each client makes half of its steps beside the trial
-        ((60, 60.0), (40, 40.0), 0.2),  # they lose nothing: one trial among five requests
-        ((60, 60.0), (80, 40.0), 0.2),
-        ((60, 60.0), (0, 40.0), 1.0),
-        ((60, 60.0), (0, 0.0), 1.0),  # no client
-        ((0, 0.0), (20, 40.0), 1.0),  # nothing to compare with
-    ],
-)
-async def test_trials_pay_for_the_pace_that_clients_lose(
-    alone: tuple[int, float], beside: tuple[int, float], share: float
-) -> None:
-    """``alone`` and ``beside`` are clients' steps and request-seconds without the trial and in the
-    10 s of it.
-    """
-    now = [0.0]
-    clinic = Clinic()
-    doctor = Doctor(Mode.CURE, clinic, lambda: True, clinic.reload, lambda: now[0])
-
-    def run_clients(steps: int, request_s: float, seconds: float) -> None:
-        with ExitStack() as running:
-            for _ in range(round(request_s / seconds)):
-                running.enter_context(doctor.pace.count_request())
-            doctor.pace.count_steps(steps)
-            now[0] += seconds
-
-    async def generate(_: EngineRequest, sink: StepSink) -> None:
-        run_clients(*beside, 10.0)
-        sink.push(Step((1,), cached_tokens=10))
-
-    doctor.attach(clinic, generate, INFO)
-    run_clients(*alone, 20.0)
-    await doctor._runner.run(EngineRequest("r", (1,), Sampling(64)), fresh=True)
-    now[0] = 100.0
-    assert doctor.describe()["engine_share"] == pytest.approx(share * 10.0 / 100.0)
-
-
-async def test_an_old_pace_counts_less() -> None:
-    now = [0.0]
-    pace = ClientPace(lambda: now[0])
-    with pace.count_request():
-        for steps_per_s in (10, 1):
-            for _ in range(6):
-                pace.count_steps(steps_per_s * 400)
-                now[0] += 400.0
-                pace.begin_trials()
-        pace.count_steps(10)
-        now[0] += 10.0
-        lost = pace.end_trials(1.0)
-    assert 0.0 < lost < 0.2
-
-
-async def test_a_trial_without_a_step_pays_all_its_time() -> None:
-    now = [0.0]
-    clinic = Clinic()
-    doctor = Doctor(Mode.CURE, clinic, lambda: True, clinic.reload, lambda: now[0])
-
-    async def generate(request: EngineRequest, sink: StepSink) -> None:
-        now[0] += 10.0
-        raise EngineFailed("no")
-
-    doctor.attach(clinic, generate, INFO)
-    with pytest.raises(EngineFailed):
-        await doctor._runner.run(clinic.ask(), fresh=True)
-    assert doctor.describe()["engine_share"] == pytest.approx(1.0)
 
 
 async def run_until_settled(doctor: Doctor) -> None:
