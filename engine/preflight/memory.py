@@ -5,7 +5,7 @@ A start is refused only if it is certain to fail, so every size here is a lower 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from eaglegate.engine.gpus import GpuDevice, select_gpus
@@ -30,6 +30,8 @@ LEAST_BYTES = 0.5
 PLAIN = ("embed", "lm_head", "norm")
 """Substrings in names of weights that no scheme quantizes."""
 EXPERTS = ".experts."
+LEAST_VISIBLE = 0.98
+"""Share of nvidia-smi's total memory that CUDA shows at least."""
 
 
 def check_devices(scene: PreflightContext) -> Iterator[str]:
@@ -98,12 +100,28 @@ def check_memory(scene: PreflightContext) -> Iterator[str]:
         room, name = min(known)
         given = f"weights (and KV cache, where given) need {format_bytes(need)} of each GPU"
         yield f"{given}, {format_bytes(room)} of a {name} can be used"
+        return
+    yield from _check_shares(take_gpus(scene) or (), plan.gpu_memory_utilization)
+
+
+def _check_shares(gpus: Sequence[GpuDevice], share: float) -> Iterator[str]:
+    """vLLM refuses to start if less than its share of memory is free, whatever it needs of it."""
+    for gpu in gpus:
+        if gpu.free is None or gpu.memory is None:
+            continue
+        if gpu.free < LEAST_VISIBLE * share * gpu.memory:
+            fit = int(90 * gpu.free / gpu.memory) / 100
+            yield (
+                f"vLLM takes {share:.0%} of a {gpu.name}, {format_bytes(share * gpu.memory)}, and "
+                f"{format_bytes(gpu.free)} are free: try --gpu-memory-utilization {fit:.2f}"
+            )
+            return
 
 
 def get_room(gpu: GpuDevice, plan: EnginePlan) -> float | None:
     """Return the bytes available for weights and KV cache.
 
-    vLLM ignores the utilization if the size of the KV cache is given.
+    If the size of the KV cache is given, the utilization does not limit what vLLM takes.
     """
     if gpu.free is None or gpu.memory is None:
         return None

@@ -22,6 +22,7 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from eaglegate.engine.gpus import list_gpus, select_gpus
 from eaglegate.engine.speculation.inspection.checkpoint import looks_like_hub_id
 from eaglegate.engine.speculation.inspection.recurrent import RECURRENT_ON_CPU
 from eaglegate.engine.speculation.naming import name_speculation
@@ -60,6 +61,11 @@ CPU_DEFAULTS: dict[str, Any] = {
 }
 """Defaults on a CPU, which start in seconds and leave memory for other programs."""
 DEMO_CPU_DEFAULTS: dict[str, Any] = CPU_DEFAULTS | {"kv_cache_memory_bytes": GIB}
+DEMO_GPU_KV_BYTES = 2 * GIB
+DEMO_GPU_OTHER_BYTES = 2 * GIB
+"""Memory of a GPU for the demo's weights, activations, graphs and CUDA's context."""
+FREE_SHARE = 0.8
+"""Largest share of a GPU's free memory that the demo takes."""
 
 
 def make_engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
@@ -154,7 +160,29 @@ def make_demo_arguments(depth: str | None = AUTO, **chosen: Any) -> AsyncEngineA
     if speculation is not None:
         same = speculation.get("method", DEMO_METHOD) == DEMO_METHOD
         chosen["speculative_config"] = DEMO_SPECULATION | speculation if same else speculation
+    if not current_platform.is_cpu():
+        chosen = _limit_gpu_memory(chosen) | chosen
     return _make_arguments(DEMO_DEFAULTS | chosen, DEMO_CPU_DEFAULTS, 1, depth)
+
+
+def _limit_gpu_memory(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a KV cache and a share of memory with which the demo starts beside other programs.
+
+    Empty if the user has chosen a share, or if the memory of the GPUs is unknown.
+    """
+    gpus = list_gpus() or ()
+    if names := chosen.get("device_ids"):
+        gpus = tuple(select_gpus(gpus, [str(name) for name in names]))
+    workers = chosen.get("tensor_parallel_size", 1) * chosen.get("pipeline_parallel_size", 1)
+    sizes = [(gpu.free, gpu.memory) for gpu in gpus[:workers] if gpu.free and gpu.memory]
+    if "gpu_memory_utilization" in chosen or not sizes:
+        return {}
+    free, memory = min(sizes)
+    room = min(DEMO_GPU_KV_BYTES + DEMO_GPU_OTHER_BYTES, int(FREE_SHARE * free))
+    cache = chosen.get("kv_cache_memory_bytes") or room // 2
+    # vLLM refuses to start if less than the share is free, also where the cache has a size.
+    share = min(cache + room // 2, free) / memory
+    return {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": round(share, 4)}
 
 
 def _make_arguments(

@@ -78,6 +78,18 @@ def test_what_makes_weights_smaller_counts(llama: str, changes: dict[str, Any], 
     assert ("GiB of each GPU" in found) is not fits, found
 
 
+@pytest.mark.parametrize(
+    ("free_gib", "share", "fits"),
+    [(70.0, 0.9, False), (72.0, 0.9, True), (30.0, 0.3, True), (None, 0.9, True)],
+)
+def test_vllm_refuses_a_share_that_is_not_free(free_gib: float | None, share: float, fits: bool):
+    """Also for a small model with a small KV cache."""
+    demo = Path(__file__).parents[2] / "engine" / "demo" / "target"
+    plan = EnginePlan(str(demo), kv_cache_bytes=GIB, gpu_memory_utilization=share)
+    obstacles = find_obstacles(plan, make_machine(free_gib))
+    assert obstacles == "" if fits else "try --gpu-memory-utilization 0.78" in obstacles
+
+
 def make_tensor(dtype: str, *shape: int) -> TensorEntry:
     size = {"F32": 4, "BF16": 2, "U8": 1}[dtype]
     count = 1

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from eaglegate.engine.gpus import GpuDevice
 from eaglegate.engine.vllm_backend import arguments as arguments_module
 from eaglegate.engine.vllm_backend.arguments import (
     DEMO,
@@ -160,6 +161,36 @@ def test_only_depths_that_occur_get_graphs(
     table = arguments.speculative_config.get(TABLE)
     assert (None if table is None else [each for *_, each in table]) == declared
     assert bool(arguments.cudagraph_capture_sizes) == (depth == "auto")
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "argv", "cache_gib", "share"),
+    [
+        (79, (), 2, 0.05),
+        (6, (), 2, 0.05),
+        (2.5, (), 1, 0.025),
+        (79, ("--kv-cache-memory-bytes", "6G"), 6, 0.1),
+        (79, ("--gpu-memory-utilization", "0.5"), None, 0.5),
+        (79, ("--device-ids", "1"), 1, 0.025),
+        (None, (), None, 0.92),
+    ],
+)
+def test_the_demo_leaves_a_gpu_to_others(
+    free_gib: float | None,
+    argv: tuple[str, ...],
+    cache_gib: float | None,
+    share: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM compares the share with free memory before it reads the size of the KV cache."""
+    free = free_gib and int(free_gib * GIB)
+    gpus = (GpuDevice("H100", 80 * GIB, free), GpuDevice("H100", 80 * GIB, int(2.5 * GIB)))
+    monkeypatch.setattr(arguments_module, "current_platform", Gpu())
+    monkeypatch.setattr(arguments_module, "list_gpus", lambda: gpus)
+    arguments = make_engine_arguments(parse(*argv))
+    assert arguments.kv_cache_memory_bytes == (cache_gib and cache_gib * GIB)
+    assert arguments.gpu_memory_utilization == pytest.approx(share, abs=1e-4)
+    assert free is None or arguments.gpu_memory_utilization * 80 * GIB < free
 
 
 def test_a_table_and_sizes_of_the_users_own_stay(monkeypatch: pytest.MonkeyPatch) -> None:
