@@ -396,14 +396,6 @@ def _find_libraries(package: str, folders: tuple[str, ...], names: tuple[str, ..
     return [str(file) for place in places for name in names for file in place.glob(name)]
 
 
-def name_exit(code: int) -> str:
-    """Return the signal that ended a process, or its exit status."""
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"exit status {code}"
-
-
 def summarize_error(error: Exception) -> str:
     """Return the error as one sentence."""
     from pydantic import ValidationError

@@ -25,6 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from eaglegate.engine.base import never_pause
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
+from eaglegate.engine.limited_child import name_exit
 from eaglegate.engine.logs import LineFormat, pass_line
 from eaglegate.engine.machine import count_oom_kills, is_stopped
 from eaglegate.engine.speculation.methods import find_method
@@ -37,7 +38,6 @@ from eaglegate.engine.vllm_backend.child_process import (
     ChildLog,
     EnginePreload,
     kill_loading,
-    name_exit,
     redact_cause,
     replace_environment,
     separate_engines,

@@ -25,11 +25,10 @@ import logging
 import signal
 import sys
 from collections import OrderedDict
-from contextlib import suppress
 
 from eaglegate.engine.errors import EngineFailed, EngineOverloaded, RequestRejected
+from eaglegate.engine.limited_child import ChildLost, LimitedChild
 from eaglegate.engine.types import Constraint
-from eaglegate.engine.vllm_backend.child_process import name_exit
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +41,6 @@ LIMIT_S = 3.0
 """Limit on the CPU seconds of a trial with a small vocabulary. Usual schemas take 0.005 to 0.05."""
 PATIENCE = 10.0
 """Wall-clock seconds allowed for each CPU second of the limit."""
-START_S = 180.0
-EXIT_S = 5.0
-"""Longest time between a child's last output and its exit, in seconds."""
 MAX_BYTES = 256 << 10
 REMEMBERED = 4096
 ATTEMPTS = 2
@@ -54,7 +50,7 @@ CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.S
 """
 
 
-class GrammarProbe:
+class GrammarProbe(LimitedChild):
     """Probe whose ``check`` raises for a constraint that would stall the engine. It has one child,
     which tries one constraint at a time."""
 
@@ -62,12 +58,10 @@ class GrammarProbe:
         self, tokenizer: str, trust_remote_code: bool = False, limit_s: float = LIMIT_S
     ) -> None:
         given = (tokenizer, str(trust_remote_code), str(limit_s))
-        self._command = (sys.executable, "-m", TRIAL, *given)
+        super().__init__((sys.executable, "-m", TRIAL, *given))
         self._limit_s = limit_s
-        self._number = 0
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._turn = asyncio.Lock()
-        self._child: asyncio.subprocess.Process | None = None
         self._useless = False
 
     def is_known(self, constraint: Constraint) -> bool:
@@ -93,9 +87,6 @@ class GrammarProbe:
         if verdict != OK:
             raise RequestRejected(verdict)
 
-    async def aclose(self) -> None:
-        await self._kill()
-
     async def _get_verdict(self, constraint: Constraint) -> str:
         asked = _encode(constraint)
         digest = _hash(asked)
@@ -116,7 +107,7 @@ class GrammarProbe:
         for _ in range(ATTEMPTS):
             try:
                 answer = await self._try_once(asked)
-            except _ChildLost as lost:
+            except ChildLost as lost:
                 log.warning("the process that checks grammars ended: %s", lost)
                 exits.append(lost.status)
             else:
@@ -130,92 +121,35 @@ class GrammarProbe:
         )
 
     async def _try_once(self, asked: bytes) -> str:
-        """Return a verdict from the current child. Raises _ChildLost and EngineFailed."""
+        """Return a verdict from the current child. Raises ChildLost and EngineFailed."""
         try:
-            child = await self._ensure_child()
+            is_ready = await self._ensure_child()
         except TimeoutError:
             raise EngineFailed("The grammar of the answer could not be checked in time.") from None
-        if child is None:
+        if not is_ready:
             return (
                 "The schema, pattern or grammar of the answer cannot be checked: the grammar "
                 "compilers do not know the tokenizer of this model."
             )
-        if answer := await self._ask(child, asked):
-            return _describe_verdict(answer)
-        status = await _wait_for_exit(child)
-        await self._kill()
-        if status == -signal.SIGPROF:
-            return _describe_verdict(f"it took more than {self._limit_s:.2g} s")
-        raise _ChildLost(status)
-
-    async def _ask(self, child: asyncio.subprocess.Process, asked: bytes) -> str:
-        """Return the child's verdict; empty if the child failed or was too slow.
-
-        Answers are numbered, because the child may first answer for a caller that has left.
-        """
-        self._number += 1
-        assert child.stdin is not None
-        assert child.stdout is not None
-        with suppress(TimeoutError, ConnectionError, json.JSONDecodeError):
-            child.stdin.write(b"%d %s\n" % (self._number, asked))
-            async with asyncio.timeout(PATIENCE * self._limit_s):
-                while answer := await child.stdout.readline():
-                    number, verdict = json.loads(answer)
-                    if number == self._number:
-                        return str(verdict)
-        return ""
-
-    async def _ensure_child(self) -> asyncio.subprocess.Process | None:
-        """Return a ready child; None if no child is possible for this model."""
-        if self._useless or (self._child is not None and self._child.returncode is None):
-            return self._child
-        self._child = child = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            limit=MAX_BYTES,
-            start_new_session=True,
-        )
-        assert child.stdout is not None
         try:
-            async with asyncio.timeout(START_S):
-                ready = await child.stdout.readline()
-        except BaseException:  # the caller left: do not keep a half-started child
-            await self._kill()
-            raise
-        if not ready:
-            status = await child.wait()
-            self._child = None
-            if status <= 0:
-                raise _ChildLost(status)
+            return _describe_verdict(str(await self._ask(asked, PATIENCE * self._limit_s)))
+        except ChildLost as lost:
+            if lost.status != -signal.SIGPROF:
+                raise
+            return _describe_verdict(f"it took more than {self._limit_s:.2g} s")
+
+    async def _ensure_child(self) -> bool:
+        """Return True if a child is ready, and False if none is possible for this model."""
+        if self._useless or self._is_running:
+            return not self._useless
+        try:
+            self._limit_s = float(await self._start())
+        except ChildLost as lost:
+            if lost.status is None or lost.status <= 0:
+                raise
             log.warning("structured output disabled: xgrammar has no vocabulary for this tokenizer")
             self._useless = True
-            return None
-        self._limit_s = float(json.loads(ready))
-        return child
-
-    async def _kill(self) -> None:
-        child, self._child = self._child, None
-        if child is None:
-            return
-        with suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
-
-
-async def _wait_for_exit(child: asyncio.subprocess.Process) -> int | None:
-    """Return the exit status of a child that closed its output; None if the child still runs.
-
-    The status must be awaited before the child is signalled. ``Popen.send_signal`` reaps a child
-    that has ended, and asyncio then reports 255 instead of its status.
-    """
-    assert child.stdout is not None
-    if child.returncode is None and child.stdout.at_eof():
-        with suppress(TimeoutError):
-            async with asyncio.timeout(EXIT_S):
-                await child.wait()
-    return child.returncode
+        return not self._useless
 
 
 def _measure(constraint: Constraint) -> int:
@@ -240,15 +174,6 @@ def _describe_verdict(why: str) -> str:
         f"it is too complex to be matched while tokens are made: {why}. "
         "Use bounded repetition of simple parts."
     )
-
-
-class _ChildLost(Exception):
-    """The child ended without a verdict. ``status`` is None if it was killed because it was too
-    slow."""
-
-    def __init__(self, status: int | None) -> None:
-        super().__init__("no verdict in time" if status is None else name_exit(status))
-        self.status = status
 
 
 def _is_crash(status: int | None) -> bool:
