@@ -47,7 +47,6 @@ usage: eaglegate COMMAND [options]
   parse           read model output on stdin, print what the parsers make of it
   explain [ID]    show where the time of a request went, on a running gateway
   top [URL]       show the live numbers of a running gateway in the terminal
-  chat URL        talk to any OpenAI-compatible endpoint
   audit ACTION    show audits, replay a violation, release a workload
   draft COMMAND   show, swap, try or roll back the draft of a running gateway
   canary          try a draft, rules or a worker on part of the live traffic
@@ -109,8 +108,6 @@ def _run(command: str, rest: list[str]) -> int:
             return int(import_module("eaglegate.server.cli.explain").main(rest))
         case "top":
             return int(import_module("eaglegate.server.cli.top.command").main(rest))
-        case "chat":
-            return int(import_module("eaglegate.server.cli.chat.command").main(rest))
         case "key":
             return _key(rest)
         case "version" | "--version":

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("server", "engine", "text", "observability", "capture", "canary", "lab")
 KNOWS_ALL = {"server/cli/serve.py", "server/cli/observing.py", "server/app.py"}
-HTTP_CLIENTS = ("engine/remote/", "engine/machine.py", "server/cli/chat/", "lab/")
+HTTP_CLIENTS = ("engine/remote/", "engine/machine.py", "lab/")
 LIGHT = ("engine/remote/", "text/rendering/", "engine/fleet/", "server/backends/remote")
 """The parts of a gateway in front of workers."""
 VLLM = ("engine/vllm_backend/", "lab/training/", "lab/benchmarks/")

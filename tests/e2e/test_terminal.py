@@ -1,4 +1,4 @@
-"""``eaglegate top`` and ``chat`` in a terminal, on a real gateway with keys."""
+"""``eaglegate top`` in a terminal, on a real gateway with keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests import workers
 from tests.conftest import ROOT, RunningGateway, serving
-from tests.terminals import TerminalProcess, terminal
+from tests.terminals import terminal
 
 pytestmark = pytest.mark.slow
 KEY = "sk-the-admins-own-key-of-32-bytes"
@@ -74,29 +74,3 @@ def test_top_in_a_pipe_and_with_a_wrong_key(tmp_path):
             denied = top(running.operator, "--key", "wrong")
     assert denied.returncode == 1
     assert "EAGLEGATE_ADMIN_API_KEY" in denied.stderr
-
-
-def test_ctrl_c_stops_an_answer_of_chat_and_not_the_session(tmp_path):
-    with workers.scripted_worker(tmp_path / "worker.log") as worker:
-        worker.until_healthy()
-        with gateway_on(0, tmp_path, worker.url) as running:
-            arguments = ["chat", running.url, "--key", KEY, "--max-tokens", "2000"]
-            with terminal(arguments) as chat:
-                _talk(chat, running)
-
-
-def _talk(chat: TerminalProcess, running: RunningGateway) -> None:
-    chat.read_until("> ")
-    chat.press("Count\n")
-    chat.read_until("green")
-    chat.press("\x03")
-    chat.read_until("[stopped]")
-    chat.press("And more\n")
-    chat.read_until("green")
-    chat.press("\x03")
-    # Ctrl-D counts from the prompt on: one that is typed ahead is lost, as in a shell.
-    chat.read_until("[stopped]\r\n> ")
-    chat.press("\x04")
-    assert chat.wait() == 0
-    page = httpx.get(f"{running.operator}/metrics", headers={"authorization": f"Bearer {KEY}"})
-    assert 'outcome="client_gone"' in page.text
