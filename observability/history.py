@@ -10,13 +10,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import pairwise
-from operator import add
 from typing import Any
 
 from eaglegate.engine.base import DraftSwap
-from eaglegate.engine.events import Ending
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo
@@ -38,9 +35,6 @@ SLOTS = 288
 MOST_SLICES = 64
 MOST_EVENTS = 200
 WHOLE: SliceKey = (ALL, "")
-TTFT_OBJECTIVE_S, TPOT_OBJECTIVE_S = 1.0, 0.05
-"""Objectives of ``deploy/prometheus/rules/recording.yml``."""
-LEFT = (Ending.CLIENT_GONE, Ending.SLOW_READER)
 Row = dict[str, Any]
 
 
@@ -63,9 +57,6 @@ class Slot:
     slices: dict[SliceKey, WindowSums] = field(default_factory=dict)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     """Counts by name: ``ended``, ``refused``, ``tools``, ``recovered``."""
-    objectives: Counter[str] = field(default_factory=Counter)
-    """Counts of ``first`` tokens and ``late`` ones, of ``choices`` and ``slow`` ones, and of
-    answers ``interrupted`` through no fault of their client."""
     batches: dict[int, BatchSpeed] = field(default_factory=dict)
     """Speeds by batch size."""
     queued: int = 0
@@ -121,8 +112,6 @@ class DayHistory(MetricGroup):
         self._events: deque[Row] = deque(maxlen=MOST_EVENTS)
         self._concurrency = Concurrency(scope.clock)
         self._batches: dict[str, float] = {}
-        self.down_since: dict[str, float] = {}
-        """Engines that are down, with the wall-clock time since when."""
         super().__init__(scope)
 
     def declare(self) -> None:
@@ -155,21 +144,10 @@ class DayHistory(MetricGroup):
             for key in name_slices(record.slices).items():
                 slot.add(key, sums)
             slot.count("ended", record.ending.value)
-            self._count_objectives(slot, record)
+            for choice in record.choices:
+                for outcome in choice.tools:
+                    slot.count("tools", outcome.value)
             self._count_batch(slot, record)
-
-    def _count_objectives(self, slot: Slot, record: RequestRecord) -> None:
-        found = slot.objectives
-        if record.ttft is not None:
-            found["first"] += 1
-            found["late"] += record.ttft > TTFT_OBJECTIVE_S
-        for choice in record.choices:
-            if choice.tpot is not None:
-                found["choices"] += 1
-                found["slow"] += choice.tpot > TPOT_OBJECTIVE_S
-            for outcome in choice.tools:
-                slot.count("tools", outcome.value)
-        found["interrupted"] += record.interrupted and record.ending not in LEFT
 
     def _count_batch(self, slot: Slot, record: RequestRecord) -> None:
         batch = self._batches.pop(record.facts.id, None)
@@ -189,7 +167,6 @@ class DayHistory(MetricGroup):
         self._open_slot().count("recovered", outcome)
 
     def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
-        self.down_since.pop(engine, None)
         self._add_event("engine started", engine, f"{info.model}, in {seconds:.1f} s")
 
     def record_engine_loss(self, engine: str, cause: str) -> None:
@@ -198,12 +175,6 @@ class DayHistory(MetricGroup):
     def record_draft_hold(self, engine: str, hold: DraftHold, *, held: bool) -> None:
         what = "draft depth held off" if held else "draft depth released"
         self._add_event(what, engine, f"{hold.method}, depth {hold.depth}")
-
-    def record_engine_state(self, engine: str, live: bool) -> None:
-        if live:
-            self.down_since.pop(engine, None)
-        else:
-            self.down_since.setdefault(engine, self._wall())
 
     def record_draft_swap(self, swap: DraftSwap) -> None:
         self._add_event("draft " + swap.kind, swap.after[:16], f"in place of {swap.before[:16]}")
@@ -220,21 +191,6 @@ class DayHistory(MetricGroup):
             slot.queued = max(slot.queued, queue.queued)
             slot.running = max(slot.running, queue.running)
         return slot
-
-    def select(self, seconds: float, before: float | None = None) -> list[Slot]:
-        """Return the slots of at least the last ``seconds``: whole slots, and the unfinished one.
-
-        With ``before``, return the ``seconds`` that end where ``select(before)`` begins.
-        """
-        last = int(self._wall() / SLOT_S)
-        if before is not None:
-            last -= int(before / SLOT_S) + 1
-        first = last - int(seconds / SLOT_S)
-        return [slot for slot in self._slots if first <= slot.at <= last]
-
-    def events_since(self, seconds: float, what: str) -> int:
-        since = self._wall() - seconds
-        return sum(event["what"] == what and event["at"] >= since for event in self._events)
 
     def describe(self, kind: str = ALL, name: str = "") -> Row:
         """Describe the day of one slice, oldest slot first, and the counts and events of all
@@ -268,10 +224,6 @@ def sum_counts(slots: Iterable[Slot], what: str) -> Counter[str]:
     for slot in slots:
         found.update(slot.counts.get(what, {}))
     return found
-
-
-def sum_slices(slots: Iterable[Slot], key: SliceKey) -> WindowSums:
-    return reduce(add, [slot.slices[key] for slot in slots if key in slot.slices], WindowSums())
 
 
 def _sum_batches(slots: Iterable[Slot]) -> Iterator[Row]:

@@ -21,11 +21,10 @@ from starlette.routing import Route
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineInfo
-from eaglegate.observability.alerts import list_alerts
 from eaglegate.observability.explain import ExplanationRing, explain
-from eaglegate.observability.judgement import find_problem
 from eaglegate.observability.metrics.base import AdmissionQueue
 from eaglegate.observability.metrics.engine import summarize_planner
+from eaglegate.observability.problems import find_problem, list_problems
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.observability.windows import ALL, KINDS, SlidingWindow, WindowSums
 
@@ -81,7 +80,8 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
         kind: {name: summarize_window(window, now) for name, window in telemetry.book.of_kind(kind)}
         for kind in KINDS
     }
-    whole = slices.pop(ALL).get("", summarize_window(_make_empty_window(telemetry), now))
+    window = next((w for _, w in telemetry.book.of_kind(ALL)), _make_empty_window(telemetry))
+    del slices[ALL]
     return {
         "version": version("eaglegate"),
         "window_s": telemetry.settings.window_s,
@@ -97,7 +97,8 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
         "engines": {lane: _describe_engine(info) for lane, info in telemetry.engines.items()},
         "workers": [_describe_worker(worker) for worker in telemetry.scope.workers()],
         "planner": summarize_planner(telemetry.planner),
-        "all": whole,
+        "problems": list(list_problems(telemetry, window.sums(now).totals)),
+        "all": summarize_window(window, now),
         "slices": slices,
         "history": list_history(telemetry, now),
     }
@@ -347,16 +348,10 @@ def make_routes(telemetry: Telemetry, ring: ExplanationRing | None = None) -> li
         telemetry.settle()
         return _show(telemetry.history.describe(kind, asked.get("name", "")))
 
-    async def alerts(_: Request) -> Response:
-        await telemetry.refresh_planner()
-        telemetry.settle()
-        return _show(list_alerts(telemetry))
-
     return [
         Route("/metrics", metrics, methods=["GET"]),
         Route("/debug/speculation", debug, methods=["GET"]),
         Route("/debug/history", history, methods=["GET"]),
-        Route("/debug/alerts", alerts, methods=["GET"]),
         *make_page_routes(),
         *(make_explanation_routes(telemetry, ring) if ring is not None else ()),
     ]

@@ -96,6 +96,8 @@ class Telemetry:
         self._explanations: ExplanationRing | None = None
         self.draft_holds: list[DraftHold] = []
         """Depths that are not used because they killed engines."""
+        self.down: set[str] = set()
+        """Names of engines that do not serve."""
         self.draft = NO_DRAFT
         """Fingerprint of the serving draft."""
         self._live: set[RequestObservation | DirectRequest] = set()
@@ -195,11 +197,13 @@ class Telemetry:
 
     def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
         self.engines[engine] = info
+        self.down.discard(engine)
         self._late = any(known.accounts_at_end for known in self.engines.values())
         for group in self.groups:
             group.record_engine_start(engine, info, seconds)
 
     def record_engine_state(self, engine: str, live: bool) -> None:
+        (self.down.discard if live else self.down.add)(engine)
         for group in self.groups:
             group.record_engine_state(engine, live)
 

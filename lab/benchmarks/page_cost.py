@@ -38,7 +38,6 @@ POLLS = {
     "/debug/speculation": 2.0,
     "/debug/requests": 2.0,
     "/debug/history": 20.0,
-    "/debug/alerts": 20.0,
 }
 """Paths that the page polls, and the seconds between two polls."""
 WORKLOADS = ("chat", "tools", "structured", "reasoning")

@@ -1,4 +1,4 @@
-// The last day of one slice, the alerts that would fire now, and the free capacity.
+// The last day of one slice, and the free capacity.
 import { $, bar, bars, count, el, fixed, fill, millis, none, percent, spark } from "./dom.js";
 
 export let slice = null; // {kind, name}, or null for all traffic
@@ -86,16 +86,6 @@ function acceptance(day) {
     rows.push(row);
   }
   return rows.length ? rows : [el("div", "No draft was verified.", "empty")];
-}
-
-export function showAlerts(alerts) {
-  const firing = alerts.filter(alert => alert.holds);
-  $("alerts").hidden = firing.length === 0;
-  $("alerts").replaceChildren(...firing.map(a => {
-    const line = el("div"), name = el("b", a.alert);
-    line.append(name, ` (${a.severity}, after ${a.for}): ${a.summary}${a.about ? " · " + a.about : ""}`);
-    return line;
-  }));
 }
 
 const GPU = [

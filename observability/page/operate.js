@@ -1,9 +1,9 @@
 // The operator's view: what the gateway does now, from /debug.
 import { $, bar, count, el, fill, fixed, millis, none, percent, spark } from "./dom.js";
-import { choose, query, showAlerts, showDay, showRoom, slice, watchSlice } from "./day.js";
+import { choose, query, showDay, showRoom, slice, watchSlice } from "./day.js";
 
 const POLL_MS = 2000;
-const SLOW_POLLS = 10; // the day and the alerts change slowly
+const SLOW_POLLS = 10; // the day changes slowly
 let kind = "workload";
 let last = null;
 
@@ -44,10 +44,8 @@ function gain(data) {
 }
 
 function problem(data) {
-  const found = [data.all, ...data.workers].filter(x => x.problem).map(x => (x.name ? x.name + ": " : "") + x.problem);
-  for (const w of data.workers) found.push(...w.findings.map(f => `${w.name}: ${f.text}`));
-  $("problem").hidden = found.length === 0;
-  $("problem").replaceChildren(...found.map(text => el("div", text)));
+  $("problem").hidden = data.problems.length === 0;
+  $("problem").replaceChildren(...data.problems.map(text => el("div", text)));
 }
 
 function tiles(data) {
@@ -286,9 +284,8 @@ function show(data) {
 let polls = 0;
 
 async function pollDay() {
-  const [day, alerts] = await Promise.all(["debug/history" + query(), "debug/alerts"].map(url => fetch(url, { cache: "no-store" })));
+  const day = await fetch("debug/history" + query(), { cache: "no-store" });
   if (day.ok) showDay(await day.json());
-  if (alerts.ok) showAlerts(await alerts.json());
 }
 
 function state(text, stale) {

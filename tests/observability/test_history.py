@@ -1,19 +1,14 @@
-"""A day of history in the process, and the alerts that follow from it."""
+"""A day of history in the process."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
 import httpx
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
-from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
@@ -23,7 +18,6 @@ from eaglegate.engine.types import (
     Step,
 )
 from eaglegate.observability import history
-from eaglegate.observability.alerts import ELSEWHERE, RULES, list_alerts
 from eaglegate.observability.explain import ExplanationRing
 from eaglegate.observability.history import MOST_SLICES, SLOT_S, SLOTS, round_batch
 from eaglegate.observability.labels import TelemetrySettings
@@ -32,7 +26,6 @@ from eaglegate.observability.pages import make_routes
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, Outcome, ToolCallEnd, ToolCallStart
 
-ALERTS = Path(__file__).parents[2] / "deploy/prometheus/rules/alerts.yml"
 INFO = EngineInfo("m", 4096, 2048, SpeculationInfo("eagle3.1", 3, "draft", "K = 3"))
 
 
@@ -84,10 +77,6 @@ class Day:
     def describe(self, *of: str):
         self.telemetry.settle()
         return self.telemetry.history.describe(*of)
-
-    def firing(self) -> set[str]:
-        self.telemetry.settle()
-        return {row["alert"] for row in list_alerts(self.telemetry) if row["holds"]}
 
 
 @pytest.fixture
@@ -159,7 +148,7 @@ def test_events_tell_the_lives_of_engines_and_drafts(day):
     ]
 
 
-async def test_the_routes_give_the_day_the_alerts_and_the_requests_of_a_slice(day):
+async def test_the_routes_give_the_day_and_the_requests_of_a_slice(day):
     day.answer("chat")
     day.answer("tools")
     app = Starlette(routes=make_routes(day.telemetry, day.ring))
@@ -180,86 +169,5 @@ async def test_the_routes_give_the_day_the_alerts_and_the_requests_of_a_slice(da
             assert refused.status_code == 400
             assert "one of all, lane, workload" in refused.json()["error"]["message"]
             assert "given 'nope'" in refused.json()["error"]["message"]
-        alerts = (await client.get("/debug/alerts")).json()
-        assert len(alerts) == len(RULES)
         data = (await client.get("/debug/speculation")).json()
         assert data["gpus"] == [] and data["admission"] is None
-
-
-def test_alerts_are_those_of_the_prometheus_rules():
-    declared = {
-        rule["alert"]: (rule["labels"]["severity"], rule.get("for", "0m"))
-        for group in yaml.safe_load(ALERTS.read_text())["groups"]
-        for rule in group["rules"]
-    }
-    assert {rule.name for rule in RULES} | set(ELSEWHERE) == set(declared)
-    for rule in RULES:
-        assert (rule.severity, rule.lasting) == declared[rule.name]
-
-
-def test_nothing_fires_without_traffic_or_in_good_traffic(day):
-    assert day.firing() == set()
-    for _ in range(100):
-        day.answer()
-    assert day.firing() == set()
-
-
-def test_a_collapse_of_acceptance_fires_once_a_baseline_stands(day):
-    for _ in range(30):
-        day.answer(accepted=3)
-    day.telemetry.settle()
-    day.now += 1500.0
-    for _ in range(30):
-        day.answer(accepted=0)
-    assert day.firing() == {"EaglegateAcceptanceCollapsed", "EaglegateFallbackHigh"}
-
-
-def test_a_workload_that_an_audit_holds_fires(day):
-    recent = {"workload": "chat", "outcome": "violated", "at": time.time()}
-    found = {"holds": {}, "recent": [recent]}
-    day.telemetry.scope.audits = lambda: found
-    assert day.firing() == {"EaglegateAnswerViolated"}
-    recent["at"] -= 1000.0
-    assert day.firing() == set()
-    found["holds"]["tools"] = {}
-    assert day.firing() == {"EaglegateAnswerViolated"}
-
-
-def test_acceptance_that_the_doctor_has_not_cured_fires(day):
-    found = {"cause": "draft weights", "outcome": "not cured", "at": time.time()}
-    day.telemetry.scope.doctor = lambda: {"diagnoses": [found]}
-    assert day.firing() == {"EaglegateAcceptanceNotCured"}
-    found["outcome"] = "cured"
-    assert day.firing() == set()
-
-
-def test_a_depth_that_is_held_off_fires(day):
-    hold = DraftHold("eagle3", 5, 2, time.time())
-    day.telemetry.record_draft_hold("default", hold, held=True)
-    assert day.firing() == {"EaglegateDraftHeldOff"}
-    day.telemetry.record_draft_hold("default", hold, held=False)
-    assert day.firing() == set()
-
-
-def test_late_tokens_bad_calls_and_refusals_fire(day):
-    for _ in range(20):
-        day.answer(wait_s=2.0, step_s=0.2, tools=[Outcome.MALFORMED])
-    for _ in range(5):
-        day.telemetry.record_refusal("chat", "queue_full")
-    assert day.firing() == {
-        "EaglegateTTFTBurnFast",
-        "EaglegateTTFTBurnSlow",
-        "EaglegateTPOTBurnFast",
-        "EaglegateTPOTBurnSlow",
-        "EaglegateToolCallsFail",
-        "EaglegateShedding",
-    }
-
-
-def test_engines_that_die_fire(day):
-    day.telemetry.record_engine_start("default", INFO, 1.0)
-    assert day.firing() == set()
-    day.telemetry.record_engine_state("default", live=False)
-    assert day.firing() == {"EaglegateEngineDown"}
-    day.telemetry.record_engine_start("default", INFO, 1.0)
-    assert day.firing() == {"EaglegateEngineRestarting"}

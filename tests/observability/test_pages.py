@@ -13,10 +13,10 @@ from starlette.applications import Starlette
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import DecodeStep, Step
-from eaglegate.observability.judgement import find_problem
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import MIN_AT_RISK, compute_conditional_slope, make_routes
+from eaglegate.observability.problems import find_problem
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, ReasoningDelta
 

@@ -1,4 +1,4 @@
-"""The doctor over HTTP: /admin/doctor, metrics and the alert."""
+"""The doctor over HTTP: /admin/doctor and metrics."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ FILES = {
     "/page/playground.js",
 }
 OPEN = {"/health", "/ready", "/ping"} | FILES
-OPERATOR = {"/", "/metrics", "/debug/speculation", "/debug/history", "/debug/alerts"}
+OPERATOR = {"/", "/metrics", "/debug/speculation", "/debug/history"}
 
 
 def pages():

@@ -10,7 +10,6 @@ from textual.widgets import DataTable, Static
 
 from eaglegate.canary.client import CallFailed
 from eaglegate.engine.types import DecodeStep, Step
-from eaglegate.observability.alerts import list_alerts
 from eaglegate.observability.explain import explain
 from eaglegate.observability.middleware import HttpExchange
 from eaglegate.observability.pages import render_metrics, summarize_speculation
@@ -42,7 +41,6 @@ class FakeReader(GatewayReader):
         return GatewayReading(
             json.loads(json.dumps(summarize_speculation(telemetry))),
             self.traffic.ring.list(),
-            list_alerts(telemetry),
             MetricsPage.parse(render_metrics(telemetry.registry).decode()),
             self.traffic.now,
         )
@@ -92,16 +90,10 @@ def test_a_request_that_was_refused_lately_is_marked(reader):
     assert calm.tone == ""
 
 
-def list_alert_states(reader: FakeReader) -> dict[str, str]:
-    states = panels.list_states(reader.read())
-    return {s.text.partition(":")[0]: s.tone for s in states if s.name == "alert"}
-
-
-def test_an_alert_that_holds_is_a_state(reader):
-    assert list_alert_states(reader) == {"EaglegateShedding": "bad"}
-    for _ in range(60):
-        reader.traffic.answer([(0.1, Step((1,))), *[(0.02, REJECTED)] * 9])
-    assert list_alert_states(reader) == {"EaglegateFallbackHigh": "warn"}
+def test_a_problem_is_a_state(reader):
+    reader.traffic.telemetry.record_engine_state("default\x1b[2J", live=False)
+    (state,) = (s for s in panels.list_states(reader.read()) if s.name == "problem")
+    assert state == panels.State("problem", "Engine default\\x1b[2J is down.", "bad")
 
 
 def planner(steps: list[int]) -> dict:

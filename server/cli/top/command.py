@@ -90,7 +90,6 @@ def format_json(reading: GatewayReading) -> str:
     found = {
         "speculation": reading.speculation,
         "requests": reading.requests,
-        "alerts": reading.alerts,
         "metrics": [[*sample] for sample in reading.metrics.samples],
     }
     return json.dumps(found, indent=2)

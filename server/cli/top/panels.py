@@ -170,8 +170,7 @@ def list_states(reading: GatewayReading, before: GatewayReading | None = None) -
     ]
     if used := metrics.total("memory_bytes"):
         states.append(State("memory", *_describe_memory(reading, used)))
-    states += [State("problem", text, BAD) for text in _list_problems(report)]
-    states += [State("alert", *_describe_alert(row)) for row in reading.alerts if row["holds"]]
+    states += [State("problem", text, BAD) for text in report["problems"]]
     return [State(s.name, make_line_harmless(s.text), s.tone) for s in states if s.text]
 
 
@@ -296,22 +295,6 @@ def _describe_memory(reading: GatewayReading, used: float) -> tuple[str, str]:
     of = f" of {limit / 2**30:.1f}" if limit else ""
     refusing = "; refusing new work" if shedding else ""
     return f"{used / 2**30:.1f}{of} GiB{refusing}", BAD if shedding else ""
-
-
-def _list_problems(report: Row) -> Iterator[str]:
-    if report["all"]["problem"]:
-        yield report["all"]["problem"]
-    for worker in report["workers"]:
-        if worker["problem"]:
-            yield f"{worker['name']}: {worker['problem']}"
-        for finding in worker["findings"]:
-            yield f"{worker['name']}: {finding['text']}"
-
-
-def _describe_alert(alert: Row) -> tuple[str, str]:
-    about = f" ({alert['about']})" if alert["about"] else ""
-    tone = BAD if alert["severity"] in ("page", "critical") else WARN
-    return f"{alert['alert']}: {alert['summary']}{about}", tone
 
 
 def _read_drift(row: Row) -> str:

@@ -61,8 +61,6 @@ class GatewayReading:
     """Answer of ``GET /debug/speculation``."""
     requests: Mapping[str, Sequence[Row]]
     """Answer of ``GET /debug/requests``; empty if the gateway keeps no requests."""
-    alerts: Sequence[Row]
-    """Answer of ``GET /debug/alerts``: every alert, with ``holds``."""
     metrics: MetricsPage
     at: float
     """Time of the reading by ``time.monotonic()``."""
@@ -81,7 +79,6 @@ class GatewayReader:
         return GatewayReading(
             self._get_json("/debug/speculation"),
             self._get_known("/debug/requests") or {},
-            self._get_known("/debug/alerts") or (),
             MetricsPage.parse(self._get("/metrics").decode(errors="replace")),
             time.monotonic(),
         )

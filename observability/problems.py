@@ -1,0 +1,80 @@
+"""The problems of a gateway, as sentences, from the state that it has anyway.
+
+Problems that need rates or a baseline are alerts of ``deploy/prometheus/rules``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from eaglegate.engine.speculation.totals import WORTHLESS, Totals
+from eaglegate.observability.telemetry import Telemetry
+
+MIN_VERIFY_STEPS = 200
+"""Verify steps needed for a judgement."""
+UNCURED = ("not cured", "not treated")
+UNCURED_S = 3600.0
+"""Seconds for which a cause that was not cured is a problem."""
+
+
+def find_problem(totals: Totals) -> str | None:
+    """Return a sentence if speculation cannot be worth its cost, else None. It needs no baseline,
+    because a draft that was always wrong has none.
+
+    There is no problem if most decode steps have no drafts, because the planner already reacted.
+    """
+    length = totals.acceptance_length
+    if length is None or totals.verify_steps < MIN_VERIFY_STEPS or length >= WORTHLESS:
+        return None
+    if totals.off > totals.verify_steps:
+        return None
+    return (
+        f"Acceptance length is {length:.2f} over {totals.verify_steps} verify steps: hardly any "
+        "draft token is right, so speculation costs time. Check that the draft was made for this "
+        "model and chat template (eaglegate check); workers on a CPU need "
+        "--worker-extension-cls eaglegate.engine.DepthWorker (docs/workers.md)."
+    )
+
+
+def list_problems(telemetry: Telemetry, whole: Totals) -> Iterator[str]:
+    """Yield the problems of this moment. ``whole`` has the totals of the window."""
+    if problem := find_problem(whole):
+        yield problem
+    for engine in sorted(telemetry.down):
+        yield f"Engine {engine} is down."
+    for hold in telemetry.draft_holds:
+        yield (
+            f"Drafts of {hold.method} killed the engine at depth {hold.depth}, which is held off: "
+            "eaglegate audit release --drafts (docs/audit.md)."
+        )
+    yield from _list_unsound_answers(telemetry)
+    yield from _list_uncured_causes(telemetry)
+    if telemetry.scope.process().get("memory_shedding"):
+        yield "New requests are refused because memory is low."
+    for worker in telemetry.scope.workers():
+        if worker.counted is not None and (problem := find_problem(worker.counted)):
+            yield f"{worker.name}: {problem}"
+        for finding in worker.findings:
+            yield f"{worker.name}: {finding.text}"
+
+
+def _list_unsound_answers(telemetry: Telemetry) -> Iterator[str]:
+    audits = telemetry.scope.audits()
+    for workload in sorted(audits["holds"] if audits else ()):
+        yield (
+            f"An audit found answers of {workload} that are not the target's, and switched its "
+            f"speculation off: eaglegate audit release {workload} (docs/audit.md)."
+        )
+
+
+def _list_uncured_causes(telemetry: Telemetry) -> Iterator[str]:
+    doctor = telemetry.scope.doctor()
+    diagnoses = doctor["diagnoses"] if doctor else ()
+    causes = {
+        diagnosis["cause"]
+        for diagnosis in diagnoses
+        if diagnosis["outcome"] in UNCURED and diagnosis["at"] > time.time() - UNCURED_S
+    }
+    for cause in sorted(map(str, causes)):
+        yield f"Acceptance fell, and the doctor has not cured the cause: {cause} (docs/doctor.md)."
