@@ -134,7 +134,7 @@ def _lab(name: str) -> ModuleType:
             raise
         print(
             f"eaglegate: this command needs {error.name}, which is part of the lab: "
-            "pip install 'eaglegate[lab]'",
+            "pip install '.[lab]' in eaglegate's checkout",
             file=sys.stderr,
         )
         raise SystemExit(2) from None
@@ -149,7 +149,9 @@ def _key(names: list[str]) -> int:
     except ValueError as error:
         print(f"eaglegate key: {error}", file=sys.stderr)
         return 2
-    print(f"# Give this to {names[0]}; it is not stored:\n#   {key}\n{entry}", end="")
+    # Standard output may go to the key file, which must not hold the key itself.
+    print(f"Give this key to {names[0]}; it is not stored:\n{key}", file=sys.stderr)
+    print(entry, end="")
     return 0
 
 

@@ -5,7 +5,7 @@ microseconds. Keys come from flags, the environment and a YAML file::
 
     keys:
       - name: agents
-        sha256: 9f86d0...            # `eaglegate key agents` prints both halves
+        sha256: 9f86d0...            # from `eaglegate key agents`
         priority: high               # high, normal (default) or low
         weight: 2                    # share of the places within its class; default 1
         models: [demo]               # default: all

@@ -92,6 +92,18 @@ def test_the_command_makes_no_name_that_a_file_refuses(capsys):
     assert main(["key", "agents-2.eu"]) == 0
 
 
+def test_the_file_that_the_command_appends_to_never_holds_the_key(tmp_path, capsys):
+    files = {}
+    for name in ("agents", "batch"):
+        assert main(["key", name]) == 0
+        printed = capsys.readouterr()
+        files[printed.err.split()[-1]] = printed.out
+    ring = load_keys(write(tmp_path, "".join(files.values())))
+    for key, name in zip(files, ("agents", "batch"), strict=True):
+        assert ring.find(key).name == name
+        assert key not in "".join(files.values())
+
+
 def test_twins_are_refused(tmp_path):
     digest = hash_key("k" * 20).hex()
     text = f"keys: [{{name: a, sha256: {digest}}}, {{name: b, sha256: {digest}}}]"
