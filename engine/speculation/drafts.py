@@ -96,6 +96,8 @@ class DraftPlan:
         """Inspect ``draft``. Raises DraftRefused unless it may replace ``running``."""
         ours, theirs = self.inspect(draft), self.inspect(running)
         found = [str(finding) for finding in ours.errors]
+        # An unread draft has the method of the flags, so folders come before methods.
+        folders = [] if found else [find_folder(draft), find_folder(running)]
         if not found and ours.method != theirs.method:
             found = [
                 f"it is {ours.method}, the running draft is {theirs.method}; restart the gateway "
@@ -104,7 +106,6 @@ class DraftPlan:
         if not found and not ours.method.startswith("eagle3"):
             found = [f"only EAGLE 3 and 3.1 drafts can be exchanged, this one is {ours.method}"]
         if not found:
-            folders = find_folder(draft), find_folder(running)
             found = list(find_differences(*map(open_checkpoint, folders)))
         if found:
             raise DraftRefused(f"The draft {draft} cannot replace the running one: {found[0]}.")
@@ -192,7 +193,8 @@ class DraftStore:
 
     def __init__(self, folder: str | None = None) -> None:
         self._persistent = folder is not None
-        self._folder = Path(folder).expanduser() if folder is not None else None
+        # Absolute, because promoted.json is read by gateways started in other folders.
+        self._folder = Path(folder).expanduser().absolute() if folder is not None else None
 
     @property
     def folder(self) -> Path:
@@ -249,7 +251,8 @@ class DraftStore:
         with suppress(OSError, ValueError, TypeError, KeyError):
             known = json.loads((self.folder / "promoted.json").read_text())
             if known.pop("configured") == configured:
-                version = DraftVersion(**known)
+                copy = self.folder / known["fingerprint"]
+                version = DraftVersion(**{**known, "path": str(copy)})
                 return version if is_whole(version) else None
         return None
 
@@ -278,7 +281,6 @@ def is_whole(version: DraftVersion) -> bool:
 INSPECT_S = 60.0
 """Time limit of one inspection in seconds. A large draft on a busy machine takes two."""
 MEMORY_BYTES = 4 << 30
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +299,8 @@ def check_apart(
     asked = {"plan": asdict(plan), "draft": draft, "running": running}
     try:
         ended = subprocess.run(
-            (sys.executable, "-m", "eaglegate.engine.speculation.drafts"),
-            cwd=ROOT,
+            # -P: no module of this folder is imported, and relative paths stay what they are.
+            (sys.executable, "-P", "-m", "eaglegate.engine.speculation.drafts"),
             input=json.dumps(asked, default=str).encode(),
             capture_output=True,
             timeout=limit_s,

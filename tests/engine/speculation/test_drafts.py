@@ -167,6 +167,39 @@ async def test_a_damaged_copy_is_not_served_again(tmp_path: Path) -> None:
     assert again.serving.fingerprint == done.before
 
 
+async def test_relative_paths_mean_the_folder_where_the_gateway_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inspection has a process of its own, and a restart may have another folder."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(DEMO / "target", tmp_path / "target")
+    plan = DraftPlan("target", SPECULATION | {"model": str(copy_draft(Path("configured")))})
+    manager = DraftManager(plan, DraftStore("drafts"))
+    manager.open()
+    manager.attach(Loader())
+    first = await manager.swap(str(copy_draft(Path("one"), 1)))
+    again = await manager.swap(str(copy_draft(Path("two"), 2)))
+    assert again.before == first.after
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    restarted = DraftManager(
+        DraftPlan(str(DEMO / "target"), SPECULATION), DraftStore(str(tmp_path / "drafts"))
+    )
+    restarted.open()
+    assert restarted.serving is not None
+    assert restarted.serving.fingerprint == again.after
+
+
+async def test_a_draft_that_is_not_there_is_refused_as_such(tmp_path: Path) -> None:
+    manager, _ = make_manager()
+    for missing in ("drafts/candidate", str(tmp_path / "candidate")):
+        with pytest.raises(DraftRefused, match=r"is not on this machine|does not exist"):
+            await manager.swap(missing)
+    plan = DraftPlan(str(DEMO / "target"), SPECULATION)
+    with pytest.raises(DraftRefused, match="drafts/gone is not on this machine"):
+        plan.check(str(DEMO / "eagle3_1"), "drafts/gone")
+
+
 def drop_norms(where: Path) -> None:
     change_config(where, norm_output=False)
 
