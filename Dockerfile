@@ -1,7 +1,8 @@
-# Two images from one file:
-#   docker build --target cpu  -t eaglegate:cpu .    # vLLM on the CPU with the demo model inside
-#   docker build --target cuda -t eaglegate:cuda .   # on vLLM's own image, for GPUs
-# Both run as user 10001, also with a read-only root file system and a tmpfs at /tmp. Give a digest
+# Three images from one file:
+#   docker build --target cpu     -t eaglegate:cpu .      # vLLM on the CPU with the demo model inside
+#   docker build --target gateway -t eaglegate:gateway .  # in front of workers, without vLLM
+#   docker build --target cuda    -t eaglegate:cuda .     # on vLLM's own image, for GPUs
+# All run as user 10001, also with a read-only root file system and a tmpfs at /tmp. Give a digest
 # (BASE_IMAGE=...@sha256:...) for builds that are the same years later. Without a Docker engine:
 # scripts/image.
 ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim
@@ -15,7 +16,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/venv
 WORKDIR /build
-COPY requirements/cpu.lock requirements/torch.lock ./
+COPY requirements/cpu.lock requirements/light.lock requirements/torch.lock ./
 
 # The package itself, apart from what it needs, so that a change of a line is a small layer.
 FROM builder AS package
@@ -35,14 +36,17 @@ RUN (/opt/venv/bin/pip install --no-deps --require-hashes -r torch.lock \
     && /opt/venv/bin/pip uninstall -y pip \
     && rm -rf /opt/venv/lib/python3*/site-packages/torch/include
 
-FROM ${BASE_IMAGE} AS cpu
+FROM builder AS gateway-dependencies
+RUN /opt/venv/bin/pip install --no-deps --require-hashes -r light.lock \
+    && /opt/venv/bin/pip uninstall -y pip
+
+FROM ${BASE_IMAGE} AS runtime
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates libnuma1 python3 tini \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 10001 eaglegate \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp eaglegate
-COPY --from=dependencies /opt/venv /opt/venv
 COPY --from=package /opt/eaglegate /opt/eaglegate
 ENV PATH=/opt/eaglegate/bin:/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONPATH=/opt/eaglegate PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
@@ -56,16 +60,24 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=6 \
     CMD ["python3", "-m", "eaglegate.server.cli.health"]
 ENTRYPOINT ["tini", "--", "eaglegate"]
-CMD ["serve"]
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 ARG BASE_IMAGE
 LABEL org.opencontainers.image.title="eaglegate" \
-      org.opencontainers.image.description="OpenAI-compatible gateway with EAGLE 3.1 speculative decoding; demo model on the CPU" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.base.name="${BASE_IMAGE}"
+
+FROM runtime AS cpu
+COPY --from=dependencies /opt/venv /opt/venv
+CMD ["serve"]
+LABEL org.opencontainers.image.description="OpenAI-compatible gateway with EAGLE 3.1 speculative decoding; demo model on the CPU"
+
+FROM runtime AS gateway
+COPY --from=gateway-dependencies /opt/venv /opt/venv
+CMD ["serve", "--help"]
+LABEL org.opencontainers.image.description="OpenAI-compatible gateway for speculative decoding, in front of workers"
 
 # The same package on vLLM's image, which has CUDA, torch and vLLM already. Only what that image lacks
 # is added, from a lock; the install of the package fails if anything it needs is still missing.

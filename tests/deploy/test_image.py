@@ -13,13 +13,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-TARGETS = ("cpu", "cuda")
+TARGETS = ("cpu", "gateway", "cuda")
 
 
 def stage(name: str) -> str:
-    """The instructions of one stage, continued lines joined."""
-    (text,) = re.findall(rf"^FROM \S+ AS {name}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S)
-    return re.sub(r"\\\n\s*", "", text)
+    """The instructions of one stage after those of its base, continued lines joined."""
+    ((base, text),) = re.findall(
+        rf"^FROM (\S+) AS {name}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S
+    )
+    inherited = "" if base.startswith("$") else stage(base)
+    return inherited + re.sub(r"\\\n\s*", "", text)
 
 
 def argument(name: str) -> str:
@@ -79,10 +82,20 @@ def test_it_says_what_it_is(target):
         assert f"org.opencontainers.image.{label}=" in stage(target)
 
 
-def test_no_compiler_and_no_pip_in_the_cpu_image():
-    installed = " ".join(re.findall(r"apt-get install[^&]*", stage("cpu")))
+@pytest.mark.parametrize("target", ["cpu", "gateway"])
+def test_no_compiler_and_no_pip_in_an_image_of_ours(target):
+    installed = " ".join(re.findall(r"apt-get install[^&]*", stage(target)))
     assert not re.search(r"gcc|g\+\+|build-essential|-dev\b|venv|pip", installed)
-    assert "pip uninstall -y pip" in stage("dependencies")
+    (dependencies,) = re.findall(r"COPY --from=(\S+) /opt/venv", stage(target))
+    assert "pip uninstall -y pip" in stage(dependencies)
+
+
+def test_the_image_of_gateways_has_no_engine():
+    assert "COPY --from=gateway-dependencies" in stage("gateway")
+    locks = re.findall(r"-r (\S+)\.lock", stage("gateway-dependencies"))
+    assert locks == ["light"]
+    light = (ROOT / "requirements/light.lock").read_text()
+    assert not re.search(r"^(vllm|torch|transformers)", light, re.M)
 
 
 def test_only_the_package_goes_into_the_build():
