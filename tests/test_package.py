@@ -76,6 +76,21 @@ def list_top_imports(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+def test_no_page_or_message_names_a_package_that_no_registry_has() -> None:
+    """eaglegate is installed from a checkout or a wheel: ``pip install '.[cuda]'``."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    folders = ("canary", "capture", "docs", "engine", "lab", "observability", "server", "text")
+    files = [ROOT / "README.md", *(file for name in folders for file in (ROOT / name).rglob("*"))]
+    texts = {
+        file: file.read_text(encoding="utf-8") for file in files if file.suffix in (".md", ".py")
+    }
+    assert not [file for file, text in texts.items() if re.search(r"install '?eaglegate", text)]
+    named = {name for text in texts.values() for name in re.findall(r"'\.\[(\w+)\]'", text)}
+    assert {"cpu", "cuda", "lab", "otel", "top", "train"} <= named <= extras.keys()
+
+
 def test_a_plain_install_brings_what_the_gateway_imports() -> None:
     """``pip install eaglegate``, without vLLM and what it would bring."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

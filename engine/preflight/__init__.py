@@ -53,7 +53,7 @@ GPU_ONLY = ("modelopt", "nvfp4", "fp_quant")
 
 def check_vllm_installed(scene: PreflightContext) -> Iterator[str]:
     if scene.machine.platform == "none":
-        yield "vLLM is not installed: pip install 'eaglegate[cpu]' or 'eaglegate[cuda]'"
+        yield ("vLLM is not installed: pip install '.[cpu]' or '.[cuda]' in eaglegate's checkout")
 
 
 def check_model(scene: PreflightContext) -> Iterator[str]:

@@ -49,7 +49,8 @@ def check_devices(scene: PreflightContext) -> Iterator[str]:
     if not gpus:
         yield (
             "vLLM is installed for GPUs, and none is visible to this process (nvidia-smi, "
-            "CUDA_VISIBLE_DEVICES): pip install 'eaglegate[cpu]' serves without one"
+            "CUDA_VISIBLE_DEVICES): pip install '.[cpu]' in eaglegate's checkout and another "
+            "environment serves without one"
         )
     elif workers > len(gpus):
         yield f"{workers} workers need as many GPUs, and {len(gpus)} are visible to this process"

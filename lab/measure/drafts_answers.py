@@ -159,7 +159,9 @@ def _unroll_todo(
             unroll_answers,
         )
     except ImportError as error:
-        raise CompareError(f"needs {error.name}: pip install 'eaglegate[train]'") from error
+        raise CompareError(
+            f"needs {error.name}: pip install '.[train]' in eaglegate's checkout"
+        ) from error
     if options.threads:
         torch.set_num_threads(options.threads)
     target = TargetModel.load(options.target)

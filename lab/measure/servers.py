@@ -108,7 +108,7 @@ def make_cost_scaled_demo(say: Say) -> Path:
         if done.returncode:
             raise ServerError(
                 "the cost-scaled demo needs torch, safetensors and transformers (pip install "
-                f"'eaglegate[train]'): {done.stderr.strip().splitlines()[-1:]}"
+                f"'.[train]' in eaglegate's checkout): {done.stderr.strip().splitlines()[-1:]}"
             )
     return folder
 

@@ -60,8 +60,8 @@ COMMON = {
 USAGE = "eaglegate {} [MODEL] [options]"
 OPTIMIZATION = re.compile(r"-O=?\w+")
 NO_VLLM = (
-    "vLLM is not installed: pip install 'eaglegate[cpu]' or 'eaglegate[cuda]', or name servers "
-    "that generate with --upstream URL"
+    "vLLM is not installed: pip install '.[cpu]' or '.[cuda]' in eaglegate's checkout, or name "
+    "servers that generate with --upstream URL"
 )
 SEARCH = "--help="
 """Handled by vLLM's parser: shows a group of flags, one flag, or all."""

@@ -384,7 +384,7 @@ def _open_tracing(endpoint: str | None) -> Tracing:
         from eaglegate.observability.tracing import OpenTelemetry
     except ImportError as error:
         raise ConfigError(
-            f"--otlp-endpoint needs {error.name}: pip install 'eaglegate[otel]'"
+            f"--otlp-endpoint needs {error.name}: pip install '.[otel]' in eaglegate's checkout"
         ) from error
     return OpenTelemetry.for_endpoint(endpoint)
 

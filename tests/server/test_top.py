@@ -193,7 +193,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys, reader):
     monkeypatch.setitem(sys.modules, "textual", None)
     monkeypatch.delitem(sys.modules, "eaglegate.server.cli.top.screen", raising=False)
     assert command._show(reader, reader.read(), 2.0) == 2
-    assert "pip install 'eaglegate[top]'" in capsys.readouterr().err
+    assert "pip install '.[top]' in eaglegate's checkout" in capsys.readouterr().err
 
 
 def test_no_gateway_is_an_error_in_words(capsys):

@@ -22,7 +22,7 @@ ELSEWHERE = (
     "it when it starts."
 )
 WITHOUT_SCREEN = (
-    "eaglegate: the screen needs textual: pip install 'eaglegate[top]'; "
+    "eaglegate: the screen needs textual: pip install '.[top]' in eaglegate's checkout; "
     "`eaglegate top --once` prints the same numbers without it"
 )
 
