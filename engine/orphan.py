@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import signal
 import threading
-from contextlib import suppress
 
 STATUS = 70
 WATCHER = "die-with-parent"
-SET_DEATH_SIGNAL = 1
-"""``PR_SET_PDEATHSIG`` of Linux."""
 
 
 def die_with_parent() -> None:
@@ -29,9 +24,3 @@ def die_with_parent() -> None:
         os._exit(STATUS)
 
     threading.Thread(target=wait, name=WATCHER, daemon=True).start()
-
-
-def kill_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends. Linux only."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)

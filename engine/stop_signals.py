@@ -45,10 +45,7 @@ def end_on_request() -> None:
 
 def _end(_: int, frame: FrameType | None) -> None:
     """End without collecting garbage, because the exit of the process frees the memory anyway.
-
-    vLLM unfreezes its heap and collects it three times. In a forked engine each collection copies
-    the memory that it shares with the fork server; the engine took over 5 s to end, and was killed.
-    """
+    vLLM would unfreeze its heap and collect it three times."""
     gc.freeze()
     gc.unfreeze = _stay_frozen
     handler = signal.getsignal(signal.SIGTERM)

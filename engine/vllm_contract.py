@@ -44,7 +44,7 @@ class Area(StrEnum):
     SCHEDULER = "scheduler"
     WORKER = "worker"
     SWAP = "swap"
-    PRELOAD = "preload"
+    PROCESS = "process"
     EXECUTION = "execution"
 
 
@@ -60,8 +60,8 @@ LOST = {
     "refused with a draft, steps without drafts still run the draft model, drafts cannot be "
     "swapped, the text of a seed depends on the depth of every step, answers cannot be audited",
     Area.SWAP: "drafts cannot be swapped in the running engine",
-    Area.PRELOAD: "every engine process imports vLLM again, so starts and restarts are slower, and "
-    "a signal to the gateway's process group ends the engine as well",
+    Area.PROCESS: "vLLM starts its engine process itself: on GPUs it is forked with the gateway's "
+    "sockets, and a signal to the gateway's process group ends the engine as well",
     Area.EXECUTION: "`eaglegate prove` cannot tell how the engine runs its model, nor compare "
     "accounts with vLLM's counters",
 }
@@ -358,7 +358,7 @@ PARTS: dict[Area, dict[str, str]] = {
             AsyncLLM: logger_manager
         """,
     },
-    Area.PRELOAD: {
+    Area.PROCESS: {
         "v1/engine/utils.py": """
             CoreEngineProcManager: processes
             module: get_mp_context

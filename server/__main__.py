@@ -8,20 +8,16 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from eaglegate.engine.errors import EngineDead, EngineStartError
 from eaglegate.engine.orphan import die_with_parent
 from eaglegate.server.access.keys import generate_key_entry
 from eaglegate.server.cli.command_line import (
     CommandLine,
-    find_backend,
-    list_given_names,
     load_backend,
     plan_gateway,
     read_command_line,
@@ -31,10 +27,6 @@ from eaglegate.server.cli.console import StartupProgress, find_log_format
 from eaglegate.server.cli.first_read import open_ports, read_first
 from eaglegate.server.errors import ConfigError
 
-if TYPE_CHECKING:
-    from eaglegate.engine.vllm_backend.child_process import EnginePreload
-
-MODELS = ("model", "model_tag")
 LAB = ("jsonschema", "tqdm")
 """Packages of the extra ``lab``."""
 HELP = ("-h", "--help")
@@ -164,12 +156,11 @@ def _prove(argv: list[str]) -> int:
         ProveSettings = _lab("prove.settings").ProveSettings
 
         read_first("prove", argv, ProveSettings)
-        preload = _preload_engine(argv)
         line = read_command_line("prove", argv, progress, ProveSettings)
         if line.remote:
             raise ConfigError("prove starts the engines it checks: run it where vLLM runs")
         prove = _lab("prove.command").prove
-        return int(prove(replace(line, preload=preload), progress))
+        return int(prove(line, progress))
     except ConfigError as error:
         progress.close()
         print(f"eaglegate: {error}", file=sys.stderr)
@@ -192,12 +183,11 @@ def _with_settings(command: str, argv: list[str]) -> int:
         gc.disable()  # imported objects stay alive; ServeCommand freezes them
         first = read_first(command, argv)
         listeners = [] if first is None else open_ports(first)
-        preload = _preload_engine(argv)
         line = read_command_line(command, argv, progress)
         progress.use(line.settings.log_format)
         from eaglegate.server.cli.serve import ServeCommand
 
-        return ServeCommand(replace(line, preload=preload, listeners=listeners), progress).run()
+        return ServeCommand(replace(line, listeners=listeners), progress).run()
     except (ConfigError, EngineStartError, EngineDead) as error:
         progress.fail(error)
         return 1
@@ -206,28 +196,6 @@ def _with_settings(command: str, argv: list[str]) -> int:
     finally:
         gc.enable()
         progress.close()
-
-
-def _preload_engine(argv: list[str]) -> EnginePreload | None:
-    """Start a fork server that imports vLLM for the engine; None if vLLM would not spawn one.
-
-    Raises ConfigError for a file that cannot be read.
-    """
-    given = list_given_names(argv, os.environ)
-    if find_backend(given) or any(arg.startswith(HELP) for arg in argv):
-        return None
-    from eaglegate.engine.machine import detect_platform
-    from eaglegate.engine.vllm_backend.child_process import (
-        EnginePreload,
-        predict_engine_environment,
-    )
-
-    if detect_platform() != "cpu":
-        return None
-    named = bool(argv and not argv[0].startswith("-")) or not given.isdisjoint(MODELS)
-    with suppress(OSError):  # there is no place for its socket
-        return EnginePreload(predict_engine_environment(demo=not named))
-    return None
 
 
 def _check_workers(line: CommandLine) -> int:

@@ -36,7 +36,6 @@ from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, Health,
 from eaglegate.engine.vllm_backend.arguments import make_engine_config
 from eaglegate.engine.vllm_backend.child_process import (
     ChildLog,
-    EnginePreload,
     kill_loading,
     redact_cause,
     replace_environment,
@@ -87,11 +86,11 @@ class VllmEngine:
     """See ``eaglegate.engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
 
     With ``planning="auto"`` the engine chooses the depth of every step for requests without their
-    own. ``stream_interval_s``: see ``step_queue.SinkFlusher``. ``preload`` forks the engine
-    process. ``costs`` (``warm_up.StepCosts``) are known step costs; without them the planner times
-    steps at every start, for ``timing_s`` seconds. With ``tracks_prefixes`` the engine records the
-    prefix of each cached block, so that the blocks of one prefix can be dropped. ``echo`` writes
-    each line of vLLM and its child processes to the log; None captures it for error reports only.
+    own. ``stream_interval_s``: see ``step_queue.SinkFlusher``. ``costs`` (``warm_up.StepCosts``)
+    are known step costs; without them the planner times steps at every start, for ``timing_s``
+    seconds. With ``tracks_prefixes`` the engine records the prefix of each cached block, so that
+    the blocks of one prefix can be dropped. ``echo`` writes each line of vLLM and its child
+    processes to the log; None captures it for error reports only.
     """
 
     def __init__(
@@ -102,7 +101,6 @@ class VllmEngine:
         adapters: Mapping[str, str] = NO_ADAPTERS,
         planning: str = "off",
         stream_interval_s: float | None = None,
-        preload: EnginePreload | None = None,
         costs: StepCosts | None = None,
         timing_s: float = TIMING_S,
         tracks_prefixes: bool = False,
@@ -114,7 +112,6 @@ class VllmEngine:
             for number, (name, path) in enumerate(adapters.items(), start=1)
         }
         self._planning = planning
-        self._preload = preload
         self._costs = costs or StepCosts()
         self._timing_s = timing_s
         self._stream_interval_s = stream_interval_s
@@ -368,15 +365,13 @@ class VllmEngine:
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
-            if self._preload is not None:  # the fork server may still be importing
-                self._preload.close()
             await kill_loading(loading, others, SHUTDOWN_S)
             raise
 
     def _load(self) -> AsyncLLM:
         """Load the engine. This takes seconds to minutes, so it runs in a thread."""
         config = make_engine_config(self._arguments)
-        with self._log.capture(), self._record_flight(), separate_engines(self._preload):
+        with self._log.capture(), self._record_flight(), separate_engines():
             return AsyncLLM.from_vllm_config(
                 config,
                 usage_context=UsageContext.OPENAI_API_SERVER,

@@ -15,7 +15,6 @@ from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling
 from eaglegate.engine.vllm_backend.arguments import DEMO_SPECULATION, make_demo_arguments
-from eaglegate.engine.vllm_backend.child_process import EnginePreload
 from eaglegate.engine.vllm_backend.engine import NO_ADAPTERS, VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.text.events import FinishReason
@@ -86,13 +85,10 @@ def speculation(depth: int) -> dict[str, Any]:
 @asynccontextmanager
 async def running(
     planning: str = "off",
-    preload: EnginePreload | None = None,
     adapters: Mapping[str, str] = NO_ADAPTERS,
     **chosen: Any,
 ) -> AsyncGenerator[VllmEngine, None]:
-    engine = VllmEngine(
-        make_demo_arguments(**chosen), adapters=adapters, planning=planning, preload=preload
-    )
+    engine = VllmEngine(make_demo_arguments(**chosen), adapters=adapters, planning=planning)
     await engine.start()
     try:
         yield engine

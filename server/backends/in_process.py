@@ -48,7 +48,6 @@ class InProcessBackend:
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings = line.settings
         self.fleet = None
-        self._preload = line.preload
         self._costs = StepCosts()
         self._progress = progress
         self._echo = _choose_echo(settings)
@@ -132,7 +131,6 @@ class InProcessBackend:
             self.adapters,
             self._planning,
             self._stream_interval_s,
-            self._preload,
             self._costs,
             self._timing_s,
             self._tracks_prefixes,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import orjson
 import yaml
@@ -30,9 +30,6 @@ from eaglegate.server.flags import (
     setting,
 )
 from eaglegate.server.settings import Settings, describe_changes, read_settings
-
-if TYPE_CHECKING:
-    from eaglegate.engine.vllm_backend.child_process import EnginePreload
 
 ALIASES = {"VLLM_API_KEY": "api_key"}
 """Environment names of other programs with the same meaning."""
@@ -270,8 +267,6 @@ class CommandLine:
     model: ModelArguments | None = None
     """Model of a gateway without vLLM; None otherwise."""
     backend: str = VLLM
-    preload: EnginePreload | None = None
-    """Fork server for the engine processes of this gateway."""
     listeners: Sequence[socket.socket] = ()
     """Sockets of the API and operator ports, if they are already bound."""
 

@@ -1,7 +1,6 @@
 """The gateway's helpers are killed: the request in hand succeeds or says so, the next one works.
 
-The tests of the grammar child and of the fork server are in ``tests/engine/vllm_backend``:
-``test_grammar_probe_lost`` and ``test_preload``.
+The tests of the grammar child are in ``tests/engine/vllm_backend/test_grammar_probe_lost``.
 """
 
 from __future__ import annotations

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from functools import cache
-from typing import Any
+from contextlib import AsyncExitStack
 
 import pytest_asyncio
 from vllm import envs
 
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
-from eaglegate.engine.vllm_backend.child_process import (
-    EnginePreload,
-    predict_engine_environment,
-    replace_environment,
-)
+from eaglegate.engine.vllm_backend.child_process import replace_environment
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks import drive
-from eaglegate.lab.benchmarks.drive import render, speculation
+from eaglegate.lab.benchmarks.drive import render, running, speculation
 
 FIRST_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0", "TRITON_INTERPRET": "0"}
 SECOND_RUNNER = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
@@ -39,19 +32,6 @@ SMALL = {
     "kv_cache_memory_bytes": 24 << 20,
 }
 """Twenty blocks of 128 tokens and prefills in chunks: preemption and chunking happen."""
-
-
-@cache
-def preload() -> EnginePreload | None:
-    """Have one fork server import vLLM for the engines of all tests of this process, as a gateway
-    has. None on the path of GPUs, where an engine's Triton has to read whether it interprets.
-    """
-    return None if SECOND_RUNNER else EnginePreload(predict_engine_environment(demo=True))
-
-
-def running(planning: str = "off", **chosen: Any) -> AbstractAsyncContextManager[VllmEngine]:
-    """Run an engine that is forked, which takes half the time of one that is spawned."""
-    return drive.running(planning, preload(), **chosen)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

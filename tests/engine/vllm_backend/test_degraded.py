@@ -10,7 +10,7 @@ from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_contract import Area
 from eaglegate.lab.benchmarks.drive import greedy, run_all
-from tests.engine.vllm_backend.conftest import preload, running
+from tests.engine.vllm_backend.conftest import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
@@ -27,7 +27,7 @@ async def test_what_does_not_fit_is_left_to_vllm(
     monkeypatch.setattr(vllm_contract, "compare", lambda _: {area: ["renamed"] for area in areas})
     vllm_contract.find_broken.cache_clear()
     try:
-        engine = VllmEngine(make_demo_arguments(), planning="auto", preload=preload())
+        engine = VllmEngine(make_demo_arguments(), planning="auto")
         info = await engine.start()
         degraded = await run_all(engine, requests)
         assert await engine.describe_planning() == {}

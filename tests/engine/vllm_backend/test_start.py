@@ -21,7 +21,7 @@ from eaglegate.engine.types import EngineRequest
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.lab.benchmarks.drive import Outcome, greedy, run, speculation
-from tests.engine.vllm_backend.conftest import SMALL, preload, running
+from tests.engine.vllm_backend.conftest import SMALL, running
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def draft(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 async def start_error(**chosen: Any) -> EngineStartError:
-    engine = VllmEngine(make_demo_arguments(**SMALL, **chosen), preload=preload())
+    engine = VllmEngine(make_demo_arguments(**SMALL, **chosen))
     with pytest.raises(EngineStartError) as raised:
         await engine.start()
     assert not (await engine.health()).live

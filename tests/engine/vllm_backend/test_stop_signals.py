@@ -17,7 +17,7 @@ import pytest
 from eaglegate.engine.stop_signals import STOP
 from eaglegate.engine.types import Constraint
 from eaglegate.engine.vllm_backend.arguments import DEMO
-from eaglegate.engine.vllm_backend.child_process import EnginePreload, create_context
+from eaglegate.engine.vllm_backend.child_process import create_context
 from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 from eaglegate.text.rendering.encoding import RenderLimits
 from eaglegate.text.rendering.sandbox import TemplateInput, TemplateRunner
@@ -33,10 +33,8 @@ def send_stop_signals(pid: int) -> None:
         os.kill(pid, number)
 
 
-def start(
-    preload: EnginePreload | None, target: Callable[[Any], None] = wait_for_line
-) -> tuple[BaseProcess, Any]:
-    context = create_context(preload)
+def start(target: Callable[[Any], None] = wait_for_line) -> tuple[BaseProcess, Any]:
+    context = create_context()
     ours, theirs = context.Pipe()
     process: BaseProcess = context.Process(target=target, args=(theirs,))
     process.start()
@@ -45,19 +43,8 @@ def start(
     return process, ours
 
 
-@pytest.fixture(params=["spawned", "forked"])
-def preload(request: pytest.FixtureRequest) -> EnginePreload | None:
-    from multiprocessing import forkserver
-
-    if request.param == "spawned":
-        return None
-    request.addfinalizer(forkserver._forkserver._stop)
-    return EnginePreload(dict(os.environ), module="eaglegate.engine.orphan")
-
-
-def test_a_process_that_ends_collects_no_garbage(preload: EnginePreload | None) -> None:
-    """Collections of memory that a forked engine shares took longer than vLLM lets it end."""
-    process, pipe = start(preload, unfreeze_at_the_end)
+def test_a_process_that_ends_collects_no_garbage() -> None:
+    process, pipe = start(unfreeze_at_the_end)
     process.terminate()
     assert pipe.poll(SOON_S)
     assert pipe.recv() > 1000
@@ -65,10 +52,8 @@ def test_a_process_that_ends_collects_no_garbage(preload: EnginePreload | None) 
     assert process.exitcode == 0
 
 
-def test_an_engine_outlives_signals_and_ends_when_it_is_asked_to(
-    preload: EnginePreload | None,
-) -> None:
-    process, pipe = start(preload)
+def test_an_engine_outlives_signals_and_ends_when_it_is_asked_to() -> None:
+    process, pipe = start()
     assert process.pid is not None
     send_stop_signals(process.pid)
     assert not connection.wait([process.sentinel], timeout=0.3)
@@ -76,20 +61,6 @@ def test_an_engine_outlives_signals_and_ends_when_it_is_asked_to(
     process.join(SOON_S)
     assert process.exitcode == 7, "by the handler that it has for SIGTERM"
     pipe.close()
-
-
-def test_the_fork_server_outlives_a_signal() -> None:
-    from multiprocessing import forkserver
-
-    preload = EnginePreload(dict(os.environ), module="eaglegate.engine.orphan")
-    pid: int = forkserver._forkserver._forkserver_pid
-    send_stop_signals(pid)
-    process, pipe = start(preload)
-    assert Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1] == str(pid)
-    process.kill()
-    process.join(SOON_S)
-    pipe.close()
-    forkserver._forkserver._stop()
 
 
 FORKING = """
@@ -108,7 +79,7 @@ async def main():
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     listener = socket.create_server(("127.0.0.1", 0))
     wakeup = os.readlink(f"/proc/self/fd/{loop._csock.fileno()}")
-    with separate_engines(None):
+    with separate_engines():
         context = utils.get_mp_context()
         ours, theirs = context.Pipe()
         process = context.Process(target=report, args=(theirs,))
