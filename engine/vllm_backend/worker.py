@@ -199,6 +199,9 @@ _wrap(PromptLogprobsWorker, "compute_prompt_logprobs", audit_worker.compute_prom
 if HAS_TRITON:
     second_runner.patch(_wrap)
 if current_platform.is_cpu():
+    # vLLM's attention uses AMX without asking Linux for its registers, and SIGILL ends the engine
+    # (csrc/cpu/cpu_attn_amx.hpp). Returns False on a CPU without AMX.
+    torch.cpu._init_amx()
     patch_kernels()
     _wrap(rejection_sampler, "apply_sampling_constraints", apply_sampling_constraints)
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens

@@ -1,3 +1,6 @@
+import platform
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,3 +102,19 @@ def test_a_step_that_verifies_nothing_takes_the_plain_sampler(
     given = SimpleNamespace(max_spec_len=longest)
     got = worker.sample(lambda _, __, metadata: metadata, runner, None, given)
     assert got is (None if is_plain else given)
+
+
+ALLOWED_AMX = """
+import ctypes, torch
+import eaglegate.engine.vllm_backend.worker
+allowed = ctypes.c_uint64()
+assert ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(allowed)) == 0  # ARCH_GET_XCOMP_PERM
+print(bool(allowed.value & 1 << 18) or not torch.cpu._is_amx_tile_supported())
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is a part of x86")
+def test_workers_may_use_the_registers_of_amx() -> None:
+    """vLLM's attention uses them unasked, and Linux ends a process that has not asked."""
+    done = subprocess.run([sys.executable, "-c", ALLOWED_AMX], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["True"], done.stderr[-2000:]
