@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,17 +94,23 @@ def bind(host: str, port: int, unread_s: float | None = None) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if unread_s is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * unread_s))
-        listener.bind(address)
-        listener.listen(BACKLOG)
+        with ExitStack() as failure:
+            listener = failure.enter_context(socket.socket(family, kind, protocol))
+            _set_options(listener, unread_s)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+            failure.pop_all()  # nothing failed, so the socket stays open
     except OSError as error:
         raise ConfigError(_explain_bind_error(host, port, error)) from None
     listener.set_inheritable(False)
     return listener
+
+
+def _set_options(listener: socket.socket, unread_s: float | None) -> None:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if unread_s is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * unread_s))
 
 
 def _explain_bind_error(host: str, port: int, error: OSError) -> str:
