@@ -354,7 +354,11 @@ class Settings:
         "ca_certs",
         "CA certificates for clients' certificates, which are then required",
     )
-    ssl_ciphers: str = setting_of(TlsSettings, "ciphers", "ciphers as OpenSSL names them")
+    ssl_ciphers: str | None = setting_of(
+        TlsSettings,
+        "ciphers",
+        "ciphers of TLS 1.2 as OpenSSL names them; by default those of Python",
+    )
 
     SUPERVISION: ClassVar = Heading("When the engine fails")
     engine_start_s: float = setting_of(

@@ -240,7 +240,7 @@ class TlsSettings:
     keyfile: str | None = None
     keyfile_password: str | None = None
     ca_certs: str | None = None
-    ciphers: str = "TLSv1"
+    ciphers: str | None = None
 
     def check(self) -> None:
         """Raise ConfigError for unusable settings, before anything slow begins."""
@@ -277,7 +277,7 @@ def make_server_config(app: ASGIApp, tls: TlsSettings, proxies: str = "") -> uvi
         ssl_keyfile_password=tls.keyfile_password,
         ssl_ca_certs=tls.ca_certs,
         ssl_cert_reqs=ssl.CERT_REQUIRED if tls.ca_certs else ssl.CERT_NONE,
-        ssl_ciphers=tls.ciphers,
+        ssl_ciphers=tls.ciphers or "",
     )
 
 

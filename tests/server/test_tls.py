@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from eaglegate.server.cli.health import is_ready
 from eaglegate.server.errors import ConfigError
-from eaglegate.server.http.connection import TlsSettings
+from eaglegate.server.http.connection import TlsSettings, make_server_config
 from tests.server.test_signals import BODY, scripted
 
 pytestmark = pytest.mark.thorough
@@ -71,6 +71,24 @@ def test_a_stream_over_tls_and_a_clean_end(certificate):
                 httpx.get(f"{served.url}/health")
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(10) == 0
+
+
+@pytest.mark.parametrize("suites", ["ECDHE+AESGCM", "ECDHE+CHACHA20"])
+def test_clients_of_tls_1_2_connect_by_default(certificate, suites):
+    context = trusting(certificate)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(suites)
+    with scripted(0.2, 10, certificate) as served:
+        assert httpx.get(f"{served.url}/health", verify=context).status_code == 200
+
+
+def test_ciphers_can_be_named(certificate):
+    tls = TlsSettings(str(certificate), ciphers="ECDHE+CHACHA20")
+    config = make_server_config(None, tls)
+    config.load()
+    names = {suite["name"] for suite in config.ssl.get_ciphers() if suite["protocol"] != "TLSv1.3"}
+    assert names
+    assert all("CHACHA20" in name for name in names)
 
 
 def test_what_is_not_tls_disturbs_nobody(certificate):
