@@ -106,6 +106,17 @@ def check_tokenizer(scene: PreflightContext) -> Iterator[str]:
         yield f"{path} holds no tokenizer ({', '.join(TOKENIZERS[:3])}, ...)"
 
 
+def check_sampling_defaults(scene: PreflightContext) -> Iterator[str]:
+    path = scene.found.path if scene.found.downloaded else None
+    if path is None or scene.plan.generation_config != "auto":
+        return
+    if (file := path / "generation_config.json").is_file():
+        try:
+            read_json(file, "generation-config-malformed")
+        except InvalidCheckpoint as fault:
+            yield f"{fault.found}; {fault.advice}, or leave it unread: --generation-config vllm"
+
+
 def check_length(scene: PreflightContext) -> Iterator[str]:
     asked = scene.plan.max_model_len
     most = scene.found.target.max_positions if scene.found.target else None
@@ -169,6 +180,7 @@ OBSTACLES: tuple[Check, ...] = (
     check_engine,
     check_model,
     check_tokenizer,
+    check_sampling_defaults,
     check_draft,
     check_recurrent_target,
     check_adapters,

@@ -62,6 +62,9 @@ class EnginePlan:
     block_size: int | None = None
     """Tokens per block of the KV cache; None leaves the size to vLLM."""
     prefix_caching: bool = True
+    generation_config: str = "auto"
+    """Where vLLM reads the sampling defaults: ``auto`` for the model's folder, ``vllm`` for
+    none."""
 
     @property
     def workers(self) -> int:
@@ -116,6 +119,7 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
         max_lora_rank=getattr(arguments, "max_lora_rank", None) or 16,
         block_size=getattr(arguments, "block_size", None),
         prefix_caching=getattr(arguments, "enable_prefix_caching", None) is not False,
+        generation_config=getattr(arguments, "generation_config", None) or "auto",
     )
 
 

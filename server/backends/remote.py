@@ -52,8 +52,9 @@ class RenderingBackend:
         assert arguments is not None
         refuse_unknown_parsers(settings, arguments, "this gateway has no vLLM")
         progress("reading the tokenizer and the chat template")
-        files = find_model_files(arguments)
-        self.renderer = _create_renderer(files, settings)
+        with _name_model(arguments.model):
+            files = ModelFiles.find(arguments.model, arguments.revision, arguments.tokenizer)
+            self.renderer = _create_renderer(files, settings)
         self.vocabulary = Vocabulary.from_directory(files.tokenizer_json)
         self.reasoning_parser = settings.reasoning_parser
         self.probe = None
@@ -208,14 +209,15 @@ def _name_flag(flag: str) -> Iterator[None]:
         raise ConfigError(redact(f"{flag}: {error}")) from None
 
 
-def find_model_files(arguments: ModelArguments) -> ModelFiles:
-    """Find the model's files. Raises ConfigError."""
+@contextmanager
+def _name_model(model: str) -> Iterator[None]:
+    """Convert errors about the model's files to ConfigErrors that name the model."""
     try:
-        return ModelFiles.find(arguments.model, arguments.revision, arguments.tokenizer)
+        yield
     except UnsupportedModel as error:
         raise ConfigError(
-            f"{arguments.model}: a gateway with workers renders the prompts itself, and cannot do "
-            f"so for this model: {error}"
+            f"{model}: a gateway with workers renders the prompts itself, and cannot do so for "
+            f"this model: {error}"
         ) from error
 
 

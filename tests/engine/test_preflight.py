@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +64,22 @@ def test_nothing_stops_the_demo():
 )
 def test_obstacle_is_named(plan: EnginePlan, machine: Machine, words: str):
     assert words in " | ".join(preflight(plan, machine, offline).obstacles)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [("[" * 5000, "is nested too deeply"), ("{", "is not JSON")]
+)
+def test_unreadable_sampling_defaults_are_an_obstacle_unless_nobody_reads_them(
+    tmp_path: Path, content: str, words: str
+):
+    target = tmp_path / "target"
+    shutil.copytree(DEMO / "target", target)
+    (target / "generation_config.json").write_text(content)
+    [obstacle] = preflight(demo(model=str(target)), LAPTOP, offline).obstacles
+    assert f"generation_config.json {words}" in obstacle
+    assert "--generation-config vllm" in obstacle
+    plan = demo(model=str(target), generation_config="vllm")
+    assert preflight(plan, LAPTOP, offline).obstacles == ()
 
 
 def test_a_bad_draft_is_an_obstacle():

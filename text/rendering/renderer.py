@@ -15,13 +15,12 @@ from eaglegate.text.rendering.sandbox import TemplateInput, TemplateRunner
 from eaglegate.text.rendering.special_text import MarkedInput, SpecialText
 from eaglegate.text.rendering.template import ChatTemplate, read_template
 
+MODEL_JSON = ("config.json", "generation_config.json")
+TOKENIZER_JSON = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
 WANTED = (
-    "config.json",
-    "generation_config.json",
+    *MODEL_JSON,
+    *TOKENIZER_JSON,
     "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.json",
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )
@@ -51,12 +50,20 @@ class ModelFiles:
         """Find a model's files by folder or hub name. Raises UnsupportedModel."""
         folder = _find_folder(model, revision)
         files = cls(model, folder, folder if tokenizer is None else _find_folder(tokenizer, None))
+        files.check()
         kind = files.config.get("model_type", "")
         if kind in CODED:
             raise UnsupportedModel(f"{CODED[kind]}, not through a template")
         if not files.tokenizer_json.is_file():
             raise UnsupportedModel(f"{files.tokenizer_folder} has no tokenizer.json")
         return files
+
+    def check(self) -> None:
+        """Raise UnsupportedModel for a JSON file that cannot be read."""
+        for path in (self.folder / name for name in MODEL_JSON):
+            _read_json(path)
+        for path in (self.tokenizer_folder / name for name in TOKENIZER_JSON):
+            _read_json(path)
 
     @property
     def tokenizer_json(self) -> Path:
@@ -152,9 +159,15 @@ def _find_folder(name: str, revision: str | None) -> Path:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; empty if there is none. Raises UnsupportedModel."""
     if not path.is_file():
         return {}
-    content = json.loads(_read(path))
+    try:
+        content = json.loads(_read(path))
+    except RecursionError:
+        raise UnsupportedModel(f"{path} is nested too deeply") from None
+    except ValueError as error:
+        raise UnsupportedModel(f"{path} is not JSON: {error}") from None
     return content if isinstance(content, dict) else {}
 
 
@@ -194,9 +207,10 @@ class TemplateRenderer:
     ) -> None:
         """Load the tokenizer and templates of a model.
 
-        With ``parse_special`` the text of a special token in a message becomes the token.
+        With ``parse_special`` the text of a special token in a message becomes the token. Raises
+        UnsupportedModel if the tokenizer cannot be read.
         """
-        self._tokenizer: Tokenizer = Tokenizer.from_file(str(files.tokenizer_json))
+        self._tokenizer = _open_tokenizer(files.tokenizer_json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._encoder = TextEncoder(self._tokenizer)
@@ -268,6 +282,13 @@ class TemplateRenderer:
     def _find_special_text(self) -> SpecialText:
         added = self._tokenizer.get_added_tokens_decoder().values()
         return SpecialText.of(added, lambda text: self.encode(text, False), self.decode)
+
+
+def _open_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the type that tokenizers raises
+        raise UnsupportedModel(f"{path} cannot be read: {error}") from None
 
 
 def _compile(source: str | None) -> ChatTemplate | None:

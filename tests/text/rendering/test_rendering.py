@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer, UnsupportedModel
+from eaglegate.text.rendering.renderer import (
+    MODEL_JSON,
+    TOKENIZER_JSON,
+    ModelFiles,
+    TemplateRenderer,
+    UnsupportedModel,
+)
 from tests.text.rendering.conversations import IN_PARTS, OPEN, TALKS, TEMPLATES, TOOL, user
 
 DEMO = "engine/demo/target"
@@ -111,6 +117,25 @@ def test_models_no_template_makes_prompts_for(tmp_path):
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(UnsupportedModel, match=r"no tokenizer\.json"):
         ModelFiles.find(model, None, None)
+
+
+@pytest.mark.parametrize("name", [*MODEL_JSON, *TOKENIZER_JSON])
+@pytest.mark.parametrize(
+    ("content", "words"), [("[" * 5000, "is nested too deeply"), ("{", "is not JSON")]
+)
+def test_json_files_that_cannot_be_read_are_named(tmp_path, name, content, words):
+    model = folder(tmp_path, {})
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UnsupportedModel, match=f"{name} {words}"):
+        ModelFiles.find(model, None, None)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path):
+    files = ModelFiles.find(folder(tmp_path, {}), None, None)
+    for content in ("[" * 5000, "{", '{"model": 1}'):
+        files.tokenizer_json.write_text(content)
+        with pytest.raises(UnsupportedModel, match=r"tokenizer\.json cannot be read"):
+            TemplateRenderer(files)
 
 
 def test_parts_stay_parts_for_templates_that_walk_over_them():
