@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-import yaml
-
+from eaglegate.engine.bounded_yaml import InvalidYaml, parse_yaml, read_text
 from eaglegate.engine.errors import redact
 
 
@@ -121,9 +120,9 @@ class FileSource:
             stat = self._path.stat()
             seen = stat.st_mtime_ns, stat.st_size
             if seen != self._seen:
-                self._addresses = self._parse(self._path.read_text(encoding="utf-8"))
+                self._addresses = self._parse(read_text(self._path))
                 self._seen = seen
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, InvalidYaml) as error:
             raise DiscoveryError(f"{self._path} cannot be read: {error}") from error
         return self._addresses
 
@@ -139,8 +138,8 @@ class FileSource:
         if not lines or not lines[0].startswith(STRUCTURED):
             return lines
         try:
-            content = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            content = parse_yaml(text)
+        except InvalidYaml as error:
             raise DiscoveryError(f"{self._path} is not valid YAML: {error}") from error
         if isinstance(content, dict):
             content = content.get("workers")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from eaglegate.engine.bounded_yaml import InvalidYaml, read_yaml
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 DEMO_TARGET = Path(__file__).parents[2] / "engine" / "demo" / "target"
@@ -93,14 +94,13 @@ class ImproveConfig(_Section):
 def read_config(path: Path) -> ImproveConfig:
     """Read the configuration file. Raises ConfigInvalid."""
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        found = ImproveConfig.model_validate(content)
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigInvalid(f"{path} cannot be read: {error}") from None
+        found = ImproveConfig.model_validate(read_yaml(path))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigInvalid(f"{path}: {where}: {first['msg']}") from None
+    except (OSError, InvalidYaml) as error:
+        raise ConfigInvalid(f"{path} cannot be read: {error}") from None
     return _resolve(found, path.resolve().parent)
 
 

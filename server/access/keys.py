@@ -31,9 +31,9 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from eaglegate.engine.bounded_yaml import InvalidYaml, read_yaml
 from eaglegate.server.access.caller import ApiKey, KeyQuota
 from eaglegate.server.access.fair_order import Priority
 from eaglegate.server.errors import ConfigError, Unauthenticated
@@ -220,13 +220,13 @@ def _make_unnamed_key(key: str, where: str) -> ApiKey:
 
 def _read_file(path: Path) -> list[ApiKey]:
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
         content = {"keys": content} if isinstance(content, list) else content
         entries = KeyFile.model_validate(content).keys
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
     except ValidationError as error:
         raise ConfigError(f"--api-key-file {path}: {_describe_problem(error)}") from None
+    except (OSError, InvalidYaml) as error:
+        raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
     return [entry.key() for entry in entries]
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import orjson
-import yaml
 
+from eaglegate.engine.bounded_yaml import InvalidYaml, read_yaml
 from eaglegate.server.cli.observing import AuditSettings, CaptureSettings, DoctorSettings
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import (
@@ -115,19 +115,11 @@ def _list_flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     }
 
 
-def _name_fault(error: Exception) -> str:
-    """Describe an error in one line, without PyYAML's excerpt of the file."""
-    mark = getattr(error, "problem_mark", None)
-    if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
-        return str(error)
-    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
-
-
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path} cannot be read: {_name_fault(error)}") from None
+        content = read_yaml(path) or {}
+    except (OSError, InvalidYaml) as error:
+        raise ConfigError(f"--config {path} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path} must map flags to values, as in port: 8000")
     return {str(key): value for key, value in content.items()}
@@ -203,12 +195,20 @@ def _to_arguments(name: str, value: Any, action: argparse.Action, where: str) ->
         off = "--no-" + name.replace("_", "-")
         return [off] if off in action.option_strings else []
     if isinstance(value, dict):
-        return [flag(name), orjson.dumps(value).decode()]
+        return [flag(name), _to_json(value, where)]
     if isinstance(value, list):
         if action.nargs not in ("+", "*"):
-            raise ConfigError(f"{where} takes one value; given {orjson.dumps(value).decode()}")
+            raise ConfigError(f"{where} takes one value; given {_to_json(value, where)}")
         return [flag(name), *map(str, value)]
     return [flag(name), str(value)]
+
+
+def _to_json(value: Any, where: str) -> str:
+    """Raises ConfigError for values of YAML that JSON lacks."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError as error:
+        raise ConfigError(f"{where} cannot be written as JSON: {error}") from None
 
 
 Arguments = Any

@@ -139,6 +139,28 @@ def test_a_file_that_is_no_yaml_is_an_error_of_one_line(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("default-chat-template-kwargs: &a {x: *a}", "cannot be read: it is nested"),
+        ("port: &a [*a]", "cannot be read: it is nested"),
+        ("[" * 5000, "cannot be read: it is nested"),
+        ("default-chat-template-kwargs: {1: 2}", "default-chat-template-kwargs cannot be written"),
+        ("port: [!!binary aGk=]", "port cannot be written as JSON"),
+    ],
+)
+def test_a_file_whose_values_have_no_end_or_are_not_json_is_an_error(tmp_path, text, words):
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read(["--config", str(file)])
+
+
+def test_a_file_without_an_end_is_an_error():
+    with pytest.raises(ConfigError, match="--config /dev/zero cannot be read: it has more than"):
+        read(["--config", "/dev/zero"])
+
+
 def test_every_setting_has_help():
     parser = argparse.ArgumentParser()
     add_arguments(parser, Settings)

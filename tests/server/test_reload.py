@@ -107,7 +107,9 @@ async def test_a_reload_that_fails_at_any_step_changes_nothing(gateway, monkeypa
     assert (await ask(gateway.lab, BOSS), await ask(gateway.lab, USER)) == (200, 401)
 
 
-@pytest.mark.parametrize("broken", ["keys: [{name: a}]", "keys: [", "\x00", None])
+@pytest.mark.parametrize(
+    "broken", ["keys: [{name: a}]", "keys: [", "keys: " + "[" * 5000, "keys: &a [*a]", "\x00", None]
+)
 async def test_a_broken_file_of_either_kind_changes_nothing(gateway, broken):
     """Each file is broken while the other one has something new."""
     new_keys = "keys:\n" + entry("user", USER)
