@@ -81,6 +81,11 @@ class ResilientEngine(Engine, SupportsPlanning, Protocol):
         ...
 
     @property
+    def step_tokens(self) -> int:
+        """Maximum number of tokens that the running backends compute in a step, together."""
+        ...
+
+    @property
     def draft_holds(self) -> tuple[DraftHold, ...]:
         """Depths that are not used because they killed engines."""
         ...

@@ -14,8 +14,17 @@ from eaglegate.text.events import FinishReason
 
 CHAT, TOOLS, STRUCTURED, REASONING = WORKLOADS = ("chat", "tools", "structured", "reasoning")
 """Workloads under which requests are counted that name no workload of their own."""
+CLASS_PRIORITIES = 1 << 16
+"""Number of priorities in a class (``find_class``)."""
 LAST_PRIORITY = 1 << 20
 """Priority of the gateway's own requests: after every request of a user."""
+STEP_TOKENS = 8192
+"""Assumed maximum number of tokens in a step of an engine that does not report it."""
+
+
+def find_class(priority: int) -> int:
+    """Return the class that an engine request's priority belongs to; lower classes run earlier."""
+    return (priority + CLASS_PRIORITIES // 2) // CLASS_PRIORITIES
 
 
 class Arm(StrEnum):
@@ -264,6 +273,8 @@ class EngineInfo:
     details: Mapping[str, str] = field(default_factory=dict)
     plans_depth: bool = False
     """True if the engine chooses a depth at every step for requests without their own."""
+    step_tokens: int = STEP_TOKENS
+    """Maximum number of tokens that the engine computes in a step."""
     degraded: tuple[str, ...] = ()
     """Parts of the gateway that do not fit this vLLM version; vLLM's own parts replace them."""
 

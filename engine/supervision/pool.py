@@ -31,7 +31,7 @@ from eaglegate.engine.supervision.recovery import (
     RequestRecovery,
     Submission,
 )
-from eaglegate.engine.types import EngineInfo, EngineRequest, Step, StepSink
+from eaglegate.engine.types import STEP_TOKENS, EngineInfo, EngineRequest, Step, StepSink
 
 log = logging.getLogger(__name__)
 
@@ -270,6 +270,11 @@ class EnginePool:
     def accounts(self) -> bool:
         """True if the engines report their decode steps."""
         return self._info is None or self._info.reports_decode_steps
+
+    @property
+    def step_tokens(self) -> int:
+        """See ``eaglegate.engine.base.ResilientEngine``."""
+        return sum(session.info.step_tokens for session in self._sessions()) or STEP_TOKENS
 
     @property
     def is_closed(self) -> bool:

@@ -45,6 +45,7 @@ from eaglegate.engine.speculation.methods import (
     StepDepth,
     find_method,
 )
+from eaglegate.engine.types import find_class
 from eaglegate.engine.vllm_backend import draft_reload
 from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
@@ -192,6 +193,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             self._traced.add(request.request_id)
         self.planning.join_share(request)
         super().add_request(request)
+        self._sharing.sort_waiting(lambda other: find_class(other.priority))
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -85,11 +85,16 @@ class StepSharing:
     def _put_latency_first(self) -> None:
         scheduler, is_latency = self._scheduler, self._share.is_latency
         scheduler.running.sort(key=lambda request: not is_latency(request.request_id))
-        waiting = scheduler.waiting
-        if len(waiting) > 1 and isinstance(waiting, FCFSRequestQueue):
-            ordered = sorted(waiting, key=lambda request: not is_latency(request.request_id))
-            waiting.clear()
-            waiting.extend(ordered)
+        self.sort_waiting(lambda request: not is_latency(request.request_id))
+
+    def sort_waiting(self, rank: Callable[[Request], int]) -> None:
+        """Put waiting requests of a lower rank first. A priority queue keeps its own order."""
+        waiting = self._scheduler.waiting
+        if len(waiting) < 2 or not isinstance(waiting, FCFSRequestQueue):
+            return
+        ordered = sorted(waiting, key=rank)
+        waiting.clear()
+        waiting.extend(ordered)
 
     def _count_prompts(self, left: dict[str, int], decoding: set[str]) -> tuple[int, int]:
         """Count the prompt tokens still to be read, of the latency class and of others."""

@@ -71,6 +71,7 @@ def describe_engine(config: VllmConfig) -> EngineInfo:
         reports_decode_steps=(
             speculation is None or config.scheduler_config.scheduler_cls == SCHEDULER
         ),
+        step_tokens=config.scheduler_config.max_num_batched_tokens,
         thinking_budget=_keeps_thinking_budgets(config),
         degraded=tuple(find_broken()),
         default_sampling=_select_sampling_defaults(model.get_diff_sampling_param()),

@@ -46,6 +46,7 @@ from eaglegate.server.access.admission import Admission, AdmissionLimits
 from eaglegate.server.access.isolation import CacheIsolation, check_names
 from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.access.memory import MemoryMonitor, find_sources
+from eaglegate.server.access.prompt_turns import PromptTurns
 from eaglegate.server.apis.responses import encryption, route
 from eaglegate.server.apis.responses.background import BackgroundRuns
 from eaglegate.server.apis.responses.service import maintain_store
@@ -337,6 +338,7 @@ class ServeCommand:
             served,
             self._policy,
             self._admission,
+            PromptTurns(lambda: self._resilient.step_tokens),
             CacheIsolation(frozenset(self._settings.shared_prefix_cache)),
             None if probe is None else ConstraintTrials(probe),
         )

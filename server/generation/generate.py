@@ -24,7 +24,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineError, EngineFailed, RequestRejected
 from eaglegate.engine.events import (
     Ending,
@@ -47,6 +46,7 @@ from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineRequest, Step
 from eaglegate.server.access.budget import current_charge
 from eaglegate.server.access.caller import Requester
+from eaglegate.server.access.prompt_turns import PromptTurn
 from eaglegate.server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
 from eaglegate.server.generation.job import Conversation, Deadline, Job, Prompt, PromptSource
 from eaglegate.server.generation.pipeline import Pipeline
@@ -105,7 +105,7 @@ async def generate(
             async with deadline.limit():
                 await _run_all(
                     [
-                        choice.run(pipeline.engine, request)
+                        choice.run(pipeline, requester, request)
                         for choice, request in zip(choices, requests, strict=True)
                     ]
                 )
@@ -283,7 +283,8 @@ class _TimedSink:
 class _Choice:
     """One choice of an answer, and the sink of its engine request's steps."""
 
-    __slots__ = ("_index", "_observe", "_output", "_reader", "_times", "drain", "is_open")
+    __slots__ = ("_index", "_observe", "_output", "_reader", "_times", "_turn", "drain", "is_open")
+    _turn: PromptTurn
 
     def __init__(
         self,
@@ -297,10 +298,12 @@ class _Choice:
         self._times = times
         self.is_open, self.drain = output.is_open, output.drain
 
-    async def run(self, engine: Engine, request: EngineRequest) -> None:
+    async def run(self, pipeline: Pipeline, requester: Requester, request: EngineRequest) -> None:
         """Have the engine generate the choice. Raises GatewayError or EngineError."""
         try:
-            await engine.generate(request, self)
+            self._turn = pipeline.prompts.turn(requester, len(request.prompt))
+            async with self._turn:
+                await pipeline.engine.generate(request, self)
         except _AnswerEnded:
             await self.drain()
         except (RequestRejected, EngineFailed) as error:
@@ -313,6 +316,8 @@ class _Choice:
     def push(self, step: Step) -> None:
         """Turn a step into events, report them to the observer, and pass them on."""
         began = perf_counter()
+        if not self._reader.begun:
+            self._turn.end()
         batch = self._reader.read(step)
         for event in batch:
             self._observe(event)

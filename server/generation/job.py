@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from eaglegate.engine.types import (
     CHAT,
+    CLASS_PRIORITIES,
     REASONING,
     STRUCTURED,
     TOOLS,
@@ -29,6 +30,7 @@ from eaglegate.engine.types import (
     Sampling,
 )
 from eaglegate.server.access.caller import Caller
+from eaglegate.server.access.fair_order import Priority
 from eaglegate.server.errors import DeadlineExceeded, context_overflow
 from eaglegate.text.events import Phase
 
@@ -259,6 +261,16 @@ class Job(Struct, frozen=True):
         return self.caller.session or self.affinity
 
     @property
+    def _engine_priority(self) -> int:
+        """Priority in the engine: the key's class, and the client's number within that class. A
+        client with a key can put its requests back, never ahead of another key's."""
+        key, limit = self.caller.key, CLASS_PRIORITIES // 2 - 1
+        level = Priority.NORMAL if key is None else key.priority
+        least = -limit if key is None else 0
+        in_class = max(least, min(self.priority, limit))
+        return (level - Priority.NORMAL) * CLASS_PRIORITIES + in_class
+
+    @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.n
 
@@ -280,7 +292,7 @@ class Job(Struct, frozen=True):
             constraint=constraint,
             adapter=self.adapter,
             depth=self.depth,
-            priority=self.priority,
+            priority=self._engine_priority,
             lane=self.lane,
             workload=self.workload,
             tenant=self.key or "",

@@ -9,6 +9,7 @@ from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.types import EngineInfo
 from eaglegate.server.access.admission import Admission
 from eaglegate.server.access.isolation import CacheIsolation
+from eaglegate.server.access.prompt_turns import PromptTurns
 from eaglegate.server.generation.grammar import ParserFactory
 from eaglegate.server.generation.job import ServedModel
 from eaglegate.server.generation.trials import ConstraintTrials
@@ -27,6 +28,8 @@ class Pipeline:
     served: ServedModel
     policy: SpeculationPolicy
     admission: Admission = field(default_factory=Admission)
+    prompts: PromptTurns = field(default_factory=PromptTurns)
+    """Turns of the admitted sequences to have their prompts read."""
     isolation: CacheIsolation = field(default_factory=CacheIsolation)
     trials: ConstraintTrials | None = None
     """Compiles constraints before the engine sees them; None skips this."""

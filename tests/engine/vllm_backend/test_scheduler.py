@@ -76,12 +76,18 @@ class Pretence:
         depth: int | None = None,
         prompt: list[int] | None = None,
         max_tokens: int = 50,
+        priority: int = 0,
         **more: Any,
     ) -> Request:
         extra = more | ({} if depth is None else {DEPTH: depth})
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
         request = Request(
-            name, prompt or [1, 2, 3, 4], params, pooling_params=None, block_hasher=self._hasher
+            name,
+            prompt or [1, 2, 3, 4],
+            params,
+            pooling_params=None,
+            block_hasher=self._hasher,
+            priority=priority,
         )
         self.scheduler.add_request(request)
         return request

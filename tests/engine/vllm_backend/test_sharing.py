@@ -9,6 +9,7 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from eaglegate.engine.speculation.fair_share import DecodingRow, Ration
+from eaglegate.engine.types import CLASS_PRIORITIES
 from eaglegate.engine.vllm_fields import LATENCY, TENANT, WEIGHT
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
 
@@ -65,6 +66,18 @@ def test_requests_of_the_latency_class_go_first() -> None:
     pretence.add("fast", prompt=list(range(60)), **{LATENCY: 0.0})
     output = pretence.step()
     assert next(iter(output.num_scheduled_tokens)) == "fast"
+
+
+def test_waiting_prompts_are_in_the_order_of_their_classes() -> None:
+    """Without ``--scheduling-policy priority``, numbers within a class change nothing."""
+    pretence = Pretence()
+    classes = {"low": 1, "normal0": 0, "audit": 16, "high": -1, "normal1": 0}
+    numbers = {"normal0": 9, "normal1": -9}
+    for name, level in classes.items():
+        priority = level * CLASS_PRIORITIES + numbers.get(name, 0)
+        pretence.add(name, prompt=list(range(40)), priority=priority)
+    order = list(pretence.step().num_scheduled_tokens)
+    assert order == ["high", "normal0", "normal1", "low", "audit"]
 
 
 def ration_at_random(pretence: Pretence, seed: int) -> None:
