@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from eaglegate.server.errors import TooManyRequests
+from eaglegate.server.errors import InvalidRequest, TooManyRequests
 
 if TYPE_CHECKING:
     from eaglegate.server.access.caller import KeyQuota
@@ -41,6 +41,9 @@ BYTES_PER_TOKEN = 16
 """Bytes of a body charged as one token before it is parsed. Text usually has 4 bytes per token, so
 the estimate is rarely too high.
 """
+ECHO_BYTES = 8
+LOGPROB_BYTES = 64
+"""Bytes of JSON in an answer that repeats its prompt, for each token and each log probability."""
 TURNS = 2
 """Number of large requests that are prepared at the same time."""
 SMALL_BYTES = 64 << 10
@@ -71,6 +74,24 @@ class RequestCharge:
         """
         self.budget.bodies.hold(self.name, num_bytes)
         self.num_bytes += num_bytes
+
+    def hold_echo(self, prompt: int, logprobs: int) -> None:
+        """Charge an answer's copy of ``prompt`` tokens, each with ``logprobs`` log probabilities,
+        before the engine makes it.
+
+        Raises InvalidRequest if it never fits, TooManyRequests, and Unavailable.
+        """
+        num_bytes = prompt * (ECHO_BYTES + LOGPROB_BYTES * logprobs)
+        limit = self.budget.bodies.share(self.name)
+        if num_bytes > limit:
+            raise InvalidRequest(
+                f"The answer would repeat {prompt} prompt tokens with {logprobs} log probabilities "
+                f"each, about {num_bytes} bytes; at most {limit} are possible. Send fewer prompts, "
+                "or lower 'n', 'logprobs' or 'prompt_logprobs'.",
+                code="echo_too_large",
+            )
+        self.budget.check_memory(3 * num_bytes)  # the parts of the answer, and the whole
+        self.hold(num_bytes)
 
     def hold_stored(self, num_bytes: int) -> None:
         """Charge the bytes of a stored answer that is sent to a client. Raises TooManyRequests."""
@@ -142,9 +163,13 @@ class HeldBytes:
     total: int = 0
     _of_keys: Counter[str | None] = field(default_factory=Counter)
 
+    def share(self, name: str | None) -> int:
+        """Return the bytes that one key may hold."""
+        return self.most if name is None else int(self.most * SHARE)
+
     def hold(self, name: str | None, num_bytes: int) -> None:
         """Charge bytes to a key. Raises TooManyRequests."""
-        share = self.most if name is None else int(self.most * SHARE)
+        share = self.share(name)
         if self.total + num_bytes > self.most or self._of_keys[name] + num_bytes > share:
             raise TooManyRequests(
                 f"Too many bytes of {self.kind} are held: the limit is {self.most} for all "
@@ -171,6 +196,8 @@ class RequestBudget:
     longest_prompt: int = 1 << 62
     """Context length of the model in tokens, set once it is known."""
     read_bytes: int = READ_BYTES
+    check_memory: Callable[[int], None] = lambda _: None
+    """Raises Unavailable if so many bytes would exceed the limit of memory."""
     _taken: int = 0
     _waiting: dict[str | None, deque[asyncio.Future[None]]] = field(default_factory=dict)
     """Waiting requests by key. Keys are in the order of their next turns."""

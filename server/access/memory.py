@@ -126,6 +126,17 @@ class MemoryMonitor:
                 retry_after_s=RETRY_S,
             )
 
+    def check_room(self, num_bytes: int) -> None:
+        """Raise Unavailable if ``num_bytes`` more would exceed a bound."""
+        used = zip(self._bounds, self._used, strict=True)
+        if any(now + num_bytes > bound for bound, now in used):
+            raise Unavailable(
+                f"This gateway has no memory for an answer of {num_bytes} bytes: {self.summary}. "
+                "Retry after the time in Retry-After, or ask for less.",
+                code="memory_pressure",
+                retry_after_s=RETRY_S,
+            )
+
     @property
     def summary(self) -> str:
         """Use of the tightest memory limit, in words."""

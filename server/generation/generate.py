@@ -92,6 +92,10 @@ async def generate(
                 charge.begin_tokenizing()
                 prompts, requests = await _prepare(job, pipeline, requester, times)
                 num_prompt = sum([len(prompt.token_ids) for prompt in prompts])
+                if job.wants_prompt:
+                    echoed = sum([len(request.prompt) for request in requests])
+                    logprobs = job.sampling.prompt_logprobs
+                    charge.hold_echo(echoed, 0 if logprobs is None else logprobs + 1)
                 charge.reserve(num_prompt, job.sampling.max_tokens * len(requests) or None)
                 await place.admit(len(requests), num_prompt)
         observation = observer.begin(_describe_request(job, prompts, requests, arrived, times))

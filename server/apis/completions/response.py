@@ -237,16 +237,25 @@ class CompletionFold:
         self._context = context
         self._writers = _writers(job, context)
         self._pieces = [CompletionDelta() for _ in self._writers]
+        self._choices: dict[int, orjson.Fragment] = {}
+        """Encoded choices, which take a tenth of the memory of their log probabilities."""
+        self._ends: dict[int, Finish] = {}
 
     def add(self, choice: int, events: list[Event]) -> None:
-        self._pieces[choice].join(self._writers[choice].piece(events))
+        piece = self._pieces[choice]
+        piece.join(self._writers[choice].piece(events))
+        if piece.finish is not None:
+            self._ends[choice] = piece.finish
+            encoded = orjson.dumps(_choice(choice, piece, self._job, self._context))
+            self._choices[choice] = orjson.Fragment(encoded)
+            self._pieces[choice] = CompletionDelta()
 
     def result(self) -> dict[str, Any]:
         """Return the response. Every choice must have finished."""
         job, context = self._job, self._context
-        ends = {i: p.finish for i, p in enumerate(self._pieces) if p.finish is not None}
+        ends = dict(sorted(self._ends.items()))
         return _head(job) | {
-            "choices": [_choice(i, p, job, context) for i, p in enumerate(self._pieces)],
+            "choices": [self._choices[index] for index in ends],
             "usage": usage_object({i: end.usage for i, end in ends.items()}, job.n),
             **timings_object(ends),
             **answer_metrics(list(ends.values()), job, context),

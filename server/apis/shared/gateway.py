@@ -112,6 +112,7 @@ class Gateway:
     def open(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.budget.longest_prompt = pipeline.info.max_model_len
+        self.budget.check_memory = self.memory.check_room
         self.state = "ready"
 
     def stop(self) -> None:
