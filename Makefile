@@ -102,7 +102,7 @@ lock:  ## resolve requirements/*.in anew (needs uv)
 
 VLLM ?=
 compat: install-dev  ## compare what we touch of vLLM with another version: VLLM=0.33.0, or the newest
-	@$(BIN)/python scripts/compat.py $(VLLM)
+	@$(BIN)/python -m scripts.compat $(VLLM)
 
 audit:  ## check the locks against the advisories PyPI knows; fails, too, where it cannot
 	@$(PYTHON) scripts/audit.py

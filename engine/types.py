@@ -275,8 +275,6 @@ class EngineInfo:
     """True if the engine chooses a depth at every step for requests without their own."""
     step_tokens: int = STEP_TOKENS
     """Maximum number of tokens that the engine computes in a step."""
-    degraded: tuple[str, ...] = ()
-    """Parts of the gateway that do not fit this vLLM version; vLLM's own parts replace them."""
 
 
 @dataclass(frozen=True, slots=True)

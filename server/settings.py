@@ -134,6 +134,9 @@ class Settings:
         None, "configuration of a loop that tunes the draft on captured traffic", metavar="FILE"
     )
     preflight: bool = setting(True, "refuse to start if `eaglegate check` finds an obstacle")
+    allow_untested_vllm: bool = setting(
+        False, "start with a version of vLLM that the gateway is not tested with"
+    )
 
     KEYS: ClassVar = Heading("API keys and operators")
     api_key: tuple[str, ...] = setting(

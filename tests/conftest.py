@@ -69,7 +69,6 @@ LONGEST = (
     "e2e/test_plain_workers.py",
     "e2e/test_tool_calls.py",
     "faults/test_fleet_faults.py",
-    "faults/test_renamed_vllm.py",
     "faults/test_start_faults.py",
     "e2e/test_prove.py",
     "e2e/test_draft_swap.py",

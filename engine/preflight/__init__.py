@@ -38,7 +38,7 @@ from eaglegate.engine.speculation.inspection.weights import (
     read_header,
 )
 from eaglegate.engine.speculation.naming import explain_missing_target
-from eaglegate.engine.vllm_contract import describe_broken
+from eaglegate.engine.vllm_contract import describe_untested
 
 __all__ = ["EnginePlan", "PreflightReport", "make_plan", "preflight"]
 
@@ -171,13 +171,8 @@ def check_download(scene: PreflightContext) -> Iterator[str]:
 Check = Callable[[PreflightContext], Iterator[str]]
 
 
-def check_engine(_: PreflightContext) -> Iterator[str]:
-    yield from describe_broken(essential=True)
-
-
 OBSTACLES: tuple[Check, ...] = (
     check_vllm_installed,
-    check_engine,
     check_model,
     check_tokenizer,
     check_sampling_defaults,
@@ -191,12 +186,13 @@ OBSTACLES: tuple[Check, ...] = (
 )
 
 
-def check_contract(_: PreflightContext) -> Iterator[str]:
-    yield from describe_broken()
+def check_version(_: PreflightContext) -> Iterator[str]:
+    if sentence := describe_untested():
+        yield sentence
 
 
 REMARKS: tuple[Check, ...] = (
-    check_contract,
+    check_version,
     check_known_gpus,
     check_attention_backend,
     check_cpu_scheme,

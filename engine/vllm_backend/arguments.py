@@ -28,7 +28,7 @@ from eaglegate.engine.speculation.inspection.recurrent import RECURRENT_ON_CPU
 from eaglegate.engine.speculation.naming import name_speculation
 from eaglegate.engine.vllm_backend import prepare_cpu, prepare_offline
 from eaglegate.engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths
-from eaglegate.engine.vllm_contract import SCHEDULER, WORKER, Area, find_broken
+from eaglegate.engine.vllm_contract import SCHEDULER, WORKER
 
 GIB = 1024**3
 HUB_S = 3.0
@@ -191,9 +191,7 @@ def _make_arguments(
     threads: int | None = None,
     depth: str | None = AUTO,
 ) -> AsyncEngineArgs:
-    chosen = _add_scheduler(chosen)
-    if Area.WORKER not in find_broken():
-        chosen = {"worker_extension_cls": WORKER} | chosen
+    chosen = {"worker_extension_cls": WORKER} | _add_scheduler(chosen)
     if current_platform.is_cpu():
         chosen = _add_cpu_defaults(chosen, cpu_defaults, threads)
     elif "scheduler_cls" in chosen:
@@ -205,7 +203,7 @@ def _add_scheduler(chosen: dict[str, Any]) -> dict[str, Any]:
     """Add the gateway's scheduler if there is speculation, unless the user has chosen another
     one."""
     speculation = chosen.get("speculative_config")
-    if not speculation or Area.SCHEDULER in find_broken():
+    if not speculation:
         return chosen
     return {"scheduler_cls": SCHEDULER} | chosen
 

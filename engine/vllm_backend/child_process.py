@@ -44,7 +44,6 @@ from eaglegate.engine.stop_signals import (
     children_block_stop_signals,
     end_on_request,
 )
-from eaglegate.engine.vllm_contract import Area, find_broken
 
 log = logging.getLogger(__name__)
 
@@ -187,9 +186,6 @@ def create_context() -> context.SpawnContext:
 @contextmanager
 def separate_engines() -> Iterator[None]:
     """Make vLLM start its engine process as an ``EngineProcess`` on every platform."""
-    if Area.PROCESS in find_broken():
-        yield
-        return
     from vllm.v1.engine import coordinator, utils
 
     originals = [(module, module.get_mp_context) for module in (utils, coordinator)]

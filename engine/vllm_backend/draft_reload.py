@@ -125,7 +125,7 @@ def read_draft(worker: Any, folder: Path, running: Path) -> dict[str, torch.Tens
 
 
 def reload_draft(worker: Any, weights: Mapping[str, torch.Tensor]) -> None:
-    from vllm.model_executor.model_loader.reload import layerwise  # private: vllm_contract.py
+    from vllm.model_executor.model_loader.reload import layerwise  # private: vllm_parts.py
 
     draft, target = worker.get_draft_model(), worker.get_model()
     if worker.device.type != "cpu":

@@ -43,6 +43,8 @@ from eaglegate.engine.vllm_backend.child_process import (
     summarize_error,
 )
 from eaglegate.engine.vllm_backend.flight_record import FlightRecord
+from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor, take_over
+from eaglegate.engine.vllm_backend.refused_fields import allow_fields
 from eaglegate.engine.vllm_backend.step_queue import StepQueue
 from eaglegate.engine.vllm_backend.translate import choose_reader, describe_engine
 from eaglegate.engine.vllm_backend.warm_up import (
@@ -52,13 +54,12 @@ from eaglegate.engine.vllm_backend.warm_up import (
     time_steps,
     warm_up,
 )
-from eaglegate.engine.vllm_contract import LOST, SCHEDULER, Area, describe_broken, find_broken
+from eaglegate.engine.vllm_contract import SCHEDULER, describe_untested
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import StatLoggerFactory
 
     from eaglegate.engine.speculation.audit.scores import AnswerScores
-    from eaglegate.engine.vllm_backend.public_outputs import Outputs
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class VllmEngine:
         self._progress = progress
         self._log = ChildLog(echo=echo)
         self._llm: AsyncLLM | None = None
-        self._outputs: Outputs | None = None
+        self._outputs: StepOutputProcessor | None = None
         self._closed = False
         self._flight: FlightRecord | None = None
         self._steered = False
@@ -134,15 +135,15 @@ class VllmEngine:
 
     async def start(self) -> EngineInfo:
         self._progress(f"starting vLLM with {self._arguments.model}")
-        for sentence in describe_broken():
+        if sentence := describe_untested():
             log.warning("%s", sentence)
-        if missing := describe_broken(essential=True):
-            raise EngineStartError("; ".join(missing))
         try:
             llm = await self._load_in_thread()
             self._llm = llm
             self._processes = _find_processes(llm)
-            info = self._open_outputs(llm, describe_engine(llm.vllm_config))
+            info = describe_engine(llm.vllm_config)
+            allow_fields(llm.input_processor)
+            self._outputs = take_over(llm, choose_reader(info), self._stream_interval_s)
             self._steered = await _is_steered(llm)
             if self._tracks_prefixes:
                 await self._steer("track_prefixes")
@@ -171,10 +172,10 @@ class VllmEngine:
         finally:
             await outputs.close_request(llm, inbox)
 
-    def _has_run(self, inbox: Any) -> bool | None:
+    def _has_run(self, inbox: StepQueue) -> bool | None:
         """Return True if the request was in the scheduler's last batch. Other requests cannot have
         ended it."""
-        if self._flight is None or not self._steered or not isinstance(inbox, StepQueue):
+        if self._flight is None or not self._steered:
             return None
         return inbox.request_id in self._flight.read()
 
@@ -223,8 +224,6 @@ class VllmEngine:
     async def describe_execution(self) -> Execution | None:
         """Describe how the engine runs its model; None if its workers cannot report it."""
         llm, _ = self._require_running()
-        if {Area.WORKER, Area.EXECUTION} & find_broken().keys():
-            return None
         from eaglegate.engine.vllm_backend.execution import read_execution
 
         workers = await llm.collective_rpc("describe_execution")
@@ -241,8 +240,6 @@ class VllmEngine:
     ) -> AnswerScores:
         """See ``eaglegate.engine.base.ScoresAnswers``."""
         llm, _ = self._require_running()
-        if Area.WORKER in find_broken():
-            raise EngineFailed(f"Answers cannot be scored: {LOST[Area.WORKER]}")
         from eaglegate.engine.speculation.audit.scores import PIECE, AnswerScores, split_audit
 
         caches = llm.vllm_config.cache_config.enable_prefix_caching
@@ -282,7 +279,7 @@ class VllmEngine:
     def count_drafts(self) -> Totals | None:
         """Return vLLM's own counters of this engine's drafts; None if it keeps none."""
         llm, _ = self._require_running()
-        if llm.logger_manager is None or Area.EXECUTION in find_broken():
+        if llm.logger_manager is None:
             return None
         from eaglegate.engine.vllm_backend.execution import count_drafts
 
@@ -352,7 +349,7 @@ class VllmEngine:
             await self._outputs.fail_all(llm)
         await asyncio.to_thread(llm.shutdown, SHUTDOWN_S)
 
-    def _require_running(self) -> tuple[AsyncLLM, Outputs]:
+    def _require_running(self) -> tuple[AsyncLLM, StepOutputProcessor]:
         if self._llm is None or self._outputs is None:
             raise EngineDead("The engine was closed." if self._closed else "Not started yet.")
         if self._llm.errored:
@@ -396,35 +393,15 @@ class VllmEngine:
             record.unlink()
 
     def _choose_stat_loggers(self) -> list[StatLoggerFactory] | None:
-        if self._arguments.disable_log_stats or Area.STATISTICS in find_broken():
+        if self._arguments.disable_log_stats:
             return None
         from eaglegate.engine.vllm_backend.statistics import BatchedStatLogger
 
-        if self._arguments.cudagraph_metrics and Area.EXECUTION not in find_broken():
+        if self._arguments.cudagraph_metrics:
             from eaglegate.engine.vllm_backend.execution import GraphCounter
 
             return [BatchedStatLogger, GraphCounter]
         return [BatchedStatLogger]
-
-    def _open_outputs(self, llm: AsyncLLM, info: EngineInfo) -> EngineInfo:
-        """Open the output processor. Each import is made only if its area of vLLM fits."""
-        broken = find_broken()
-        if Area.WORKER not in broken:
-            from eaglegate.engine.vllm_backend.refused_fields import allow_fields
-
-            allow_fields(llm.input_processor)
-        if Area.OUTPUTS not in broken:
-            from eaglegate.engine.vllm_backend.outputs import is_replaceable, take_over
-
-            if is_replaceable(llm):
-                self._outputs = take_over(llm, choose_reader(info), self._stream_interval_s)
-                return info
-            log.warning("vLLM made another output processor; %s", LOST[Area.OUTPUTS])
-        from eaglegate.engine.vllm_backend.public_outputs import PublicOutputs
-
-        self._outputs = PublicOutputs()
-        degraded = tuple(dict.fromkeys((*info.degraded, Area.OUTPUTS)))
-        return replace(info, degraded=degraded, reports_decode_steps=False)
 
     async def _load_adapters(self, llm: AsyncLLM) -> None:
         """Load the adapters. If one does not fit the model, the start fails."""

@@ -8,7 +8,7 @@ counted separately.
 
 ``AsyncLLM.output_processor`` may be replaced until ``output_handler`` runs. A ``RequestState`` puts
 the output of an abort into its ``queue``, and ``propagate_error`` an exception. The other private
-parts of vLLM that this needs are listed in ``engine/vllm_contract.py``.
+parts of vLLM that this needs are listed in ``scripts/vllm_parts.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from eaglegate.engine.types import DecodeStep, EngineRequest, Step, StepTrace
 from eaglegate.engine.vllm_backend import translate
 from eaglegate.engine.vllm_backend.step_queue import SinkFlusher, StepQueue
 from eaglegate.engine.vllm_backend.translate import ABORTED, AccountReader
-from eaglegate.engine.vllm_contract import Area, find_broken
 from eaglegate.engine.vllm_fields import ABORT, FINISH
 from eaglegate.text.events import FinishReason
 
@@ -140,7 +139,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
     async def open_request(
         self, llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None
     ) -> StepQueue:
-        """See ``public_outputs.Outputs``."""
+        """Return the queue of the request's steps. Raises EngineError if vLLM refuses it."""
         try:
             queue = await llm.add_request(
                 prompt=translate.make_prompt(request),
@@ -266,11 +265,6 @@ def _take_logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, 
     )
 
 
-def is_replaceable(llm: AsyncLLM) -> bool:
-    """Return True if ``llm`` has vLLM's own output processor and has not begun to read outputs."""
-    return type(llm.output_processor) is OutputProcessor and llm.output_handler is None
-
-
 def take_over(
     llm: AsyncLLM, read: AccountReader, interval_s: float | None = None
 ) -> StepOutputProcessor:
@@ -285,8 +279,7 @@ def take_over(
     end = llm.renderer.get_eos_token_id()
     llm.renderer.get_eos_token_id = lambda: end
     llm.output_processor = outputs = StepOutputProcessor(llm.output_processor, read, interval_s)
-    if Area.INTAKE not in find_broken():
-        replace_output_reader(llm.engine_core)
+    replace_output_reader(llm.engine_core)
     return outputs
 
 
@@ -314,7 +307,7 @@ class OutputReader:
     in every step. Here the socket's readiness calls the reader, which decodes the waiting messages
     and puts them into the queue that AsyncLLM reads. The rest of ``AsyncMPClient`` is unchanged.
 
-    In addition to ``engine/vllm_contract.py``, this depends on two facts. ``AsyncMPClient`` reads
+    In addition to ``scripts/vllm_parts.py``, this depends on two facts. ``AsyncMPClient`` reads
     its ``resources.output_socket`` only in ``resources.output_queue_task``, and starts no such task
     if there is one. Closing the socket cancels the task.
 

@@ -6,7 +6,7 @@ these values and counts them on every scrape, or after ``MOST_STEPS``. vLLM coun
 at once, into stand-ins for its metrics that only record values until then. A scrape reads the same
 values as with vLLM's own logger, up to the rounding of sums of seconds.
 
-Its dependencies on vLLM are in ``engine/vllm_contract.py``. Of prometheus-client it uses the place
+Its dependencies on vLLM are in ``scripts/vllm_parts.py``. Of prometheus-client it uses the place
 where a histogram keeps its buckets.
 """
 

@@ -42,7 +42,7 @@ from eaglegate.engine.types import (
     TokenLogprob,
     UndraftedReason,
 )
-from eaglegate.engine.vllm_contract import SCHEDULER, WORKER, find_broken
+from eaglegate.engine.vllm_contract import SCHEDULER, WORKER
 from eaglegate.engine.vllm_fields import (
     DEPTH_BITS,
     build_sampling_fields,
@@ -73,7 +73,6 @@ def describe_engine(config: VllmConfig) -> EngineInfo:
         ),
         step_tokens=config.scheduler_config.max_num_batched_tokens,
         thinking_budget=_keeps_thinking_budgets(config),
-        degraded=tuple(find_broken()),
         default_sampling=_select_sampling_defaults(model.get_diff_sampling_param()),
         details={
             "dtype": str(model.dtype).removeprefix("torch."),

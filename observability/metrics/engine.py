@@ -31,11 +31,6 @@ class EngineState(MetricGroup):
             "Always 1; the labels describe the engine",
             ("engine", "model", "method", "depth"),
         )
-        self._degraded = self.gauge(
-            "engine_degraded",
-            "1 for a part of the gateway that does not fit this vLLM; vLLM's own part replaces it",
-            ("engine", "part"),
-        )
         self._lossy = self.gauge(
             "engine_lossy",
             "1 while a setting of speculation may change text; absent if unknown",
@@ -64,8 +59,6 @@ class EngineState(MetricGroup):
         self._starts(engine).inc()
         self._seconds(engine).set(seconds)
         self._info.remove(engine=engine)
-        for part in info.degraded:
-            self._degraded(engine, part).set(1)
         speculation = info.speculation
         self._info(engine, info.model, speculation.method, str(speculation.depth)).set(1)
         if speculation.lossy is not None:

@@ -22,7 +22,6 @@ from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.warm_up import StepCosts
-from eaglegate.engine.vllm_contract import Area, find_broken
 from eaglegate.server.cli.command_line import (
     Arguments,
     CommandLine,
@@ -159,8 +158,6 @@ def _choose_echo(settings: Settings) -> LineFormat | None:
 def _open_drafts(arguments: Arguments, store: str | None) -> DraftManager | None:
     """Return the draft manager; None without a swappable draft. Raises EngineStartError."""
     plan = make_plan(arguments)
-    if {Area.WORKER, Area.SWAP} & find_broken().keys():
-        return None
     if not isinstance((plan.speculative_config or {}).get("model"), str):
         return None
     drafts = DraftManager(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglegate.engine import vllm_flags
-from eaglegate.engine.vllm_contract import find_vllm
+from eaglegate.engine.vllm_contract import describe_untested, find_vllm
 from eaglegate.server.access.isolation import check_names
 from eaglegate.server.access.key_classes import assign_classes
 from eaglegate.server.access.keys import load_keys
@@ -109,6 +109,8 @@ def read_first(command: str, argv: Sequence[str], own: type | None = None) -> Fi
         parser.refuse_unknown(unknown)
     named = namespace.model_tag or getattr(namespace, "model", None)
     first = FirstRead(read_settings(namespace), named)
+    if (sentence := describe_untested()) and not first.settings.allow_untested_vllm:
+        raise ConfigError(f"{sentence}; --allow-untested-vllm tries it anyway")
     for kind in OF_PARTS:
         read_into(kind, namespace)
     _check_files(first)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.engine import vllm_flags
+from eaglegate.engine import vllm_contract, vllm_flags
 from eaglegate.engine.vllm_contract import find_vllm
+from eaglegate.server.cli import first_read
 from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.cli.first_read import make_option_parser, read_first
 from eaglegate.server.errors import ConfigError
@@ -36,6 +37,29 @@ def refuse(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         read_first("serve", argv)
     assert found.value.code == 2
     return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "prove"])
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.320.0", "0.33.0+cu130"])
+def test_an_untested_vllm_is_refused_unless_it_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, command: str, version: str
+) -> None:
+    for module in (vllm_contract, first_read):
+        monkeypatch.setattr(module, "find_vllm", lambda: ("vllm", version))
+    with pytest.raises(ConfigError) as refusal:
+        read_first(command, [str(DEMO / "target")])
+    assert f"vllm {version} is installed" in str(refusal.value)
+    assert "tested with 0.32 only" in str(refusal.value)
+    assert "--allow-untested-vllm" in str(refusal.value)
+    first = read_first(command, [str(DEMO / "target"), "--allow-untested-vllm"])
+    assert first is not None and first.settings.allow_untested_vllm
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+cpu"])
+def test_a_tested_vllm_needs_no_flag(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    for module in (vllm_contract, first_read):
+        monkeypatch.setattr(module, "find_vllm", lambda: ("vllm", version))
+    assert read_first("serve", [str(DEMO / "target")]) is not None
 
 
 @pytest.mark.thorough
@@ -223,6 +247,7 @@ def test_a_correct_file_starts_in_silence(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(f"model_tag: {DEMO / 'target'}\nport: 1\nmax-model-len: 512\n")
     code = f"""
+from eaglegate.server.cli import first_read
 from eaglegate.server.cli.command_line import read_command_line
 line = read_command_line("serve", ["--config", {str(file)!r}, "--port", "0"], lambda _: None)
 print(line.settings.port, line.namespace.max_model_len)

@@ -250,9 +250,6 @@ def _describe_lives(reading: GatewayReading) -> tuple[str, str]:
         tone = tone or WARN
     for outcome, count in metrics.by("interrupted_requests_total", "outcome").items():
         words.append(f"requests {outcome} {format_count(count)}")
-    for part in metrics.by("engine_degraded", "part"):
-        words.append(f"degraded: {part}")
-        tone = tone or WARN
     return "; ".join(words), tone
 
 

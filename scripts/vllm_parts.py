@@ -1,0 +1,444 @@
+"""Contract with vLLM: every private part of vLLM that we use, as data, and its comparison with a
+version of vLLM.
+
+vLLM promises nothing about these parts. ``compare`` reads vLLM's source, without importing it, and
+names each part that is missing or differs, before the gateway's tests run on that version.
+
+``PARTS`` has one line per part. Lines with a deeper indent continue the line above:
+
+    Class.method(self request new?)  exactly these parameters: we override, replace or wrap it;
+                                     one with a question mark may be missing
+    Class.method(+ request_id)       at least these: we call it
+    Class: name other                attributes of its instances
+    Class = name other               these fields and no others: we copy them
+    module: name other               names in the module
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+
+class Area(StrEnum):
+    """A part of the gateway that depends on vLLM's internals."""
+
+    ENGINE = "engine"
+    OUTPUTS = "outputs"
+    INTAKE = "intake"
+    STATISTICS = "statistics"
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+    SWAP = "swap"
+    PROCESS = "process"
+    EXECUTION = "execution"
+
+
+PARTS: dict[Area, dict[str, str]] = {
+    Area.ENGINE: {
+        "v1/engine/async_llm.py": """
+            AsyncLLM.generate(+ prompt sampling_params request_id lora_request trace_headers
+                priority reasoning_ended)
+            AsyncLLM.abort(+ request_id)
+            AsyncLLM.from_vllm_config(+ vllm_config usage_context stat_loggers enable_log_requests
+                disable_log_stats)
+            AsyncLLM.add_lora(+ lora_request)
+            AsyncLLM.shutdown(+ timeout)
+            AsyncLLM: errored engine_core vllm_config
+        """,
+        "v1/engine/core_client.py": """
+            AsyncMPClient.call_utility_async(+ method args)
+        """,
+        "outputs.py": """
+            RequestOutput: outputs finished prompt_token_ids prompt_logprobs num_cached_tokens
+            CompletionOutput: token_ids logprobs finish_reason
+        """,
+    },
+    Area.OUTPUTS: {
+        "v1/engine/output_processor.py": """
+            OutputProcessor.__init__(self tokenizer log_stats stream_interval tracing_enabled
+                admission_stats)
+            OutputProcessor.add_request(self request prompt parent_req request_index queue)
+            OutputProcessor.process_outputs(self engine_core_outputs engine_core_timestamp
+                iteration_stats weight_version?)
+            OutputProcessor.abort_requests(self request_ids internal)
+            OutputProcessor.propagate_error(self e)
+            OutputProcessor._finish_request(self req_state)
+            OutputProcessor._update_stats_from_finished(self req_state finish_reason
+                iteration_stats)
+            OutputProcessor._update_stats_from_output(self req_state engine_core_output
+                engine_core_timestamp iteration_stats)
+            OutputProcessor.do_tracing(self engine_core_output req_state iteration_stats)
+            OutputProcessor: request_states tokenizer log_stats stream_interval tracing_enabled
+                admission_stats
+            RequestState: is_prefilling logprobs_processor num_cached_tokens prompt_token_ids
+                queue stats
+        """,
+        "envs.py": "enable_envs_cache()\ndisable_envs_cache()",
+        "v1/engine/async_llm.py": """
+            AsyncLLM.add_request(+ request_id prompt params lora_request trace_headers priority
+                reasoning_ended)
+            AsyncLLM.abort(+ request_id internal)
+            AsyncLLM: output_handler output_processor renderer
+        """,
+        "renderers/base.py": "BaseRenderer.get_eos_token_id(self)",
+        "v1/engine/__init__.py": """
+            EngineCoreOutput: request_id new_token_ids new_logprobs new_prompt_logprobs_tensors
+                finish_reason events prefill_stats spec_decode_metrics
+        """,
+    },
+    Area.INTAKE: {
+        "v1/engine/core_client.py": """
+            BackgroundResources.validate_alive(self frames)
+            BackgroundResources: output_socket output_queue_task
+            AsyncMPClient._ensure_output_queue_task(self)
+            MPClient: decoder resources utility_results
+            AsyncMPClient: outputs_queue
+            _process_utility_output(output utility_results)
+        """,
+    },
+    Area.STATISTICS: {
+        "v1/metrics/loggers.py": """
+            PrometheusStatLogger.record(self scheduler_stats iteration_stats mm_cache_stats
+                engine_idx)
+            PrometheusStatLogger: engine_indexes counter_generation_tokens
+                histogram_iteration_tokens gauge_lora_info _counter_cls _gauge_cls _histogram_cls
+        """,
+        "v1/metrics/stats.py": """
+            IterationStats = iteration_timestamp num_generation_tokens prompt_token_stats
+                num_preempted_reqs finished_requests max_num_generation_tokens_iter n_params_iter
+                time_to_first_tokens_iter inter_token_latencies_iter num_corrupted_reqs
+                num_watermarked_reqs num_watermark_skipped_reqs num_not_watermarked_reqs
+            SchedulerStats = num_running_reqs num_waiting_reqs num_skipped_waiting_reqs
+                num_kv_fetch_reqs_by_stage step_counter current_wave kv_cache_usage
+                iteration_details prefix_cache_stats connector_prefix_cache_stats
+                kv_cache_eviction_events spec_decoding_stats kv_connector_stats ec_connector_stats
+                waiting_lora_adapters running_lora_adapters cudagraph_stats perf_stats
+        """,
+        "v1/spec_decode/metrics.py": """
+            SpecDecodingStats = num_spec_tokens num_drafts num_draft_tokens num_accepted_tokens
+                num_accepted_tokens_per_pos num_draft_tokens_per_pos
+        """,
+    },
+    Area.SCHEDULER: {
+        "v1/core/sched/scheduler.py": """
+            Scheduler._update_after_schedule(self scheduler_output)
+            Scheduler.update_draft_token_ids(self draft_token_ids)
+            Scheduler.make_spec_decoding_stats(self spec_decoding_stats num_draft_tokens
+                num_accepted_tokens num_invalid_spec_tokens request_id)
+            Scheduler.update_from_output(self scheduler_output model_runner_output)
+            Scheduler._preempt_request(self request timestamp drop_stale_output?)
+            Scheduler._free_request(self request delay_free_blocks)
+            Scheduler: num_spec_tokens requests vllm_config dynamic_sd_lookup max_num_running_reqs
+                max_model_len kv_cache_manager use_v2_model_runner running
+        """,
+        "v1/engine/core.py": """
+            EngineCore: scheduler request_block_hasher
+        """,
+        "v1/core/block_pool.py": """
+            BlockPool.evict_blocks(self block_ids)
+            BlockPool: blocks
+        """,
+        "v1/core/sched/async_scheduler.py": """
+            AsyncScheduler._update_after_schedule(self scheduler_output)
+        """,
+        "v1/core/sched/output.py": """
+            SchedulerOutput: num_scheduled_tokens num_spec_tokens_to_schedule
+                scheduled_spec_decode_tokens
+        """,
+        "v1/core/kv_cache_manager.py": """
+            KVCacheManager: coordinator block_pool
+            KVCacheManager.get_computed_blocks(self request)
+            KVCacheManager.prefix_cache_lookup_enabled(self request)
+        """,
+        "v1/core/kv_cache_coordinator.py": """
+            KVCacheCoordinator.cache_blocks(self request num_computed_tokens)
+            KVCacheCoordinator.get_blocks(+ request_id)
+            KVCacheCoordinator.find_longest_cache_hit(self block_hashes max_cache_hit_length)
+            KVCacheCoordinator: eagle_group_ids
+            HybridKVCacheCoordinator: attention_groups
+            SpecGroup: use_eagle
+            UnitaryKVCacheCoordinator: block_size kv_cache_spec
+        """,
+        "v1/request.py": """
+            Request: all_token_ids block_hashes is_prefill_chunk max_tokens num_computed_tokens
+                num_output_tokens num_prompt_tokens num_tokens request_id sampling_params
+                spec_token_ids
+        """,
+        "v1/outputs.py": """
+            DraftTokenIds: req_ids draft_token_ids
+        """,
+        "config/compilation.py": """
+            CUDAGraphMode.decode_mode(self)
+            CUDAGraphMode.mixed_mode(self)
+            CUDAGraphMode: FULL
+            CompilationConfig: cudagraph_mode cudagraph_capture_sizes
+        """,
+        "config/vllm.py": "VllmConfig.use_v2_model_runner(self)",
+        "config/speculative.py": """
+            SpeculativeConfig: num_speculative_tokens num_speculative_tokens_per_batch_size
+        """,
+        "v1/metrics/stats.py": """
+            RequestSpecDecodeMetrics: histogram num_draft_tokens per_step_drafted per_step_accepted
+        """,
+    },
+    Area.WORKER: {
+        "v1/worker/gpu_model_runner.py": """
+            GPUModelRunner.propose_draft_token_ids(+ scheduler_output)
+            GPUModelRunner._sample(self logits spec_decode_metadata)
+            GPUModelRunner._bookkeeping_sync(+ scheduler_output)
+            GPUModelRunner._get_prompt_logprobs_dict(self hidden_states num_scheduled_tokens)
+            GPUModelRunner: drafter input_batch use_async_scheduling device positions
+                query_start_loc num_prompt_logprobs requests model
+            module: build_logitsprocs
+        """,
+        "v1/worker/gpu/model_runner.py": """
+            GPUModelRunner.execute_model(+ scheduler_output)
+            GPUModelRunner.prepare_inputs(+ scheduler_output)
+            GPUModelRunner.get_draft_model(self)
+            GPUModelRunner: lora_state speculator
+        """,
+        "v1/worker/gpu/input_batch.py": """
+            InputBatch: cu_num_logits_np num_reqs req_ids idx_mapping_np query_start_loc_np
+                num_computed_prefill_tokens_np
+        """,
+        "v1/worker/gpu/sample/prompt_logprob.py": """
+            PromptLogprobsWorker.add_request(self req_id req_idx sampling_params)
+            PromptLogprobsWorker.remove_request(self req_id)
+            PromptLogprobsWorker.compute_prompt_logprobs(self logits_fn hidden_states input_batch
+                all_token_ids num_computed_tokens prompt_lens)
+            PromptLogprobsWorker: uses_prompt_logprobs
+        """,
+        "lora/model_manager.py": """
+            LoRAModelManager.set_adapter_mapping(self mapping)
+            LoRAModelManager: _last_mapping
+        """,
+        "lora/layers/utils.py": "LoRAMapping: index_mapping prompt_mapping",
+        "v1/worker/gpu/lora_utils.py": """
+            LoraState.make_lora_inputs(self req_ids idx_mapping num_scheduled_tokens)
+        """,
+        "v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py": """
+            TargetDependentARSpeculator.propose(+ input_batch num_speculative_tokens)
+        """,
+        "v1/worker/gpu/spec_decode/speculator.py": "DraftModelSpeculator: draft_tokens",
+        "v1/worker/gpu_input_batch.py": """
+            InputBatch._make_sampling_metadata(self)
+            InputBatch: generators num_reqs random_reqs sampling_metadata
+            module: maybe_create_thinking_budget_state_holder
+        """,
+        "v1/spec_decode/llm_base_proposer.py": """
+            SpecDecodeBaseProposer.propose(+ common_attn_metadata)
+            SpecDecodeBaseProposer.load_model(+ target_model)
+        """,
+        "v1/sample/rejection_sampler.py": """
+            RejectionSampler.apply_logits_processors(self logits sampling_metadata metadata)
+            apply_sampling_constraints(+ logits)
+            expand_batch_to_tokens(x cu_num_tokens num_tokens replace_from replace_to)
+            rejection_sample(draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens
+                draft_probs target_logits bonus_token_ids sampling_metadata synthetic_mode
+                synthetic_conditional_rates use_fp64_gumbel)
+        """,
+        "v1/sample/ops/topk_topp_sampler.py": """
+            TopKTopPSampler.forward_native(self logits generators k p)
+            TopKTopPSampler: logprobs_mode
+            apply_top_k_top_p(logits k p)
+        """,
+        "v1/sample/metadata.py": """
+            SamplingMetadata: generators
+        """,
+        "v1/spec_decode/metadata.py": """
+            SpecDecodeMetadata: num_draft_tokens max_spec_len logits_indices bonus_logits_indices
+                target_logits_indices
+        """,
+        "v1/worker/gpu/spec_decode/rejection_sampler.py": """
+            RejectionSampler._verify(self logits draft_logits draft_sampled pos cu_num_logits
+                idx_mapping idx_mapping_np expanded_idx_mapping expanded_local_pos
+                seq_lens_upper_bound_np verify_draft_sampled)
+            RejectionSampler: sampler synthetic_conditional_rates watermark_key
+        """,
+        "v1/worker/gpu/sample/gumbel.py": """
+            gumbel_sample(+ logits expanded_idx_mapping temperature seed pos apply_temperature
+                is_drafting use_fp64)
+        """,
+        "v1/worker/gpu/sample/sampler.py": """
+            Sampler: sampling_states use_fp64_gumbel
+        """,
+        "v1/worker/gpu/sample/states.py": """
+            SamplingStates: seeds seeds_set temperature
+        """,
+        "utils/torch_utils.py": """
+            async_tensor_h2d(+ data device dtype)
+        """,
+        "v1/sample/sampler.py": """
+            Sampler.apply_logits_processors(self logits sampling_metadata predict_bonus_token)
+        """,
+        "v1/sample/logits_processor/__init__.py": """
+            build_logitsprocs(vllm_config device is_pin_memory is_pooling_model custom_logitsprocs)
+            module: BUILTIN_LOGITS_PROCESSORS
+        """,
+        "v1/sample/logits_processor/builtin.py": """
+            process_dict_updates(req_entries batch_update new_state)
+            MinTokensLogitsProcessor.add_request(params _ output_tok_ids)
+            MinTokensLogitsProcessor: min_toks
+            LogitBiasLogitsProcessor: biases
+            MinPLogitsProcessor: min_p min_p_count
+        """,
+        "v1/engine/input_processor.py": """
+            InputProcessor._validate_params(+ self params)
+            InputProcessor: speculative_config vllm_config
+        """,
+        "v1/engine/async_llm.py": """
+            AsyncLLM: input_processor
+        """,
+    },
+    Area.SWAP: {
+        "model_executor/model_loader/reload/layerwise.py": """
+            initialize_layerwise_reload(model)
+            finalize_layerwise_reload(+)
+            get_layerwise_info(layer)
+            _place_kernel_tensors(layer info)
+        """,
+        "v1/engine/core.py": """
+            EngineCore: model_executor
+        """,
+    },
+    Area.EXECUTION: {
+        "v1/metrics/loggers.py": """
+            StatLoggerBase.record(self scheduler_stats iteration_stats mm_cache_stats engine_idx)
+            PrometheusStatLogger: spec_decoding_prom
+            PerEngineStatLoggerAdapter: per_engine_stat_loggers
+            StatLoggerManager: stat_loggers
+        """,
+        "v1/spec_decode/metrics.py": """
+            SpecDecodingProm: spec_decoding_enabled counter_spec_decode_num_drafts
+                counter_spec_decode_num_draft_tokens counter_spec_decode_num_accepted_tokens
+        """,
+        "compilation/cuda_graph.py": "CUDAGraphStat: runtime_mode",
+        "compilation/counter.py": "CompilationCounter: num_cudagraph_captured",
+        "v1/metrics/stats.py": "SchedulerStats: cudagraph_stats",
+        "v1/worker/gpu_model_runner.py": "GPUModelRunner: attn_groups vllm_config",
+        "v1/worker/gpu/model_runner.py": "GPUModelRunner: attn_groups vllm_config",
+        "v1/worker/gpu/cudagraph_utils.py": "CudaGraphManager: cudagraph_mode",
+        "v1/worker/utils.py": "AttentionGroup: backend",
+        "v1/engine/async_llm.py": """
+            AsyncLLM.collective_rpc(+ method args)
+            AsyncLLM: logger_manager
+        """,
+    },
+    Area.PROCESS: {
+        "v1/engine/utils.py": """
+            CoreEngineProcManager: processes
+            module: get_mp_context
+        """,
+        "v1/engine/core.py": """
+            EngineCoreProc.run_engine_core(+)
+        """,
+        "v1/engine/coordinator.py": """
+            module: get_mp_context
+        """,
+    },
+}
+
+
+def compare(source: Path) -> dict[Area, list[str]]:
+    """Return the differences from ``PARTS`` for the vLLM whose package is the folder ``source``."""
+    broken = {
+        area: [
+            name
+            for file, text in files.items()
+            for part in split_parts(text)
+            for name in _read_module(source / file).find_differences(part)
+        ]
+        for area, files in PARTS.items()
+    }
+    return {area: names for area, names in broken.items() if names}
+
+
+def split_parts(parts: str) -> Iterator[str]:
+    """Yield the parts of one file in ``PARTS``, each on one line."""
+    for part in textwrap.dedent(parts.strip("\n")).replace("\n ", " ").strip().splitlines():
+        yield " ".join(part.split())
+
+
+class ModuleSource:
+    """The functions and attributes that a module's source defines."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._functions: dict[str, list[str]] = {}
+        self._names = {"module": set(_defined_names(tree.body))}
+        self._fields: dict[str, set[str]] = {}
+        for node in tree.body:
+            self._add_function("", node)
+            if isinstance(node, ast.ClassDef):
+                self._names[node.name] = {*_defined_names(node.body), *_assigned_names(node)}
+                annotated = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+                self._fields[node.name] = {*_defined_names(annotated), *_assigned_names(node)}
+                for member in node.body:
+                    self._add_function(f"{node.name}.", member)
+
+    def find_differences(self, part: str) -> Iterator[str]:
+        """Yield the names in one line of ``PARTS`` that are missing or different in the source."""
+        if "(" in part:
+            name, _, wanted = part.removesuffix(")").partition("(")
+            if not _fits(self._functions.get(name), wanted.split()):
+                yield name
+            return
+        if " = " in part:
+            owner, _, exact = part.partition(" = ")
+            changed = self._fields.get(owner, set()) ^ set(exact.split())
+            yield from (f"{owner}.{name}" for name in sorted(changed))
+            return
+        owner, _, names = part.partition(":")
+        known = self._names.get(owner, set())
+        yield from (f"{owner}.{name}" for name in names.split() if name not in known)
+
+    def _add_function(self, prefix: str, node: ast.stmt) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self._functions.setdefault(prefix + node.name, _list_parameters(node.args))
+
+
+@cache
+def _read_module(file: Path) -> ModuleSource:
+    """Parse a file of vLLM. A missing file defines nothing."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return ModuleSource(ast.parse(text))
+
+
+def _fits(found: list[str] | None, wanted: list[str]) -> bool:
+    if found is None:
+        return False
+    if wanted[:1] == ["+"]:
+        return set(wanted[1:]) <= set(found)
+    return found == [n.rstrip("?") for n in wanted if not n.endswith("?") or n[:-1] in found]
+
+
+def _list_parameters(given: ast.arguments) -> list[str]:
+    """List parameter names in the order of ``inspect.signature``."""
+    variable = [given.vararg.arg] if given.vararg else []
+    keywords = [given.kwarg.arg] if given.kwarg else []
+    plain = [one.arg for one in (*given.posonlyargs, *given.args)]
+    return [*plain, *variable, *(one.arg for one in given.kwonlyargs), *keywords]
+
+
+def _defined_names(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Yield names that statements of a module or class define, imports and annotations included."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, (ast.AnnAssign, ast.Assign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def _assigned_names(owner: ast.ClassDef) -> Iterator[str]:
+    """Yield the names that methods assign to ``self``."""
+    for node in ast.walk(owner):
+        match node:
+            case ast.Attribute(ast.Name("self"), name, ast.Store()):
+                yield name
