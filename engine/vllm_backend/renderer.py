@@ -36,9 +36,11 @@ from eaglegate.text.rendering.special_text import (
 )
 from eaglegate.text.rendering.template import (
     CODED,
+    INSTRUCTIONS,
     ChatTemplate,
     filter_variables,
     merge_developer,
+    merge_refused,
     read_template,
 )
 from eaglegate.text.rendering.watchdog import RenderTooSlow
@@ -49,6 +51,8 @@ READ_DEVELOPER = frozenset({"HfRenderer", "CohereRenderer", "InklingRenderer"})
 The others refuse the role (Mistral) or use it for something else (DeepSeek's search agents).
 """
 
+SYSTEM_FIRST = frozenset({"DeepseekV32Renderer"})
+"""Renderers that write a later system message into the assistant's turn, as its own words."""
 WRITE_TEXT = frozenset({"HfRenderer", "DeepseekV32Renderer", "DeepseekV4Renderer"})
 """Renderers that return text if asked not to tokenize it."""
 TOKENIZE_WHOLE = frozenset({"MistralRenderer", "KimiK3Renderer", "InklingRenderer"})
@@ -85,6 +89,7 @@ class VllmRenderer:
         self._longest = config.model_config.max_model_len
         self._templated = self._name == "HfRenderer"
         self._harmony = config.model_config.hf_config.model_type == "gpt_oss"
+        self._accepted = () if self._name in SYSTEM_FIRST else INSTRUCTIONS
         self._reads_developer = self._harmony or self._name in READ_DEVELOPER
         self._content_format: Any = content_format
         self._tokenizing = dataclasses.replace(
@@ -154,13 +159,13 @@ class VllmRenderer:
         if template is not None and writing.num_bytes <= SMALL_BYTES:
             try:
                 token_ids = self._writer.watch(
-                    template, lambda: self._render(given, kwargs, limits)
+                    template, lambda: self._render(given, kwargs, limits, template)
                 )
             except RenderTooSlow:
                 text = self._writer.write(writing, template, limits)
                 return self._encode_parts(text, given.mark, limits)
         else:
-            token_ids = self._render(given, kwargs, limits)
+            token_ids = self._render(given, kwargs, limits, template)
         limits.check(len(token_ids), exact=True)
         return token_ids
 
@@ -183,10 +188,15 @@ class VllmRenderer:
         return self._templated and plain
 
     def _render(
-        self, given: MarkedInput, kwargs: dict[str, Any], limits: RenderLimits
+        self,
+        given: MarkedInput,
+        kwargs: dict[str, Any],
+        limits: RenderLimits,
+        template: ChatTemplate | None,
     ) -> list[int]:
-        """Render as vLLM does."""
-        conversation = [dict(message) for message in given.messages]
+        """Render as vLLM does. ``template`` is None if the prompt is written in code."""
+        accepted = self._accepted if template is None else template.find_accepted(self._named)
+        conversation = [dict(message) for message in merge_refused(given.messages, accepted)]
         if not self._reads_developer:
             conversation = merge_developer(conversation)
         if self._harmony or self._name in TOKENIZE_WHOLE:

@@ -33,6 +33,7 @@ from eaglegate.text.rendering.template import (
     convert_messages,
     filter_variables,
     merge_developer,
+    merge_refused,
 )
 from eaglegate.text.rendering.watchdog import RENDER_S, RenderTooSlow, RenderWatchdog, Result
 
@@ -76,7 +77,8 @@ class TemplateInput:
         """Write the prompt. Raises ValueError if the template raises."""
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continuing the final message leaves no place for a new one")
-        talk = convert_messages(self.messages, in_parts=template.content_in_parts)
+        messages = merge_refused(self.messages, template.find_accepted(self.named))
+        talk = convert_messages(messages, in_parts=template.content_in_parts)
         if not template.knows_developer:
             talk = merge_developer(talk)
         variables = {**self.named, **filter_variables(self.kwargs, template.variables)}

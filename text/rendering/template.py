@@ -6,7 +6,7 @@ Messages are converted the way vLLM converts them, and template variables are fi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,11 @@ BILLING = "x-anthropic-billing-header"
 """First line of some clients' prompts. It differs each time and would defeat every prefix cache."""
 
 
+INSTRUCTIONS = ("system", "developer")
+"""Roles whose messages give the model instructions."""
+PROBE = "eaglegate-probe"
+
+
 def convert_messages(
     messages: Sequence[Mapping[str, Any]], *, in_parts: bool
 ) -> list[TemplateMessage]:
@@ -48,6 +53,21 @@ def merge_developer(messages: Sequence[TemplateMessage]) -> list[TemplateMessage
     texts = [_join_text(message.get("content", "")) for message in systems]
     merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
     return [merged, *(message for message in turned if message["role"] != "system")]
+
+
+def merge_refused(
+    messages: Sequence[Mapping[str, Any]], accepted: Collection[str]
+) -> list[Mapping[str, Any]]:
+    """Merge instructions after the first message into it, unless their role is in ``accepted``."""
+    merged = [m for m in messages[1:] if m["role"] in INSTRUCTIONS and m["role"] not in accepted]
+    if not merged:
+        return list(messages)
+    has_head = messages[0]["role"] in INSTRUCTIONS
+    head = messages[0] if has_head else {"role": "system", "content": ""}
+    texts = [_join_text(message.get("content") or "") for message in (head, *merged)]
+    gone = set(map(id, merged))
+    rest = [m for m in messages[has_head:] if id(m) not in gone]
+    return [{**head, "content": "\n\n".join(text for text in texts if text)}, *rest]
 
 
 def _convert_to_system(message: TemplateMessage) -> TemplateMessage:
@@ -83,7 +103,8 @@ def _convert_content(role: str, content: Any, in_parts: bool) -> str | list[dict
         return content
     parts = _convert_parts(content)
     if billed:
-        parts = [kept for part in parts if (kept := _strip_billing(part)) is not None]
+        texts = ((part, strip_billing(part["text"])) for part in parts)
+        parts = [{**part, "text": text} for part, text in texts if text or not part["text"]]
     if role == "tool" and in_parts:
         return "\n".join(part["text"] for part in parts)
     return parts if in_parts else "\n".join(part["text"] for part in parts if part["text"])
@@ -104,11 +125,9 @@ def _convert_part(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _strip_billing(part: dict[str, Any]) -> dict[str, Any] | None:
-    if not part["text"].startswith(BILLING):
-        return part
-    rest = part["text"].partition("\n")[2]
-    return {**part, "text": rest} if rest else None
+def strip_billing(text: str) -> str:
+    """Return a system prompt's text, or a part of it, without the billing line."""
+    return text.partition("\n")[2] if text.startswith(BILLING) else text
 
 
 def _convert_assistant(message: Mapping[str, Any]) -> TemplateMessage:
@@ -243,6 +262,7 @@ class ChatTemplate:
         self.content_in_parts = _iterates_content(tree)
         """True if the template expects a message's content as a list of parts."""
         self.knows_developer = '"developer"' in source or "'developer'" in source
+        self._accepted: frozenset[str] | None = None
 
     @cached_property
     def _template(self) -> jinja2.Template:
@@ -255,6 +275,30 @@ class ChatTemplate:
     @cached_property
     def _globals(self) -> dict[str, Any]:
         return dict(self._template.globals)
+
+    def find_accepted(self, named: Mapping[str, Any]) -> frozenset[str]:
+        """Return the roles of instructions that the template shows after the first message.
+
+        Some templates raise at such a message, others leave it out. ``named`` are the tokens that
+        templates know by name.
+        """
+        if self._accepted is None:
+            probed = INSTRUCTIONS if self.knows_developer else ("system",)
+            refused = {role for role in probed if not self._shows_later(role, named)}
+            self._accepted = frozenset(INSTRUCTIONS) - refused
+        return self._accepted
+
+    def _shows_later(self, role: str, named: Mapping[str, Any]) -> bool:
+        """Render as agents do: with new instructions between a question and its answer."""
+        roles = ("system", "user", role, "assistant", "user")
+        texts = ["x"] * len(roles)
+        texts[2] = PROBE
+        talk = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        messages = convert_messages(talk, in_parts=self.content_in_parts)
+        try:
+            return PROBE in self.render(messages, None, named, add_generation_prompt=True)
+        except ValueError:
+            return False
 
     def render(
         self,

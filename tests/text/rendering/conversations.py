@@ -63,6 +63,14 @@ TALKS: dict[str, list[dict[str, Any]]] = {
         {"role": "developer", "content": [{"type": "text", "text": "Be kind."}]},
         user("And?"),
     ],
+    "late systems": [
+        {"role": "system", "content": "Be brief."},
+        user("Hi"),
+        {"role": "system", "content": [{"type": "text", "text": "Be kind."}]},
+        {"role": "assistant", "content": "Yes."},
+        user("And?"),
+        {"role": "system", "content": "Be quick."},
+    ],
     "billing": [
         {"role": "system", "content": "x-anthropic-billing-header: cch=1\nBe brief."},
         user("Hi"),
@@ -98,8 +106,14 @@ KNOWS_DEVELOPER = """{% for m in messages %}{% if m.role == 'developer' %}(dev) 
 {{- messages[0].keys is defined }}{{ tools }}{{ documents is defined }}{{ pad_token }}
 {%- if tools %}{{ tools | tojson }}{% endif %}
 {%- for n in range(9) %}{% if n == 2 %}{% break %}{% endif %}{{ n }}{% endfor %}{{ mood }}"""
+SYSTEM_FIRST = """{% for m in messages %}{% if m.role == 'system' and not loop.first %}
+{{ raise_exception('System message must be at the beginning.') }}{% endif %}
+{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}
+{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %}
+{% endfor %}"""
 TEMPLATES: dict[str, str | None] = {
     "own": None,
     "in parts": IN_PARTS,
     "knows developer": KNOWS_DEVELOPER,
+    "system first": SYSTEM_FIRST,
 }
