@@ -408,10 +408,13 @@ class _ChoiceReader:
     def _parse_to_stop(self, token_ids: Sequence[int]) -> tuple[list[ParserEvent], int]:
         """Parse token by token, because a stop string may end the answer within a step.
 
-        Tokens after the stop string are never delivered and must not be counted.
+        Tokens after the stop string are never delivered and must not be counted. A stop string that
+        ends within the first ``min_tokens`` is text, as in vLLM.
         """
         events: list[ParserEvent] = []
+        num_before = self.account.tokens - len(token_ids)
         for at, token_id in enumerate(token_ids, 1):
+            self.parser.switch_stops(num_before + at > self.job.sampling.min_tokens)
             events.extend(self.parser.feed((token_id,)))
             if self.parser.stopped is not None:
                 self.account.trim(self.account.tokens - (len(token_ids) - at))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
 import pytest
 
 from eaglegate.engine.errors import RequestRejected
@@ -183,6 +186,37 @@ async def test_what_a_stop_leaves_in_its_step_is_neither_delivered_nor_paid(lab,
     assert token_ids == ids[:kept]
     assert usage["completion_tokens"] == kept
     assert (last["finish_reason"], last["stop_reason"]) == ("stop", "three")
+
+
+@pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("cuts", [[], [1] * 30, [2, 5, 3, 1], [30]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_strings_wait_for_min_tokens(lab, url, cuts, stream):
+    """As in vLLM, one that ends within the first ``min_tokens`` is text."""
+    words = "one two one two one two one two"
+    lab.says(words, cuts)
+    pieces = [lab.renderer.decode([id]) for id in lab.renderer.encode(words, False)]
+    minimum = next(at for at in range(len(pieces)) if "".join(pieces[:at]).count("two") == 2)
+    body = {"min_tokens": minimum, "stop": ["two"], "stream": stream, "model": "demo"}
+    if url == "/v1/chat/completions":
+        body["messages"] = [{"role": "user", "content": "hi"}]
+    body["input" if url == "/v1/responses" else "prompt"] = "hi"
+    answer = await lab.post(url, body)
+    frames = re.findall(rb"^data: (\{.*)", answer.body, re.MULTILINE) if stream else [answer.body]
+    text = "".join(find_texts(map(orjson.loads, frames)))
+    assert text.rstrip() == "one two one two one"
+
+
+def find_texts(chunks: Iterable[dict]) -> Iterator[str]:
+    """Yield the text of an answer in any API, whole or in chunks."""
+    for chunk in chunks:
+        for choice in chunk.get("choices", ()):
+            message = choice.get("delta") or choice.get("message") or choice
+            yield message.get("content") or message.get("text") or ""
+        if chunk.get("type") == "response.output_text.delta":
+            yield chunk["delta"]
+        for item in chunk.get("output", ()):
+            yield from (part["text"] for part in item.get("content", ()))
 
 
 async def test_the_token_that_ended_it_is_its_stop_reason(lab):

@@ -103,6 +103,11 @@ class Parser:
         """Stop string that ended the text, after which all text is dropped; None without one."""
         return self._stop.stopped if self._stop else None
 
+    def switch_stops(self, on: bool) -> None:
+        """Let stop strings that end in the following tokens end the text, or not."""
+        if self._stop:
+            self._stop.is_off = not on
+
     def feed(self, token_ids: Sequence[int]) -> list[ParserEvent]:
         """Return the events of one step's tokens, or of any part of the output."""
         if self._reads_runs and token_ids and self._is_plain(token_ids):

@@ -72,10 +72,19 @@ class StopText:
 
     The stop string that starts first counts, and the shortest of several. The result does not
     depend on how the text is split. A marker token that contains a stop string also ends the text,
-    but no stop string extends across a marker.
+    but no stop string extends across a marker. While ``is_off``, no stop string ends.
     """
 
-    __slots__ = ("_automaton", "_found", "_held", "_include", "_sink", "_state", "stopped")
+    __slots__ = (
+        "_automaton",
+        "_found",
+        "_held",
+        "_include",
+        "_sink",
+        "_state",
+        "is_off",
+        "stopped",
+    )
 
     def __init__(self, stops: tuple[str, ...], sink: TextSink, include: bool = False) -> None:
         self._automaton = automaton(stops)
@@ -85,6 +94,7 @@ class StopText:
         self._held = ""
         self._found: tuple[int, int] | None = None
         """Range of the best stop in the held text, while an earlier stop is still possible."""
+        self.is_off = False
         self.stopped: str | None = None
 
     def text(self, text: str) -> None:
@@ -124,7 +134,7 @@ class StopText:
         machine, state = self._automaton, self._state
         for at, char in enumerate(text, at + 1):  # noqa: B020
             state = machine.step(state, char)
-            size = machine.longest[state]
+            size = 0 if self.is_off else machine.longest[state]
             if size and (self._found is None or at - size < self._found[0]):
                 self._found = (at - size, at)
             if self._found is not None and at - machine.depth[state] >= self._found[0]:

@@ -47,6 +47,28 @@ def test_equals_the_naive_matcher_for_every_cut(text, wanted, include, cuts):
     assert read(pieces, wanted, include) == naive(text, wanted, include)
 
 
+@given(text=LETTERS, stops=STOPS, start=st.integers(0, 40), cut=st.integers(1, 5))
+def test_only_stops_that_end_after_the_switch_count(text, stops, start, cut):
+    out: list[str] = []
+    matcher = StopText(tuple(stops), out.append)
+    halves = text[:start], text[start:]
+    for half in halves:
+        matcher.is_off = half is halves[0]
+        for at in range(0, len(half), cut):
+            if matcher.stopped is None:
+                matcher.text(half[at : at + cut])
+    if matcher.stopped is None:
+        matcher.settle()
+    ends = [
+        (at, len(stop), stop)
+        for stop in stops
+        for at in range(len(text))
+        if text.startswith(stop, at) and at + len(stop) > start
+    ]
+    at, _, stop = min(ends, default=(len(text), 0, None))
+    assert ("".join(out), matcher.stopped) == (text[:at], stop)
+
+
 def test_a_whole_stop_is_found_where_a_longer_one_that_began_before_it_stays_open():
     assert read(["ab"], ["abcX", "b"], include=False) == ("a", "b")
 
