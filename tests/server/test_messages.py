@@ -7,6 +7,7 @@ import pytest
 from anthropic import Anthropic, BadRequestError, NotFoundError
 
 from eaglegate.engine.errors import EngineDead
+from eaglegate.server.apis.messages.response import SIGNATURE
 
 WEATHER = {
     "name": "get_weather",
@@ -36,7 +37,7 @@ async def test_a_message_has_blocks(lab):
     lab.says(ANSWER, [1, 2, 3])
     body = (await ask(lab, tools=[WEATHER])).json
     assert body["content"] == [
-        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "thinking", "thinking": "hm", "signature": SIGNATURE},
         {"type": "text", "text": "Let me look."},
         {
             "type": "tool_use",
@@ -61,6 +62,26 @@ async def test_the_stream_has_the_blocks_one_after_the_other(lab):
     prompt = len(lab.engine.requests[0].prompt)
     assert found[0][1]["message"]["usage"]["input_tokens"] == prompt
     assert found[-2][1]["delta"]["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thinking_is_signed_and_comes_back(lab, stream):
+    """AI SDK 7, Microsoft's Agent Framework and TanStack send no thinking back without one."""
+    lab.says(ANSWER, [1, 2, 3])
+    answer = await ask(lab, tools=[WEATHER], stream=stream)
+    if stream:
+        thinking = [data for _, data in frames(answer) if data.get("index") == 0]
+        assert thinking[0]["content_block"]["signature"] == ""
+        assert thinking[-2]["delta"] == {"type": "signature_delta", "signature": SIGNATURE}
+        assert thinking[-1]["type"] == "content_block_stop"
+    else:
+        assert answer.json["content"][0]["signature"] == SIGNATURE
+    signed = {"type": "thinking", "thinking": "hm", "signature": SIGNATURE}
+    turn = {"role": "assistant", "content": [signed, {"type": "text", "text": "a"}]}
+    user = {"role": "user", "content": "hi"}
+    lab.says("x")
+    assert (await ask(lab, messages=[user, turn, user])).status == 200
+    assert lab.renderer.seen[-1]["messages"][1]["reasoning"] == "hm"
 
 
 @pytest.mark.parametrize(

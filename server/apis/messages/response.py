@@ -24,6 +24,8 @@ STOP_REASONS: Final = {
 TEXT: Final[dict[str, Any]] = {"type": "text", "text": ""}
 """A text block without ``citations``: the AI SDK accepts a list or no member, but not null."""
 THINKING: Final[dict[str, Any]] = {"type": "thinking", "thinking": "", "signature": ""}
+SIGNATURE: Final = "ZWFnbGVnYXRl"
+"""Signature of all thinking. Clients do not send thinking back without one; nothing reads it."""
 
 
 def _message(job: Job, input_tokens: int) -> dict[str, Any]:
@@ -124,9 +126,14 @@ class MessageStream:
     def _stop(self) -> bytes:
         if self._open is None:
             return b""
+        signature = b""
+        if self._open is ReasoningDelta:
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            signed = {"type": "content_block_delta", "index": self._index, "delta": delta}
+            signature = named_frame("content_block_delta", signed)
         self._open = None
         stop = {"type": "content_block_stop", "index": self._index}
-        return named_frame("content_block_stop", stop)
+        return signature + named_frame("content_block_stop", stop)
 
     def _finish(self, finish: Finish) -> bytes:
         delta = {"type": "message_delta", "delta": _end(finish), "usage": _usage(finish)}
@@ -193,5 +200,6 @@ def _block(part: AnswerPart) -> dict[str, Any]:
         arguments = parse_object(part.text)
         given = {"raw_arguments": part.text} if arguments is None else arguments
         return _tool_use(part.start) | {"input": given}
-    block = THINKING if part.phase is Phase.REASONING else TEXT
-    return block | {block["type"]: part.text}
+    if part.phase is Phase.REASONING:
+        return THINKING | {"thinking": part.text, "signature": SIGNATURE}
+    return TEXT | {"text": part.text}
