@@ -92,6 +92,7 @@ class Lab:
     reasoning_parser: str | None = "qwen3"
     timing: StreamTiming = field(default_factory=StreamTiming)
     depth: int = 3
+    max_model_len: int = 256
 
     def __post_init__(self) -> None:
         self.gateway = Gateway(
@@ -108,7 +109,9 @@ class Lab:
         self.gateway.settings = replace(self.gateway.settings, **settings)
 
     def path(self) -> Pipeline:
-        info = EngineInfo("demo", 256, 2048, SpeculationInfo("eagle3.1", self.depth, summary="x"))
+        info = EngineInfo(
+            "demo", self.max_model_len, 2048, SpeculationInfo("eagle3.1", self.depth, summary="x")
+        )
         parsers = ParserFactory(
             self.vocabulary(),
             self.tool_parser,

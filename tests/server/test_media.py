@@ -72,7 +72,7 @@ async def test_other_kinds(lab, part, name):
 async def test_text_by_other_names_is_text(lab):
     parts = ["a ", {"type": "input_text", "text": "b "}, {"type": "output_text", "text": "c"}]
     assert (await lab.chat(messages=[{"role": "user", "content": parts}])).status == 200
-    assert seen(lab) == ["a b c"]
+    assert seen(lab) == [[{"type": "text", "text": text} for text in ("a ", "b ", "c")]]
 
 
 async def ask(lab, messages, url="/v1/messages"):

@@ -28,7 +28,7 @@ from eaglegate.server.apis.shared.template import (
     custom_call,
     effort_kwargs,
     is_newest,
-    join,
+    join_parts,
     own_template,
     parse_arguments,
     template_kwargs,
@@ -185,27 +185,24 @@ def template_messages(messages: Sequence[ChatMessage], replaces: bool) -> list[d
 
     If ``replaces`` is True, a placeholder replaces non-text parts of earlier messages.
     """
-    made = [_message(message) for message in messages]
-    if any(message.content.__class__ is list for message in messages):
-        newest = is_newest([message.role for message in messages])
-        for at, message in enumerate(messages):
-            if isinstance(message.content, list):
-                media = MediaPolicy(replaces and not newest[at])
-                made[at]["content"] = _join_parts(message.content, f"messages[{at}]", media)
-    return made
+    newest = is_newest([message.role for message in messages])
+    return [
+        _message(message, f"messages[{at}]", MediaPolicy(replaces and not newest[at]))
+        for at, message in enumerate(messages)
+    ]
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
+def _message(message: ChatMessage, path: str, media: MediaPolicy) -> dict[str, Any]:
     out = message.model_dump(exclude_none=True)
-    if message.content is None:
-        out["content"] = ""
+    given = message.content or ""
+    parts = [given] if isinstance(given, str) else given
+    texts = [_part_text(part, f"{path}.content[{at}]", media) for at, part in enumerate(parts)]
+    out["content"] = join_parts(message.role, texts)
+    if reasoning := message.reasoning or message.reasoning_content:
+        out["reasoning"] = out["reasoning_content"] = reasoning
     if "tool_calls" in out:
         out["tool_calls"] = [_call_message(call) for call in out["tool_calls"]]
     return out
-
-
-def _join_parts(parts: Sequence[Any], path: str, media: MediaPolicy) -> str:
-    return join([_part_text(part, f"{path}.content[{i}]", media) for i, part in enumerate(parts)])
 
 
 def _call_message(call: dict[str, Any]) -> dict[str, Any]:

@@ -4,15 +4,16 @@ of their content blocks to template messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from eaglegate.server.apis.shared.fields import Many, OpenModel, RequestModel, SpeculationMetrics
 from eaglegate.server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
-from eaglegate.server.apis.shared.template import MediaPolicy, is_newest, join
+from eaglegate.server.apis.shared.template import MediaPolicy, is_newest
 from eaglegate.server.errors import InvalidRequest
+from eaglegate.text.rendering.template import strip_billing
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
 
@@ -223,8 +224,12 @@ def _list_shown(messages: Sequence[InputMessage]) -> Iterator[tuple[int, InputMe
 
 def system_message(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
     system = request.system
-    text = system if isinstance(system, str) else "\n".join(b.text for b in system or ())
-    if text:
+    yield from _join_system([system] if isinstance(system, str) else [b.text for b in system or ()])
+
+
+def _join_system(texts: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield a system message, unless nothing is left of its texts."""
+    if text := "\n".join(filter(None, map(strip_billing, texts))):
         yield {"role": "system", "content": text}
 
 
@@ -237,7 +242,9 @@ def template_messages(request: CountTokensRequest, replaces: bool) -> Iterator[d
     newest = is_newest([message.role for message in given])
     for at, message in _list_shown(given):
         path = f"messages[{at}].content"
-        if isinstance(message.content, str):
+        if isinstance(message.content, str) and message.role == "system":
+            yield from _join_system([message.content])
+        elif isinstance(message.content, str):
             yield {"role": message.role, "content": message.content}
         elif message.role == "assistant":
             yield _assistant(message.content, path, MediaPolicy(replaces))
@@ -265,7 +272,7 @@ def _assistant(blocks: Sequence[Block], path: str, media: MediaPolicy) -> dict[s
                 pass
             case _:
                 text.append(_text(block, f"{path}[{at}]", media))
-    out: dict[str, Any] = {"role": "assistant", "content": join(text)}
+    out: dict[str, Any] = {"role": "assistant", "content": "\n".join(text)}
     if thinking:
         out["reasoning"] = out["reasoning_content"] = "".join(thinking)
     if calls:
@@ -290,7 +297,9 @@ def _user_messages(
             yield _result(block, f"{path}[{at}].content", in_results)
         elif block.type not in UNSHOWN:
             text.append(_text(block, f"{path}[{at}]", media))
-    if text:
+    if message.role == "system":
+        yield from _join_system(text)
+    elif text:
         yield {"role": message.role, "content": "\n".join(text)}
 
 

@@ -22,7 +22,7 @@ from eaglegate.server.apis.shared.template import (
     MediaPolicy,
     custom_call,
     is_newest,
-    join,
+    join_parts,
     parse_arguments,
     placeholder,
 )
@@ -180,7 +180,7 @@ def _open(turn: dict[str, Any]) -> dict[str, Any]:
 
 def _add(turn: dict[str, Any], names: Iterable[str], text: str) -> None:
     for name in names:
-        turn[name] = turn.get(name, "") + text
+        turn[name] = "\n".join(filter(None, (turn.get(name), text)))
 
 
 def _plain_message(item: ItemDict) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _plain_message(item: ItemDict) -> dict[str, Any]:
     if item["type"] in client_tools.OUTPUTS:
         call_id, content = client_tools.read_output(item)
         return {"role": "tool", "tool_call_id": call_id, "content": content}
-    return {"role": item["role"], "content": _text(item["content"])}
+    return {"role": item["role"], "content": join_parts(item["role"], _texts(item["content"]))}
 
 
 def _call(item: ItemDict) -> dict[str, Any]:
@@ -207,9 +207,13 @@ def _call(item: ItemDict) -> dict[str, Any]:
 
 
 def _text(content: Any) -> str:
+    return "\n".join(filter(None, _texts(content)))
+
+
+def _texts(content: Any) -> list[str]:
     if isinstance(content, str):
-        return content
-    return join([_part_text(part) for part in content or ()])
+        return [content]
+    return [_part_text(part) for part in content or ()]
 
 
 def _part_text(part: Mapping[str, Any]) -> str:

@@ -44,6 +44,7 @@ from eaglegate.server.generation.job import (
     ToolPolicy,
     flat_name,
 )
+from eaglegate.text.rendering.template import strip_billing
 
 if TYPE_CHECKING:
     from eaglegate.text.grammars.text_grammar import TextGrammar
@@ -112,7 +113,8 @@ def check_storage(request: ResponsesRequest) -> None:
 def _conversation(
     request: ResponsesRequest, items: Sequence[ItemDict], policy: ToolPolicy, served: ServedModel
 ) -> Conversation:
-    system = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    instructions = strip_billing(request.instructions or "")
+    system = [{"role": "system", "content": instructions}] if instructions else []
     template_messages = list(messages(items))
     if not template_messages:
         raise InvalidRequest("'input' is empty: there is nothing to answer.", param="input")

@@ -19,7 +19,7 @@ from eaglegate.server.apis.shared.request import note
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.server.generation.job import ServedModel
 from eaglegate.text.parsing.tools import ARGUMENT
-from eaglegate.text.rendering.template import GLOBALS, RESERVED
+from eaglegate.text.rendering.template import GLOBALS, INSTRUCTIONS, RESERVED, strip_billing
 
 END = " omitted: this model reads text only]"
 UNCLEAN = re.compile(r"[^a-z0-9_]")
@@ -52,10 +52,19 @@ def placeholder(kind: str) -> str:
     return f"[{_short_kind(kind)}{END}"
 
 
-def join(texts: Sequence[str], between: str = "") -> str:
-    """Join the texts of a message's parts. Placeholders are put on lines of their own."""
-    placed = any(text.endswith(END) for text in texts)
-    return ("\n" if placed else between).join(texts)
+def join_parts(role: str, texts: Sequence[str]) -> str | list[dict[str, str]]:
+    """Return the content of a message whose parts have these texts.
+
+    The parts stay separate, because the template decides: the renderer gives them to a template
+    that iterates over parts, and joins them with line breaks for any other. Tool results are always
+    joined so, as in vLLM. So are placeholders, which belong on lines of their own.
+    """
+    if role in INSTRUCTIONS:
+        texts = [*map(strip_billing, texts)]
+    texts = [text for text in texts if text]
+    if len(texts) < 2 or role == "tool" or any(text.endswith(END) for text in texts):
+        return "\n".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def is_newest(roles: Sequence[str]) -> list[bool]:

@@ -166,7 +166,7 @@ def _folder(name: str) -> Path:
     return next(install(PACKAGES[name]).glob(f"lib/python*/site-packages/{name}"))
 
 
-def _read_source(package: str, name: str) -> str:
+def read_source(package: str, name: str) -> str:
     if package != "xinference":
         inner = "utils/chat_templates/templates" if package == "axolotl" else "chat_templates"
         return (_folder(package) / inner / f"{name}.jinja").read_text(encoding="utf-8")
@@ -192,7 +192,7 @@ def _make(package: str, name: str) -> Render:
         return _by_inkling() if name == "inkling" else _by_deepseek(name)
     if package == "mlx_vlm":
         return _by_kimi_k3()
-    return by_jinja(_read_source(package, name))
+    return by_jinja(read_source(package, name))
 
 
 _TABLE = """

@@ -1,0 +1,212 @@
+"""Conversations of agents through all three APIs, with the templates of models that agents use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
+from tests.server.conftest import DEMO, Lab
+from tests.text.parsing.own_templates import read_source
+
+APIS = ("messages", "chat", "responses")
+URLS = {
+    "messages": "/v1/messages",
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+}
+REAL = (
+    *("trl:qwen3_5_think", "trl:qwen3_6", "trl:qwen3_8", "trl:qwen3_vl"),
+    *("xinference:qwen3.5", "xinference:qwen3.6", "xinference:qwen3.8-max", "xinference:Nex-N2"),
+    *("xinference:MiniMax-M2.7", "xinference:MiniMax-M3", "xinference:mistral-large-instruct"),
+)
+"""Templates of models that refuse a system message after the first message, or leave it out."""
+HEAD = "{% if m.role == 'system' and not loop.first %}%s{% endif %}"
+BODY = (
+    "<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>{{ m.reasoning_content }}"
+    "</think>{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    "{{ c.function.name }}</tool_call>{% endfor %}<|im_end|>\n"
+)
+RAISE = "{{ raise_exception('System message must be at the beginning.') }}"
+LENIENT = "{% for m in messages %}" + BODY + "{% endfor %}"
+STRICT = "{% for m in messages %}" + HEAD.replace("%s", RAISE) + BODY + "{% endfor %}"
+DROPPING = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}" + BODY
+    + "{% endif %}{% endfor %}"
+)  # fmt: skip
+BY_PARTS = (
+    "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %}\n{% endfor %}"
+)
+ENVIRONMENT = "# Environment\nThe folder is /work."
+LATER = "Answer in French from now on."
+FIRST = "You are an agent."
+
+
+def lab_with(template: str) -> Lab:
+    renderer: Any = TemplateRenderer(ModelFiles.find(str(DEMO), None, None), template)
+    return Lab(renderer=renderer, max_model_len=2048)
+
+
+async def ask(lab: Lab, api: str, messages: list[dict], **fields: Any) -> Any:
+    lab.says("x")
+    body: dict[str, Any] = {"model": "demo"} | fields
+    if api == "responses":
+        body |= {"input": [item for message in messages for item in as_items(message)]}
+    else:
+        body |= {"messages": messages} | ({"max_tokens": 9} if api == "messages" else {})
+    return await lab.post(URLS[api], body)
+
+
+def as_items(message: dict) -> list[dict]:
+    """A chat message as items of the Responses API."""
+    content = message["content"]
+    kind = "output_text" if message["role"] == "assistant" else "input_text"
+    parts = content if isinstance(content, str) else [part | {"type": kind} for part in content]
+    if message["role"] == "tool":
+        return [{"type": "function_call_output", "call_id": "c1", "output": parts}]
+    calls = [
+        {"type": "function_call", "call_id": call["id"], **call["function"]}
+        for call in message.get("tool_calls", ())
+    ]
+    return [{"role": message["role"], "content": parts}, *calls]
+
+
+def prompt(lab: Lab) -> str:
+    return lab.renderer.decode(lab.engine.requests[-1].prompt)
+
+
+def says(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def first_turn() -> list[dict]:
+    """The messages of Claude Code's first request."""
+    return [says("system", FIRST), says("user", "Fix it."), says("system", ENVIRONMENT)]
+
+
+def later_turn() -> list[dict]:
+    answered = [says("assistant", "I look."), says("user", "Go on."), says("system", LATER)]
+    return [*first_turn(), *answered]
+
+
+@pytest.mark.parametrize("conversation", [first_turn, later_turn])
+@pytest.mark.parametrize("template", [STRICT, DROPPING], ids=["raises", "leaves out"])
+@pytest.mark.parametrize("api", APIS)
+async def test_later_system_messages_are_merged_where_a_template_refuses_them(
+    api, template, conversation
+):
+    lab, messages = lab_with(template), conversation()
+    answer = await ask(lab, api, messages)
+    assert answer.status == 200, answer.body
+    texts = [message["content"] for message in messages if message["role"] == "system"]
+    assert prompt(lab).startswith("<|im_start|>system\n" + "\n\n".join(texts) + "<|im_end|>")
+    assert prompt(lab).count("<|im_start|>system") == 1
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_later_system_messages_stay_where_a_template_takes_them(api):
+    lab = lab_with(LENIENT)
+    assert (await ask(lab, api, later_turn())).status == 200
+    places = [prompt(lab).index(text) for text in (FIRST, "Fix it.", ENVIRONMENT, "Go on.", LATER)]
+    assert places == sorted(places)
+    assert prompt(lab).count("<|im_start|>system") == 3
+
+
+@pytest.mark.parametrize("template", [STRICT, LENIENT])
+async def test_counted_tokens_are_those_of_the_prompt(template):
+    lab = lab_with(template)
+    await ask(lab, "messages", later_turn())
+    counted = await lab.post("/v1/messages/count_tokens", {"messages": later_turn()})
+    assert counted.json == {"input_tokens": len(lab.engine.requests[-1].prompt)}
+
+
+async def test_a_conversation_without_a_head_gets_one():
+    lab = lab_with(STRICT)
+    assert (await ask(lab, "messages", first_turn()[1:])).status == 200
+    assert prompt(lab).startswith(f"<|im_start|>system\n{ENVIRONMENT}<|im_end|>")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("conversation", [first_turn, later_turn])
+@pytest.mark.parametrize("place", REAL)
+@pytest.mark.parametrize("api", APIS)
+async def test_real_strict_templates_show_every_message(api, place, conversation):
+    lab, messages = lab_with(read_source(*place.split(":"))), conversation()
+    answer = await ask(lab, api, messages)
+    assert answer.status == 200, answer.body
+    assert all(prompt(lab).count(message["content"]) == 1 for message in messages)
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_chat_shows_reasoning_under_either_name(name):
+    lab = lab_with(STRICT)
+    thought = says("assistant", "") | {name: "I need the door.", "tool_calls": [CALL]}
+    messages = [says("user", "hi"), thought, says("tool", "open") | {"tool_call_id": "c1"}]
+    assert (await ask(lab, "chat", messages)).status == 200
+    assert "<think>I need the door.</think>" in prompt(lab)
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.332; cch=8f3a1;"
+RULE = "Never delete files without asking."
+
+
+def text(value: str) -> dict[str, str]:
+    return {"type": "text", "text": value}
+
+
+@pytest.mark.parametrize("template", [STRICT, LENIENT, BY_PARTS])
+@pytest.mark.parametrize(
+    "parts", [[BILLING, RULE, "Be brief."], [RULE, BILLING, "Be brief."],
+              [f"{BILLING}\n{RULE}", "Be brief."]],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("api", "role"),
+    [("messages", "system"), ("chat", "system"), ("chat", "developer"),
+     ("responses", "system"), ("responses", "developer")],
+)  # fmt: skip
+async def test_the_billing_line_goes_alone(api, role, parts, template):
+    lab = lab_with(template)
+    content = [text(part) for part in parts]
+    assert (await ask(lab, api, [says(role, content), says("user", "hi")])).status == 200
+    assert "billing" not in prompt(lab)
+    assert RULE in prompt(lab)
+    assert "Be brief." in prompt(lab)
+
+
+async def test_the_billing_line_of_instructions_goes_alone():
+    for api, field in (("messages", "system"), ("responses", "instructions")):
+        lab = lab_with(STRICT)
+        await ask(lab, api, [says("user", "hi")], **{field: f"{BILLING}\n{RULE}"})
+        assert prompt(lab).startswith(f"<|im_start|>system\n{RULE}<|im_end|>")
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "system"])
+@pytest.mark.parametrize("api", APIS)
+async def test_text_parts_have_lines_of_their_own(api, role):
+    lab = lab_with(LENIENT)
+    messages = [says(role, [text("42"), text("17")]), says("user", "?")]
+    assert (await ask(lab, api, messages)).status == 200
+    assert f"<|im_start|>{role}\n42\n17<|im_end|>" in prompt(lab)
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_a_template_that_joins_parts_gets_them_apart(api):
+    lab = lab_with(BY_PARTS)
+    messages = [says("user", [text("42"), text("17")]), says("user", "?")]
+    assert (await ask(lab, api, messages)).status == 200
+    assert prompt(lab).startswith("user: [42][17]user: ")
+
+
+@pytest.mark.parametrize("template", [LENIENT, BY_PARTS])
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_tool_results_have_lines_of_their_own(api, template):
+    lab = lab_with(template)
+    result = says("tool", [text("42"), text("17")]) | {"tool_call_id": "c1"}
+    called = says("assistant", "") | {"tool_calls": [CALL]}
+    assert (await ask(lab, api, [says("user", "hi"), called, result])).status == 200
+    assert "42\n17" in prompt(lab)
