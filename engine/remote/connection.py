@@ -29,14 +29,12 @@ from eaglegate.engine.remote.reading import (
     ReplyLimits,
     SseDecoder,
     WorkerProtocolError,
-    check_pieces,
     extract_error_message,
     extract_message,
     quote,
     read_json,
 )
 from eaglegate.engine.remote.refusals import AskedRequest, map_failure, map_refusal
-from eaglegate.engine.remote.transport import EVENT_COST, PIECE_COST, TurnBudget, WorkerTransport
 from eaglegate.engine.remote.upstream import ConnectionSettings, Upstream
 
 KEEP_ALIVE_S = 4.0
@@ -47,8 +45,6 @@ END_S = 2.0
 """Seconds from ``[DONE]`` to the end of the stream."""
 LONGEST_WAIT_S = 3600.0
 """Longest Retry-After to accept from a worker, in seconds."""
-PIECE_BYTES = 4 << 10
-"""Bytes of a body that are processed at once."""
 DONE = b"[DONE]"
 BUSY = (429, 503)
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -87,12 +83,10 @@ class WorkerConnection:
             base_url=upstream.url,
             headers={"accept-encoding": "identity"} | _build_authorization(upstream, access),
             timeout=httpx.Timeout(access.connect_s, read=None, write=access.first_token_s),
-            transport=WorkerTransport(
-                httpx.Limits(
-                    max_connections=access.connections,
-                    max_keepalive_connections=access.connections,
-                    keepalive_expiry=KEEP_ALIVE_S,
-                )
+            limits=httpx.Limits(
+                max_connections=access.connections,
+                max_keepalive_connections=access.connections,
+                keepalive_expiry=KEEP_ALIVE_S,
             ),
             trust_env=False,
         )
@@ -138,11 +132,11 @@ class WorkerConnection:
         Closing the generator closes the connection, which aborts the request in the worker.
         """
         payloads, frames, done = SseDecoder(most.event), 0, False
-        budget, until = TurnBudget(), _now() + self._access.first_token_s
+        until = _now() + self._access.first_token_s
         asked = self._describe(body, headers)
         async with self._send(path, body, headers, until, asked) as response:
             _check_type(response)
-            async with aclosing(_iter_pieces(response, budget)) as pieces:
+            async with aclosing(response.aiter_raw()) as pieces:
                 while (piece := await _next_piece(pieces, until)) is not None:
                     for data in payloads.feed(piece):
                         frames += 1
@@ -154,7 +148,6 @@ class WorkerConnection:
                             done = True
                         else:
                             yield await self._parse_event(data, asked)
-                        await budget.spend(EVENT_COST)
                         until = _now() + (END_S if done else self._access.idle_s)
 
     @asynccontextmanager
@@ -196,12 +189,10 @@ class WorkerConnection:
     async def _read_body(self, response: httpx.Response, most: int) -> bytes:
         """Read a body of at most ``most`` bytes. Raises WorkerProtocolError."""
         _check_encoding(response)
-        body, count = bytearray(), 0
-        async with aclosing(_iter_pieces(response, TurnBudget())) as pieces:
+        body = bytearray()
+        async with aclosing(response.aiter_raw()) as pieces:
             async for piece in pieces:
                 body += piece
-                count += 1
-                check_pieces(count, len(body))
                 if len(body) > most:
                     raise WorkerProtocolError(f"an answer is longer than {most} bytes")
         return bytes(body)
@@ -268,16 +259,6 @@ async def _next_piece(pieces: AsyncIterator[bytes], until: float) -> bytes | Non
         raise TimeoutError
     async with asyncio.timeout_at(until):
         return await anext(pieces, None)
-
-
-async def _iter_pieces(response: httpx.Response, budget: TurnBudget) -> AsyncGenerator[bytes, None]:
-    """Yield the body in pieces, of which ``budget`` limits the number per turn of the event
-    loop."""
-    async for chunk in response.aiter_raw():
-        for at in range(0, len(chunk), PIECE_BYTES):
-            piece = chunk[at : at + PIECE_BYTES]
-            yield piece
-            await budget.spend(PIECE_COST + len(piece))
 
 
 def _now() -> float:

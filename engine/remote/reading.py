@@ -1,7 +1,7 @@
 """Readers of workers' answers: typed values, size limits, and SSE decoding.
 
-Workers are untrusted. Each reader bounds its input and raises WorkerProtocolError for anything
-else, which counts as a failure of the worker. A worker's messages are quoted only for the operator,
+Each reader bounds its input and raises WorkerProtocolError for anything else, which counts as a
+failure of the worker. A worker's messages are quoted only for the operator,
 shortened and cleaned. ``refusals.py`` has the messages for clients.
 """
 
@@ -178,22 +178,8 @@ def _count_entries(top: int | None) -> int:
     return 0 if top is None else top + 2
 
 
-MOST_IDLE_BYTES = 64 << 10
-"""Most bytes of comments and unknown fields between two events."""
-MOST_PIECES = 8 << 10
-"""Most pieces of one event or answer, plus one for every ``LEAST_PIECE`` of its bytes."""
-LEAST_PIECE = 512
-
-
-def check_pieces(pieces: int, size: int) -> None:
-    """Raise WorkerProtocolError if the bytes came in too many small pieces, which are costly to
-    process."""
-    if pieces > MOST_PIECES + size // LEAST_PIECE:
-        raise WorkerProtocolError(f"{size} bytes of an answer came in {pieces} pieces")
-
-
 class SseDecoder:
-    """Decoder of server-sent events, each with at most ``most`` bytes of data.
+    """Decoder of server-sent events of at most ``most`` bytes, comments before them included.
 
     ``feed`` returns the data of every complete event. Its time is linear in the bytes, however they
     are split.
@@ -205,49 +191,32 @@ class SseDecoder:
         """The beginning of an unfinished line."""
         self._data: list[bytes] = []
         self._size = 0
-        """Bytes of the event's complete lines."""
-        self._idle = 0
-        """Bytes of other lines since the last event."""
-        self._pieces = 0
-        """Calls since the last event."""
+        """Bytes of the event's complete lines, and of other lines since the last event."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of completed events.
-
-        Raises WorkerProtocolError for an event that is too long or in too many pieces.
-        """
-        check_pieces(self._pieces, self._size + len(self._line))
+        """Return the data of completed events. Raises WorkerProtocolError for one that is too
+        long."""
         first, *lines = data.split(b"\n")
         self._line += first
-        self._pieces += 1
         out: list[bytes] = []
         if lines:
             self._take_line(bytes(self._line), out)
             for line in lines[:-1]:
                 self._take_line(line, out)
             self._line = bytearray(lines[-1])
-        self._check()
+        self._check_size(self._size + len(self._line))
         return out
 
     def _take_line(self, line: bytes, out: list[bytes]) -> None:
         line = line.rstrip(b"\r")
+        if not line and self._data:
+            out.append(b"\n".join(self._data))
+            self._data, self._size = [], 0
+            return
+        self._size += len(line) + 1
+        self._check_size(self._size)
         if line.startswith(b"data:"):
             self._data.append(line[5:].removeprefix(b" "))
-            self._size += len(line)
-            self._check_size(self._size)
-        elif not line and self._data:
-            out.append(b"\n".join(self._data))
-            self._data, self._size, self._idle, self._pieces = [], 0, 0, 0
-        else:
-            self._idle += len(line) + 1
-
-    def _check(self) -> None:
-        self._check_size(self._size + len(self._line))
-        is_data = self._line.startswith(b"data:"[: len(self._line)])
-        if self._idle + (0 if is_data else len(self._line)) > MOST_IDLE_BYTES:
-            raise WorkerProtocolError(
-                f"the stream has more than {MOST_IDLE_BYTES} bytes between two events"
-            )
 
     def _check_size(self, size: int) -> None:
         if size > self._most:
