@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _make_argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eaglegate draft", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+        parser_class=partial(argparse.ArgumentParser, allow_abbrev=False),
+    )
     swap = commands.add_parser("swap", help="serve the draft in a folder from the next step on")
     swap.add_argument("path", help="folder of the draft, as the gateway sees it")
     swap.add_argument(

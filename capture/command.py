@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 
@@ -58,7 +59,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("eaglegate capture", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        required=True,
+        metavar="COMMAND",
+        parser_class=partial(argparse.ArgumentParser, allow_abbrev=False),
+    )
 
     def add(name: str, run: Callable[..., None], help_: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=help_, description=help_)

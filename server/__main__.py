@@ -38,7 +38,7 @@ usage: eaglegate COMMAND [options]
   prove [MODEL]   run the engine of serve with and without its draft, and check what it does
   parse           read model output on stdin, print what the parsers make of it
   explain [ID]    show where the time of a request went, on a running gateway
-  top [URL]       show the live numbers of a running gateway in the terminal
+  top             show the live numbers of a running gateway in the terminal
   audit ACTION    show audits, replay a violation, release a workload
   draft COMMAND   show, swap, try or roll back the draft of a running gateway
   canary          try a draft, rules or a worker on part of the live traffic

@@ -1,6 +1,6 @@
 """``eaglegate improve``: tune the served draft on captured traffic and promote better drafts.
 
-eaglegate improve --config FILE [--serve URL]        run the loop
+eaglegate improve --config FILE [--url URL]          run the loop
 eaglegate improve --config FILE --candidate FOLDER   queue a draft of your own for it
 eaglegate improve --config FILE --stop [REASON]      stop it; --start resumes it
 """
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from eaglegate.canary.client import complete_url
 from eaglegate.engine.errors import DraftRefused
 from eaglegate.engine.speculation.drafts import find_folder
 from eaglegate.lab.improve.config import ConfigInvalid, ImproveConfig, read_config
@@ -46,9 +47,16 @@ def _make_argument_parser() -> argparse.ArgumentParser:
         "eaglegate improve",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--serve", metavar="URL", help="operator address of the gateway")
+    parser.add_argument(
+        "--url",
+        "--serve",
+        type=complete_url,
+        metavar="URL",
+        help="operator address of the gateway (default: `serve` in the configuration)",
+    )
     parser.add_argument(
         "--once",
         action="store_true",
@@ -97,9 +105,9 @@ def _queue(options: argparse.Namespace, config: ImproveConfig) -> int:
 
 def _run_loop(options: argparse.Namespace, config: ImproveConfig) -> int:
     """Run the loop. Raises ConfigInvalid and LoopRunning."""
-    url = options.serve or config.serve
+    url = options.url or config.serve
     if not url:
-        raise ConfigInvalid("name the gateway: --serve URL, or serve in the configuration")
+        raise ConfigInvalid("name the gateway: --url URL, or serve in the configuration")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s improve: %(message)s")
     signal.signal(signal.SIGTERM, _interrupt)
     with lock_state(config.state) as lock:

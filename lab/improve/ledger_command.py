@@ -43,7 +43,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _make_argument_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("eaglegate drafts log", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "eaglegate drafts log", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("state", type=Path, help="state folder of the loop")
     parser.add_argument(
         "id", type=int, nargs="?", help="number of a candidate: print all its details"

@@ -51,7 +51,7 @@ class ImproveProcess:
     async def _run_once(self, url: str) -> int:
         """Run the loop once and return its exit status. Cancellation ends the process."""
         command = ("-m", "eaglegate.server", "improve", "--config", str(self.file))
-        address = ("--serve", self.config.serve or url)
+        address = ("--url", self.config.serve or url)
         key = {} if self.key is None else {"EAGLEGATE_ADMIN_API_KEY": self.key}
         process = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import threading
@@ -95,6 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Compare settings under load: speed, latency, acceptance.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     what = parser.add_argument_group("what")
     what.add_argument(
@@ -175,7 +177,12 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME: VALUE",
-        help="header to send with every request, such as a key",
+        help="header to send with every request",
+    )
+    group.add_argument(
+        "--key",
+        default=os.environ.get("EAGLEGATE_API_KEY"),
+        help="API key, sent with every request [EAGLEGATE_API_KEY]",
     )
     group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
                        help="end a request after this much silence from the server")  # fmt: skip
@@ -234,17 +241,17 @@ def make_plan(options: argparse.Namespace, flags: Sequence[str]) -> BenchPlan:
         seed=options.seed,
         model=options.model,
         defaults=defaults | ({"ignore_eos": True} if options.ignore_eos else {}),
-        headers=parse_headers(options.header),
+        headers=make_headers(options),
         timeout_s=options.timeout,
         goal=Goal.parse(options.goodput) if options.goodput else None,
         depths=depths,
     )
 
 
-def parse_headers(given: Sequence[str]) -> dict[str, str]:
-    """Parse headers of the form ``NAME: VALUE``. Raises ValueError."""
-    headers = {}
-    for line in given:
+def make_headers(options: argparse.Namespace) -> dict[str, str]:
+    """Return the headers of every request. Raises ValueError unless they are ``NAME: VALUE``."""
+    headers = {"Authorization": f"Bearer {options.key}"} if options.key else {}
+    for line in options.header:
         name, colon, value = line.partition(":")
         if not colon:
             raise ValueError("--header: write NAME: VALUE")

@@ -78,6 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
         "eaglegate drafts compare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("capture", type=Path, metavar="CAPTURE", help="a capture file or folder")
     parser.add_argument("--draft", action="append", required=True, metavar="[LABEL=]FOLDER")

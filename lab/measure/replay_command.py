@@ -17,7 +17,7 @@ from eaglegate.lab.measure.bench import BenchError, name_settings
 from eaglegate.lab.measure.bench_command import (
     add_request_arguments,
     add_result_arguments,
-    parse_headers,
+    make_headers,
     say,
     stop_on_sigterm,
 )
@@ -72,6 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Send a capture again and compare settings, request by request.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a capture, or a folder of them")
     parser.add_argument("--against", action="append", required=True, metavar="URL|FIELDS|serve ...")
@@ -132,7 +133,7 @@ def make_plan(options: argparse.Namespace) -> ReplayPlan:
         speed=0.0 if options.closed_loop else options.speed,
         concurrency=options.concurrency,
         windows=options.windows,
-        headers=parse_headers(options.header),
+        headers=make_headers(options),
         model=options.model,
         timeout_s=options.timeout,
         warmup=options.warmup,

@@ -34,7 +34,10 @@ from eaglegate.lab.training.target import TargetModel, UnfitTarget
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        "eaglegate-train-draft", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        "eaglegate-train-draft",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--target", type=Path, required=True, help="folder of the target model")
     parser.add_argument(

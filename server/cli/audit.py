@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,12 @@ def _release(options: argparse.Namespace, url: str) -> tuple[dict[str, Any], Ite
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eaglegate audit", description=__doc__)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(
+        dest="action",
+        required=True,
+        metavar="ACTION",
+        parser_class=partial(argparse.ArgumentParser, allow_abbrev=False),
+    )
     show = actions.add_parser("show", help="show the held workloads and the last audits")
     replay = actions.add_parser("replay", help="score the answer in a violation's file again")
     replay.add_argument("file", metavar="FILE", help="a file from the folder --audit-evidence")

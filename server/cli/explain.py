@@ -23,7 +23,9 @@ MOST_RUNS = 40
 
 def main(argv: Sequence[str]) -> int:
     """Run the command. Return 1 if the gateway does not know the request or does not answer."""
-    parser = argparse.ArgumentParser(prog="eaglegate explain", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="eaglegate explain", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument(
         "id", nargs="?", help="the answer's id (chatcmpl-...) or the x-request-id of its response"
     )

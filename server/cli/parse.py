@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _make_argument_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("eaglegate parse", description=__doc__)
+    parser = argparse.ArgumentParser("eaglegate parse", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "file", nargs="?", help="file with a captured answer (default: standard input)"
     )

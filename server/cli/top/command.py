@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from eaglegate.canary.client import CallFailed
+from eaglegate.canary.client import CallFailed, add_gateway_options, complete_url
 from eaglegate.server.cli.top.panels import format_plain
 from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading
 
@@ -32,25 +31,16 @@ def make_parser() -> argparse.ArgumentParser:
         prog="eaglegate top",
         description="Show the live numbers of a running gateway: speed, acceptance by slice, the "
         "planner's choices, admission, engines, drafts, and the requests to look at.",
+        allow_abbrev=False,
     )
-    parser.add_argument(
-        "url",
-        nargs="?",
-        default="http://127.0.0.1:8000",
-        help="operator address (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--key",
-        default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
-        help="an admin's API key [EAGLEGATE_ADMIN_API_KEY]",
-    )
+    parser.add_argument("address", nargs="?", type=complete_url, help=argparse.SUPPRESS)
+    add_gateway_options(parser)
     parser.add_argument(
         "--interval", type=float, default=2.0, help="seconds between readings (default: 2)"
     )
     parser.add_argument(
         "--once", action="store_true", help="print one reading as text and end, as in a pipe"
     )
-    parser.add_argument("--json", action="store_true", help="print one reading as JSON and end")
     return parser
 
 
@@ -62,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if not options.interval >= 0.1:
         parser.error(f"--interval is at least 0.1 seconds; given {options.interval}")
-    reader = GatewayReader(options.url, options.key)
+    reader = GatewayReader(options.address or options.url, options.key)
     try:
         reading = reader.read()
     except CallFailed as error:
