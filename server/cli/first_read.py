@@ -103,10 +103,11 @@ def read_first(command: str, argv: Sequence[str], own: type | None = None) -> Fi
     arguments = list(_spell_plainly(gather_arguments(parser, argv, os.environ)))
     namespace, unknown = parser.parse_known_args(arguments)
     found = find_vllm()
+    # Another version may have flags that are unknown here; its own parser decides.
+    if found is None or found[1].partition("+")[0] == vllm_flags.VERSION:
+        parser.refuse_unknown(unknown)
     if found is None:
         raise ConfigError(NO_VLLM)
-    if found[1].partition("+")[0] == vllm_flags.VERSION:
-        parser.refuse_unknown(unknown)
     named = namespace.model_tag or getattr(namespace, "model", None)
     first = FirstRead(read_settings(namespace), named)
     if (sentence := describe_untested()) and not first.settings.allow_untested_vllm:

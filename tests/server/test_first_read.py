@@ -271,3 +271,10 @@ def test_a_port_in_use_is_found_before_vllm_is_loaded() -> None:
         )
     assert f"port {port} on 127.0.0.1 is in use" in done.stderr
     assert done.stdout == "False\n"
+
+
+def test_an_unknown_flag_is_named_before_a_missing_vllm(monkeypatch, capsys):
+    monkeypatch.setattr(first_read, "find_vllm", lambda: None)
+    assert "did you mean --upstream?" in refuse(capsys, "model", "--upstreams", "http://h")
+    with pytest.raises(ConfigError, match="vLLM is not installed"):
+        read_first("serve", ["model"])
