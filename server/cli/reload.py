@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.speculation.policy import SpeculationPolicy, SpeculationRules
 from eaglegate.server.access.admission import Admission, AdmissionLimits
 from eaglegate.server.access.key_classes import assign_classes
 from eaglegate.server.access.keys import KeyRing, load_keys
@@ -14,6 +14,7 @@ from eaglegate.server.apis.responses.encryption import ReasoningCipher, read_con
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.cli.command_line import read_again
 from eaglegate.server.flags import make_part
+from eaglegate.server.generation.job import ServedModel
 from eaglegate.server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -44,9 +45,25 @@ class ReloadedSettings:
         gateway.keys, gateway.settings, policy.rules = keys, settings, rules
         gateway.cipher = self.cipher or gateway.cipher
         admission.bounds, admission.classes = self.bounds, keys.classes
+        if gateway.pipeline is not None:
+            warn_ignored_depths(rules, gateway.pipeline.served)
         if warning := keys.describe_lockout():
             log.warning("%s", warning)
         return {"keys": len(keys.keys), "bounds": asdict(self.bounds)}
+
+
+def warn_ignored_depths(rules: SpeculationRules, served: ServedModel) -> None:
+    """Log a warning about depths that workers without our scheduler do not honour."""
+    depths = {"--depth": rules.depth}
+    depths |= {f"the depth of the API key {name}": at for name, at in rules.key_depths.items()}
+    names = [name for name, depth in depths.items() if depth not in (None, served.depth)]
+    if names and not served.depth_per_request:
+        log.warning(
+            "without effect: %s. The workers draft %d tokens for every request; start them with "
+            "--scheduler-cls eaglegate.engine.Scheduler",
+            ", ".join(names),
+            served.depth,
+        )
 
 
 def read_reloaded(argv: list[str]) -> ReloadedSettings:

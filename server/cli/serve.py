@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
-import sys
 import time
 from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import replace
@@ -76,7 +75,12 @@ from eaglegate.server.cli.observing import (
     open_doctor,
     open_improve,
 )
-from eaglegate.server.cli.reload import load_encryption_keys, load_key_ring, read_reloaded
+from eaglegate.server.cli.reload import (
+    load_encryption_keys,
+    load_key_ring,
+    read_reloaded,
+    warn_ignored_depths,
+)
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import make_part
 from eaglegate.server.generation.grammar import ParserFactory
@@ -240,10 +244,7 @@ class ServeCommand:
 
     def run(self) -> int:
         """Serve until a signal to stop. Return 1 if requests were lost at shutdown."""
-        lost = uvloop.run(self._run())
-        if lost:
-            print(f"eaglegate: {lost} requests were lost at shutdown", file=sys.stderr)
-        return 1 if lost else 0
+        return 1 if uvloop.run(self._run()) else 0
 
     def _new_gateway(self, keys: KeyRing) -> Gateway:
         settings = self._settings
@@ -329,6 +330,7 @@ class ServeCommand:
         info = self._backend.describe(await self._engine.start())
         check_default_sampling(info.default_sampling)
         served = _describe_model(self._gateway, info, self._parsers, self._settings, self._backend)
+        warn_ignored_depths(self._policy.rules, served)
         probe = self._backend.probe
         pipeline = Pipeline(
             self._engine,

@@ -158,3 +158,14 @@ async def test_a_change_that_is_refused_changes_nothing(controlled):
     assert controlled.bounds == []
     after = (await controlled.get("/admin/speculation")).json
     assert {**after, "planner": None} == {**before, "planner": None}
+
+
+@pytest.mark.parametrize("rules", [{"depth": 1}, {"workload_depths": {"tools": 0}}])
+async def test_depths_that_the_workers_do_not_honour_are_refused(controlled, rules):
+    pipeline = controlled.gateway.pipeline
+    served = replace(pipeline.served, depth_per_request=False)
+    controlled.gateway.pipeline = replace(pipeline, served=served)
+    answer = await put(controlled, **rules)
+    assert answer.status == 400
+    assert "--scheduler-cls eaglegate.engine.Scheduler" in answer.json["error"]["message"]
+    assert (await put(controlled, depth=served.depth)).status == 200

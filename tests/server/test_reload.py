@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,6 +66,17 @@ async def gateway(lab, tmp_path, monkeypatch):
     await reloading.reload()
     lab.gateway.controls = Controls(reloading.reload, None)
     return reloading
+
+
+async def test_depths_that_the_workers_do_not_honour_are_named(gateway, caplog):
+    await gateway.reload()
+    assert "without effect" not in caplog.text
+    pipeline = gateway.lab.gateway.pipeline
+    served = replace(pipeline.served, depth_per_request=False)
+    gateway.lab.gateway.pipeline = replace(pipeline, served=served)
+    await gateway.reload()
+    assert "without effect: the depth of the API key boss" in caplog.text
+    assert "--scheduler-cls eaglegate.engine.Scheduler" in caplog.text
 
 
 async def ask(lab, key: str | None = None) -> int:

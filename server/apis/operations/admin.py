@@ -261,7 +261,7 @@ def require_controls(gateway: Gateway) -> Controls:
 
 
 def check_rules(rules: SpeculationRules, pipeline: Pipeline, prefix: str = "") -> None:
-    """Raise InvalidRequest for unknown workloads and for depths above the engine's."""
+    """Raise InvalidRequest for unknown workloads, and for depths that the engine cannot serve."""
     known = pipeline.served.workloads
     _check_names(f"{prefix}workload_flags", rules.workload_flags, known)
     _check_names(f"{prefix}workload_depths", rules.workload_depths, known)
@@ -269,6 +269,13 @@ def check_rules(rules: SpeculationRules, pipeline: Pipeline, prefix: str = "") -
     depths |= {f"key_depths.{name}": at for name, at in rules.key_depths.items()}
     for name, depth in ({"depth": rules.depth} | depths).items():
         _check_depth(prefix + name, depth, pipeline)
+        if depth not in (None, pipeline.served.depth) and not pipeline.served.depth_per_request:
+            raise InvalidRequest(
+                f"'{prefix}{name}' cannot be set here: the workers draft {pipeline.served.depth} "
+                "tokens for every request. Start them with --scheduler-cls "
+                "eaglegate.engine.Scheduler.",
+                param=prefix + name,
+            )
 
 
 def _check_operation(given: SpeculationModel, pipeline: Pipeline, gateway: Gateway) -> None:
