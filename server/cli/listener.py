@@ -69,7 +69,10 @@ class Drain:
             )
             await self._abort()
         await _wait_for_first(LAST_WORDS_S, self._wait_until_answered())
-        return lost or self._gateway.in_flight
+        lost = lost or self._gateway.in_flight
+        if lost:
+            log.error("requests lost at shutdown: %d", lost)
+        return lost
 
     async def _wait_until_answered(self) -> None:
         """Wait until every request has ended and its response has been sent."""

@@ -68,10 +68,12 @@ async def test_what_runs_may_finish(lab):
     assert (await running).done
 
 
-async def test_after_the_grace_streams_end_with_an_error_frame(slow):
+async def test_after_the_grace_streams_end_with_an_error_frame(slow, caplog):
     running = asyncio.create_task(slow.chat(stream=True))
     await slow.began.wait()
     assert await drain(slow, 0.01).run() == 1
+    assert caplog.records[-1].levelname == "ERROR"
+    assert caplog.records[-1].getMessage() == "requests lost at shutdown: 1"
     answer = await running
     assert answer.status == 200
     assert answer.chunks[-1]["error"]["type"] == "service_unavailable"
