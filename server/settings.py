@@ -462,7 +462,7 @@ def describe_changes(settings: Settings) -> dict[str, str]:
     return {
         flag(name): "(secret)" if name in SECRETS else redact(_format(value))
         for name, value in values.items()
-        if value != getattr(standard, name)
+        if value != getattr(standard, name) and (name, value) != ("depth", "auto")
     }
 
 

@@ -24,7 +24,7 @@ from eaglegate.engine.preflight.memory import (
     check_known_gpus,
     check_memory,
 )
-from eaglegate.engine.speculation.inspection import SpeculationReport
+from eaglegate.engine.speculation.inspection import Severity, SpeculationReport
 from eaglegate.engine.speculation.inspection.checkpoint import (
     NotDownloaded,
     NotInspectable,
@@ -82,7 +82,10 @@ def format_missing(what: str, why: str) -> str:
 def check_draft(scene: PreflightContext) -> Iterator[str]:
     if scene.draft is None:
         return
-    yield from (f"the draft cannot work: {finding}" for finding in scene.draft.errors)
+    if scene.draft.errors:
+        first, *others = scene.draft.outline(Severity.ERROR)
+        more = f" (`eaglegate check` shows {len(others)} more)" if others else ""
+        yield f"the draft cannot work: {first}{more}"
     if not scene.draft.inspected and not scene.draft.errors and is_absent(scene.draft.draft):
         why = scene.hub()
         if why:

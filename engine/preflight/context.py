@@ -65,6 +65,7 @@ class EnginePlan:
     generation_config: str = "auto"
     """Where vLLM reads the sampling defaults: ``auto`` for the model's folder, ``vllm`` for
     none."""
+    seed: int | None = None
 
     @property
     def workers(self) -> int:
@@ -120,6 +121,7 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
         block_size=getattr(arguments, "block_size", None),
         prefix_caching=getattr(arguments, "enable_prefix_caching", None) is not False,
         generation_config=getattr(arguments, "generation_config", None) or "auto",
+        seed=getattr(arguments, "seed", None) or None,
     )
 
 
@@ -251,7 +253,8 @@ def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
         yield "layers", f"{found.target.num_layers}, hidden size {found.target.hidden_size}"
         yield "vocabulary", str(found.target.vocab_size)
     yield "dtype", format_resolved(plan.dtype, get_stored_dtype(found))
-    yield "quantisation", plan.quantization or get_stored_scheme(found) or "none"
+    unread = "none" if found.raw else "unknown until the model is here"
+    yield "quantisation", plan.quantization or get_stored_scheme(found) or unread
     longest = found.target.max_positions if found.target else None
     yield "max_model_len", format_resolved(str(plan.max_model_len or "auto"), longest)
     yield "tensor parallel", str(plan.tensor_parallel_size)
@@ -262,6 +265,8 @@ def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
         )
     if plan.adapters:
         yield "adapters", ", ".join(plan.adapters)
+    if plan.seed is not None:
+        yield "seed", str(plan.seed)
     yield "attention backend", plan.attention_backend or "chosen by vLLM"
     if plan.speculative_config is not None and found.target is not None:
         yield "prefix cache", describe_prefix_cache(scene)

@@ -95,7 +95,7 @@ def format_speculation(report: SpeculationReport | None) -> Iterator[str]:
     yield f"  {report.summary}"
     yield from align(report.facts)
     for severity in Severity:
-        yield from (f"  {finding}" for finding in report.of(severity))
+        yield from (f"  {text}" for text in report.outline(severity))
 
 
 def align(facts: Mapping[str, str]) -> list[str]:

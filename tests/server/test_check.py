@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from eaglegate.server.__main__ import main
 from eaglegate.server.cli.check import check
 from eaglegate.server.cli.command_line import GatewayPlan, plan_gateway
 from eaglegate.server.settings import Settings
+from tests.engine.speculation.test_drafts import change_config, copy_draft
 
 pytestmark = pytest.mark.thorough
 
@@ -116,3 +118,34 @@ def test_settings_in_effect_are_shown_without_secrets():
     assert "sk-very-secret" not in text
     assert "me:pw" not in text
     assert "all have their defaults" in check(plan(), plan_gateway(Settings(), None), LAPTOP).text
+
+
+def test_the_default_depth_is_no_changed_setting():
+    found = check(plan(), plan_gateway(Settings(port=8000, depth="auto"), None), LAPTOP)
+    assert "all have their defaults" in found.text
+
+
+def test_a_model_that_was_not_read_has_an_unknown_quantisation():
+    found = check(EnginePlan("some-org/no-such-model"), wanted(), LAPTOP)
+    assert "quantisation       unknown until the model is here" in found.text
+    assert "quantisation       none" in check(plan(), wanted(), LAPTOP).text
+
+
+def test_the_seed_and_every_speculative_setting_are_shown():
+    speculation = {**(plan().speculative_config or {}), "draft_tensor_parallel_size": 1}
+    found = check(replace(plan(), speculative_config=speculation, seed=7), wanted(), LAPTOP)
+    assert "  seed               7" in found.text
+    assert "other settings    draft_tensor_parallel_size 1" in found.text
+
+
+def test_one_fault_with_many_consequences_is_told_once(tmp_path):
+    """A wrong size contradicts the shape of every tensor."""
+    draft = copy_draft(tmp_path / "draft")
+    change_config(draft, hidden_size=512)
+    speculation = {**(plan().speculative_config or {}), "model": str(draft)}
+    found = check(replace(plan(), speculative_config=speculation), wanted(), LAPTOP)
+    assert found.text.count("[tensor-shape]") == 1
+    assert "(and 14 more of its kind)" in found.text
+    (stop,) = (line for line in found.text.splitlines() if line.startswith("  - "))
+    assert "[target-width]" in stop
+    assert "(`eaglegate check` shows 4 more)" in stop

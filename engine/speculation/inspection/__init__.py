@@ -144,6 +144,15 @@ def check_same_folder(case: InspectionCase) -> Iterator[DraftFinding]:
         )
 
 
+SHOWN = ("model", "method", "num_speculative_tokens")
+"""Settings that the summary shows."""
+
+
+def describe_other_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    others = [f"{name} {value}" for name, value in settings.items() if name not in SHOWN]
+    return {"other settings": ", ".join(others)} if others else {}
+
+
 def build_report(case: InspectionCase, findings: tuple[DraftFinding, ...]) -> SpeculationReport:
     described = describe(case)
     model = case.settings.get("model")
@@ -153,6 +162,6 @@ def build_report(case: InspectionCase, findings: tuple[DraftFinding, ...]) -> Sp
         depth=get_int(case.settings, "num_speculative_tokens"),
         draft=model if isinstance(model, str) else None,
         inspected=case.checkpoint is not None or case.method in MODEL_FREE,
-        facts=described.facts,
+        facts={**described.facts, **describe_other_settings(case.settings)},
         findings=findings,
     )

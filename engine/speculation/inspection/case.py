@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -76,6 +77,16 @@ class SpeculationReport:
 
     def of(self, severity: Severity) -> tuple[DraftFinding, ...]:
         return tuple(finding for finding in self.findings if finding.severity is severity)
+
+    def outline(self, severity: Severity) -> Iterator[str]:
+        """Yield the first finding of each rule, and the number of its others: one wrong size
+        violates the same rule in every tensor.
+        """
+        counts = Counter(finding.rule for finding in self.of(severity))
+        for finding in self.of(severity):
+            others = counts.pop(finding.rule, 0) - 1
+            if others >= 0:
+                yield f"{finding} (and {others} more of its kind)" if others else str(finding)
 
 
 @dataclass(frozen=True, slots=True)
