@@ -585,16 +585,17 @@ async def check_continuation(trial: Trial) -> Evidence:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("acceptance", "Does the target accept enough drafts?", check_acceptance),
     Check("greedy text", "Does the draft leave it unchanged?", check_greedy_text),
     Check("seeded text", "Does the draft leave it unchanged?", check_seeded_text),
+    Check("acceptance", "Does the target accept enough drafts?", check_acceptance),
+    Check("execution", "Does the engine run as its arguments ask?", check_execution),
     Check("sampled text", "Is it drawn from the target's distribution?", check_sampled_text),
     Check("depth per request", "Does every request keep to its depth?", check_depth),
     Check("accounts", "Do they equal the engine's own counters?", check_accounts),
     Check("speed", "Is it no slower than without a draft?", check_speed, measures_speed=True),
     Check("planner", "Does it keep up with fixed depths?", check_planner, measures_speed=True),
-    Check("execution", "Does the engine run as its arguments ask?", check_execution),
     Check("draft exchange", "Does an exchange leave texts unchanged?", check_exchange),
     Check("continuation", "Do streams survive the engine's death?", check_continuation),
 )
-"""All checks in order. The last ones disturb the engine."""
+"""All checks, those of most worth first, because a run may be cut short. The last ones disturb the
+engine."""

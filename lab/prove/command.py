@@ -27,9 +27,10 @@ from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTim
 from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, StepSink
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.position_noise import draw_noise
+from eaglegate.lab.measure.bench_command import stop_on_sigterm
 from eaglegate.lab.prove.checks import CHECKS, Check
 from eaglegate.lab.prove.lane import Prompt
-from eaglegate.lab.prove.report import ProofReport, ProofRow, describe_proof
+from eaglegate.lab.prove.report import START, ProofReport, describe_proof
 from eaglegate.lab.prove.settings import ProveSettings
 from eaglegate.lab.prove.trial import (
     FULL,
@@ -131,45 +132,61 @@ def prove(line: CommandLine, say: Say) -> int:
     options = read_into(ProveSettings, line.namespace)
     if line.settings.log_level != "debug":  # engines are killed on purpose
         logging.getLogger("eaglegate.engine").setLevel(logging.CRITICAL)
+    size = QUICK if options.quick else FULL
+    checks = [one for one in CHECKS if size.loads or not one.measures_speed]
+    left_out = [one for one in CHECKS if one not in checks]
     run = describe_proof(line.argv, inspect_machine())
-    proof = Proof(line, QUICK if options.quick else FULL, say)
-    rows = uvloop.run(proof.run())
-    report = ProofReport(run, rows, proof.left_out)
-    report.write(Path(options.out))
+    report = ProofReport.open(run, Path(options.out), checks, left_out)
+    stop_on_sigterm()
+    try:
+        uvloop.run(Proof(line, size, say, report).run(checks, options.time_limit))
+    except KeyboardInterrupt:
+        report.stop("the run was interrupted")
     print(report.render_text())
     print(f"{options.out}/prove.html and {options.out}/prove.json can be attached to a bug report.")
     return report.status
 
 
 class Proof:
-    """One run of all checks."""
+    """One run of checks."""
 
-    def __init__(self, line: CommandLine, size: Size, say: Say) -> None:
+    def __init__(self, line: CommandLine, size: Size, say: Say, report: ProofReport) -> None:
         settings = line.settings
         self._plans = settings.depth in (None, "auto")
         self._line = _set_up(line, self._plans)
         self._size = size
         self._say = say
+        self._report = report
         self._side_by_side = line.demo and inspect_machine().platform == "cpu"
         """True if both engines fit on the machine and comparing them in turns pays."""
-        self.checks = [one for one in CHECKS if size.loads or not one.measures_speed]
-        self.left_out = [one for one in CHECKS if one not in self.checks]
 
-    async def run(self) -> list[ProofRow]:
+    async def run(self, checks: Sequence[Check], limit_s: float) -> None:
+        """Record what checks find, within ``limit_s`` seconds; 0 is no limit."""
+        try:
+            async with asyncio.timeout(limit_s or None) as clock:
+                await self._run_all(checks)
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            self._report.stop(f"the {limit_s:g} s of --time-limit were over")
+
+    async def _run_all(self, checks: Sequence[Check]) -> None:
         began = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            async with AsyncExitStack() as stack:
-                try:
-                    trial = await self._start(stack, Path(folder))
-                except EngineStartError as error:
-                    return self._report_no_start(error, time.perf_counter() - began)
-                seconds = time.perf_counter() - began
-                summary = trial.lane.info.speculation.summary
-                started = Evidence(
-                    ProofOutcome.PASSED, f"It starts without a draft, and with one: {summary}."
-                )
-                rows = [await self._run(check, trial) for check in self.checks]
-        return [make_start_row(started, seconds), *rows]
+        async with AsyncExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            try:
+                trial = await self._start(stack, Path(folder))
+            except EngineStartError as error:
+                failed = Evidence(ProofOutcome.FAILED, f"An engine did not start: {error}")
+                self._report.record(START, failed, time.perf_counter() - began)
+                self._report.stop("an engine did not start")
+                return
+            summary = trial.lane.info.speculation.summary
+            sentence = f"It starts without a draft, and with one: {summary}."
+            started = Evidence(ProofOutcome.PASSED, sentence)
+            self._report.record(START, started, time.perf_counter() - began)
+            for check in checks:
+                await self._run(check, trial)
 
     async def _start(self, stack: AsyncExitStack, folder: Path) -> Trial:
         """Start the engines and return the trial. Raises EngineStartError."""
@@ -206,24 +223,12 @@ class Proof:
             dtype=execution.dtype if execution else "auto",
         )
 
-    async def _run(self, check: Check, trial: Trial) -> ProofRow:
+    async def _run(self, check: Check, trial: Trial) -> None:
         self._say(f"check: {check.name}")
         began = time.perf_counter()
         finding = await run_check(check, trial)
-        row = ProofRow(check.name, check.question, finding, time.perf_counter() - began)
+        self._report.record(check.name, finding, time.perf_counter() - began)
         self._say(f"{check.name}: {finding.outcome}")
-        return row
-
-    def _report_no_start(self, error: EngineStartError, seconds: float) -> list[ProofRow]:
-        failed = make_start_row(
-            Evidence(ProofOutcome.FAILED, f"An engine did not start: {error}"), seconds
-        )
-        unsure = Evidence(ProofOutcome.UNSURE, "An engine did not start.")
-        return [failed, *(ProofRow(one.name, one.question, unsure, 0.0) for one in self.checks)]
-
-
-def make_start_row(finding: Evidence, seconds: float) -> ProofRow:
-    return ProofRow("start", "Does the engine start?", finding, seconds)
 
 
 async def run_check(check: Check, trial: Trial) -> Evidence:

@@ -9,8 +9,8 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -76,18 +76,50 @@ class ProofRow:
         }
 
 
-@dataclass(frozen=True, slots=True)
+PENDING = Evidence(ProofOutcome.UNSURE, "Not done yet.")
+START = "start"
+
+
+@dataclass(slots=True)
 class ProofReport:
-    """All rows of one run."""
+    """All rows of one run. Its files are whole after every check."""
 
     run: Mapping[str, Any]
-    rows: Sequence[ProofRow]
+    folder: Path
+    rows: dict[str, ProofRow]
     left_out: Sequence[Check] = ()
+
+    @classmethod
+    def open(
+        cls,
+        run: Mapping[str, Any],
+        folder: Path,
+        checks: Iterable[Check],
+        left_out: Sequence[Check],
+    ) -> ProofReport:
+        """Write a report in which nothing is done yet."""
+        questions = {START: "Does the engine start?"} | {one.name: one.question for one in checks}
+        rows = {name: ProofRow(name, text, PENDING, 0.0) for name, text in questions.items()}
+        report = cls(run, folder, rows, left_out)
+        report.write()
+        return report
+
+    def record(self, name: str, finding: Evidence, seconds: float) -> None:
+        self.rows[name] = replace(self.rows[name], finding=finding, seconds=seconds)
+        self.write()
+
+    def stop(self, reason: str) -> None:
+        """Give the reason for which the other checks are not done."""
+        finding = Evidence(ProofOutcome.UNSURE, f"Not done: {reason}.")
+        for name, row in self.rows.items():
+            if row.finding is PENDING:
+                self.rows[name] = replace(row, finding=finding)
+        self.write()
 
     @property
     def outcome(self) -> ProofOutcome:
         """Worst outcome of all rows."""
-        found = {row.finding.outcome for row in self.rows}
+        found = {row.finding.outcome for row in self.rows.values()}
         worst = (ProofOutcome.FAILED, ProofOutcome.UNSURE)
         return next((one for one in worst if one in found), ProofOutcome.PASSED)
 
@@ -95,30 +127,35 @@ class ProofReport:
     def status(self) -> int:
         return EXIT_STATUS[self.outcome]
 
-    def write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "prove.html").write_text(self.render_page(), encoding="utf-8")
-        write_json(folder / "prove.json", self.to_json())
+    def write(self) -> None:
+        """Replace both files, so that a reader never sees half of one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        fresh = self.folder / "prove.new"
+        fresh.write_text(self.render_page(), encoding="utf-8")
+        fresh.replace(self.folder / "prove.html")
+        write_json(fresh, self.to_json())
+        fresh.replace(self.folder / "prove.json")
 
     def to_json(self) -> dict[str, Any]:
         return {
             **self.run,
             "outcome": self.outcome,
             "exit_status": self.status,
-            "checks": [row.to_json() for row in self.rows],
+            "checks": [row.to_json() for row in self.rows.values()],
             "left_out": [check.name for check in self.left_out],
         }
 
     def render_text(self) -> str:
-        width = max(len(row.name) for row in self.rows)
+        width = max(map(len, self.rows))
         lines = [
             f"{row.finding.outcome:<14}  {row.name:<{width}}  {scrub(row.finding.evidence)}"
-            for row in self.rows
+            for row in self.rows.values()
         ]
         return "\n".join([*lines, *self._list_left_out(), "", self.summarise()])
 
     def summarise(self) -> str:
-        counts = [sum(row.finding.outcome is one for row in self.rows) for one in ProofOutcome]
+        outcomes = [row.finding.outcome for row in self.rows.values()]
+        counts = [outcomes.count(one) for one in ProofOutcome]
         named = [f"{count} {one}" for one, count in zip(ProofOutcome, counts, strict=True) if count]
         return f"{len(self.rows)} checks: {', '.join(named)}."
 
@@ -128,7 +165,7 @@ class ProofReport:
     def render_page(self) -> str:
         page = ProofPage("eaglegate prove")
         page.add_text(self.summarise())
-        for row in self.rows:
+        for row in self.rows.values():
             page.add_row(row)
         page.add_list(f"{check.name}: left out (--quick)" for check in self.left_out)
         page.add_heading("Run")

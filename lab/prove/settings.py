@@ -17,3 +17,9 @@ class ProveSettings:
     quick: bool = setting(
         False, "fewer prompts and no speeds, for machines on which an engine is slow"
     )
+    time_limit: float = setting(
+        0.0,
+        "seconds that engines and checks may take; the report says what was not done; 0 for no "
+        "limit",
+        metavar="SECONDS",
+    )

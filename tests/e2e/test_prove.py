@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -45,6 +46,40 @@ def test_a_draft_of_noise_is_red_in_its_own_line_alone(tmp_path: Path) -> None:
         for private in (KEY, socket.gethostname(), str(tmp_path.parent)):
             assert private not in text.replace(str(tmp_path / "out"), "")
     assert "--speculative-config" in page
+
+
+def read_report(folder: Path) -> dict[str, str]:
+    report = json.loads((folder / "prove.json").read_text())
+    assert report["exit_status"] == 3
+    return {check["check"]: check["evidence"] for check in report["checks"]}
+
+
+@pytest.mark.slow
+def test_a_run_ends_at_its_time_limit(tmp_path: Path) -> None:
+    done = prove("--quick", "--out", str(tmp_path), "--time-limit", "0.5")
+    assert done.returncode == 3, done.stderr[-2000:]
+    evidence = read_report(tmp_path)
+    assert set(evidence.values()) == {"Not done: the 0.5 s of --time-limit were over."}
+    assert "Not done: the 0.5 s" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_the_checks_that_were_done(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "eaglegate.server", "prove", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "greedy text: passed" in line:
+                process.send_signal(number)
+                break
+        process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 3
+    evidence = read_report(tmp_path)
+    assert "texts at depths" in evidence["greedy text"]
+    assert evidence["continuation"] == "Not done: the run was interrupted."
 
 
 def test_what_cannot_be_proved_is_a_usage_error() -> None:

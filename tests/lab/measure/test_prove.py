@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +25,11 @@ from eaglegate.lab.prove import checks
 from eaglegate.lab.prove.blank_draft import list_tensors, make_blank_draft
 from eaglegate.lab.prove.checks import Counts
 from eaglegate.lab.prove.lane import ProofAnswer
-from eaglegate.lab.prove.report import scrub, scrub_arguments
+from eaglegate.lab.prove.report import ProofReport, scrub, scrub_arguments
 from eaglegate.lab.prove.sampling import Candidates, score_samples
 from eaglegate.lab.prove.speed import Speed, divide
 from eaglegate.lab.prove.texts import Kind, compare_texts
-from eaglegate.lab.prove.trial import ProofOutcome
+from eaglegate.lab.prove.trial import Evidence, ProofOutcome
 
 EAGLE31 = Path(__file__).parents[3] / "engine" / "demo" / "eagle3_1"
 LOGPROBS = (-0.1, -2.6, -2.65, -5.0)
@@ -225,6 +226,35 @@ def test_a_blank_draft_keeps_what_it_shares(tmp_path: Path) -> None:
     for begin, end in ranges:
         blanked[begin:end] = bytes(end - begin)
     assert bytes(blanked) == after
+
+
+def read_report(folder: Path) -> dict[str, str]:
+    report = json.loads((folder / "prove.json").read_bytes())
+    assert {path.name for path in folder.iterdir()} == {"prove.html", "prove.json"}
+    return {check["check"]: check["evidence"] for check in report["checks"]}
+
+
+def test_the_report_is_whole_after_every_check(tmp_path: Path) -> None:
+    first, second, *_ = checks.CHECKS
+    report = ProofReport.open({"command": "c"}, tmp_path, (first, second), ())
+    assert read_report(tmp_path) == dict.fromkeys(
+        ("start", first.name, second.name), "Not done yet."
+    )
+    report.record("start", Evidence(ProofOutcome.PASSED, "It starts."), 1.0)
+    report.record(first.name, Evidence(ProofOutcome.PASSED, "Equal."), 1.0)
+    expected = {"start": "It starts.", first.name: "Equal.", second.name: "Not done yet."}
+    assert read_report(tmp_path) == expected
+    report.stop("the run was interrupted")
+    assert read_report(tmp_path)[second.name] == "Not done: the run was interrupted."
+    assert report.status == 3
+    report.record(second.name, Evidence(ProofOutcome.FAILED, "A fault."), 1.0)
+    assert report.status == 1
+
+
+def test_texts_are_checked_first_and_the_engine_is_killed_last() -> None:
+    names = [check.name for check in checks.CHECKS]
+    assert names[:2] == ["greedy text", "seeded text"]
+    assert names[-2:] == ["draft exchange", "continuation"]
 
 
 def test_reports_hold_nothing_private() -> None:
