@@ -17,7 +17,7 @@ until ``drain`` returns.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -74,11 +74,17 @@ ENDINGS: dict[type[Exception], Ending] = {
 
 
 async def generate(
-    job: Job, pipeline: Pipeline, observer: Observer, arrived: float, output: EventSink
+    job: Job,
+    pipeline: Pipeline,
+    observer: Observer,
+    arrived: float,
+    output: EventSink,
+    accept: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Run a job and push the events of all its choices. Raises GatewayError or EngineError.
 
-    ``arrived`` is the ``time.perf_counter()`` at which the request arrived.
+    ``arrived`` is the ``time.perf_counter()`` at which the request arrived. ``accept`` is called
+    once the request has its place in the queue and has paid for its prompt; its error refuses it.
     """
     deadline = Deadline(job.caller.timeout_s, arrived)
     requester, charge = job.caller.to_requester(deadline.at), current_charge.get()
@@ -97,6 +103,8 @@ async def generate(
                     logprobs = job.sampling.prompt_logprobs
                     charge.hold_echo(echoed, 0 if logprobs is None else logprobs + 1)
                 charge.reserve(num_prompt, job.sampling.max_tokens * len(requests) or None)
+                if accept is not None:
+                    await accept()
                 await place.admit(len(requests), num_prompt)
         observation = observer.begin(_describe_request(job, prompts, requests, arrived, times))
         readers = [_make_reader(job, pipeline, prompts[at // job.n]) for at in range(len(requests))]

@@ -9,11 +9,13 @@ import tracemalloc
 
 import orjson
 import pytest
+from sqlalchemy import text
 
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import Step
-from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.admission import AdmissionLimits
+from eaglegate.server.access.caller import ApiKey, KeyQuota
 from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.apis.responses.background import (
     BackgroundRun,
@@ -49,7 +51,7 @@ async def stored_status(lab, id, owner=""):
 
 async def test_the_bytes_of_a_request_are_held_until_its_run_is_over(lab):
     endless(lab)
-    made = await begin(lab, input="x" * 10_000)
+    made = await begin(lab, unused="x" * 10_000)
     assert lab.gateway.budget.held > 10_000
     await lab.post(f"{URL}/{made['id']}/cancel", {})
     await asyncio.sleep(0)
@@ -548,3 +550,73 @@ def test_one_that_runs_is_never_dropped():
     for at in range(300):
         runs.add(EndedRun(at, 1 << 20, ended=False))
     assert all(runs.get(str(at), "") for at in range(300))
+
+
+# -- acceptance: nothing is stored before the request has its place and has paid
+
+
+async def ask_background(lab, key, text="hi"):
+    body = {"model": "demo", "input": text, "background": True}
+    return await lab.post(URL, body, headers={"x-api-key": key})
+
+
+def count_stored(lab):
+    with lab.gateway.store._engine.connect() as connection:
+        return connection.execute(text("select count(*) from eaglegate_responses")).scalar()
+
+
+async def test_background_responses_pay_like_others(lab):
+    """A key of two requests a minute, and one whose tokens are used up."""
+    few, spent = (
+        KeyQuota("few", requests=2, tokens=None),
+        KeyQuota("spent", requests=None, tokens=10),
+    )
+    spent.pay(10)
+    lab.gateway.keys = KeyRing(
+        (ApiKey("few", hash_key(ANN), quota=few), ApiKey("spent", hash_key(BOB), quota=spent))
+    )
+    lab.says("one")
+    answers = [await ask_background(lab, ANN) for _ in range(6)]
+    assert [answer.status for answer in answers] == [200, 200, 429, 429, 429, 429]
+    assert answers[-1].json["error"]["code"] == "key_requests_exceeded"
+    assert int(answers[-1].headers["retry-after"]) > 0
+    refused = await ask_background(lab, BOB)
+    assert (refused.status, refused.json["error"]["code"]) == (429, "key_tokens_exceeded")
+    await lab.runs.finish(10)
+    assert count_stored(lab) == 2
+    assert lab.gateway.budget.held == 0
+
+
+async def test_a_prompt_that_does_not_fit_is_refused_and_not_stored(lab):
+    made = await lab.post(URL, {"model": "demo", "input": "long " * 500, "background": True})
+    assert (made.status, made.json["error"]["code"]) == (400, "context_length_exceeded")
+    assert count_stored(lab) == 0
+    assert lab.gateway.require().admission.num_in_flight == 0
+
+
+async def test_a_queued_background_response_is_answered_while_it_waits(lab):
+    endless(lab)
+    admission = lab.gateway.require().admission
+    admission.bounds = AdmissionLimits(running=1, queued=2)
+    first, second = await begin(lab), await begin(lab)
+    assert (first["status"], second["status"]) == ("queued", "queued")
+    await begin(lab)
+    full = await lab.post(URL, {"model": "demo", "input": "hi", "background": True})
+    assert (full.status, full.json["error"]["code"]) == (429, "queue_full")
+    assert count_stored(lab) == 3
+    admission.bounds = AdmissionLimits()
+    for id in (first["id"], second["id"]):
+        assert (await lab.post(f"{URL}/{id}/cancel", {})).json["status"] == "cancelled"
+
+
+async def test_work_that_cannot_be_stored_is_stopped(lab):
+    endless(lab)
+
+    async def refuse(_):
+        raise StoreFailed("no")
+
+    lab.gateway.store.put = refuse
+    made = await lab.post(URL, {"model": "demo", "input": "hi", "background": True})
+    assert made.status == 503
+    assert lab.gateway.require().admission.num_in_flight == 0
+    assert not lab.engine.running

@@ -7,20 +7,20 @@ import logging
 import time
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from eaglegate.engine.errors import EngineError
-from eaglegate.engine.events import Event
+from eaglegate.engine.events import Event, EventSink
 from eaglegate.server.apis.responses.response import ResponseStream
 from eaglegate.server.apis.responses.response_items import ReasoningStyle, ResponseEvent
 from eaglegate.server.apis.shared.response import EncodingContext
 from eaglegate.server.errors import GatewayError, InvalidRequest, StoreFailed
 from eaglegate.server.generation.job import Job
-from eaglegate.server.http.response import Run, named_frame, to_gateway_error
+from eaglegate.server.http.response import named_frame, to_gateway_error
 from eaglegate.server.store.sql import SqlResponseStore
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,15 @@ their events. The responses themselves are in the store.
 """
 HOLD_S = 60.0
 """Seconds after its last renewal for which a response counts as running."""
+
+
+class AcceptedWork(Protocol):
+    """Generates a response, and awaits ``accept`` once it has a place and has paid for it."""
+
+    def __call__(
+        self, output: EventSink, *, accept: Callable[[], Awaitable[None]]
+    ) -> Coroutine[Any, Any, None]: ...
+
 
 Save = Callable[[], Awaitable[None]]
 """Writes the response's current state to the store."""
@@ -193,11 +202,29 @@ class BackgroundRun:
             return self._stream.builder.response()
         return None if self._unstored is None else orjson.loads(self._unstored)
 
-    def start(self, work: Run) -> None:
+    async def start(self, work: AcceptedWork, begin: Save) -> None:
+        """Start the work, and store the response with ``begin`` once the work is accepted.
+
+        Raises GatewayError if it is not, or if the response cannot be stored.
+        """
         assert self._stream is not None
         self._stream.open()
         self._visible = self.log.end
-        self._work = asyncio.create_task(self._generate(work, self._stream))
+        begun = asyncio.get_running_loop().create_future()
+
+        async def accept() -> None:
+            await begin()
+            begun.set_result(None)
+
+        generation = work(_LogSink(self._stream, self._show), accept=accept)
+        self._work = asyncio.ensure_future(generation)
+        try:
+            await asyncio.wait({self._work, begun}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._work.cancel()
+            raise
+        if not begun.done():
+            self._work.result()
         self.task = asyncio.create_task(self._run(self._work, self._stream))
 
     async def cancel(self) -> None:
@@ -247,9 +274,6 @@ class BackgroundRun:
         async with self._grown:
             await self._grown.wait_for(lambda: self._visible > at or self._save is None)
         return self._visible > at
-
-    async def _generate(self, work: Run, stream: LoggedStream) -> None:
-        await work(_LogSink(stream, self._show))
 
     async def _run(self, work: asyncio.Task[None], stream: LoggedStream) -> None:
         """Wait until the work ends in any way, and store the result."""

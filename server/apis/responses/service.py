@@ -17,6 +17,7 @@ from eaglegate.engine.events import EventSink, Observer
 from eaglegate.server.access.budget import current_charge
 from eaglegate.server.apis.responses.background import (
     HOLD_S,
+    AcceptedWork,
     BackgroundRun,
     BackgroundRuns,
     LoggedStream,
@@ -98,23 +99,23 @@ class ResponseRecord:
         """Store the response. If that fails, it is still delivered, with ``store`` false."""
         try:
             if self._store is not None:
-                await self._store.put(self._make_stored(builder))
+                await self._store.put(self._make_stored(builder.response()))
             await self._add(builder)
         except (StoreFailed, InvalidRequest):
             builder.stored = False
             self._observer.record_storage_failure()
 
-    async def begin(self, builder: ResponseBuilder) -> None:
-        """Store a background response before it runs. Raises StoreFailed."""
+    async def begin(self, queued: dict[str, Any]) -> None:
+        """Store a background response that is accepted. Raises StoreFailed."""
         assert self._store is not None
         until = time.time() + HOLD_S
-        await self._store.put(replace(self._make_stored(builder), held_until=until))
+        await self._store.put(replace(self._make_stored(queued), held_until=until))
 
     async def settle(self, builder: ResponseBuilder) -> None:
         """Store the final state, unless another gateway cancelled or deleted the response."""
         assert self._store is not None
         try:
-            if await self._store.settle(self._make_stored(builder)):
+            if await self._store.settle(self._make_stored(builder.response())):
                 await self._add(builder)
         except (StoreFailed, InvalidRequest):
             builder.stored = False
@@ -130,12 +131,10 @@ class ResponseRecord:
         id, store = self.conversations
         await store.append_answer(id, [*self._given, *builder.response()["output"]])
 
-    def _make_stored(self, builder: ResponseBuilder) -> StoredResponse:
+    def _make_stored(self, response: dict[str, Any]) -> StoredResponse:
         job = self.job
         previous = job.repeated["previous_response_id"]
-        return StoredResponse(
-            job.id, self.owner, job.created, builder.response(), self._given, previous
-        )
+        return StoredResponse(job.id, self.owner, job.created, response, self._given, previous)
 
 
 class ResponsesService:
@@ -204,17 +203,17 @@ class ResponsesService:
         return FoldedResponse(record.store_after(run, fold.builder), fold, openai_body)
 
     async def _respond_in_background(
-        self, record: ResponseRecord, pipeline: Pipeline, work: Run
+        self, record: ResponseRecord, pipeline: Pipeline, work: AcceptedWork
     ) -> Response:
+        """Respond once the work is accepted. Raises GatewayError, and then nothing is stored."""
         job = record.job
         stream = LoggedStream(job, make_encoding_context(pipeline), record.thinking)
-        await record.begin(stream.builder)
+        queued = stream.builder.response()
         run = BackgroundRun(job.id, record.owner, stream, lambda: record.settle(stream.builder))
+        await run.start(work, partial(record.begin, queued))
         self._runs.add(run)
         held = current_charge.get()
         held.extend()
-        queued = stream.builder.response()
-        run.start(work)
         assert run.task is not None
         run.task.add_done_callback(lambda _: held.close())
         return self._follow(run, job.obfuscates) if job.stream else json_response(queued)
