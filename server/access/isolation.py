@@ -28,11 +28,12 @@ class CacheIsolation:
     def salt(self, key: ApiKey | None, given: str | None) -> str | None:
         """Return the salt of a request; None means the common cache.
 
-        ``given`` is the client's own salt. It subdivides the cache of the client's key and never
-        leads into another key's cache, because key names contain no colon.
+        ``given`` is the client's own salt. It subdivides the cache of the client's key, or the
+        common one, and never leads into another key's cache: each kind of salt has a prefix of its
+        own, and key names contain no colon.
         """
         if key is None or not key.named:
-            return given
+            return given and f"common:{given}"
         if ALL in self.shared or key.name in self.shared:
             return given and f"shared:{given}"
         return f"key:{key.name}:{given or ''}"

@@ -19,7 +19,7 @@ ASK = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
 salts = (
     st.none()
     | st.text(min_size=1, max_size=12)
-    | st.sampled_from(["key:a:", "key:b:x", "shared:x"])
+    | st.sampled_from(["key:a:", "key:b:x", "shared:x", "common:x"])
 )
 
 
@@ -29,7 +29,12 @@ def test_no_salt_leads_into_the_cache_of_another_key(mine: str | None, other: st
     for isolation in (apart, shared):
         assert isolation.salt(A, mine) != isolation.salt(B, other)
         assert (isolation.salt(A, mine) == isolation.salt(A, other)) is (mine == other)
-        assert isolation.salt(A, mine) != isolation.salt(None, None)
+        for common in (None, PLAIN):
+            assert isolation.salt(A, mine) not in (isolation.salt(common, None), None)
+            assert isolation.salt(A, mine) != isolation.salt(common, other)
+            assert (isolation.salt(common, mine) == isolation.salt(common, other)) is (
+                mine == other
+            )
 
 
 def test_keys_share_where_they_may() -> None:
@@ -39,10 +44,10 @@ def test_keys_share_where_they_may() -> None:
         assert isolation.salt(A, "x") == isolation.salt(B, "x")
 
 
-def test_a_gateway_without_names_changes_nothing() -> None:
+def test_keys_without_names_have_the_common_cache() -> None:
     for key in (None, PLAIN):
         assert CacheIsolation().salt(key, None) is None
-        assert CacheIsolation().salt(key, "x") == "x"
+        assert CacheIsolation().salt(key, "x") == "common:x"
 
 
 def test_a_name_that_no_key_has_is_refused() -> None:

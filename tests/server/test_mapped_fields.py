@@ -193,4 +193,4 @@ async def test_a_session_s_name_keeps_it_on_its_worker(lab):
     await lab.chat(session_id="s1")
     assert lab.engine.requests[-1].affinity == "s1"
     await ask(lab, cache_salt="pepper")
-    assert lab.engine.requests[-1].cache_salt == "pepper"
+    assert lab.engine.requests[-1].cache_salt == "common:pepper"
