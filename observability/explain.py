@@ -137,8 +137,8 @@ class ExplainedRequest:
     """Results of audits of the request's choices."""
 
     @property
-    def ids(self) -> tuple[str, str]:
-        return self.record.facts.id, self.request_id
+    def id(self) -> str:
+        return self.record.facts.id
 
     @property
     def wall_s(self) -> float:
@@ -162,8 +162,8 @@ class RefusedRequest:
     at: float
 
     @property
-    def ids(self) -> tuple[str, ...]:
-        return (self.request_id,)
+    def id(self) -> str:
+        return self.request_id
 
 
 Entry = ExplainedRequest | RefusedRequest
@@ -253,16 +253,19 @@ class ExplanationRing:
         self._recent.append(entry)
         self._failed.append(entry)
 
-    def find(self, name: str) -> Entry | None:
-        """Return the newest request with this id: the answer's own, or the one in
-        ``x-request-id``."""
+    def find(self, name: str) -> list[Entry]:
+        """Return the request whose answer has this id. Without one, return the requests with this
+        ``x-request-id``, newest first: clients choose it, and may choose another client's."""
         kept = (
             *reversed(self._recent),
             *reversed(self._failed),
             *self._slowest.list(),
             *self._worst.list(),
         )
-        return next((entry for entry in kept if name in entry.ids), None)
+        for entry in kept:
+            if isinstance(entry, ExplainedRequest) and entry.id == name:
+                return [entry]
+        return [*{id(entry): entry for entry in kept if entry.request_id == name}.values()]
 
     def list(self, most: int = 50, kind: str = "", name: str = "") -> Row:
         """Return one line per request, newest or most extreme first. If ``kind`` is given, only the
@@ -293,7 +296,7 @@ def _is_in(entry: Entry, kind: str, name: str) -> bool:
 def summarize(entry: Entry) -> Row:
     """Return a request as one line of a list."""
     row: Row = {
-        "id": entry.ids[0],
+        "id": entry.id,
         "request_id": entry.request_id,
         "at": datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="milliseconds"),
         "path": entry.path,

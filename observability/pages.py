@@ -21,7 +21,7 @@ from starlette.routing import Route
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineInfo
-from eaglegate.observability.explain import ExplanationRing, explain
+from eaglegate.observability.explain import ExplanationRing, explain, summarize
 from eaglegate.observability.metrics.base import AdmissionQueue
 from eaglegate.observability.metrics.engine import summarize_planner
 from eaglegate.observability.problems import find_problem, list_problems
@@ -280,11 +280,12 @@ def make_explanation_routes(telemetry: Telemetry, ring: ExplanationRing) -> list
 
     async def one(request: Request) -> Response:
         name = request.path_params["id"]
-        entry = ring.find(name)
+        entry, *others = ring.find(name) or [None]
         if entry is None:
             return _refuse(NOT_KEPT.format(id=name[:100]), 404, "not_found", "id")
         await telemetry.refresh_planner()
-        return _show(explain(entry, telemetry.planner))
+        explanation = explain(entry, telemetry.planner)
+        return _show(explanation | {"same_request_id": [*map(summarize, others)]})
 
     return [
         Route("/debug/requests", listing, methods=["GET"]),

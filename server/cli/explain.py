@@ -71,6 +71,9 @@ def _format_line(row: Row) -> str:
 def format_explanation(row: Row) -> Iterator[str]:
     """Format the explanation of one request."""
     yield f"{row['id']}  {row['path']} {row['status']}  {row['outcome']}  {row['at']}"
+    if others := row.get("same_request_id"):
+        yield "other requests with this x-request-id, which clients choose (explain them by id):"
+        yield from ("  " + _format_line(other) for other in others)
     if "choices" not in row:
         yield f"refused with {row.get('code') or row['status']} after {row['wall_ms']:.1f} ms"
         return

@@ -245,7 +245,7 @@ async def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(tmp_path):
                 await asyncio.sleep(0.05)
         workload = (await page.value(chosen)).removeprefix(": workload ")
         listed = await page.value("document.querySelector('#requests tbody td').textContent")
-        assert ring.find(listed).record.slices.labels.workload == workload
+        assert ring.find(listed)[0].record.slices.labels.workload == workload
         assert await page.value("document.querySelectorAll('#charts polyline').length") == 6
         assert page.problems == []
 

@@ -98,8 +98,7 @@ class Traffic:
         return name
 
     def explain(self, name: str, planner: dict[str, Any] | None = None) -> dict[str, Any]:
-        entry = self.ring.find(name)
-        assert entry is not None
+        (entry,) = self.ring.find(name)
         return explain.explain(entry, planner or {})
 
 
@@ -238,7 +237,7 @@ def test_decoding_is_split_by_the_planner_s_costs(traffic: Traffic) -> None:
 def test_no_text_is_kept(traffic: Traffic) -> None:
     name = traffic.answer(STEPS)
     gc.collect()
-    entry = traffic.ring.find(name)
+    (entry,) = traffic.ring.find(name)
     assert isinstance(entry, explain.ExplainedRequest)
     assert entry.record.facts.messages == ()
     assert SECRET not in json.dumps(traffic.explain(name)) + repr(entry)
@@ -256,8 +255,8 @@ def test_the_ring_is_bounded_and_keeps_the_extremes(traffic: Traffic) -> None:
     assert lists["worst_accepted"][0]["id"] == bad
     assert [row["id"] for row in lists["failed"]] == [failed]
     for name in (slow, failed, bad):
-        assert traffic.ring.find(name) is not None
-    assert traffic.ring.find("req-50") is None
+        assert traffic.ring.find(name)
+    assert traffic.ring.find("req-50") == []
 
 
 def test_a_slow_request_of_yesterday_gives_way(traffic: Traffic) -> None:
@@ -283,6 +282,28 @@ def test_a_refused_request_is_kept_by_its_request_id(traffic: Traffic) -> None:
     row = traffic.explain("given-id")
     assert (row["code"], row["wall_ms"], row["outcome"]) == ("invalid_value", 250.0, "refused")
     assert "invalid_value" in "\n".join(format_explanation(row))
+
+
+async def test_another_client_s_request_id_explains_no_request_of_mine(traffic: Traffic) -> None:
+    """It sends the id of an answer, or the ``x-request-id`` that I sent."""
+    name = traffic.answer(STEPS)
+    for request_id in (name, "http-1"):
+        exchange = HttpExchange(request_id, "POST", "/v1/completions", "", 1.0, 400)
+        exchange.ended, exchange.refused = 1.25, "spoofed"
+        traffic.ring.complete(exchange)
+    assert traffic.explain(name)["outcome"] == "completed"
+    app = Starlette(routes=make_routes(traffic.telemetry, traffic.ring))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://gateway"
+    ) as client:
+        by_id = (await client.get(f"/debug/requests/{name}")).json()
+        by_http = (await client.get("/debug/requests/http-1")).json()
+    assert by_id["same_request_id"] == []
+    assert by_http["code"] == "spoofed"
+    assert [row["id"] for row in by_http["same_request_id"]] == [name]
+    text = "\n".join(format_explanation(by_http))
+    assert "which clients choose" in text
+    assert f"  {name}  1130 ms  completed" in text
 
 
 async def test_the_endpoints_list_and_explain(traffic: Traffic) -> None:
