@@ -15,9 +15,9 @@ from eaglegate.server.apis.shared.constraints import (
     check_readable,
     schema_constraint,
 )
-from eaglegate.server.apis.shared.strict_schema import Exclusion
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.text.events import FinishReason, Outcome
+from eaglegate.text.grammars.enforcement import Exclusion
 from eaglegate.text.parsing.answer import make_parser
 from eaglegate.text.parsing.tools import ToolSchema
 from eaglegate.text.parsing.vocabulary import Vocabulary

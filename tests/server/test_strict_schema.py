@@ -11,8 +11,9 @@ import xgrammar
 from openai.lib._pydantic import to_strict_json_schema
 from xgrammar.testing import _is_grammar_accept_string
 
-from eaglegate.server.apis.shared.strict_schema import FORMATS, check_strict
+from eaglegate.server.apis.shared.strict_schema import check_strict
 from eaglegate.server.errors import InvalidRequest
+from eaglegate.text.grammars.enforcement import FORMATS
 from eaglegate.text.parsing.message import matching
 
 S, I = {"type": "string"}, {"type": "integer"}  # noqa: E741

@@ -1,1 +1,1 @@
-"""Grammars that clients send as text: Lark and regular expressions."""
+"""Grammars that clients send as text, and the keywords of schemas that grammars enforce."""
