@@ -41,6 +41,8 @@ class LimitedChild:
         child, self._child = self._child, None
         if child is None:
             return
+        assert child.stdin is not None
+        child.stdin.close()
         with suppress(ProcessLookupError):
             child.kill()
         await child.wait()

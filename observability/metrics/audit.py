@@ -29,13 +29,15 @@ class Audits(MetricGroup):
         )
         self._drops = self.counter(
             "audits_dropped",
-            "Answers selected for an audit and not audited: queue, idle, length, rules, error",
+            "Answers selected for an audit and not audited: queue, idle, length, rules, "
+            "unknown, error",
             ("reason",),
         )
         self._seconds = self.counter("audit_seconds", "Time of audits in the engine", ("workload",))
         self.computed_metric(
             "audit_hold",
-            "1 for each workload that has lost speculation because of a violation",
+            "1 for each workload that has lost speculation, for one key or for all, because of a "
+            "violation",
             ("workload",),
             self._read_holds,
         )

@@ -11,6 +11,8 @@ import xgrammar
 from openai.lib._pydantic import to_strict_json_schema
 from xgrammar.testing import _is_grammar_accept_string
 
+from eaglegate.engine.speculation.audit.grammars import find_breach
+from eaglegate.engine.types import Constraint
 from eaglegate.server.apis.shared.strict_schema import check_strict
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.text.grammars.enforcement import FORMATS
@@ -303,6 +305,17 @@ def test_a_strict_schema_is_enforced_or_refused(name):
     }
     assert refused(schema) == refused(nested)
     assert refused(schema) or enforced(schema, text)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_audit_blames_no_answer_that_xgrammar_allows(name):
+    schema, text = BROKEN[name]
+    tag = orjson.dumps({"format": matching(schema)}).decode()
+    blamed = [
+        find_breach(Constraint("json_schema", orjson.dumps(schema).decode()), text),
+        find_breach(Constraint("structural_tag", tag), text),
+    ]
+    assert not any(blamed) or enforced(schema, text)
 
 
 def test_most_of_what_xgrammar_enforces_is_taken():

@@ -7,6 +7,8 @@ answer that finds no room is dropped and counted. No prompt or answer is logged.
 A violation takes speculation from the answer's workload (``holds.py``). A change of the draft gives
 it back until the violated draft serves again, as in every second slot of a canary. An operator
 gives it back for good.
+
+Constrained answers are judged in another process (``judge.py``), which takes no time of the engine.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from eaglegate.engine.speculation.audit.evidence import (
     judge_margins,
 )
 from eaglegate.engine.speculation.audit.files import unpack
-from eaglegate.engine.speculation.audit.grammars import find_breach
 from eaglegate.engine.speculation.audit.holds import AuditHold, AuditHolds
+from eaglegate.engine.speculation.audit.judge import GrammarJudge
 from eaglegate.engine.speculation.audit.records import (
     AuditObserver,
     AuditRecord,
@@ -107,6 +109,7 @@ class Auditor:
         self._dtype = ""
         self._waiting: deque[FinishedAnswer] = deque()
         self._arrived = asyncio.Event()
+        self._judge = GrammarJudge()
         self._tests: dict[tuple[str, str], SequentialTest] = {}
         """By draft and workload."""
         self._recent: deque[AuditRecord] = deque(maxlen=RECENT)
@@ -200,7 +203,7 @@ class Auditor:
         assert self._engine is not None
         rules = ScoringRules.of(request, 0, self._dtype)
         if request.constraint is not None:
-            breach = find_breach(request.constraint, self._decode(answer))
+            breach = await self._judge.find_breach(request.constraint, self._decode(answer))
             return {"choosing": "grammar", "tokens": len(answer), "breach": breach}
         scores = await self._engine.score(request, answer, self._dtype)
         differing = [
@@ -224,6 +227,12 @@ class Auditor:
 
     async def run(self) -> None:
         """Audit until cancelled, or until audits have cost too many engines."""
+        try:
+            await self._audit_answers()
+        finally:
+            await self._judge.aclose()
+
+    async def _audit_answers(self) -> None:
         while self._deaths < DEATHS:
             await self._arrived.wait()
             self._arrived.clear()
@@ -266,7 +275,8 @@ class Auditor:
             self._busy_budget.spend(took_s)
 
     async def _audit(self, answer: FinishedAnswer) -> None:
-        self._took_s, self._working_since = 0.0, self.clock()
+        takes_engine = answer.request.constraint is None
+        self._took_s, self._working_since = 0.0, self.clock() if takes_engine else None
         try:
             found = await self.judge(answer, self._pause)
         except NoRoom:
@@ -285,7 +295,7 @@ class Auditor:
             self._charge()
         self._deaths = 0
         if found is None:
-            self._drop("rules")
+            self._drop("unknown" if answer.ends_its_grammar else "rules")
             return
         choosing, outcome, detail = found
         self._conclude(answer, choosing, outcome, detail, self._took_s)
@@ -299,7 +309,7 @@ class Auditor:
         Raises EngineError.
         """
         if answer.request.constraint is not None:
-            return self._judge_grammar(answer)
+            return await self._judge_grammar(answer)
         assert self._engine is not None
         scores = await self._engine.score(answer.request, answer.token_ids, self._dtype, pause)
         choosing = ScoringRules.of(answer.request, 0, self._dtype).choosing
@@ -322,11 +332,11 @@ class Auditor:
         )
         return choosing, AuditOutcome.VIOLATED, detail
 
-    def _judge_grammar(self, answer: FinishedAnswer) -> tuple[str, AuditOutcome, str] | None:
+    async def _judge_grammar(self, answer: FinishedAnswer) -> tuple[str, AuditOutcome, str] | None:
         constraint = answer.request.constraint
         if constraint is None or not answer.ends_its_grammar:
             return None
-        breach = find_breach(constraint, self._decode(answer.text_tokens))
+        breach = await self._judge.find_breach(constraint, self._decode(answer.text_tokens))
         if breach is None:
             return None
         outcome = AuditOutcome.VIOLATED if breach else AuditOutcome.LOSSLESS

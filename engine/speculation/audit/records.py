@@ -66,8 +66,8 @@ class AuditObserver(Protocol):
     def record_audit(self, record: AuditRecord) -> None: ...
 
     def record_audit_drop(self, reason: str) -> None:
-        """Record that an answer was selected but not audited: queue, idle, length, rules or
-        error."""
+        """Record that an answer was selected but not audited: queue, idle, length, rules, unknown
+        or error."""
         ...
 
 

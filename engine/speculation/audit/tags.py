@@ -1,9 +1,9 @@
 """Matching of a finished answer against a structural tag, the form of most of the gateway's
 grammars.
 
-This is a small backtracking matcher over ``re``, ``json`` and ``jsonschema``, which shares nothing
-with the automata that made the answer. Formats that it cannot read, and answers that take too long,
-raise ``Unreadable``.
+This is a small backtracking matcher over RE2, ``json`` and jsonschema-rs, which shares nothing with
+the automata that made the answer. Formats that it cannot read, and answers that take too long,
+raise ``Unreadable``. It runs in the child process of ``judge.py``.
 """
 
 from __future__ import annotations
@@ -11,19 +11,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
-from importlib import import_module
 from typing import Any
+
+import re2
+from jsonschema_rs import (
+    Draft202012Validator,
+    ReferencingError,
+    RegexOptions,
+    ValidationError,
+    ValidationErrorKind,
+)
+
+from eaglegate.text.grammars.enforcement import is_enforced
 
 Node = Mapping[str, Any]
 MOST_TRIES = 20_000
 """Most nodes and ends that are tried for one answer."""
-ENFORCED = frozenset((
-    "type", "required", "enum", "const", "additionalProperties", "minItems", "maxItems",
-    "minLength", "maxLength", "minimum", "maximum", "pattern",
-))  # fmt: skip
-"""Keywords of JSON schemas that the engines' grammars enforce. Other broken keywords prove
-nothing."""
+PORTABLE = re.compile(
+    r"""\^?(?: [^\\\[\]{}()^$] | \( (?!\?) | \(\?: | \) | \{\d+(?:,\d*)?\}
+    | \\[^\w\s] | (?P<class>\\[dDsSwW]) | \\[fnrt]
+    | \[\^?(?: [^\\\[\]] | \\[^\w\s] | (?P<inner>\\[dDsSwW]) | \\[fnrt] )+\] )*\$?""",
+    re.VERBOSE,
+)
+"""Patterns that mean the same in every dialect. Grammars ignore anchors inside a pattern."""
 
 
 class Unreadable(Exception):
@@ -89,23 +99,22 @@ class _Matcher:
             yield end
 
     def regex(self, node: Node, at: int) -> Iterator[int]:
-        try:
-            pattern = re.compile(node["pattern"], re.DOTALL)
-        except re.error:
-            raise Unreadable("another dialect of regular expressions") from None
-        for end in range(len(self._text), at - 1, -1):
+        pattern = compile_pattern(node["pattern"], self._text)
+        rest = self._text[at:]
+        longest = pattern.match(rest)
+        for end in range(longest.end(), -1, -1) if longest else ():
             self._count()
-            if pattern.fullmatch(self._text, at, end):
-                yield end
+            if pattern.fullmatch(rest[:end]):
+                yield at + end
 
     def schema(self, node: Node, at: int) -> Iterator[int]:
         if node.get("style", "json") != "json":
             raise Unreadable(node["style"])
         try:
             value, end = json.JSONDecoder().raw_decode(self._text, self._skip_space(at))
-        except ValueError:
+        except json.JSONDecodeError:
             return
-        if not find_broken_keyword(json.dumps(node["json_schema"]), value):
+        if not find_broken_keyword(node["json_schema"], value, self._text):
             yield end
             if (later := self._skip_space(end)) > end:
                 yield later
@@ -179,21 +188,60 @@ _READERS: Mapping[str, Callable[[_Matcher, Node, int], Iterator[int]]] = {
 }
 
 
-def find_broken_keyword(schema: str, value: Any) -> str:
-    """Return the keyword of a JSON schema that ``value`` breaks; empty if it breaks none.
+def compile_pattern(pattern: str, text: str) -> Any:
+    """Compile a pattern with RE2. Raises Unreadable if engines may read it in another way, or match
+    ``text`` in another way."""
+    plain = PORTABLE.fullmatch(pattern)
+    if plain is None:
+        raise Unreadable("another dialect of regular expressions")
+    if (plain["class"] or plain["inner"]) and not _is_plain(text):
+        raise Unreadable("dialects differ in the classes of some characters")
+    options = re2.Options()
+    options.log_errors, options.dot_nl, options.longest_match = False, True, True
+    try:
+        return re2.compile(pattern, options)
+    except re2.error:
+        raise Unreadable("another dialect of regular expressions") from None
 
-    Raises Unreadable if jsonschema is missing or cannot read the schema, or if grammars ignore the
-    keyword.
+
+def _is_plain(text: str) -> bool:
+    """Return True for printable ASCII and the usual white space."""
+    return re.fullmatch(r"[\t\n\r -~]*", text) is not None
+
+
+def find_broken_keyword(schema: Any, value: Any, text: str) -> str:
+    """Return a keyword that the value in ``text`` breaks although grammars enforce it; empty if it
+    breaks none.
+
+    Raises Unreadable if jsonschema-rs cannot read the schema, or if grammars may ignore every
+    broken keyword.
     """
     try:
-        error = next(iter(_make_validator(schema).iter_errors(value)), None)
-    except Exception as unread:  # a schema that this library cannot read
+        validator = Draft202012Validator(
+            schema, retriever=_refuse_reference, pattern_options=RegexOptions()
+        )
+        errors = list(validator.iter_errors(value))
+    except (ValidationError, ReferencingError, ValueError) as unread:
         raise Unreadable(type(unread).__name__) from None
-    if error is not None and error.validator not in ENFORCED:
-        raise Unreadable(str(error.validator))
-    return "" if error is None else str(error.validator)
+    for error in errors:
+        if is_enforced(schema, error.evaluation_path) and _proves(error, text):
+            return str(error.kind.name)
+    if errors:
+        raise Unreadable(str(errors[0].kind.name))
+    return ""
 
 
-@lru_cache(maxsize=64)
-def _make_validator(schema: str) -> Any:
-    return import_module("jsonschema").Draft202012Validator(json.loads(schema))
+def _proves(error: ValidationError, text: str) -> bool:
+    """Return False if the engine may have read the value or its pattern in another way."""
+    if "\\u" in text:  # grammars compare names and lengths as they are written
+        return False
+    if not isinstance(error.kind, ValidationErrorKind.Pattern):
+        return True
+    try:
+        return compile_pattern(error.kind.pattern, text).search(error.instance) is None
+    except Unreadable:
+        return False
+
+
+def _refuse_reference(uri: str) -> Any:
+    raise ValueError(f"references are not fetched: {uri[:80]}")

@@ -7,8 +7,8 @@ import json
 import logging
 import math
 import stat
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -104,17 +104,18 @@ class Lab:
             async for _ in read:
                 pass
 
-    @contextmanager
-    def auditing(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def auditing(self) -> AsyncIterator[None]:
         task = asyncio.create_task(self.auditor.run())
         try:
             yield
         finally:
             task.cancel()
+            await asyncio.wait([task])
 
     async def settle(self, count: int = 1) -> None:
         """Wait until so many answers have been audited or dropped."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(self.notes.records) + len(self.notes.drops) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
@@ -125,7 +126,7 @@ def ask(name: str = "r", workload: str = "chat", **more: Any) -> EngineRequest:
 
 
 async def audit(lab: Lab, count: int = 1, **more: Any) -> None:
-    with lab.auditing():
+    async with lab.auditing():
         for at in range(count):
             await lab.answer(f"r{at}", **more)
             await lab.settle(at + 1)
@@ -191,7 +192,7 @@ async def audit_after_an_exchange() -> Lab:
     lab.engine.scores = [BAD]
     await lab.answer()
     lab.auditor.change_draft(replace(DRAFT, fingerprint="def"))
-    with lab.auditing():
+    async with lab.auditing():
         await lab.settle()
     return lab
 
@@ -235,7 +236,7 @@ async def test_evidence_counts_against_the_draft_of_its_answers() -> None:
     await audit(lab, 4, **sampled)
     await lab.answer("late", **sampled)
     lab.auditor.change_draft(other)
-    with lab.auditing():
+    async with lab.auditing():
         await lab.settle(5)
     assert lab.auditor.describe()["evidence"] == {}
     lab.auditor.change_draft(DRAFT)
@@ -249,7 +250,7 @@ async def test_an_answer_of_two_drafts_holds_neither(caplog: pytest.LogCaptureFi
         async for step in read:
             if step.finish is None:
                 lab.auditor.change_draft(other)
-    with lab.auditing():
+    async with lab.auditing():
         await lab.settle()
     assert not [*lab.holds]
     lab.auditor.change_draft(DRAFT)
@@ -290,7 +291,7 @@ async def test_an_answer_that_finds_no_room_is_dropped(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "POLL_S", 0.001)
     lab = Lab()
     lab.room = False
-    with lab.auditing():
+    async with lab.auditing():
         await lab.answer()
         await asyncio.sleep(0.02)
         assert not lab.notes.drops
@@ -318,7 +319,7 @@ async def test_audits_keep_to_their_share_of_the_time(
 
     lab.engine.score = slowly  # type: ignore[method-assign]
     began = lab.now
-    with lab.auditing():
+    async with lab.auditing():
         for at in range(30):
             await lab.answer(f"r{at}")
         while lab.now < began + 400:
@@ -520,10 +521,29 @@ async def test_a_constrained_answer_is_read_without_its_stop_token() -> None:
     lab.engine.script = [*steps(text, cuts=(1, 2))[:2], last]
     for choices in (("yes", "no"), ("maybe",)):
         await lab.answer("/".join(choices), constraint=Constraint("choice", choices=choices))
-    with lab.auditing():
+    async with lab.auditing():
         await lab.settle(2)
     assert [record.outcome for record in lab.notes.records] == ["lossless", "violated"]
     assert not lab.engine.scored
+
+
+@pytest.mark.parametrize("breach", ["", None])
+async def test_a_judgement_of_a_grammar_is_charged_to_nobody(
+    monkeypatch: pytest.MonkeyPatch, breach: str | None
+) -> None:
+    lab = Lab()
+
+    async def judge(*_: Any) -> str | None:
+        lab.now += 7.0
+        return breach
+
+    monkeypatch.setattr(lab.auditor._judge, "find_breach", judge)
+    await audit(lab, 3, constraint=Constraint("regex", "a"))
+    assert lab.auditor.describe()["engine_share"] == 0
+    assert [record.took_s for record in lab.notes.records] == ([] if breach is None else [0.0] * 3)
+    assert lab.notes.drops == (["unknown"] * 3 if breach is None else [])
+    await audit(lab)
+    assert lab.engine.scored, "audits go on"
 
 
 @pytest.mark.parametrize(
