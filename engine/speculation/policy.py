@@ -4,7 +4,7 @@ A request is in one of two *lanes*: ``speculative`` or ``plain`` (depth 0). A fl
 decides the lane, with sticky shares. In the speculative lane, the depth is the first of: the
 request's own, its key's default, its workload's default, the general default, the engine's K. The
 plain lane overrides them all, so that an operator can rely on ``off``. A workload that an audit
-holds is in the plain lane, and in no arm of a canary.
+holds for the request's key is in the plain lane, and in no arm of a canary.
 
 Rules are immutable and replaced as a whole (``SpeculationPolicy.rules = ...``), so a request sees
 one consistent set.
@@ -13,10 +13,10 @@ one consistent set.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Protocol
 
 from eaglegate.engine.types import Arm
 
@@ -116,13 +116,16 @@ class SpeculationDecision:
     """Arm of a canary; None outside of canaries."""
 
 
+class Holds(Protocol):
+    """Workloads that lost speculation because of audits, for one key or for all."""
+
+    def covers(self, workload: str, key: str) -> bool: ...
+
+
 class SpeculationPolicy:
     """The rules in force, and their application to requests."""
 
-    def __init__(
-        self, rules: SpeculationRules | None = None, holds: Container[str] = frozenset()
-    ) -> None:
-        """Set the rules. ``holds`` are workloads that lost speculation because of an audit."""
+    def __init__(self, rules: SpeculationRules | None = None, holds: Holds | None = None) -> None:
         self.rules = rules or SpeculationRules()
         self._holds = holds
         self.trial: PolicyTrial | None = None
@@ -138,7 +141,7 @@ class SpeculationPolicy:
     ) -> SpeculationDecision:
         """Decide a request's depth and lane. ``key`` is the API key's public name, ``depth`` the
         request's own."""
-        if workload in self._holds:
+        if self._holds is not None and self._holds.covers(workload, key or ""):
             return SpeculationDecision(0, PLAIN, DepthSource.AUDIT)
         trial, rules, arm = self.trial, self.rules, None
         if trial is not None:

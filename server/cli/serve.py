@@ -157,7 +157,7 @@ class ServeCommand:
         self._engine = self._wrap_engine()
         promoted = PromotedRules(settings.draft_store, SpeculationRules(depth=settings.fixed_depth))
         rules = replace(promoted.choose(), key_depths=keys.depths)
-        self._policy = SpeculationPolicy(rules, self._auditor.holds if self._auditor else ())
+        self._policy = SpeculationPolicy(rules, self._auditor.holds if self._auditor else None)
         self._changes = self._make_changes(promoted)
         self._admission = Admission(make_part(AdmissionLimits, settings), classes=keys.classes)
         self._watch(capture)

@@ -4,9 +4,10 @@
 them one at a time, when the engine is idle or has room, for at most ``BUDGET`` of its time. An
 answer that finds no room is dropped and counted. No prompt or answer is logged.
 
-A violation takes speculation from the answer's workload (``holds.py``). A change of the draft gives
-it back until the violated draft serves again, as in every second slot of a canary. An operator
-gives it back for good.
+A violation takes speculation from the key's requests of that workload, and violations of several
+keys take it from the workload (``holds.py``). A change of the draft gives it back until the
+violated draft serves again, as in every second slot of a canary. An operator gives it back for
+good.
 
 Constrained answers are judged in another process (``judge.py``), which takes no time of the engine.
 """
@@ -34,7 +35,7 @@ from eaglegate.engine.speculation.audit.evidence import (
     judge_margins,
 )
 from eaglegate.engine.speculation.audit.files import unpack
-from eaglegate.engine.speculation.audit.holds import AuditHold, AuditHolds
+from eaglegate.engine.speculation.audit.holds import AuditHold, AuditHolds, name_hold
 from eaglegate.engine.speculation.audit.judge import GrammarJudge
 from eaglegate.engine.speculation.audit.records import (
     AuditObserver,
@@ -110,8 +111,8 @@ class Auditor:
         self._waiting: deque[FinishedAnswer] = deque()
         self._arrived = asyncio.Event()
         self._judge = GrammarJudge()
-        self._tests: dict[tuple[str, str], SequentialTest] = {}
-        """By draft and workload."""
+        self._tests: dict[tuple[str, str, str], SequentialTest] = {}
+        """By draft, workload and key."""
         self._recent: deque[AuditRecord] = deque(maxlen=RECENT)
         self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S / 10)
         self._busy_budget = TimeBudget(BUDGET, SAVED_BUSY_S, clock, 0.0)
@@ -321,7 +322,7 @@ class Auditor:
             return choosing, outcome, f"token {place} of {of} is not the target's choice: {by}"
         if scores.evidence is None:
             return choosing, outcome, f"margin {worst:.4f} nats at most"
-        key = answer.draft, answer.request.workload
+        key = answer.draft, answer.request.workload, answer.request.tenant
         test = self._tests.setdefault(key, SequentialTest())
         if not test.add(scores.evidence, scores.judged):
             return choosing, outcome, f"{test.log_evidence:.1f} nats of evidence"
@@ -369,21 +370,21 @@ class Auditor:
             self._hold(answer, record)
 
     def _hold(self, answer: FinishedAnswer, record: AuditRecord) -> None:
-        workload = record.workload
         if not answer.depth or not self.holds.knows(answer.draft):
             why = "no draft was verified in it" if not answer.depth else "several drafts served it"
             log.warning("audit: answer %s is violated (%s); %s", record.request, record.detail, why)
             return
-        if self.holds.has(answer.draft, workload):
+        workload, key = record.workload, answer.request.tenant
+        if self.holds.covers(workload, key, answer.draft):
             return
         file = self._write(answer, record)
-        hold = AuditHold(workload, record.detail, record.draft, record.at, file)
-        self.holds.add(hold, answer.draft)
+        hold = AuditHold(workload, record.detail, record.draft, record.at, file, key)
+        name = self.holds.add(hold, answer.draft)
         if answer.draft != self.draft:
             log.warning(
                 "audit: answer %s is violated (%s); another draft serves now, and speculation is "
                 "off for workload %s when draft %s serves again",
-                record.request, record.detail, workload, answer.draft,
+                record.request, record.detail, name, answer.draft,
             )  # fmt: skip
             return
         again = f" To see it again: eaglegate audit replay {file}" if file else ""
@@ -391,7 +392,7 @@ class Auditor:
             "speculation is off for workload %s: the audit of answer %s (%s, depth %d, draft %s) "
             "found: %s. It comes back when the draft changes, or with POST /admin/audit/release "
             "for this workload.%s",
-            workload, record.request, record.choosing, record.depth, record.draft or "-",
+            name, record.request, record.choosing, record.depth, record.draft or "-",
             record.detail, again,
         )  # fmt: skip
 
@@ -406,14 +407,14 @@ class Auditor:
             "engine_share": round(self._budget.share_spent, 6),
             "holds": {name: asdict(hold) for name, hold in self.holds.holds.items()},
             "evidence": {
-                name: {
+                name_hold(workload, key): {
                     "answers": test.answers,
                     "tokens": test.tokens,
                     "nats": round(test.log_evidence, 3),
                     "alarm_at_nats": round(math.log(test.threshold), 3),
                     "strongest": test.strongest,
                 }
-                for (draft, name), test in self._tests.items()
+                for (draft, workload, key), test in self._tests.items()
                 if draft == self.draft
             },
             "recent": [record.to_json() for record in reversed(self._recent)],

@@ -1,4 +1,9 @@
-"""Workloads that have lost speculation because an audit found a violation."""
+"""Workloads that have lost speculation because audits found violations.
+
+A client chooses what it asks, and may name the workload. A violation is therefore held against its
+own key only, until answers of ``KEYS`` keys are violated in the workload. Requests without a named
+key are one key, ``""``.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,16 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+KEYS = 2
+"""Keys with violated answers from which a workload is held for every key."""
+KNOWN_DRAFTS = 8
+"""Most drafts whose holds are remembered, the serving draft included."""
+
 
 @dataclass(frozen=True, slots=True)
 class AuditHold:
-    """Reason why a workload is served without a draft. ``at`` is Unix time in seconds."""
+    """Reason why a key's requests of a workload are served without a draft. ``at`` is Unix time in
+    seconds."""
 
     workload: str
     reason: str
@@ -17,10 +28,12 @@ class AuditHold:
     at: float
     evidence: str = ""
     """The evidence file; empty if none was written."""
+    key: str = ""
+    """Public name of the API key; empty for requests without a named key."""
 
 
-KNOWN_DRAFTS = 8
-"""Most drafts whose holds are remembered, the serving draft included."""
+Held = dict[str, dict[str, AuditHold]]
+"""Holds by workload and key."""
 
 
 class AuditHolds:
@@ -28,33 +41,37 @@ class AuditHolds:
 
     def __init__(self) -> None:
         self._draft = ""
-        self._known: OrderedDict[str, dict[str, AuditHold]] = OrderedDict({"": {}})
-        """Holds by draft and workload; the serving draft is the last one."""
+        self._known: OrderedDict[str, Held] = OrderedDict({"": {}})
+        """Holds by draft; the serving draft is the last one."""
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.holds)
-
-    def __contains__(self, workload: object) -> bool:
-        return workload in self.holds
+        """Yield the workloads that some key may not speculate in."""
+        return iter(self._known[self._draft])
 
     @property
     def holds(self) -> Mapping[str, AuditHold]:
-        """The holds of the serving draft, by workload."""
-        return self._known[self._draft]
+        """The holds of the serving draft, by workload, and by key where other keys speculate."""
+        named = {}
+        for workload, keys in self._known[self._draft].items():
+            for hold in keys.values():
+                named[name_hold(workload, "" if len(keys) >= KEYS else hold.key)] = hold
+        return named
 
-    def add(self, hold: AuditHold, draft: str | None = None) -> bool:
-        """Hold a workload at depth 0 while ``draft`` serves, by default the serving draft. Return
-        False if it is already held.
-        """
-        held = self._known[self._draft if draft is None else draft]
-        return held.setdefault(hold.workload, hold) is hold
+    def covers(self, workload: str, key: str, draft: str | None = None) -> bool:
+        """Return True if a key's requests are served without ``draft``, by default the serving
+        draft."""
+        keys = self._known.get(self._draft if draft is None else draft, {}).get(workload, {})
+        return key in keys or len(keys) >= KEYS
+
+    def add(self, hold: AuditHold, draft: str | None = None) -> str:
+        """Hold a key's requests at depth 0 while ``draft`` serves, by default the serving draft.
+        Return the name of what is held."""
+        keys = self._known[self._draft if draft is None else draft].setdefault(hold.workload, {})
+        keys.setdefault(hold.key, hold)
+        return name_hold(hold.workload, "" if len(keys) >= KEYS else hold.key)
 
     def knows(self, draft: str) -> bool:
         return draft in self._known
-
-    def has(self, draft: str, workload: str) -> bool:
-        """Return True if a workload is held while ``draft`` serves."""
-        return workload in self._known.get(draft, ())
 
     def change_draft(self, draft: str) -> tuple[str, ...]:
         """Apply the holds of the draft that serves from now on; return their workloads."""
@@ -63,9 +80,15 @@ class AuditHolds:
         self._known.move_to_end(draft)
         while len(self._known) > KNOWN_DRAFTS:
             self._known.popitem(last=False)
-        return tuple(self.holds)
+        return tuple(self)
 
     def release(self, workload: str) -> bool:
-        """Release a workload for every draft. Return False if it was not held."""
+        """Release a workload for every draft and key. Return False if it was not held."""
         found = [held.pop(workload, None) for held in self._known.values()]
         return any(found)
+
+
+def name_hold(workload: str, key: str) -> str:
+    """Return the name of a hold on a workload, for operators. ``key`` is empty if it concerns every
+    key."""
+    return f"{workload} of key {key}" if key else workload

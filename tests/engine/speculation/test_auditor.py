@@ -174,6 +174,57 @@ async def test_another_draft_or_an_operator_brings_speculation_back() -> None:
     assert "chat" not in lab.holds
 
 
+def list_depths(lab: Lab) -> list[int | None]:
+    """The depths of alice's, bob's and unnamed requests."""
+    return [lab.policy.decide("r", "chat", key, 5).depth for key in ("alice", "bob", None)]
+
+
+async def test_a_violation_takes_speculation_from_its_own_key_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One client chooses what it asks, and the workload that it asks under."""
+    lab = Lab()
+    lab.engine.scores = [BAD] * 9
+    with caplog.at_level(logging.WARNING):
+        await audit(lab, 3, tenant="alice")
+    assert list_depths(lab) == [0, 5, 5]
+    assert caplog.text.count("speculation is off for workload chat of key alice") == 1
+    assert [*lab.auditor.describe()["holds"]] == ["chat of key alice"]
+    assert [*lab.holds] == ["chat"]
+
+
+async def test_violations_of_two_keys_take_speculation_from_their_workload(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lab = Lab()
+    lab.engine.scores = [BAD] * 9
+    async with lab.auditing():
+        for count, tenant in enumerate(("alice", ""), 1):
+            await lab.answer(f"r{count}", tenant=tenant)
+            await lab.settle(count)
+    assert list_depths(lab) == [0, 0, 0]
+    assert lab.policy.decide("r", "tools", "bob", 5).depth == 5
+    assert [*lab.auditor.describe()["holds"]] == ["chat"]
+    assert lab.auditor.release("chat")
+    assert list_depths(lab) == [5, 5, 5]
+
+
+async def test_the_evidence_of_one_key_does_not_count_against_another() -> None:
+    lab = Lab()
+    sampled = {"sampling": Sampling(max_tokens=8, temperature=0.7)}
+    lab.engine.scores = [AnswerScores((0.0,) * 3, (), {"hotter": 4.0}, 3)] * 10
+    async with lab.auditing():
+        for count in range(10):
+            await lab.answer(f"r{count}", tenant=("alice", "bob")[count % 2], **sampled)
+            await lab.settle(count + 1)
+    assert not [*lab.holds]
+    evidence = lab.auditor.describe()["evidence"]
+    assert {name: row["answers"] for name, row in evidence.items()} == {
+        "chat of key alice": 5,
+        "chat of key bob": 5,
+    }
+
+
 async def test_a_violation_without_drafts_is_not_speculations(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
