@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -97,6 +97,8 @@ class DoctorObserver(Protocol):
 class Prefix:
     """History and latest prompts of one prefix."""
 
+    tenant: str = ""
+    """Public name of the API key that sent it first."""
     history: History = field(default_factory=History)
     recent: OrderedDict[tuple[int, ...], EngineRequest] = field(default_factory=OrderedDict)
 
@@ -169,15 +171,21 @@ class Doctor:
         if not counts.reached:
             return
         name = name_prefix(request)
-        prefix = self._prefixes.setdefault(name, Prefix())
+        prefix = self._prefixes.setdefault(name, Prefix(request.tenant))
         self._prefixes.move_to_end(name)
-        while len(self._prefixes) > PREFIXES:
-            self._prefixes.popitem(last=False)
+        if len(self._prefixes) > PREFIXES:
+            self._forget_prefix()
         if len(request.prompt) <= MOST_PROMPT:
             prefix.keep(request)
             self._all.keep(request)
         self._compare(name, prefix, counts)
         self._arrived.set()
+
+    def _forget_prefix(self) -> None:
+        """Forget the oldest prefix of the key with the most, so that no key displaces others."""
+        counts = Counter(prefix.tenant for prefix in self._prefixes.values())
+        largest = max(counts, key=counts.__getitem__)
+        del self._prefixes[next(n for n, p in self._prefixes.items() if p.tenant == largest)]
 
     def _compare(self, name: str, prefix: Prefix, counts: PositionCounts) -> None:
         """Compare an answer's acceptance with the history of its prefix, and of all prefixes

@@ -141,6 +141,21 @@ async def test_texts_that_differ_from_their_earlier_run_compare_nothing() -> Non
     assert clinic.done == []
 
 
+async def test_the_prefixes_of_one_key_do_not_displace_those_of_others() -> None:
+    clinic, doctor = make()
+    await warm(clinic, doctor)
+    before = {*doctor.describe()["prefixes"]}
+    step = DecodeStep(K, K, K + 1)
+    for number in range(2 * doctor_module.PREFIXES):
+        prompt = (*range(number, number + doctor_module.PREFIX_TOKENS),)
+        doctor.observe(EngineRequest(f"m{number}", prompt, Sampling(1), tenant="many"), [step])
+    prefixes = doctor.describe()["prefixes"]
+    assert before < prefixes.keys()
+    assert len(prefixes) == doctor_module.PREFIXES
+    newest = EngineRequest("m", prompt, Sampling(1))
+    assert name_prefix(newest) in prefixes
+
+
 async def test_a_suspected_prefix_that_was_forgotten_is_examined_among_all() -> None:
     clinic, doctor = make()
     await warm(clinic, doctor)
