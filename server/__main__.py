@@ -27,7 +27,7 @@ from eaglegate.server.cli.console import StartupProgress, find_log_format
 from eaglegate.server.cli.first_read import open_ports, read_first
 from eaglegate.server.errors import ConfigError
 
-LAB = ("jsonschema", "tqdm")
+LAB = ("tqdm",)
 """Packages of the extra ``lab``."""
 HELP = ("-h", "--help")
 USAGE = """\

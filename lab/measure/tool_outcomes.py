@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jsonschema
 import orjson
 
 from eaglegate.lab.measure.stream import RequestResult, ToolCall
 from eaglegate.text.events import Outcome
+from eaglegate.text.parsing.tools import ToolSchema
 
 BAD = frozenset(
     {Outcome.SCHEMA_MISMATCH, Outcome.MALFORMED, Outcome.TRUNCATED, Outcome.UNKNOWN_TOOL}
@@ -54,10 +54,5 @@ def _judge(call: ToolCall, schemas: Mapping[str, Any], *, cut_off: bool) -> Outc
         return Outcome.TRUNCATED if cut_off else Outcome.MALFORMED
     if not isinstance(arguments, dict):
         return Outcome.MALFORMED
-    try:
-        jsonschema.validate(arguments, schemas[call.name] or {})
-    except jsonschema.ValidationError:
-        return Outcome.SCHEMA_MISMATCH
-    except Exception:  # the schema itself is wrong, in any of jsonschema's many ways
-        return Outcome.VALID
-    return Outcome.VALID
+    outcome = ToolSchema(call.name, schemas[call.name] or {}).judge(arguments)
+    return Outcome.VALID if outcome is Outcome.UNCHECKED else outcome
