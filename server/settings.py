@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from eaglegate.engine.errors import redact
-from eaglegate.engine.fleet.types import FleetSettings, RoutingSettings
+from eaglegate.engine.fleet.types import FleetSettings
 from eaglegate.engine.remote.upstream import ConnectionSettings
 from eaglegate.engine.supervision.policy import SupervisionTimeouts
 from eaglegate.server.access.admission import AdmissionLimits
@@ -23,21 +23,20 @@ from eaglegate.server.flags import Heading, flag, read_into, setting, setting_of
 from eaglegate.server.http.connection import TlsSettings
 from eaglegate.server.http.cross_origin import CrossOriginPolicy
 from eaglegate.server.http.response import StreamTiming
-from eaglegate.server.store.base import Retention, StoreLimits
+from eaglegate.server.store.base import Retention
 
 POSITIVE = (
     "responses_retention_s", "responses_most", "responses_bytes",
-    "responses_key_bytes", "conversation_items", "conversation_bytes",
-    "conversations_most", "conversations_bytes",
+    "responses_key_bytes",
     "max_body_bytes", "first_event_grace_s", "keep_alive_s",
     "engine_start_s", "engine_hang_s", "engine_stall_s", "engine_wait_s",
     "max_running", "max_queued_tokens", "body_timeout_s", "reader_timeout_s",
     "upstream_connect_s", "upstream_first_token_s", "upstream_idle_s", "upstream_start_s",
-    "affinity_block", "affinity_epsilon", "max_connections", "max_connections_per_client",
+    "max_connections", "max_connections_per_client",
 )  # fmt: skip
 """Settings that must be above 0."""
 NOT_NEGATIVE = (
-    "upstream_probe_s", "affinity_slack", "step_timing_s", "max_queued", "request_timeout_s",
+    "upstream_probe_s", "step_timing_s", "max_queued", "request_timeout_s",
     "drain_s", "memory_limit", "engine_stable_s", "engine_failures", "continuations",
 )  # fmt: skip
 """Settings that must be 0 or more."""
@@ -202,19 +201,6 @@ class Settings:
     session_header: str = setting(
         "x-session-id", "header that names a session, whose requests go to the same worker"
     )
-    affinity_block: int = setting_of(
-        RoutingSettings,
-        "block",
-        "tokens per block when prompts are matched to workers",
-    )
-    affinity_epsilon: float = setting_of(
-        RoutingSettings,
-        "epsilon",
-        "skip workers with more than (1 + this) times the mean load",
-    )
-    affinity_slack: float = setting_of(
-        RoutingSettings, "slack", "load in tokens below which no worker is skipped"
-    )
 
     LIMITS: ClassVar = Heading("Limits")
     max_running: int = setting_of(AdmissionLimits, "running", "maximum sequences in the engine")
@@ -296,16 +282,6 @@ class Settings:
     )
     responses_key_bytes: int = setting_of(
         Retention, "owner_bytes", "maximum bytes of the responses of one API key"
-    )
-    conversation_items: int = setting_of(StoreLimits, "items", "items one conversation may hold")
-    conversation_bytes: int = setting_of(
-        StoreLimits, "bytes", "bytes one conversation may hold, at most --max-body-bytes"
-    )
-    conversations_most: int = setting_of(
-        StoreLimits, "conversations", "conversations of one API key"
-    )
-    conversations_bytes: int = setting_of(
-        StoreLimits, "owner_bytes", "bytes of all conversations of one API key"
     )
     encryption_key: tuple[str, ...] = setting(
         (),

@@ -18,7 +18,7 @@ from eaglegate.engine.fleet.discovery import (
     WorkerSource,
 )
 from eaglegate.engine.fleet.fleet import Fleet
-from eaglegate.engine.fleet.types import FleetSettings, RoutingSettings
+from eaglegate.engine.fleet.types import FleetSettings
 from eaglegate.engine.fleet.worker import WorkerReport
 from eaglegate.engine.remote.engine import remote_engine
 from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
@@ -99,9 +99,7 @@ class RemoteBackend(RenderingBackend):
         self._access = make_part(
             ConnectionSettings, settings, start_s=PROBE_S, connections=2 * settings.max_running
         )
-        self._fleet_settings = make_part(
-            FleetSettings, settings, balance=make_part(RoutingSettings, settings)
-        )
+        self._fleet_settings = make_part(FleetSettings, settings)
         super().__init__(line, progress)
         self._inspect = self._make_probe(settings)
 

@@ -406,8 +406,8 @@ def limits(line: CommandLine, files: int) -> ConnectionLimits:
 
 def store_limits(settings: Settings) -> StoreLimits:
     """Return the limits of the store. A conversation may be at most as large as a request body."""
-    own = min(settings.conversation_bytes, settings.max_body_bytes)
-    return make_part(StoreLimits, settings, bytes=own)
+    limits = StoreLimits()
+    return replace(limits, bytes=min(limits.bytes, settings.max_body_bytes))
 
 
 def _open_store(settings: Settings, progress: StartupProgress) -> SqlResponseStore | None:

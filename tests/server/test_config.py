@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from eaglegate.engine.fleet.types import RoutingSettings
+from eaglegate.engine.remote.upstream import ConnectionSettings
 from eaglegate.server.access.admission import AdmissionLimits
 from eaglegate.server.cli.command_line import gather_arguments
 from eaglegate.server.cli.serve import store_limits
@@ -26,15 +26,9 @@ def read(argv, environ=None):
     return namespace, read_settings(namespace)
 
 
-def test_conversations_are_bounded_by_settings(tmp_path):
-    given = ["--conversation-items", "3", "--conversation-bytes", "999999999"]
-    more = ["--conversations-most", "4", "--conversations-bytes", "5000"]
-    settings = read([*given, *more])[1]
-    limits = store_limits(settings)
-    assert limits == StoreLimits(3, settings.max_body_bytes, 4, 5000)
+def test_a_conversation_is_at_most_as_large_as_a_body():
     assert store_limits(Settings()) == StoreLimits()
-    with pytest.raises(ConfigError, match="--conversation-items"):
-        Settings(conversation_items=0)
+    assert store_limits(Settings(max_body_bytes=5000)) == StoreLimits(bytes=5000)
 
 
 def test_stored_responses_are_bounded_by_settings():
@@ -239,12 +233,13 @@ def test_auto_depth_needs_an_engine_of_this_process():
 
 def test_defaults_of_a_part_are_its_own():
     kinds = {item.metadata["of"][0] for item in fields(Settings) if "of" in item.metadata}
-    assert len(kinds) == 10
+    assert len(kinds) == 8
     for kind in kinds:
         assert make_part(kind, Settings()) == kind()
 
 
 def test_a_part_is_made_of_its_settings():
-    settings = Settings(affinity_block=7, max_running=3)
-    assert make_part(RoutingSettings, settings, slack=1.0) == RoutingSettings(block=7, slack=1.0)
+    settings = Settings(upstream_idle_s=7.0, max_running=3)
+    access = make_part(ConnectionSettings, settings, start_s=1.0)
+    assert access == ConnectionSettings(idle_s=7.0, start_s=1.0)
     assert make_part(AdmissionLimits, settings) == AdmissionLimits(running=3)
