@@ -1,0 +1,564 @@
+"""A day on a GPU in minutes: speculation seen with vLLM's defaults, on one card.
+
+    python -m eaglegate.lab.benchmarks.gpu_day OUT [--limit-s 540] [--parts texts speeds ...]
+
+Needs nothing but one GPU with 60 GB of memory; ``--small`` tries every part on a CPU instead. Two
+models are served: the built-in demo, and the same model in the shape of an 8B Llama
+(``lab/training/large_shape.py``), with K = 7 and without a draft, beside each other. While one
+engine is measured, the other ones are idle.
+
+The parts, in order:
+
+=========  =========================================================================================
+start      seconds to ready, GPU memory, and vLLM's own lines about weights, compilation and graphs
+texts      answers at depths 0, 1, 3 and by default, greedy and seeded, against depth 0 and no draft
+exchange   a draft is exchanged, and a canary tries one in slots, while 16 streams run
+prove      ``eaglegate prove`` on the demo, then on the large model
+speeds     tokens per second by streams and depth: friendly, hostile, hostile with seeds
+lengths    time to the first token and per token after prompts of 200, 4,000 and 30,000 tokens
+kill       the engine's processes are killed under 16 streams
+front_end  CPU per token of the gateway beside vLLM's server, at 16, 64 and 256 streams
+=========  =========================================================================================
+
+Every result is a line of ``OUT/results.jsonl``, written when it is known. A part that fails is
+recorded with its error, and the next one begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from eaglegate.lab.benchmarks.gpu_servers import (
+    GATEWAY,
+    VLLM,
+    Server,
+    complete,
+    list_descendants,
+    list_gpu_memory,
+    run_lap,
+)
+
+DEMO = Path(__file__).parents[2] / "engine" / "demo"
+QUESTIONS = Path(__file__).parents[1] / "measure" / "data" / "chat.jsonl"
+PARTS = ("texts", "exchange", "kill", "variants", "prove", "speeds", "lengths", "front_end")
+VARIANTS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
+    "flashinfer": ((), {"VLLM_USE_FLASHINFER_SAMPLER": "1"}),
+    "fp8": (("--quantization=fp8",), {}),
+}
+"""Flags and environment of further engines of the demo."""
+WORDS = (
+    "stone", "river", "ledger", "quartz", "umbrella", "nine", "vector", "plum", "seven", "basin",
+    "lantern", "grid", "orbit",
+)  # fmt: skip
+MAX_DEPTH = 7
+SAMPLING: Mapping[str, Mapping[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 1.0, "seed": 11},
+    "seeded hot": {"temperature": 1.6, "seed": 4},
+    "seeded top-k and top-p": {"temperature": 1.2, "seed": 6, "top_k": 20, "top_p": 0.9},
+}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+        },
+    },
+}  # fmt: skip
+NUMBER = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "number",
+        "schema": {
+            "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"],
+            "additionalProperties": False,
+        },
+    },
+}  # fmt: skip
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Size of everything that is measured."""
+
+    streams: tuple[int, ...] = (1, 4, 16, 64)
+    prompts: int = 48
+    lengths: tuple[int, ...] = (200, 4000, 30000)
+    clients: tuple[int, ...] = (16, 64, 256)
+    answers: int = 96
+    """Tokens of an answer whose text is compared."""
+    shape: tuple[str, ...] = ()
+    """Flags of ``large_shape``."""
+    demo: tuple[str, ...] = ()
+    large: tuple[str, ...] = (
+        "--max-model-len=32768", "--gpu-memory-utilization=0.3",
+        f"--kv-cache-memory-bytes={12 << 30}",
+    )  # fmt: skip
+    """Engines that start beside others get their KV cache by its size: vLLM's measurement of free
+    memory counts what its neighbours allocate meanwhile."""
+    vllm: tuple[str, ...] = ("--gpu-memory-utilization=0.05", f"--kv-cache-memory-bytes={2 << 30}")
+    prove: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+SMALL = Scale(
+    streams=(1, 4),
+    prompts=6,
+    lengths=(200, 1000),
+    clients=(4, 16),
+    answers=32,
+    shape=(
+        "--hidden-size=512", "--intermediate-size=1024", "--layers=16", "--heads=8", "--kv-heads=4",
+        "--device=cpu",
+    ),
+    large=("--max-model-len=4096", f"--kv-cache-memory-bytes={256 << 20}"),
+    vllm=(f"--kv-cache-memory-bytes={256 << 20}", "--enforce-eager"),
+    prove=("--quick",),
+)  # fmt: skip
+
+
+@dataclass
+class Day:
+    """Servers, results, and the time that is left."""
+
+    out: Path
+    scale: Scale
+    limit_s: float
+    parts: Sequence[str]
+    began: float = field(default_factory=time.monotonic)
+    servers: dict[str, Server] = field(default_factory=dict)
+
+    @property
+    def left_s(self) -> float:
+        return self.limit_s - (time.monotonic() - self.began)
+
+    def record(self, part: str, **result: Any) -> None:
+        line = {"part": part, "at_s": round(time.monotonic() - self.began, 1), **result}
+        with (self.out / "results.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps(line)[:300], flush=True)
+
+    @asynccontextmanager
+    async def part(self, name: str, subject: str = "") -> AsyncIterator[None]:
+        """Record the part's failure instead of raising it, and its time."""
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(max(0.1, self.left_s)):
+                yield
+        except (RuntimeError, OSError, TimeoutError, ValueError, KeyError) as error:
+            self.record(name, subject=subject, failure=f"{type(error).__name__}: {error}"[:1500])
+        finally:
+            seconds = round(time.monotonic() - started, 1)
+            self.record("time", of=name, subject=subject, seconds=seconds)
+
+    def start(
+        self,
+        name: str,
+        *arguments: str,
+        module: str = GATEWAY,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        flags = self.scale.flags if module == GATEWAY else ()
+        self.servers[name] = Server.start(name, self.out, [*arguments, *flags], module, environment)
+
+    async def ready(self, name: str) -> Server:
+        server = self.servers[name]
+        if server.ready_s:
+            return server
+        server.ready_s = seconds = await server.wait(min(300, max(1.0, self.left_s)))
+        memory = list_gpu_memory()
+        pids = [server.process.pid, *(pid for pid, _ in list_descendants(server.process.pid))]
+        self.record(
+            "start",
+            server=name,
+            ready_s=round(seconds, 1),
+            gpu_mib=sum(memory.get(pid, 0) for pid in pids),
+            log=server.list_start_lines(),
+        )
+        return server
+
+
+def draw_chats(count: int, seed: int = 0) -> list[Body]:
+    """Return friendly chats: questions of the demo's kind, which its draft predicts well."""
+    draw = random.Random(seed)
+    with QUESTIONS.open() as file:
+        known = [json.loads(line)["steps"][0] for line in file]
+    chats = []
+    for _ in range(count):
+        first, second = draw.randrange(20, 90), draw.randrange(11, 60)
+        asked = (
+            None,
+            f"Compute {first} + {second}, step by step.",
+            f"What is {first} - {min(first, second)}?",
+            f"Write a Python function that adds {first} to a list of numbers.",
+        )[draw.randrange(4)]
+        messages = [{"role": "user", "content": asked}] if asked else draw.choice(known)
+        chats.append({"messages": messages, "temperature": 0, "max_tokens": 160})
+    return chats
+
+
+def draw_noise(count: int, seed: int | None) -> list[Body]:
+    """Return hostile chats: random words at temperature 1.6, which no draft predicts."""
+    draw = random.Random(3)
+    sampling: Body = {"temperature": 1.6, "max_tokens": 100, "min_tokens": 60}
+    if seed is not None:
+        sampling["seed"] = seed
+    return [
+        {
+            "messages": [{"role": "user", "content": " ".join(draw.choices(WORDS, k=20))}],
+            **sampling,
+        }
+        for _ in range(count)
+    ]
+
+
+def at_depth(bodies: Sequence[Body], depth: int | None) -> list[Body]:
+    """Return the bodies with a depth of their own; None leaves it to the gateway."""
+    return [body if depth is None else {**body, "num_speculative_tokens": depth} for body in bodies]
+
+
+async def compare_texts(day: Day, server: Server, reference: Server | None = None) -> None:
+    """Compare answers at every depth with those at depth 0, and these with ``reference``'s."""
+    chats = draw_chats(day.scale.prompts)
+    for kind, sampling in SAMPLING.items():
+        bodies = [{**chat, **sampling, "max_tokens": day.scale.answers} for chat in chats]
+        plain = await complete(server, at_depth(bodies, 0), 16)
+        others: dict[str, list[dict[str, Any]]] = {}
+        for depth in (1, 3, None):
+            others[f"depth {depth}"] = await complete(server, at_depth(bodies, depth), 16)
+        if kind == "greedy":
+            others["depth 0, alone"] = await complete(server, at_depth(bodies, 0), 1)
+        if reference is not None:
+            others["no draft"] = await complete(reference, bodies, 16)
+        for name, answers in others.items():
+            differing = [pair for pair in zip(plain, answers, strict=True) if pair[0] != pair[1]]
+            day.record(
+                "texts", server=server.name, kind=kind, against=name,
+                equal=len(plain) - len(differing), of=len(plain), differing=differing[:2],
+                errors=[answer for answer in answers if "error" in answer][:2],
+            )  # fmt: skip
+    await compare_structure(day, server)
+
+
+async def compare_structure(day: Day, server: Server) -> None:
+    """Compare tool calls and constrained answers at depths 0, 3 and by default."""
+    chat = {"messages": [{"role": "user", "content": "What is the weather in Oslo?"}]}
+    kinds: dict[str, Body] = {
+        "tools": {"tools": [WEATHER]},
+        "required tool": {"tools": [WEATHER], "tool_choice": "required"},
+        "JSON schema": {"response_format": NUMBER},
+    }
+    for kind, fields in kinds.items():
+        body = {**chat, **fields, "temperature": 0, "max_tokens": 120}
+        bodies = [at_depth([body], depth)[0] for depth in (0, 3, None)]
+        answers = await complete(server, bodies, 1)
+        equal = all(answer == answers[0] for answer in answers)
+        day.record("texts", server=server.name, kind=kind, equal=equal, sample=answers[0])
+
+
+async def under_streams(
+    day: Day, part: str, server: Server, disturb: Callable[[], Any], tokens: int = 400
+) -> None:
+    """Record whether 16 greedy answers are the same while ``disturb`` runs."""
+    bodies = [{**chat, "max_tokens": tokens, "ignore_eos": True} for chat in draw_chats(16, seed=5)]
+    expected = await complete(server, bodies, 16)
+    running = asyncio.create_task(complete(server, bodies, 16))
+    await asyncio.sleep(0.4)
+    started = time.monotonic()
+    disturbance = await asyncio.to_thread(disturb)
+    answers = await running
+    day.record(
+        part, server=server.name, disturbance=disturbance,
+        equal=sum(a == b for a, b in zip(expected, answers, strict=True)), of=len(bodies),
+        seconds_after=round(time.monotonic() - started, 1),
+        errors=[answer for answer in answers if "error" in answer][:2],
+    )  # fmt: skip
+
+
+async def exchange_drafts(day: Day, server: Server) -> None:
+    """Exchange the demo's draft for EAGLE 3 and back, then let a canary try it in slots."""
+    other = {"path": str(DEMO / "eagle3")}
+    await under_streams(day, "exchange", server, lambda: server.post("/admin/draft", other))
+    await under_streams(
+        day, "exchange", server, lambda: server.post("/admin/draft/rollback", {}), 300
+    )
+    trial = other | {"slot_s": 2, "max_s": 20, "min_blocks": 3, "min_sessions": 4}
+    await under_streams(day, "canary", server, lambda: server.post("/admin/canary", trial), 1200)
+    chats = [{**chat, "max_tokens": 160} for chat in draw_chats(96, seed=8)]
+    await run_lap(server, chats, 16)
+    day.record("canary", server=server.name, state=server.get("/admin/canary"))
+    server._request("DELETE", "/admin/canary", None, 10)
+
+
+async def measure_speeds(day: Day, plain: Server, draft: Server) -> None:
+    """Record laps until the time is up: rounds begin with another lane each."""
+    lanes: dict[str, tuple[Server, int | None]] = {
+        "none": (plain, None), "K=1": (draft, 1), "K=3": (draft, 3), "K=7": (draft, 7),
+        "auto": (draft, None),
+    }  # fmt: skip
+    for server in (plain, draft):
+        await run_lap(server, draw_chats(32, seed=1), 16)
+    await run_lap(draft, draw_noise(32, None), 16)
+    names = list(lanes)
+    for number in range(3):
+        order = names[number % len(names) :] + names[: number % len(names)]
+        for traffic in ("friendly", "hostile", "hostile, seeded"):
+            for streams in day.scale.streams:
+                for name in order:
+                    if day.left_s < 5:
+                        return
+                    server, depth = lanes[name]
+                    await record_lap(day, number, traffic, streams, name, server, depth)
+
+
+async def record_lap(
+    day: Day, number: int, traffic: str, streams: int, lane: str, server: Server, depth: int | None
+) -> None:
+    bodies = (
+        draw_chats(max(6, 2 * streams), seed=10 * streams + 7)
+        if traffic == "friendly"
+        else draw_noise(max(4, streams), 9 if "seeded" in traffic else None)
+    )
+    planned = server.get("/admin/speculation") if lane == "auto" else None
+    lap = await run_lap(server, at_depth(bodies, depth), streams)
+    steps = count_depths(server, planned) if planned else None
+    day.record(
+        "speeds", round=number, traffic=traffic, streams=streams, lane=lane, **lap.describe(),
+        **({"steps_by_depth": steps} if steps else {}),
+    )  # fmt: skip
+
+
+def count_depths(server: Server, before: Any) -> dict[str, int]:
+    """Return the steps at each depth since ``before``, an answer of /admin/speculation."""
+    after = find_steps(server.get("/admin/speculation"))
+    earlier = find_steps(before)
+    return {
+        depth: count - earlier.get(depth, 0)
+        for depth, count in after.items()
+        if count != earlier.get(depth, 0)
+    }
+
+
+def find_steps(answer: Any) -> dict[str, int]:
+    """Return the planner's ``steps_by_depth``, wherever it stands in the answer."""
+    if isinstance(answer, dict):
+        if "steps_by_depth" in answer:
+            return dict(answer["steps_by_depth"])
+        for value in answer.values():
+            if steps := find_steps(value):
+                return steps
+    return {}
+
+
+async def measure_lengths(day: Day, plain: Server, draft: Server) -> None:
+    """Record first-token times and speeds after long prompts of random tokens."""
+    draw = random.Random(9)
+    lanes = {"none": (plain, None), "K=1": (draft, 1), "K=3": (draft, 3), "auto": (draft, None)}
+    for length in day.scale.lengths:
+        for streams in (1, 4) if length < 10000 else (1,):
+            for name, (server, depth) in lanes.items():
+                bodies = [
+                    {
+                        "prompt": draw.choices(range(300, 2000), k=length), "max_tokens": 64,
+                        "ignore_eos": True, "temperature": 0,
+                    }
+                    for _ in range(streams)
+                ]  # fmt: skip
+                lap = await run_lap(server, at_depth(bodies, depth), streams, "/v1/completions")
+                day.record("lengths", prompt=length, streams=streams, lane=name, **lap.describe())
+
+
+async def compare_front_ends(day: Day, gateway: Server, vllm: Server) -> None:
+    """Record server CPU of both, in turns, on the same model with the same draft."""
+    for number in range(2):
+        for clients in day.scale.clients:
+            for server in (gateway, vllm) if number % 2 else (vllm, gateway):
+                bodies = [
+                    {**chat, "max_tokens": 256, "ignore_eos": True}
+                    for chat in draw_chats(2 * clients, seed=clients)
+                ]
+                lap = await run_lap(server, bodies, clients)
+                day.record(
+                    "front_end", round=number, clients=clients, server=server.name, **lap.describe()
+                )
+
+
+async def prove(day: Day, name: str, limit_s: float, *arguments: str) -> None:
+    """Run ``eaglegate prove`` for at most ``limit_s`` seconds, and record its findings."""
+    folder = day.out / name
+    command = [
+        sys.executable, "-m", GATEWAY, "prove", *arguments, *day.scale.flags,
+        f"--out={folder}", f"--time-limit={limit_s:.0f}",
+    ]  # fmt: skip
+    with (day.out / f"{name}.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+        try:
+            async with asyncio.timeout(limit_s + 30):
+                await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+    report = folder / "prove.json"
+    findings = json.loads(report.read_text()) if report.exists() else None
+    day.record("prove", subject=name, status=process.returncode, findings=summarize(findings))
+
+
+def summarize(findings: Any) -> Any:
+    """Return each check's outcome and evidence, without its data."""
+    if not isinstance(findings, dict):
+        return None
+    checks = findings.get("checks") or findings.get("findings") or []
+    return [
+        {key: value for key, value in check.items() if isinstance(value, str | float | int)}
+        for check in checks
+        if isinstance(check, dict)
+    ]
+
+
+@contextmanager
+def closing_servers(day: Day) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for server in day.servers.values():
+            if server.process.poll() is None:
+                server.stop()
+
+
+async def write_large(day: Day, folder: Path) -> None:
+    if (folder / "eagle3_1" / "config.json").exists():
+        return
+    module = "eaglegate.lab.training.large_shape"
+    command = [sys.executable, "-m", module, f"--out={folder}", *day.scale.shape]
+    with (day.out / "large_shape.log").open("wb") as log:
+        await asyncio.to_thread(subprocess.run, command, stdout=log, stderr=log, check=True)
+
+
+def large_arguments(folder: Path, scale: Scale, drafted: bool) -> list[str]:
+    speculation = {
+        "method": "eagle3", "model": str(folder / "eagle3_1"), "num_speculative_tokens": MAX_DEPTH,
+    }  # fmt: skip
+    draft = [f"--speculative-config={json.dumps(speculation)}"] if drafted else []
+    return [str(folder / "target"), "--served-model-name=demo", *scale.large, *draft]
+
+
+async def run_demo(day: Day) -> None:
+    """Run the parts of the demo, while the large engines start."""
+    async with day.part("start", "demo"):
+        demo = await day.ready("demo")
+        for name, measure in (("texts", compare_texts), ("exchange", exchange_drafts)):
+            if name in day.parts:
+                async with day.part(name, "demo"):
+                    await measure(day, demo)
+        if "kill" in day.parts:
+            async with day.part("kill", "demo"):
+                await under_streams(day, "kill", demo, demo.kill_engine, 1200)
+
+
+async def run_variant(day: Day, name: str) -> None:
+    """Compare the texts of the demo with another sampler or quantization."""
+    async with day.part("variants", name):
+        await compare_texts(day, await day.ready(name))
+    day.servers[name].stop()
+
+
+async def run_large(day: Day) -> None:
+    """Run the parts of the large model. Nothing else uses the card during speeds and lengths."""
+    async with day.part("start", "large"):
+        plain, draft = await day.ready("large-plain"), await day.ready("large-draft")
+        for name, measure in (("speeds", measure_speeds), ("lengths", measure_lengths)):
+            if name in day.parts:
+                async with day.part(name, "large"):
+                    await measure(day, plain, draft)
+        if "texts" in day.parts:
+            async with day.part("texts", "large"):
+                await compare_texts(day, draft, plain)
+        plain.stop()
+        if "kill" in day.parts:
+            async with day.part("kill", "large"):
+                await under_streams(day, "kill", draft, draft.kill_engine, 1200)
+        draft.stop()
+
+
+async def run_front_ends(day: Day) -> None:
+    async with day.part("front_end", "demo"):
+        await compare_front_ends(day, await day.ready("demo"), await day.ready("vllm"))
+
+
+async def run_prove(day: Day, name: str, limit_s: float, *arguments: str) -> None:
+    async with day.part("prove", name):
+        await prove(day, f"prove-{name}", limit_s, *arguments)
+
+
+def start_servers(day: Day) -> None:
+    day.start("demo", *day.scale.demo)
+    if "variants" in day.parts:
+        for name, (flags, environment) in VARIANTS.items():
+            day.start(name, *day.scale.demo, *flags, environment=environment)
+    if "front_end" in day.parts:
+        speculation = {
+            "method": "eagle3", "model": str(DEMO / "eagle3_1"), "num_speculative_tokens": 3,
+        }  # fmt: skip
+        day.start(
+            "vllm", f"--model={DEMO / 'target'}", "--served-model-name=demo",
+            f"--speculative-config={json.dumps(speculation)}", "--max-model-len=4096",
+            "--enable-auto-tool-choice", "--tool-call-parser=hermes", "--reasoning-parser=qwen3",
+            *day.scale.vllm, module=VLLM,
+        )  # fmt: skip
+
+
+async def run_day(day: Day, folder: Path, large: bool) -> None:
+    with closing_servers(day):
+        start_servers(day)
+        if large:
+            await write_large(day, folder)
+            day.start("large-plain", *large_arguments(folder, day.scale, False))
+            day.start("large-draft", *large_arguments(folder, day.scale, True))
+        provers = []
+        if "prove" in day.parts:
+            provers = [run_prove(day, "demo", min(200.0, day.left_s), *day.scale.prove)]
+        variants = [run_variant(day, name) for name in VARIANTS if "variants" in day.parts]
+        await asyncio.gather(run_demo(day), *variants, *provers)
+        after = [run_front_ends(day)] if "front_end" in day.parts else []
+        if large:
+            await run_large(day)
+            if "prove" in day.parts:
+                arguments = large_arguments(folder, day.scale, True)
+                after.append(run_prove(day, "large", day.left_s - 20, *arguments))
+        await asyncio.gather(*after)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--limit-s", type=float, default=720)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--model", choices=("demo", "both"), default="both")
+    parser.add_argument("--large", type=Path, help="folder of the large model, made if missing")
+    parser.add_argument("--small", action="store_true", help="try every part on a CPU")
+    parser.add_argument("--flag", action="append", default=[], help="flag of every gateway")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    scale = replace(SMALL if options.small else Scale(), flags=tuple(options.flag))
+    day = Day(options.out, scale, options.limit_s, options.parts)
+    folder = options.large or options.out / "large"
+    asyncio.run(run_day(day, folder, options.model == "both"))
+
+
+if __name__ == "__main__":
+    main()

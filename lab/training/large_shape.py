@@ -1,0 +1,281 @@
+"""The demo in the shape of a large Llama: the same texts and acceptance at that model's cost.
+
+    python -m eaglegate.lab.training.large_shape --out DIR [--device cuda]
+
+The defaults are the shape of an 8B model, except for the demo's vocabulary: 14 GB in bfloat16, in
+``DIR/target`` and ``DIR/eagle3_1``. For benchmarks only.
+
+The demo fills the first rows and columns of every matrix. The rest is noise, so that no
+multiplication is by zeros; the matrices that write to the residual stream let next to nothing of
+the noise through (``CLOSED``). Three things keep the function:
+
+- RMS norms: a vector padded from h to H entries has a mean square h / H times as large. So the
+  norm's weights shrink by sqrt(h / H), and its epsilon by h / H.
+- Rotary positions: a head of 64 turns pair i by theta^(-i/32), a head of 128 by theta^(-i/64). So
+  pair i of a small head becomes pair 2i of a large one.
+- Scaled dot products: a head of 128 divides by sqrt(128) instead of sqrt(64). So queries grow by
+  sqrt(2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from eaglegate.lab.training.checkpoint import CONFIG, WEIGHTS, write_json
+from eaglegate.lab.training.target import engine_default
+
+DEMO = Path(__file__).parents[2] / "engine" / "demo"
+HEAD = 128
+SMALL_HEAD = 64
+NOISE, CLOSED = 0.02, 1e-6
+"""Standard deviations of filled weights, and of those that would write to the residual stream."""
+SHARD_BYTES = 2 << 30
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
+ROTARY = torch.cat([2 * torch.arange(32), 64 + 2 * torch.arange(32)])
+"""Rows of a large head, in order of the rows of a small one: pairs are (i, i + half)."""
+
+
+@dataclass(frozen=True)
+class LargeShape:
+    """Sizes of the large model, in the words of a Llama's configuration."""
+
+    hidden_size: int = 4096
+    intermediate_size: int = 14336
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 8
+    max_position_embeddings: int = 32768
+    dtype: torch.dtype = torch.bfloat16
+    device: str = "cuda"
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head. The demo has one, so only the first of each group is used."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+    def describe(self, small: Mapping[str, object]) -> dict[str, object]:
+        """Return the configuration of a model with the demo's configuration ``small``."""
+        epsilon = float(str(small["rms_norm_eps"]))
+        return {
+            **small,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": HEAD,
+            "rms_norm_eps": epsilon * int(str(small["hidden_size"])) / self.hidden_size,
+            "max_position_embeddings": self.max_position_embeddings,
+            "torch_dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+
+class Enlarger:
+    """Makes large tensors of the demo's."""
+
+    def __init__(self, shape: LargeShape, hidden_size: int) -> None:
+        self.shape = shape
+        self.small = hidden_size
+        self._columns = torch.arange(hidden_size)
+
+    def noise(self, rows: int, columns: int, deviation: float = NOISE) -> Tensor:
+        shape = self.shape
+        return torch.randn(rows, columns, device=shape.device, dtype=shape.dtype) * deviation
+
+    def place(self, large: Tensor, rows: Tensor, columns: Tensor, small: Tensor) -> Tensor:
+        device = self.shape.device
+        large[rows.to(device)[:, None], columns.to(device)] = small.to(device, self.shape.dtype)
+        return large
+
+    def widen(self, small: Tensor) -> Tensor:
+        """Pad the columns with zeros: (V, h) -> (V, H)."""
+        wide = torch.zeros(
+            small.shape[0], self.shape.hidden_size, device=self.shape.device, dtype=self.shape.dtype
+        )
+        return self.place(wide, torch.arange(small.shape[0]), self._columns, small)
+
+    def norm(self, small: Tensor) -> Tensor:
+        shrink = math.sqrt(self.small / self.shape.hidden_size)
+        large = torch.full((self.shape.hidden_size,), shrink)
+        large[: self.small] = small.float() * shrink
+        return large.to(self.shape.device, self.shape.dtype)
+
+    def attention(
+        self, layer: Mapping[str, Tensor], columns: Tensor, width: int, silent: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the projections of one layer, by name. A silent layer contributes nothing.
+
+        ``columns`` are the positions of the demo's inputs among the ``width`` inputs.
+        """
+        shape = self.shape
+        queries = self.noise(shape.num_attention_heads * HEAD, width)
+        keys = self.noise(shape.num_key_value_heads * HEAD, width)
+        values = self.noise(shape.num_key_value_heads * HEAD, width)
+        output = self.noise(shape.hidden_size, shape.num_attention_heads * HEAD, CLOSED)
+        if not silent:
+            heads = range(layer["q_proj.weight"].shape[0] // SMALL_HEAD)
+            plain = torch.arange(SMALL_HEAD)
+            grown = layer["q_proj.weight"].float() * math.sqrt(HEAD / SMALL_HEAD)
+            self.place(queries, _list_rows(heads, ROTARY, shape.group), columns, grown)
+            self.place(keys, _list_rows(heads, ROTARY), columns, layer["k_proj.weight"])
+            self.place(values, _list_rows(heads, plain), columns, layer["v_proj.weight"])
+            inputs = _list_rows(heads, plain, shape.group)
+            self.place(output, self._columns, inputs, layer["o_proj.weight"])
+        yield "q_proj.weight", queries
+        yield "k_proj.weight", keys
+        yield "v_proj.weight", values
+        yield "o_proj.weight", output
+
+    def mlp(
+        self, layer: Mapping[str, Tensor], silent: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        hidden, intermediate = self.shape.hidden_size, self.shape.intermediate_size
+        gate, up = self.noise(intermediate, hidden), self.noise(intermediate, hidden)
+        down = self.noise(hidden, intermediate, CLOSED)
+        if not silent:
+            rows = torch.arange(layer["gate_proj.weight"].shape[0])
+            self.place(gate, rows, self._columns, layer["gate_proj.weight"])
+            self.place(up, rows, self._columns, layer["up_proj.weight"])
+            self.place(down, self._columns, rows, layer["down_proj.weight"])
+        yield "gate_proj.weight", gate
+        yield "up_proj.weight", up
+        yield "down_proj.weight", down
+
+
+def _list_rows(heads: Iterable[int], rows: Tensor, group: int = 1) -> Tensor:
+    """Return the rows that the demo's heads take, one of every ``group`` large heads each."""
+    return torch.cat([head * group * HEAD + rows for head in heads])
+
+
+def enlarge_target(
+    small: Mapping[str, Tensor], layers: int, enlarger: Enlarger
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the target's tensors. Every demo layer is followed by silent ones."""
+    shape = enlarger.shape
+    yield "model.embed_tokens.weight", enlarger.widen(small["model.embed_tokens.weight"])
+    yield "lm_head.weight", enlarger.widen(small["lm_head.weight"])
+    yield "model.norm.weight", enlarger.norm(small["model.norm.weight"])
+    per_layer = shape.num_hidden_layers // layers
+    columns = torch.arange(enlarger.small)
+    for index in range(shape.num_hidden_layers):
+        source, silent = index // per_layer, index % per_layer > 0
+        layer = select(small, f"model.layers.{source}.")
+        name = f"model.layers.{index}"
+        attention, mlp = select(layer, "self_attn."), select(layer, "mlp.")
+        for key, tensor in enlarger.attention(attention, columns, shape.hidden_size, silent):
+            yield f"{name}.self_attn.{key}", tensor
+        for key, tensor in enlarger.mlp(mlp, silent):
+            yield f"{name}.mlp.{key}", tensor
+        for key in ("input_layernorm.weight", "post_attention_layernorm.weight"):
+            yield f"{name}.{key}", enlarger.norm(layer[key])
+
+
+def enlarge_draft(small: Mapping[str, Tensor], enlarger: Enlarger) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of an EAGLE 3.1 draft, which reads three layers of the target."""
+    hidden, columns = enlarger.shape.hidden_size, torch.arange(enlarger.small)
+    parts = torch.cat([part * hidden + columns for part in range(3)])
+    fused = enlarger.noise(hidden, 3 * hidden, CLOSED)
+    yield "fc.weight", enlarger.place(fused, columns, parts, small["fc.weight"])
+    for part in range(3):
+        yield f"fc_norm.{part}.weight", enlarger.norm(small[f"fc_norm.{part}.weight"])
+    yield "lm_head.weight", enlarger.widen(small["lm_head.weight"])
+    yield "norm.weight", enlarger.norm(small["norm.weight"])
+    layer = select(small, "midlayer.")
+    # The layer's input is the token's embedding beside the fused hidden state.
+    inputs = torch.cat([columns, hidden + columns])
+    for key, tensor in enlarger.attention(select(layer, "self_attn."), inputs, 2 * hidden):
+        yield f"midlayer.self_attn.{key}", tensor
+    for key, tensor in enlarger.mlp(select(layer, "mlp.")):
+        yield f"midlayer.mlp.{key}", tensor
+    for key in ("hidden_norm.weight", "input_layernorm.weight", "post_attention_layernorm.weight"):
+        yield f"midlayer.{key}", enlarger.norm(layer[key])
+
+
+def select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with ``prefix``, without it."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def write_checkpoint(
+    folder: Path, tensors: Iterable[tuple[str, Tensor]], config: dict[str, object]
+) -> None:
+    """Write a checkpoint in shards, so that host memory never holds all of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shard: dict[str, Tensor] = {}
+    index: dict[str, str] = {}
+    shards = size = 0
+    for name, tensor in tensors:
+        shard[name] = tensor.cpu().contiguous()
+        index[name] = f"model-{shards:05}.safetensors"
+        size += tensor.nbytes
+        if size >= SHARD_BYTES:
+            save_file(shard, folder / index[name], metadata={"format": "pt"})
+            shard, size, shards = {}, 0, shards + 1
+    if shards == 0:
+        save_file(shard, folder / WEIGHTS, metadata={"format": "pt"})
+    else:
+        if shard:
+            save_file(shard, folder / f"model-{shards:05}.safetensors", metadata={"format": "pt"})
+        write_json(folder / f"{WEIGHTS}.index.json", {"metadata": {}, "weight_map": index})
+    write_json(folder / CONFIG, config)
+
+
+def write_large_demo(shape: LargeShape, out: Path, demo: Path = DEMO) -> None:
+    """Write ``out/target`` and ``out/eagle3_1``."""
+    torch.manual_seed(7)
+    target = json.loads((demo / "target" / CONFIG).read_text())
+    layers, enlarger = target["num_hidden_layers"], Enlarger(shape, target["hidden_size"])
+    small = load_file(demo / "target" / WEIGHTS)
+    config = {**shape.describe(target), "num_hidden_layers": shape.num_hidden_layers}
+    write_checkpoint(out / "target", enlarge_target(small, layers, enlarger), config)
+    for name in TOKENIZER:
+        shutil.copy(demo / "target" / name, out / "target" / name)
+    draft = json.loads((demo / "eagle3_1" / CONFIG).read_text())
+    read = draft.get("eagle_aux_hidden_state_layer_ids") or engine_default(layers)
+    spread = [layer * shape.num_hidden_layers // layers for layer in read]
+    config = {**shape.describe(draft), "eagle_aux_hidden_state_layer_ids": spread}
+    small = load_file(demo / "eagle3_1" / WEIGHTS)
+    write_checkpoint(out / "eagle3_1", enlarge_draft(small, enlarger), config)
+
+
+def main() -> None:
+    default = LargeShape()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--hidden-size", type=int, default=default.hidden_size)
+    parser.add_argument("--intermediate-size", type=int, default=default.intermediate_size)
+    parser.add_argument("--layers", type=int, default=default.num_hidden_layers)
+    parser.add_argument("--heads", type=int, default=default.num_attention_heads)
+    parser.add_argument("--kv-heads", type=int, default=default.num_key_value_heads)
+    parser.add_argument("--device", default=default.device)
+    options = parser.parse_args()
+    shape = LargeShape(
+        options.hidden_size,
+        options.intermediate_size,
+        options.layers,
+        options.heads,
+        options.kv_heads,
+        device=options.device,
+    )
+    write_large_demo(shape, options.out)
+
+
+if __name__ == "__main__":
+    main()
