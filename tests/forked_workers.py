@@ -113,6 +113,8 @@ def main() -> None:
     gc.disable()
     for name in IMPORTED:
         import_module(name)
+    # Plain engines use AMX without asking Linux for its registers, as worker.py does for ours.
+    import_module("torch").cpu._init_amx()
     del sys.modules[SERVER]  # a server runs it as ``__main__``
     gc.freeze()  # a collection in a server would copy all the pages it shares
     gc.enable()

@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -53,10 +54,19 @@ DEMO = Path(__file__).parents[2] / "engine" / "demo"
 QUESTIONS = Path(__file__).parents[1] / "measure" / "data" / "chat.jsonl"
 PARTS = ("texts", "exchange", "kill", "variants", "prove", "speeds", "lengths", "front_end")
 VARIANTS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
-    "flashinfer": ((), {"VLLM_USE_FLASHINFER_SAMPLER": "1"}),
+    "flashinfer": (
+        (),
+        {
+            "VLLM_USE_FLASHINFER_SAMPLER": "1",
+            "PYTHONPATH": os.environ.get("FLASHINFER_PATH", "")
+            + os.pathsep
+            + os.environ.get("PYTHONPATH", ""),
+        },
+    ),
     "fp8": (("--quantization=fp8",), {}),
 }
-"""Flags and environment of further engines of the demo."""
+"""Flags and environment of further engines of the demo. FLASHINFER_PATH leads to a FlashInfer that
+the other engines shall not find."""
 WORDS = (
     "stone", "river", "ledger", "quartz", "umbrella", "nine", "vector", "plum", "seven", "basin",
     "lantern", "grid", "orbit",
