@@ -49,6 +49,7 @@ from eaglegate.lab.benchmarks.gpu_servers import (
     list_gpu_memory,
     run_lap,
 )
+from eaglegate.lab.prove.blank_draft import make_blank_draft
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 QUESTIONS = Path(__file__).parents[1] / "measure" / "data" / "chat.jsonl"
@@ -299,18 +300,19 @@ async def under_streams(
 
 
 async def exchange_drafts(day: Day, server: Server) -> None:
-    """Exchange the demo's draft for EAGLE 3 and back, then let a canary try it in slots."""
-    other = {"path": str(DEMO / "eagle3")}
-    await under_streams(day, "exchange", server, lambda: server.post("/admin/draft", other))
-    await under_streams(
-        day, "exchange", server, lambda: server.post("/admin/draft/rollback", {}), 300
-    )
-    trial = other | {"slot_s": 2, "max_s": 20, "min_blocks": 3, "min_sessions": 4}
-    await under_streams(day, "canary", server, lambda: server.post("/admin/canary", trial), 1200)
-    chats = [{**chat, "max_tokens": 160} for chat in draw_chats(96, seed=8)]
-    await run_lap(server, chats, 16)
-    day.record("canary", server=server.name, state=server.get("/admin/canary"))
-    server._request("DELETE", "/admin/canary", None, 10)
+    """Exchange the draft for one of zeros and back, then let a canary try that in slots."""
+    blank = {"path": str(make_blank_draft(DEMO / "eagle3_1", day.out / "blank"))}
+    await under_streams(day, "exchange", server, lambda: server.post("/admin/draft", blank))
+    await under_streams(day, "exchange", server, lambda: server.post("/admin/draft/rollback", {}))
+    trial = blank | {"slot_s": 2, "max_s": 30, "min_blocks": 3, "min_sessions": 4}
+    await under_streams(day, "canary", server, lambda: server.post("/admin/canary", trial))
+    for seed in range(8, 14):
+        await run_lap(server, draw_chats(96, seed), 16)
+        state = server.get("/admin/canary")
+        if state.get("ended"):
+            break
+    day.record("canary", server=server.name, state=state)
+    server.delete("/admin/canary")
 
 
 async def measure_speeds(day: Day, plain: Server, draft: Server) -> None:

@@ -98,6 +98,9 @@ class Server:
     def get(self, path: str, limit_s: float = 10) -> Any:
         return self._request("GET", path, None, limit_s)
 
+    def delete(self, path: str, limit_s: float = 10) -> Any:
+        return self._request("DELETE", path, None, limit_s)
+
     def _request(
         self, method: str, path: str, content: Mapping[str, Any] | None, limit_s: float
     ) -> Any:
