@@ -109,6 +109,7 @@ class Scale:
     prompts: int = 48
     lengths: tuple[int, ...] = (200, 4000, 30000)
     clients: tuple[int, ...] = (16, 64, 256)
+    speeds_s: float = 150.0
     answers: int = 96
     """Tokens of an answer whose text is compared."""
     shape: tuple[str, ...] = ()
@@ -130,6 +131,7 @@ SMALL = Scale(
     prompts=6,
     lengths=(200, 1000),
     clients=(4, 16),
+    speeds_s=40.0,
     answers=32,
     shape=(
         "--hidden-size=512", "--intermediate-size=1024", "--layers=16", "--heads=8", "--kv-heads=4",
@@ -169,7 +171,7 @@ class Day:
         try:
             async with asyncio.timeout(max(0.1, self.left_s)):
                 yield
-        except (RuntimeError, OSError, TimeoutError, ValueError, KeyError) as error:
+        except Exception as error:
             self.record(name, subject=subject, failure=f"{type(error).__name__}: {error}"[:1500])
         finally:
             seconds = round(time.monotonic() - started, 1)
@@ -189,7 +191,7 @@ class Day:
         server = self.servers[name]
         if server.ready_s:
             return server
-        server.ready_s = seconds = await server.wait(min(300, max(1.0, self.left_s)))
+        server.ready_s = seconds = await server.wait(max(1.0, self.left_s))
         memory = list_gpu_memory()
         pids = [server.process.pid, *(pid for pid, _ in list_descendants(server.process.pid))]
         self.record(
@@ -308,7 +310,7 @@ async def exchange_drafts(day: Day, server: Server) -> None:
     await under_streams(day, "canary", server, lambda: server.post("/admin/canary", trial))
     for seed in range(8, 14):
         await run_lap(server, draw_chats(96, seed), 16)
-        state = server.get("/admin/canary")
+        state = server.get("/admin/canary")["canary"]
         if state.get("ended"):
             break
     day.record("canary", server=server.name, state=state)
@@ -316,7 +318,8 @@ async def exchange_drafts(day: Day, server: Server) -> None:
 
 
 async def measure_speeds(day: Day, plain: Server, draft: Server) -> None:
-    """Record laps until the time is up: rounds begin with another lane each."""
+    """Record laps until their time is up. Every round begins with another lane."""
+    end = time.monotonic() + day.scale.speeds_s
     lanes: dict[str, tuple[Server, int | None]] = {
         "none": (plain, None), "K=1": (draft, 1), "K=3": (draft, 3), "K=7": (draft, 7),
         "auto": (draft, None),
@@ -330,7 +333,7 @@ async def measure_speeds(day: Day, plain: Server, draft: Server) -> None:
         for traffic in ("friendly", "hostile", "hostile, seeded"):
             for streams in day.scale.streams:
                 for name in order:
-                    if day.left_s < 5:
+                    if time.monotonic() > end:
                         return
                     server, depth = lanes[name]
                     await record_lap(day, number, traffic, streams, name, server, depth)
@@ -353,26 +356,21 @@ async def record_lap(
     )  # fmt: skip
 
 
-def count_depths(server: Server, before: Any) -> dict[str, int]:
+def count_depths(server: Server, before: Any) -> list[int]:
     """Return the steps at each depth since ``before``, an answer of /admin/speculation."""
-    after = find_steps(server.get("/admin/speculation"))
-    earlier = find_steps(before)
-    return {
-        depth: count - earlier.get(depth, 0)
-        for depth, count in after.items()
-        if count != earlier.get(depth, 0)
-    }
+    after, earlier = find_steps(server.get("/admin/speculation")), find_steps(before)
+    return [count - start for count, start in zip(after, earlier, strict=True)]
 
 
-def find_steps(answer: Any) -> dict[str, int]:
-    """Return the planner's ``steps_by_depth``, wherever it stands in the answer."""
+def find_steps(answer: Any) -> list[int]:
+    """Return the planner's steps by depth, wherever they stand in the answer."""
     if isinstance(answer, dict):
         if "steps_by_depth" in answer:
-            return dict(answer["steps_by_depth"])
+            return list(answer["steps_by_depth"])
         for value in answer.values():
             if steps := find_steps(value):
                 return steps
-    return {}
+    return []
 
 
 async def measure_lengths(day: Day, plain: Server, draft: Server) -> None:
