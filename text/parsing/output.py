@@ -242,6 +242,8 @@ class Calls:
         self.num = 0
         """Number of calls opened so far, and the index of the next call."""
         self.open = False
+        self.settled = False
+        """True if the rest of the output is known, so that each later end of a call is one."""
         self.truncated = False
         """True if the output ended inside a call."""
 

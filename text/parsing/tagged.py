@@ -8,10 +8,13 @@ that another call or the end of the section. Otherwise the tag is part of the va
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
 
 from eaglegate.text.parsing.markers import Follow, Lexicon, follows
+from eaglegate.text.parsing.output import Calls
 from eaglegate.text.parsing.reader import DONE, TextSink
 
 _NAME = re.compile(r"""["']?([^\s"'<>]+)""")
@@ -20,7 +23,7 @@ FORCED = "forced"
 """Result for a value that something other than its own closing tag ended."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Closing:
     """Words that may end a value, each with the text that must follow.
 
@@ -46,6 +49,29 @@ class Closing:
     """Word that opens a value in a call."""
     pairs: Mapping[str, Follow] = field(default_factory=dict)
     """Text after a value's closing tag at the end of a call, by the word of the tag."""
+    nexts: Mapping[str, Follow] = field(default_factory=dict)
+    """Text after a value's closing tag before the next value, by the word of the tag."""
+    frame: tuple[str, ...] = ()
+    """Words that may stand between a value and the next call, after its closing tag."""
+
+    @cached_property
+    def _behind(self) -> re.Pattern[str]:
+        own = "|".join(
+            re.escape(word) + (r"[^<>]{0,130}>" if word in self.unfinished else "")
+            for word in sorted(self.pairs, key=len, reverse=True)
+        )
+        frame = "|".join(map(re.escape, self.frame))
+        return re.compile(rf"(?:{own})?+(?:\s{{0,99}}+(?:{frame}))*+")
+
+    def find_behind(self, text: str, position: int) -> int:
+        """Return the position behind the end of a value and its call at ``position``."""
+        found = self._behind.match(text, position)
+        return found.end() if found else position
+
+    def begins_behind(self, text: str) -> bool:
+        """Return True if only the beginning of a call, or of its frame, follows."""
+        words = self.call, *self.frame
+        return text.startswith(self.call) or any(word.startswith(text) for word in words)
 
 
 class Tagged:
@@ -115,72 +141,85 @@ class Tagged:
         return text[after:].partition(">")[2] if tag in self._closing.unfinished else text[after:]
 
 
-@dataclass(slots=True)
-class KnownEnds:
-    """Number of upcoming ends of calls in the section that are known not to be quoted."""
+class Mark(Enum):
+    """Kind of a tag in text that is held back, outside of any call that opens in the text."""
 
-    num: int = 0
+    END = "end"
+    """The value's closing tag and the end of its call, or the end of its call alone."""
+    OPEN = "open"
+    """Opening of a call."""
+    STRAY = "stray"
+    """Closing tag that nothing opens, in a place where none can be."""
+
+
+@dataclass(slots=True)
+class Held:
+    """Text held back from the first place on where a call may begin or end in a value."""
+
+    parts: list[str] = field(default_factory=list)
+    size: int = 0
+    """Number of characters in ``parts``."""
+    depth: int = 0
+    """Number of calls that are open in the text."""
+    marks: list[tuple[Mark, int, str]] = field(default_factory=list)
+    """Tags as (kind, position, tag)."""
+    has_end: bool = False
+    in_doubt: bool = False
+    """True if the first call opens like a call, not like a quotation."""
+    fallback: tuple[int, str] | None = None
+    """Closing tag in an open call, which ends the value if the opening tag is quoted."""
+    closed: tuple[int, str] | None = None
+    """End of the value if each call's end in the text was opened in it."""
+
+
+@dataclass(slots=True)
+class Ends:
+    """Ends of calls in a value which nothing in the value opens."""
+
+    last: tuple[int, str] | None = None
+    behind: int = 0
+    """Position behind the last end."""
+    precedes_call: bool = False
+    """True if a call directly follows one of the ends."""
+    is_doubtful: bool = False
+    """True if another end, or a closing tag that is left over, casts doubt on the last."""
 
 
 class CallValue(Tagged):
-    """Want for a value in a section that may contain several calls, with text between them.
+    """Want for a value of a call, which other calls may follow.
 
-    Text in the value that looks like a call is either quoted or the next call. If a call opens
-    inside the value, or ends there and invalid text follows, everything is kept back until later
-    openings and ends decide:
+    Text in the value that looks like the end of its call is either quoted or the end. Only the rest
+    of the output shows which, so from there on everything is held back:
 
-    - If a call opens and ends and more of the value follows, the call is quoted.
-    - If the end of a call is followed by another end that fits the section, the first is quoted.
-    - If the end of a call is followed by another whole call, or by the end of the output, the
-      first end was meant.
-    - If a call opens and the section ends with it, an end is missing: an opening tag is quoted, or
-      the model has omitted the value's closing tag. If the tag names an offered tool at the
-      beginning of a line, the call cannot be trusted, and ``doubt`` is called.
+    - The value ends at the last end of a call that nothing in the text opens. Ends before it are
+      quoted, and so is everything between them. Without another such end the first was meant.
+    - If an end before the last is directly followed by a call, the call cannot be trusted, because
+      that call's value might hold the last end. ``calls.spoil`` is called.
+    - If a call opens and ends in the value and more of the value follows, the call is quoted.
+    - If a call opens in the value and the section ends with it, an end is missing: an opening tag
+      is quoted, or the model has omitted the value's closing tag. If the tag names an offered tool
+      at the beginning of a line, the call cannot be trusted.
 
-    Without ``names`` any name counts as an offered tool. ``known`` is shared by the values of a
-    section, so that no end is judged twice.
+    Without offered tools any name counts as an offered tool. At the end of the output the ends of
+    all later calls are known, too: then ``calls.settled`` is True.
     """
-
-    _kept: list[str] | None = None
-    _size = 0
-    """Number of characters kept back before the current text."""
-    _last = ""
-    """Last character that certainly belongs to the value."""
-    _seen = False
-    """True if the value contains text that looks like its own closing tag."""
-    _num_open = 0
-    """Number of calls that are open in the value."""
-    _first: tuple[int, str] | None = None
-    """First closing tag that is followed by the end of a call which nothing in the value opened."""
-    _behind_first = 0
-    """Position after that end of a call."""
-    _num_ends = _num_later = _num_known = 0
-    """Number of unopened ends of calls, of calls after the first end, and of known ends."""
-    _paired = False
-    """True if the next end of a call follows a closing tag."""
-    _fallback: tuple[int, str] | None = None
-    """Closing tag that ends the value if the tag that opened in it is quoted."""
-    _in_doubt = False
 
     def __init__(
         self,
         lexicon: Lexicon,
         closing: Closing,
         sink: TextSink,
-        words: Mapping[str, Follow | None] | None,
-        known: KnownEnds,
-        names: Container[str],
-        doubt: Callable[[], object],
+        calls: Calls,
+        words: Mapping[str, Follow | None] | None = None,
     ) -> None:
         super().__init__(lexicon, closing, sink, words)
-        self._known, self._names, self._doubt = known, names, doubt
+        self._calls = calls
         self._text, self._look = "", 0
-
-    def _release(self) -> None:
-        """Reset the state after text that was kept back turned out to be part of the value."""
-        self._kept, self._size, self._num_open, self._first = None, 0, 0, None
-        self._num_ends = self._num_later = self._num_known = self._behind_first = 0
-        self._paired, self._fallback, self._in_doubt = False, None, False
+        self._held: Held | None = None
+        self._last = ""
+        """Last character that certainly belongs to the value."""
+        self._seen = False
+        """True if the value contains text that looks like its own closing tag."""
 
     def take(self, text: str, more: bool) -> Taken:
         self._text, self._look = text, 0
@@ -197,162 +236,217 @@ class CallValue(Tagged):
 
     def truncate(self, text: str) -> Taken:
         self._text = text
-        if self._first and self._num_later:
-            return self._close_first()
+        held = self._held
+        if held and held.has_end and (taken := self._settle(is_cut=True)):
+            return taken
+        is_open = held is not None and (held.depth > 0 or held.has_end)
         start, _, tag = self._delimiters.find(text, 0, more=True)
-        if tag == self._closing.call and not self._num_open:
+        if tag == self._closing.call and not is_open:
             start = len(text)
-        self._write_kept(start)
-        if tag is None or tag == self._closing.call or self._num_open:
+        self._release(start)
+        if tag is None or tag == self._closing.call or is_open:
             return None, ""
         return super().truncate(text[start:])
 
     def _take_tag(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
-        closing, after = self._closing, self._look
+        closing = self._closing
         if tag in closing.nests:
-            self._depth += verdict
-        elif tag in closing.forced:
             if verdict and not self._depth:
-                return self._close_first() if self._is_meant else self._close(start, tag)
-            self._depth -= self._depth > 0
+                self._mark(Mark.OPEN, self._look)  # as the call in it
+            self._depth += verdict
         elif self._depth:
-            pass
+            self._depth -= tag in closing.forced or tag in closing.unnests
         elif tag == closing.call:
             if verdict:
                 self._open_call(start)
         elif tag in closing.call_ends:
             return self._end_call(start, tag, verdict, more)
-        elif verdict:
-            return self._end_value(start, tag)
+        elif tag in closing.forced:
+            ended = self._held is not None and (self._held.has_end or self._held.closed)
+            return self._end_value(start, tag) if verdict and not ended else None
         elif tag in closing.pairs:
-            self._seen |= not self._num_open
-            if follows(self._text, after, closing.pairs[tag], more):
-                return self._end_pair(start, tag)
+            return self._take_closing(start, tag, verdict, more)
+        elif verdict and not (self._held and self._held.depth):
+            return self._take_next(start, tag)
         return None
 
-    @property
-    def _is_meant(self) -> bool:
-        """True if the first unopened end of a call ended this call."""
-        return self._first is not None and (self._num_ends == 1 or self._num_later > 0)
+    def _take_closing(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
+        """Take a closing tag of the value's own kind."""
+        held, text, after = self._held, self._text, self._look
+        if held and held.depth:
+            if verdict and not held.has_end and not held.fallback:
+                held.fallback = held.size + start, tag
+            return None
+        if follows(text, after, self._closing.pairs[tag], more):
+            return self._end_value(start, tag)
+        if verdict and follows(text, after, self._closing.nexts[tag], more):
+            return self._take_next(start, tag)
+        if verdict:
+            return self._end_value(start, tag)
+        self._seen = True
+        self._mark(Mark.STRAY, start)
+        return None
 
     def _open_call(self, start: int) -> None:
-        if self._kept is None:
-            named = _NAME.match(self._text, self._look)
-            offered = not self._names or (named is not None and named[1] in self._names)
-            self._in_doubt = offered and (self._text[start - 1 : start] or self._last) == "\n"
-        self._num_later += self._first is not None
-        self._num_open += 1
-        self._keep(start)
+        in_doubt = self._held is None and self._opens_line(start)
+        held, position = self._hold(start)
+        held.in_doubt |= in_doubt
+        if not held.depth and held.has_end:
+            held.marks.append((Mark.OPEN, position, ""))
+        held.depth += 1
+
+    def _opens_line(self, start: int) -> bool:
+        """Return True if an offered tool's call opens at the beginning of a line."""
+        named, names = _NAME.match(self._text, self._look), self._calls.names
+        offered = not names or (named is not None and named[1] in names)
+        return offered and (self._text[start - 1 : start] or self._last) == "\n"
 
     def _end_value(self, start: int, tag: str) -> Taken | None:
-        """End the value, or the call with it, at a tag that is not inside another call."""
-        if not self._num_open:
-            return self._close(self._size + start, tag)
-        if not self._first and not self._fallback and tag not in self._closing.implied:
-            self._fallback = self._size + start, tag
-        return None
-
-    def _end_pair(self, start: int, tag: str) -> Taken | None:
-        """Take a closing tag and the end of a call that are not followed by valid text."""
-        if self._num_open:
-            self._paired = True
-            return None
-        if self._known.num:
-            self._known.num -= 1
-            return self._close(self._size + start, tag)
-        place = self._keep(start)
-        self._num_ends += 1
-        self._first = self._first or (place, tag)
-        self._paired = True
+        """End the value and its call, if the rest of the output confirms it."""
+        if self._calls.settled:
+            return self._close(self._position(start), tag)
+        held, position = self._hold(start)
+        held.marks.append((Mark.END, position, tag))
+        held.has_end = True
         return None
 
     def _end_call(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
-        paired, self._paired = self._paired, False
-        if not self._num_open:
-            if paired and self._num_ends == 1:
-                self._behind_first = self._size + self._look
-            return self._close_implied(start, tag) if verdict and not paired else None
-        self._num_open -= 1
-        if self._num_open:
+        held, closing = self._held, self._closing
+        if held is None or not held.depth:
+            if verdict and (tag in closing.implied or tag in closing.forced):
+                return self._end_value(start, tag)
+            self._mark(Mark.STRAY, start)
             return None
-        if self._first:
-            if verdict:
-                return self._close_first()
-            self._num_known += paired
-        elif not verdict:
-            self._write_kept(self._look)
-        elif not self._goes_on(more):
-            if self._in_doubt:
-                self._doubt()
-            return self._close(*(self._fallback or (self._size + start, tag)))
+        held.depth -= 1
+        if held.depth or held.has_end:
+            return None
+        if not verdict and not held.closed:
+            self._release(self._look)
+        elif verdict and not held.closed and not self._goes_on(more):
+            held.closed = held.fallback or (held.size + start, tag)
         return None
 
-    def _close_implied(self, start: int, tag: str) -> Taken:
-        """Close the value before another tag, unless the call's end is written twice."""
-        between = "".join([*(self._kept or ()), self._text[:start]])[self._behind_first :]
-        twice = self._first is not None and not between.strip()
-        return self._close_first() if twice else self._close(self._size + start, tag)
+    def _mark(self, kind: Mark, start: int) -> None:
+        """Record a tag behind the end of a call."""
+        if self._held is not None and self._held.has_end:
+            self._held.marks.append((kind, self._held.size + start, ""))
 
     def _goes_on(self, more: bool) -> bool:
         """Return True if another call follows."""
         following = self._text[self._look :]
         return bool(following.strip() and follows(following, 0, {self._closing.call: None}, more))
 
-    def _keep(self, start: int) -> int:
-        """Keep the text back from ``start`` on. Return that position in the text kept back."""
-        if self._kept is not None:
-            return self._size + start
-        if start:
-            self._sink(self._spell(self._text[:start]))
-        self._kept, self._text = [], self._text[start:]
-        self._look -= start
-        return 0
+    def _position(self, start: int) -> int:
+        return start + (self._held.size if self._held else 0)
 
-    def _write_kept(self, end: int) -> None:
-        """Write the text kept back and the text up to ``end`` as part of the value."""
-        text = "".join([*(self._kept or ()), self._text[:end]])
-        if text:
+    def _hold(self, start: int) -> tuple[Held, int]:
+        """Hold the text back from ``start`` on. Return that position in the text held back."""
+        if self._held is None:
+            if start:
+                self._last = self._text[start - 1]
+                self._sink(self._spell(self._text[:start]))
+            self._held, self._text = Held(), self._text[start:]
+            self._look -= start
+            start = 0
+        return self._held, self._held.size + start
+
+    def _whole(self, text: str) -> str:
+        """Return the text held back and ``text`` after it."""
+        return "".join([*self._held.parts, text]) if self._held else text
+
+    def _release(self, end: int) -> None:
+        """Write the text held back and the text up to ``end`` as part of the value."""
+        if text := self._whole(self._text[:end]):
             self._last = text[-1]
             self._sink(self._spell(text))
         self._text, self._look = self._text[end:], 0
-        if self._kept is not None:
-            self._release()
+        self._held = None
 
     def _leave(self, start: int, more: bool) -> Taken:
-        """Write the text up to ``start``, or keep it back except for its last character."""
+        """Write the text up to ``start``, or hold it back except for its last character."""
         text = self._text
-        if self._kept is None:
+        if self._held is None:
             if start:
                 self._last = text[start - 1]
                 self._sink(self._spell(text[:start]))
             return None, text[start:]
         if more:
             end = min(start, len(text) - 1)
-            self._kept.append(text[:end])
-            self._size += end
+            self._held.parts.append(text[:end])
+            self._held.size += end
             return None, text[end:]
-        if self._is_meant:
-            return self._close_first()
-        self._write_kept(len(text))
+        if taken := self._settle():
+            return taken
+        self._release(len(text))
         return None, ""
 
-    def _close_first(self) -> Taken:
-        self._known.num = self._num_known
-        place, tag = self._first or (0, "")
-        return self._close(place, tag)
+    def _settle(self, is_cut: bool = False) -> Taken | None:
+        """End the value at the end of the output; None if it never ended.
+
+        If the output ``is_cut``, text after a call's end may be the rest of the value.
+        """
+        held = self._held
+        assert held is not None
+        ends = self._find_ends(text := self._whole(self._text))
+        end = ends.last
+        if end and is_cut and not self._closing.begins_behind(text[ends.behind :].lstrip()):
+            has_call = any(kind is Mark.OPEN and at >= ends.behind for kind, at, _ in held.marks)
+            end = end if has_call else None
+        is_doubtful = ends.is_doubtful
+        if end is None and not is_cut:
+            end, is_doubtful = held.closed, held.in_doubt
+        if end is None:
+            return None
+        if is_doubtful:
+            self._calls.spoil()
+        self._calls.settled = True
+        return self._close(*end)
+
+    def _find_ends(self, text: str) -> Ends:
+        """Find the ends of calls that nothing in ``text`` opens, from the tags recorded in it."""
+        ends = Ends()
+        for kind, position, tag in self._held.marks if self._held else ():
+            if ends.last and position < ends.behind:  # a part of that end
+                continue
+            adjoins = ends.last is not None and not text[ends.behind : position].strip()
+            if kind is Mark.OPEN:
+                ends.precedes_call |= adjoins
+                continue
+            ends.is_doubtful = kind is Mark.STRAY or ends.precedes_call or adjoins
+            if kind is Mark.END:
+                ends.last = position, tag
+                ends.behind = self._closing.find_behind(text, position)
+        return ends
+
+    def _take_next(self, start: int, tag: str) -> Taken | None:
+        """Take the end of the value before the next one.
+
+        Directly behind the end of a call, a closing tag is left over, and the next value with it.
+        """
+        if self._held is not None and self._held.has_end:
+            ends = self._find_ends(text := self._whole(self._text))
+            if not text[ends.behind : self._held.size + start].strip():
+                self._mark(Mark.STRAY, start)
+                return None
+            if ends.precedes_call:
+                self._calls.spoil()
+        return self._close(self._position(start), tag)
 
     def _close(self, place: int, tag: str) -> Taken:
-        """End the value at ``place``, counted from the beginning of the text kept back."""
-        text = "".join([*self._kept, self._text]) if self._kept else self._text
-        if (self._seen and tag in self._closing.implied) or self._is_interrupted(text, place):
-            self._doubt()
+        """End the value at ``place``, counted from the beginning of the text held back."""
+        text = self._whole(self._text)
+        implied = tag in self._closing.implied
+        if (self._seen and implied) or self._is_interrupted(text, place):
+            self._calls.spoil()
         if place:
             self._sink(self._spell(text[:place]))
         return self._name_end(tag), self._rest(text, place, place + len(tag), tag)
 
     def _is_interrupted(self, text: str, place: int) -> bool:
         """Return True if a parameter opens after the end of a call, without a call before it."""
-        if self._first is None or place <= self._first[0]:
+        marks = self._held.marks if self._held else ()
+        first = next((position for kind, position, _ in marks if kind is Mark.END), place)
+        if place <= first or not self._closing.parameter:
             return False
-        opening = text.find(self._closing.parameter, self._first[0], place)
-        return opening >= 0 and text.find(self._closing.call, self._first[0], opening) < 0
+        opening = text.find(self._closing.parameter, first, place)
+        return opening >= 0 and text.find(self._closing.call, first, opening) < 0

@@ -43,13 +43,7 @@ from eaglegate.text.parsing.reader import (
     ignore,
 )
 from eaglegate.text.parsing.schemas import STRING
-from eaglegate.text.parsing.tagged import (
-    FORCED,
-    CallValue,
-    Closing,
-    KnownEnds,
-    Tagged,
-)
+from eaglegate.text.parsing.tagged import FORCED, CallValue, Closing
 from eaglegate.text.parsing.value_text import LeadingBreak, MisspeltEnd, OwnLines, has_own_tags
 
 SPACE = " \t\r\n"
@@ -148,6 +142,11 @@ class Tags:
             words |= dict.fromkeys(lexicon.words(self.section_end), self.again(lexicon))
         return words
 
+    def frame(self, lexicon: Lexicon) -> tuple[str, ...]:
+        """List the words between the last value of a call and the next call."""
+        words = lexicon.words(self.call_end, *self.outer, *self.inside)
+        return (*words, *self.strays, *(("function",) if self.inside else ()))
+
     def again(self, lexicon: Lexicon) -> Follow:
         """List the words that must follow the end of a section inside an unclosed value."""
         return {word: {self.call: None} for word in lexicon.words(self.section) if word}
@@ -202,13 +201,12 @@ class Tags:
         is_broken = False
         write = ignore if self.inside else context.out.content.write
         stray = Framed(write, lead=SPACE, trail=SPACE)
-        known = KnownEnds()
         marker = marker or (yield Next(delimiters, keep=None, markup=True))
         if marker == "{":
             marker = yield from self._json(context)
         while marker not in self.section_ends:
             if marker in calls:
-                one = _Call(calls[marker], context, known, parameters)
+                one = _Call(calls[marker], context, parameters)
                 marker = yield from one.read(is_broken)
                 is_broken |= one.is_broken
             else:
@@ -251,9 +249,9 @@ class Tags:
             if quoted:
                 content.unmark(self.call)
             return ""
-        marker, known = self.call, KnownEnds()
+        marker = self.call
         while marker == self.call:
-            marker = yield from _Call(self, context, known, self.spellings[1]).read()
+            marker = yield from _Call(self, context, self.spellings[1]).read()
             if marker == DONE:
                 blank: list[str] = []
                 marker = yield Next(delimiters, blank.append, keep=None)
@@ -281,13 +279,10 @@ class Tags:
 class _Call:
     """Reader of one call, from after the beginning of its opening tag."""
 
-    def __init__(
-        self, tags: Tags, context: ParsingContext, known: KnownEnds, spellings: Mapping[str, Tags]
-    ) -> None:
+    def __init__(self, tags: Tags, context: ParsingContext, spellings: Mapping[str, Tags]) -> None:
         self._tags = tags
         self._spellings = spellings
         self._context = context
-        self._known = known
         self._outer = tags.outer
         self.is_broken = False
         """True if a value may continue after its end."""
@@ -405,12 +400,9 @@ class _Call:
             sink = (LeadingBreak(line, sink) if line else OwnLines(sink)).write
         return sink
 
-    def _value(self, sink: TextSink, arguments: ArgumentsWriter) -> Tagged:
-        lexicon, calls = self._context.lexicon, self._context.calls
+    def _value(self, sink: TextSink, arguments: ArgumentsWriter) -> CallValue:
         closing, words = self._closing(arguments)
-        if not closing.call:
-            return Tagged(lexicon, closing, sink, words)
-        return CallValue(lexicon, closing, sink, words, self._known, calls.names, calls.spoil)
+        return CallValue(self._context.lexicon, closing, sink, self._context.calls, words)
 
     def _closing(
         self, arguments: ArgumentsWriter
@@ -448,24 +440,29 @@ class _Call:
         if not lexicon.is_token(tags.parameter):
             words |= {word: {} for word in tags.next_parameters}
             implied.update(tags.next_parameters)
-        closing = Closing(words, implied, unfinished=unfinished)
-        if tags.section:
-            words[tags.call] = tags.head(lexicon)
-            end: Follow = dict.fromkeys(lexicon.words(tags.call_end))
-            own = words.keys() - implied - {tags.call}
-            pairs = {word: _allow_drift(end) if word in unfinished else end for word in own}
-            closing = replace(closing, call=tags.call, call_ends=call_ends, pairs=pairs)
-            closing = replace(closing, parameter=tags.parameter)
+        words[tags.call] = tags.head(lexicon)
+        end: Follow = dict.fromkeys(lexicon.words(tags.call_end))
+        following: Follow = {tags.parameter: None}
+        own = words.keys() - implied - {tags.call}
+        closing = Closing(
+            words,
+            implied,
+            unfinished=unfinished,
+            call=tags.call,
+            call_ends=call_ends,
+            parameter=tags.parameter,
+            pairs={word: _allow_drift(end) if word in unfinished else end for word in own},
+            nexts={
+                word: _allow_drift(following) if word in unfinished else following for word in own
+            },
+            frame=tags.frame(lexicon),
+        )
         return self._outer_closing(closing)
 
     def _outer_closing(self, inner: Closing) -> Closing:
         """Add the marker tokens that may end a value without its own tag, or begin a quotation."""
         tags, lexicon = self._tags, self._context.lexicon
-        if not tags.section:
-            quoted = {tags.call: tags.head(lexicon)}
-            ends = lexicon.words(tags.call_end)
-            return replace(inner, words={**inner.words, **quoted}, nests=quoted, unnests=ends)
-        if self._context.sound or not lexicon.is_token(tags.section_end):
+        if self._context.sound or not tags.section or not lexicon.is_token(tags.section_end):
             return inner
         end, start = lexicon.sign(tags.section_end), lexicon.sign(tags.section)
         outer: Mapping[str, Follow | None] = {end: tags.again(lexicon), start: {tags.call: None}}

@@ -42,6 +42,64 @@ SHAPES = {
     ),
 }
 PARSERS = pytest.mark.parametrize("parser", SHAPES)
+DSML = (
+    "<⟪｜DSML｜⟫{0}>\n{{}}</⟪｜DSML｜⟫{0}>",
+    '<⟪｜DSML｜⟫{0}invoke name="{{}}">\n',
+    '<⟪｜DSML｜⟫{0}parameter name="{{}}" string="true">{{}}</⟪｜DSML｜⟫{0}parameter>\n',
+    "</⟪｜DSML｜⟫{0}invoke>\n",
+)
+GLM = (
+    "⟪<tool_call>⟫{}⟪</tool_call>⟫",
+    "{}",
+    "⟪<arg_key>⟫{}⟪</arg_key>⟫⟪<arg_value>⟫{}⟪</arg_value>⟫",
+    "",
+)
+ALL_SHAPES = SHAPES | {
+    "nemotron_v3": SHAPES["qwen3_coder"],
+    "step3p5": SHAPES["qwen3_coder"],
+    "mimo": ("⟪<tool_call>⟫\n{}⟪</tool_call>⟫", *SHAPES["seed_oss"][1:]),
+    "dots": ("⟪<dots_function_call>⟫\n{}⟪</dots_function_call>⟫", *SHAPES["minimax_m2"][1:]),
+    "step3": (
+        "⟪<｜tool_calls_begin｜>⟫⟪<｜tool_call_begin｜>⟫function⟪<｜tool_sep｜>⟫"
+        "{}⟪<｜tool_call_end｜>⟫⟪<｜tool_calls_end｜>⟫",
+        '<steptml:invoke name="{}">\n',
+        '<steptml:parameter name="{}">{}</steptml:parameter>\n',
+        "</steptml:invoke>",
+    ),
+    "minicpm5": (
+        "{}",
+        '<function name="{}">\n',
+        '<param name="{}">{}</param>\n',
+        "</function>\n",
+    ),
+    "deepseek_v4": (DSML[0].format("tool_calls"), *(part.format("") for part in DSML[1:])),
+    "deepseek_v41": (DSML[0].format(" calls"), *(part.format(" ") for part in DSML[1:])),
+    "glm47": GLM,
+    "hy_v4": ("⟪<tool_calls>⟫⟪<tool_call>⟫{}⟪</tool_call>⟫⟪</tool_calls>⟫", *GLM[1:]),
+    "solar_open2": (
+        "⟪<|tool_call:start|>⟫{}⟪<|tool_call:end|>⟫",
+        "{}",
+        "⟪<|tool_arg:start|>⟫{}⟪<|tool_arg:value|>⟫{}⟪<|tool_arg:end|>⟫",
+        "",
+    ),
+    "kimi_k3": (
+        "⟪<|open|>⟫tools⟪<|sep|>⟫{}⟪<|close|>⟫tools⟪<|sep|>⟫",
+        '⟪<|open|>⟫call tool="{}"⟪<|sep|>⟫',
+        '⟪<|open|>⟫argument key="{}" type="string"⟪<|sep|>⟫{}⟪<|close|>⟫argument⟪<|sep|>⟫',
+        "⟪<|close|>⟫call⟪<|sep|>⟫",
+    ),
+}
+"""Formats in which a value may hold the end of its call."""
+ENDINGS = pytest.mark.parametrize(
+    ("parser", "as_text"),
+    [pytest.param(parser, False, id=f"{parser}-tokens") for parser in ALL_SHAPES]
+    + [
+        pytest.param(parser, True, id=f"{parser}-text")
+        for parser in ALL_SHAPES
+        if parser != "step3"
+    ],
+)
+"""The markers of a format are tokens or text; those of Step3 are always tokens."""
 
 
 class Writer:
@@ -49,7 +107,7 @@ class Writer:
 
     def __init__(self, parser: str) -> None:
         self.parser = parser
-        self._section, self._begin, self._parameter, self.end = SHAPES[parser]
+        self._section, self._begin, self._parameter, self.end = ALL_SHAPES[parser]
 
     def section(self, *parts: str) -> str:
         return self._section.format("".join(parts))
@@ -64,6 +122,11 @@ class Writer:
     def open(self, name: str, key: str) -> str:
         """Opening tags alone."""
         return self._begin.format(name) + self._parameter.format(key, "\0").partition("\0")[0]
+
+    @property
+    def whole_end(self) -> str:
+        """End of the last value, of its call and of the section."""
+        return self.section(self.open("city", "city"), "\0", self.close).partition("\0")[2]
 
     @property
     def close(self) -> str:
@@ -193,6 +256,63 @@ def test_a_value_that_swallows_tags_for_want_of_another_is_never_valid(parser, l
         assert str(folded.calls[0].outcome) == "malformed"
 
 
+@ENDINGS
+@pytest.mark.parametrize("last", ["text", "path"])
+def test_a_value_may_quote_the_end_of_its_call(parser, as_text, last):
+    w = Writer(parser)
+    value = f"see {w.whole_end} there"
+    arguments = {"path": "p", "text": value} if last == "text" else {"text": value, "path": "p"}
+    output = w.section(w.call("write", **arguments))
+    wanted = "write", arguments | {"text": plain(value)}
+    w.check(plain(output) if as_text else output, wanted)
+
+
+QUOTED_BEHIND = {
+    "then-text": "see {end}{call} there",
+    "at-the-end": "see {end}{call}",
+    "two-calls": "see {end}{call}{call} there",
+    "text-between": "see {end} of {call} there",
+}
+
+
+@ENDINGS
+@pytest.mark.parametrize("form", QUOTED_BEHIND)
+def test_a_call_quoted_behind_the_end_of_its_call_is_not_delivered(parser, as_text, form):
+    """Where the quoted call's value might hold the last end, the call is malformed."""
+    w = Writer(parser)
+    quoted = w.section(w.call("city", city="rm"))
+    value = QUOTED_BEHIND[form].format(end=w.whole_end, call=quoted)
+    output = w.section(w.call("write", path="p", text=value))
+    output += "\n" + w.section(w.call("city", city="Rome"))
+    outcome = "valid" if form == "text-between" else "malformed"
+    w.check(
+        plain(output) if as_text else output,
+        ("write", {"path": "p", "text": plain(value)}, outcome),
+        ("city", {"city": "Rome"}),
+    )
+
+
+@ENDINGS
+def test_calls_in_sections_of_their_own(parser, as_text):
+    w = Writer(parser)
+    sections = [w.section(w.call("city", city=city)) for city in ("Oslo", "Rome", "Bern")]
+    output = "\n".join(sections)
+    w.check(
+        plain(output) if as_text else output,
+        *(("city", {"city": city}) for city in ("Oslo", "Rome", "Bern")),
+    )
+
+
+@PARSERS
+@pytest.mark.parametrize("opens", [True, False], ids=["parameter", "text"])
+def test_a_closing_tag_behind_the_end_of_a_call_makes_it_malformed(parser, opens):
+    w = Writer(parser)
+    behind = w.close.removesuffix(w.end)
+    behind += w.open("city", "x").removeprefix(w.begin("city")) if opens else "and so on"
+    for folded in readings(written_case(parser, w.section(w.call("city", city="Oslo")) + behind)):
+        assert str(folded.calls[0].outcome) == "malformed"
+
+
 @pytest.mark.thorough
 @PARSERS
 def test_any_mixture_reads_alike_at_every_cutting(parser):
@@ -222,7 +342,8 @@ def _calls(folded) -> list[tuple[str, str, str]]:
 
 @pytest.mark.thorough
 @PARSERS
-def test_text_between_calls_costs_the_same_a_token(parser):
+@pytest.mark.parametrize("shared", [True, False], ids=["one-section", "sections"])
+def test_text_between_calls_costs_the_same_a_token(parser, shared):
     w = Writer(parser)
     used = [piece.token for piece in pieces_of(w.section()) if isinstance(piece, Marker)]
     made = tokenizer(tuple(dict.fromkeys(used)))
@@ -230,8 +351,10 @@ def test_text_between_calls_costs_the_same_a_token(parser):
     tools = [{"name": name, "parameters": schema} for name, schema in usual_tools().items()]
 
     def seconds(num: int) -> float:
-        parts = [w.call("city", city="Oslo"), "And:\n"] * num
-        ids = encode(made, pieces_of(w.section(*parts)))
+        call = w.call("city", city="Oslo")
+        parts = [call, "And:\n"] if shared else [w.section(call)]
+        output = w.section(*parts * num) if shared else "".join(parts * num)
+        ids = encode(made, pieces_of(output))
         best = 9.0
         for _ in range(2):
             reader = make_parser(vocabulary, tool_parser=parser, tools=tools)

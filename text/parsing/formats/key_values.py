@@ -40,7 +40,7 @@ from eaglegate.text.parsing.message import (
 from eaglegate.text.parsing.output import Calls, Framed
 from eaglegate.text.parsing.reader import Next, Routine, Subroutine, Until, Want, ignore
 from eaglegate.text.parsing.schemas import ALIASES, TYPES
-from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged
+from eaglegate.text.parsing.tagged import FORCED, CallValue, Closing
 from eaglegate.text.parsing.value_text import has_own_tags, holds_next
 
 _NAME = re.compile(r"""[^\s"'{}<>()\[\]]+""")
@@ -179,7 +179,8 @@ class KeyValues:
                 arguments.end()
             elif marker == self.value:
                 arguments.begin(key, _allow(kind, key, arguments))
-                marker = yield Tagged(context.lexicon, self._closing(context), arguments.write)
+                closing = self._closing(context)
+                marker = yield CallValue(context.lexicon, closing, arguments.write, context.calls)
                 if marker == FORCED:
                     return FORCED
                 closed = marker == self.value_end
@@ -230,19 +231,33 @@ class KeyValues:
         """Return the tags that may end a value: its own, the next key's, the end of the call."""
         lexicon = context.lexicon
         named = filter(None, (self.key, self.call_end, self.separator, self.section_end))
-        calls = context.follow({NAME: context.follow(None, *named)}, self.call)
+        # Models omit the token before a call's first key.
+        head = context.follow(None, *named)
+        if self.key_end:
+            loose = context.follow(None, self.key_end)
+            head |= {**loose, NAME: loose}
+        calls = context.follow({NAME: head}, self.call)
         last = context.follow({}, self.section_end) if self.section_end else {}
         ends = context.follow(None, self.call_end)
         behind = context.follow(None, self.key_end or self.value)
         key = context.follow({NAME: behind}, self.key)
         words = context.follow({**key, **ends, **calls, **last}, self.value_end)
-        tokens = (self.call, self.call_end, self.key, self.value_end)
-        if not all(map(lexicon.is_token, tokens)) or context.sound:
+        if context.sound:
             return Closing(words)
-        implied, forced = lexicon.sign(self.key), lexicon.sign(self.call_end)
-        opening = lexicon.sign(self.call)
-        words |= {implied: key[implied], forced: {**calls, **last}, opening: calls[opening]}
-        return Closing(words, (implied,), (forced,), (opening,))
+        opening, implied, forced = (
+            lexicon.words(tag) for tag in (self.call, self.key, self.call_end)
+        )
+        return Closing(
+            {**words, **key, **context.follow({**calls, **last}, self.call_end), **calls},
+            implied,
+            forced,
+            call=opening[0],
+            call_ends=forced,
+            parameter=implied[0],
+            pairs=dict.fromkeys(words, ends),
+            nexts=dict.fromkeys(words, key),
+            frame=lexicon.words(*filter(None, (self.call_end, self.section, self.section_end))),
+        )
 
 
 def _split_key(written: str, calls: Calls) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from collections.abc import Generator
 
 from eaglegate.text.events import Phase
 from eaglegate.text.parsing.arguments import ArgumentsWriter
-from eaglegate.text.parsing.markers import Delimiters, Follow, Lexicon
+from eaglegate.text.parsing.markers import NAME, Delimiters, Follow, Lexicon
 from eaglegate.text.parsing.message import (
     Ahead,
     ParsingContext,
@@ -32,7 +32,7 @@ from eaglegate.text.parsing.message import (
 )
 from eaglegate.text.parsing.reader import DONE, Routine, TextSink, Until, Want, ignore
 from eaglegate.text.parsing.schemas import STRING, TYPES
-from eaglegate.text.parsing.tagged import FORCED, Closing, Tagged
+from eaglegate.text.parsing.tagged import FORCED, CallValue, Closing, Tagged
 from eaglegate.text.parsing.value_text import holds_next
 
 OPEN, CLOSE, SEP = MARKERS = ("<|open|>", "<|close|>", "<|sep|>")
@@ -188,27 +188,44 @@ def _read_argument(
 def _read_body(name: str, sink: TextSink, context: ParsingContext) -> Generator[Want, str, bool]:
     """Read text and its element's closing tag. Return True if another tag ended the text."""
     lexicon = context.lexicon
-    words: Follow = {}
-    implied, forced = list[str](), list[str]()
-    for close in lexicon.words(CLOSE):
-        words[close + name] = context.follow(_follow_body(name, context), SEP)
-        if name in ("argument", "json"):
-            words[close + "call"] = context.follow(_after_call(context), SEP)
-            forced.append(close + "call")
-    if name == "response":
-        implied += lexicon.words(OPEN)
-        words |= dict.fromkeys(implied, {"tools": context.follow(None, SEP)})  # noqa: RUF024
-    ended = yield Tagged(lexicon, Closing(words, implied, tuple(forced)), sink)
+    if name in ("argument", "json"):
+        closing: Closing = lexicon.remember(
+            ("kimi_k3", name), lambda: _find_value_closing(name, context)
+        )
+        ended = yield CallValue(lexicon, closing, sink, context.calls)
+    else:
+        ended = yield Tagged(lexicon, _find_closing(name, context), sink)
     if ended not in (DONE, FORCED):
         yield Until(lexicon.delimiters(SEP), ignore)
     return ended == FORCED
 
 
-def _follow_body(name: str, context: ParsingContext) -> Follow | None:
-    """List the text that must follow a closing tag. Only an argument may quote tags."""
-    if name not in ("argument", "json"):
-        return None
-    return context.follow(None, OPEN, CLOSE) | {"call": context.follow(None, SEP)}
+def _find_closing(name: str, context: ParsingContext) -> Closing:
+    """Return the closing tag of an element in which nothing is quoted."""
+    ends = {close + name: context.follow(None, SEP) for close in context.lexicon.words(CLOSE)}
+    implied = context.lexicon.words(OPEN) if name == "response" else ()
+    tools: Follow = {word: {"tools": context.follow(None, SEP)} for word in implied}
+    return Closing({**ends, **tools}, implied)
+
+
+def _find_value_closing(name: str, context: ParsingContext) -> Closing:
+    """Return the tags that may end a value, which may quote tags."""
+    open_, close = (context.lexicon.words(marker)[0] for marker in (OPEN, CLOSE))
+    end, call, call_end = f"{close}{name}", f"{open_}call tool=", f"{close}call"
+    tag: Follow = {NAME: None}
+    ends = context.follow({close: {"call": None}}, SEP)
+    nexts = context.follow({open_: tag, close: tag, "call": context.follow(None, SEP)}, SEP)
+    sep = context.lexicon.words(SEP)
+    return Closing(
+        {end: nexts, call_end: context.follow(_after_call(context), SEP), call: None},
+        forced=(call_end,),
+        call=call,
+        call_ends=(call_end,),
+        parameter=f"{open_}argument",
+        pairs={end: ends},
+        nexts={end: nexts},
+        frame=(*sep, call_end, f"{close}tools", f"{open_}tools"),
+    )
 
 
 def _after_call(context: ParsingContext) -> Follow:

@@ -26,7 +26,7 @@ from eaglegate.text.parsing.message import ParsingContext, Skipping, ToolFormat,
 from eaglegate.text.parsing.output import Framed
 from eaglegate.text.parsing.reader import DONE, Ended, Routine, Subroutine, TextSink, Until, ignore
 from eaglegate.text.parsing.schemas import STRING, resolve
-from eaglegate.text.parsing.tagged import Closing, Tagged
+from eaglegate.text.parsing.tagged import CallValue, Closing
 from eaglegate.text.parsing.tools import ToolSchema
 
 TOKEN = "]<]minimax[>["
@@ -39,6 +39,8 @@ _TAGS = {
     for token in (TOKEN, FRAGMENT)
 }
 """Patterns of tags by the token's form in the text. With other tokens the characters are text."""
+_HEAD: Follow = {'"': {NAME: None}, "'": {NAME: None}, NAME: None}
+"""Text after the beginning of a call."""
 _MAX_DEPTH = 64
 _MAX_WORDS = 3
 """Most words between two parameters, besides the first. More words are part of the value."""
@@ -67,9 +69,8 @@ class Elements:
 
     def _read(self, opener: str, context: ParsingContext) -> Routine:
         """Read calls up to the end of their section, or one call without a section."""
-        head: Follow = {'"': {NAME: None}, "'": {NAME: None}, NAME: None}
         wrapped = opener.endswith("<tool_call>")
-        begins: Follow = {self.token: None} if wrapped else head
+        begins: Follow = {self.token: None} if wrapped else _HEAD
         if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
             return
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
@@ -133,27 +134,40 @@ class Elements:
         words: Follow = {f"{self.token}<": sure}
         for _ in range(_MAX_WORDS):
             words = {f"{self.token}<": sure, NAME: words}
-        return {f"{self.token}<": None, NAME: words}
+        return {f"{self.token}<": {NAME: None}, NAME: words}
+
+    def _closing(self, end: str, following: Follow) -> Closing:
+        """Return the text that ends a value with the closing tag ``end``."""
+        call, call_end = f"{self.token}<invoke name=", f"{self.token}</invoke>"
+        return Closing(
+            {end: following, call: _HEAD, call_end: {}},
+            call=call,
+            call_ends=(call_end,),
+            pairs={end: {call_end: None}},
+            nexts={end: following},
+            frame=(call_end, f"{self.token}</tool_call>", f"{self.token}<tool_call>"),
+        )
 
     def _parameter(self, key: str, arguments: ArgumentsWriter, context: ParsingContext) -> Routine:
         """Read a value up to its own closing tag. Nested elements may have the same name."""
         end, opening = f"{self.token}</{key}>", f"{self.token}<{key}>"
         if named := _PARAMETER.fullmatch(key):
             key, end = named[1], f"{self.token}</parameter>"
-        closing = Closing({end: self._find_next(key, arguments)})
+        closing = self._closing(end, self._find_next(key, arguments))
         if arguments.allowed(key) <= STRING or key in arguments.given:
             arguments.begin(key)
-            yield Tagged(context.lexicon, closing, arguments.write)
+            yield CallValue(context.lexicon, closing, arguments.write, context.calls)
             text = arguments.text
             if text.endswith(self.token) or self._swallows_call(text, opening, end):
                 context.calls.spoil()
             arguments.end()
             return
-        closing = replace(closing, words={**closing.words, opening: None}, nests=(opening,))
+        words = {**closing.words, opening: None}
+        closing = replace(closing, words=words, nests=(opening,), unnests=(end,))
         tool = context.calls.tool or ToolSchema("", {})
         value = _Value(self.token, tool.properties.get(key, [ANY])[0], tool)
         try:
-            yield Tagged(context.lexicon, replace(closing, forced=(end,)), value.write)
+            yield CallValue(context.lexicon, closing, value.write, context.calls)
         except Ended:
             arguments.key(key)
             context.calls.write(value.written.strip())
