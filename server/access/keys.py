@@ -25,7 +25,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -42,8 +42,9 @@ PREFIX = "eg-"
 KEY_NAME = r"^[A-Za-z0-9._-]{1,64}$"
 SECRET_FIELDS = frozenset({"name", "sha256"})
 """Fields of a key file in which somebody may have written the key itself."""
-UNSHOWN = ("missing", "extra_forbidden")
-"""Problems whose input is a whole entry, or a field that is not known."""
+UNSHOWN = ("missing", "extra_forbidden", "model_type", "list_type")
+"""Problems whose input is a whole entry, which may be the key itself, or a field that is not known.
+"""
 MIN_LENGTH = 16
 """Minimum length of a key given in plain text. Shorter keys could be guessed from their hash."""
 
@@ -235,10 +236,46 @@ def _describe_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
     if not problem["loc"]:
         return "it must be a list of keys, as `eaglegate key NAME` writes them"
-    where = ".".join(str(part) for part in problem["loc"])
+    where = ".".join(str(part) for part in problem["loc"] if part not in DATES)
+    rule = _describe_rule(problem)
     hidden = not SECRET_FIELDS.isdisjoint(problem["loc"]) or problem["type"] in UNSHOWN
     given = "" if hidden else f"; given {str(problem['input'])[:60]!r}"
-    return f"{where}: {problem['msg']}{given}"
+    return f"{where}: {rule}{given}"
+
+
+DATES = ("datetime", "date")
+"""Parts of a place that pydantic adds for the two types of ``expires``."""
+PATTERNS = {
+    "name": "1 to 64 letters, digits, dots, underscores or hyphens",
+    "sha256": "64 hexadecimal digits, as `eaglegate key NAME` writes them",
+}
+RULES = {
+    "missing": "is missing",
+    "extra_forbidden": f"is not a field; the fields are {', '.join(KeyEntry.model_fields)}",
+    "string_pattern_mismatch": "must be {pattern}",
+    "string_type": "must be text",
+    "list_type": "must be a list",
+    "model_type": "must be an entry with a name and a sha256",
+    "literal_error": "must be {expected}",
+    "greater_than_equal": "must be {ge:g} or more",
+    "less_than_equal": "must be {le:g} or less",
+    "too_short": "must have at least one item",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+}
+"""Rules in the words of a key file, by pydantic's type of a problem."""
+
+
+def _describe_rule(problem: Mapping[str, Any]) -> str:
+    kind, name = problem["type"], problem["loc"][-1]
+    if kind.startswith(("int_", "float_")):
+        return "must be a number" if name == "weight" else "must be a whole number"
+    if "expires" in problem["loc"]:
+        return "must be a date or a time, such as 2027-01-31"
+    if kind not in RULES:
+        return str(problem["msg"])
+    context = {**problem.get("ctx", {}), "pattern": PATTERNS.get(name)}
+    return RULES[kind].format_map(context)
 
 
 def describe_names(keys: Collection[str]) -> str:

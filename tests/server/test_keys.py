@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -77,12 +78,26 @@ def test_the_file_says_all_there_is_to_say(tmp_path):
         ("keys: [{name: a, sha256: %s, weight: .inf}]" % ("f" * 64), "weight"),
         ("keys: [a: b: c", "cannot be read"),
         ("other: 1", "keys"),
+        ("keys: [secret-key-0123456789]", "keys.0: must be an entry with a name and a sha256$"),
+        ("keys: secret-key-0123456789", "keys: must be a list$"),
+        ("keys: [{name: 'a b', sha256: %s}]" % ("f" * 64), "must be 1 to 64 letters, digits"),
+        ("keys: [{name: a, sha256: secret}]", "sha256: must be 64 hexadecimal digits"),
+        ("keys: [{name: a, sha256: %s, concurrency: 0}]" % ("f" * 64), "must be 1 or more"),
+        ("keys: [{name: a, sha256: %s, concurrency: x}]" % ("f" * 64), "must be a whole number"),
+        ("keys: [{name: a, sha256: %s, priority: urgent}]" % ("f" * 64), "must be 'high'"),
+        ("keys: [{name: a, sha256: %s, models: a}]" % ("f" * 64), "models: must be a list"),
+        ("keys: [{name: a, sha256: %s, models: []}]" % ("f" * 64), "must have at least one item"),
+        ("keys: [{name: a, sha256: %s, expires: soon}]" % ("f" * 64), r"expires: must be a date"),
+        ("keys: [{name: a, sha256: %s, admin: maybe}]" % ("f" * 64), "must be true or false"),
+        ("keys: [{name: a, sha256: %s, color: red}]" % ("f" * 64), "the fields are name, sha256"),
+        ("keys: [{name: a}]", "sha256: is missing"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_by_place_and_shows_no_secret(tmp_path, text, words):
     with pytest.raises(ConfigError, match=words) as refused:
         load_keys(write(tmp_path, text))
     assert "secret" not in str(refused.value)
+    assert not re.search("Input should|String should|dictionary", str(refused.value))
 
 
 def test_the_command_makes_no_name_that_a_file_refuses(capsys):

@@ -257,6 +257,10 @@ def validate(data: Any, model: type[Model]) -> Model:
     return asked
 
 
+DICTIONARY = re.compile(r"a valid dictionary( or (object|instance) .*)?")
+"""pydantic's name of a JSON object."""
+
+
 def _explain(error: ValidationError, data: Mapping[str, Any]) -> InvalidRequest:
     """Make the error for the first problem. In a union, this is the deepest one, preferably in the
     branch that matches the value's type.
@@ -270,8 +274,9 @@ def _explain(error: ValidationError, data: Mapping[str, Any]) -> InvalidRequest:
         return InvalidRequest(f"Unrecognized request argument supplied: {path}", param=path)
     if problem["type"] == "missing":
         return InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
+    rule = DICTIONARY.sub("an object", problem["msg"])
     return InvalidRequest(
-        f"Invalid value for '{path}': {problem['msg']}; given {_abbreviate(problem['input'])}.",
+        f"Invalid value for '{path}': {rule}; given {_abbreviate(problem['input'])}.",
         param=path,
     )
 
