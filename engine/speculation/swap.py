@@ -113,7 +113,7 @@ class DraftManager:
 
     async def try_again(self, version: DraftVersion) -> DraftSwap:
         """Serve a draft on trial that has been served before. Raises the errors of ``swap``."""
-        return await self._exclusively(lambda: self._load(version, "trial", time.perf_counter()))
+        return await self._exclusively(lambda: self._try(version, time.perf_counter()))
 
     async def promote(self, version: DraftVersion) -> DraftSwap:
         """Serve and promote a draft that was on trial. Raises the errors of ``swap``."""
@@ -144,19 +144,28 @@ class DraftManager:
         began = time.perf_counter()
         serving = self._require_serving()
         candidate = await asyncio.to_thread(self._admit, source, serving)
-        done = await self._load(candidate, "trial" if trial else "swap", began)
+        if trial:
+            done = await self._try(candidate, began)
+        else:
+            done = await self._load(candidate, "swap", began)
         self._prune(candidate)
         return done
+
+    async def _try(self, version: DraftVersion, began: float) -> DraftSwap:
+        """Serve a draft on trial. A canary does so in every slot, so the log says it at INFO."""
+        return await self._load(version, "trial", began, logging.INFO)
 
     async def _roll_back(self) -> DraftSwap:
         self._require_serving()
         promoted = self.promoted
-        goal = promoted if self.in_trial else self.previous
+        ends_trial = self.in_trial
+        goal = promoted if ends_trial else self.previous
         if goal is None:
             raise DraftRefused("There is no earlier draft to go back to.")
         if not await asyncio.to_thread(is_whole, goal):
             raise DraftRefused(f"The earlier draft {goal.fingerprint} is damaged in {goal.path}.")
-        return await self._load(goal, "rollback", time.perf_counter())
+        level = logging.INFO if ends_trial else logging.WARNING
+        return await self._load(goal, "rollback", time.perf_counter(), level)
 
     def _require_serving(self) -> DraftVersion:
         if self.serving is None:
@@ -188,7 +197,9 @@ class DraftManager:
         self.promoted = copy if self.promoted is configured else self.promoted
         self._configured = copy
 
-    async def _load(self, version: DraftVersion, kind: str, began: float) -> DraftSwap:
+    async def _load(
+        self, version: DraftVersion, kind: str, began: float, level: int = logging.WARNING
+    ) -> DraftSwap:
         before = self._require_serving()
         engine = self._engine
         if engine is None:
@@ -201,7 +212,7 @@ class DraftManager:
         if kind != "trial" and self._promote(version):
             await _drop_cached_blocks(engine)
         took_s = time.perf_counter() - began
-        return self._record(kind, before, version, pause_s, took_s)
+        return self._record(kind, before, version, pause_s, took_s, level)
 
     async def _reload(self) -> DraftSwap:
         began, serving = time.perf_counter(), self._require_serving()
@@ -240,11 +251,12 @@ class DraftManager:
         after: DraftVersion,
         pause_s: float = 0.0,
         took_s: float = 0.0,
+        level: int = logging.WARNING,
     ) -> DraftSwap:
         done = DraftSwap(time.time(), kind, before.fingerprint, after.fingerprint, pause_s, took_s)
         self.swaps.append(done)
         log.log(
-            logging.INFO if kind == "trial" else logging.WARNING,  # a canary swaps in every slot
+            level,
             "draft %s: %s -> %s (%s), pause %.0f ms",
             kind, before.fingerprint, after.fingerprint, after.source, 1000 * pause_s,
         )  # fmt: skip

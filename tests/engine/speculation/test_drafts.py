@@ -128,6 +128,21 @@ async def test_a_trial_ends_with_its_engine(tmp_path: Path) -> None:
     assert (manager.swaps[-1].kind, manager.swaps[-1].before) == ("restart", trial.after)
 
 
+async def test_trials_and_their_ends_are_no_warnings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A canary exchanges drafts in every slot."""
+    caplog.set_level("INFO")
+    manager, _ = make_manager()
+    draft = str(copy_draft(tmp_path / "one", 1))
+    await manager.swap(draft, trial=True)
+    await manager.rollback()
+    await manager.swap(draft)
+    await manager.rollback()
+    levels = [row.levelname for row in caplog.records if " -> " in row.getMessage()]
+    assert levels == ["INFO", "INFO", "WARNING", "WARNING"]
+
+
 async def test_the_rollback_of_a_trial_serves_the_promoted_draft(tmp_path: Path) -> None:
     manager, _ = make_manager()
     await manager.swap(str(copy_draft(tmp_path / "one", 1)))
