@@ -25,6 +25,7 @@ import logging
 import signal
 import sys
 from collections import OrderedDict
+from contextlib import suppress
 
 from eaglegate.engine.errors import EngineFailed, EngineOverloaded, RequestRejected
 from eaglegate.engine.limited_child import ChildLost, LimitedChild
@@ -68,6 +69,12 @@ class GrammarProbe(LimitedChild):
         """Return True if ``check`` answers at once."""
         at_once = constraint.kind in ("json_object", "choice") or _measure(constraint) > MAX_BYTES
         return at_once or _hash(_encode(constraint)) in self._verdicts
+
+    async def warm_up(self) -> None:
+        """Start the child, whose imports would delay the first constrained request by seconds."""
+        async with self._turn:
+            with suppress(ChildLost, TimeoutError, OSError):  # ``check`` reports them
+                await self._ensure_child()
 
     async def check(self, constraint: Constraint) -> None:
         """Check the cost of a constraint.

@@ -102,6 +102,7 @@ def format_banner(
     parsers: ParserFactory,
     seconds: float,
     clients: str = "",
+    needs_key: bool = False,
 ) -> str:
     """Format the addresses, the model, the speculation setting and an example call.
 
@@ -121,15 +122,16 @@ def format_banner(
     width = max(map(len, facts))
     lines = [f"  {name:<{width}}  {value}" for name, value in facts.items()]
     head = [f"Dashboard: {operator}/", f"eaglegate serves {url}/v1"]
-    return "\n".join(["", *head, "", *lines, "", *_format_example(url, model), ""])
+    return "\n".join(["", *head, "", *lines, "", *_format_example(url, model, needs_key), ""])
 
 
-def _format_example(url: str, model: str) -> list[str]:
+def _format_example(url: str, model: str, needs_key: bool) -> list[str]:
+    key = " -H 'authorization: Bearer KEY'" if needs_key else ""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "{EXAMPLE}"}}]}}'
     return [
         "Try it:",
         "",
-        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
+        f"  curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\",
         f"    -d '{body}'",
     ]
 

@@ -324,7 +324,13 @@ class ServeCommand:
 
     async def _supervise(self) -> None:
         await self._start()
-        raise EngineDead(await self._resilient.wait_failed())
+        probe = self._backend.probe
+        warming = None if probe is None else asyncio.create_task(probe.warm_up())
+        try:
+            raise EngineDead(await self._resilient.wait_failed())
+        finally:
+            if warming is not None:
+                warming.cancel()
 
     async def _start(self) -> None:
         info = self._backend.describe(await self._engine.start())
@@ -354,8 +360,11 @@ class ServeCommand:
         url = format_url(self._listeners[0], self._tls)
         operator = format_url(self._listeners[-1], self._tls)
         name, seconds = self._gateway.models[0], self._progress.elapsed_s
-        clients = describe_clients(self._gateway.keys)
-        banner = format_banner(url, operator, name, info, self._parsers, seconds, clients)
+        keys = self._gateway.keys
+        clients = describe_clients(keys)
+        banner = format_banner(
+            url, operator, name, info, self._parsers, seconds, clients, bool(keys)
+        )
         self._progress.announce(banner, url, operator)
         if self._improve is not None:
             self._improving = asyncio.create_task(self._improve.run(operator))

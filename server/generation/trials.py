@@ -33,6 +33,10 @@ class ConstraintProbe(Protocol):
         """Raise RequestRejected for a constraint that would block the engine."""
         ...
 
+    async def warm_up(self) -> None:
+        """Do what the first ``check`` would wait for. Never raises."""
+        ...
+
 
 class ConstraintTrials:
     def __init__(self, probe: ConstraintProbe, bounds: AdmissionLimits = BOUNDS) -> None:

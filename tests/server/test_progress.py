@@ -60,4 +60,11 @@ def test_the_banner_says_what_is_served_and_how_to_try_it(lab):
     assert "12.3 s" in text
     assert "--allowed-hosts NAME" in text
     assert "--allowed-origins ORIGIN" in text
+    assert "authorization" not in text
     assert describe_clients(load_keys(None, ["x" * 20])) == ""
+
+
+def test_the_banners_command_has_the_header_of_a_key_where_one_is_required(lab):
+    info = EngineInfo("demo", 4096, 2048, SpeculationInfo("off", 0))
+    text = format_banner("http://h", "http://h", "demo", info, lab.path().parsers, 1.0, "", True)
+    assert " -H 'authorization: Bearer KEY' \\\n" in text

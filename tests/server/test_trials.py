@@ -263,6 +263,22 @@ async def test_the_field_that_was_given_is_named(lab, url, body, param):
 
 
 @pytest.mark.slow
+async def test_the_probe_s_process_is_started_before_the_first_request(probed):
+    from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
+
+    probe = GrammarProbe(str(DEMO))
+    try:
+        await probe.warm_up()
+        child = probe._child
+        assert child is not None and child.returncode is None
+        probed.gateway.open(replace(probed.gateway.pipeline, trials=ConstraintTrials(probe)))
+        assert (await ask(probed, VICTIM, response_format=schema(0))).status == 200
+        assert probe._child is child
+    finally:
+        await probe.aclose()
+
+
+@pytest.mark.slow
 async def test_a_pattern_whose_client_left_is_not_the_next_one_s_fault(probed):
     """The real probe blames nobody else for a pattern that kills its child."""
     from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
