@@ -20,6 +20,10 @@ Report = Callable[[RequestResult], None]
 """Called with every result when it arrives."""
 
 
+NOT_CAPTURED = {"x-eaglegate-capture": "off"}
+"""Headers of every request: measurements are no traffic to learn from."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Server under test, and the fields of every body."""
@@ -52,7 +56,7 @@ class LoadClient:
     async def open(cls, target: Target) -> AsyncGenerator[LoadClient, None]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         timeout = httpx.Timeout(target.timeout_s, pool=None)
-        headers = {"accept-encoding": "identity", **target.headers}
+        headers = {"accept-encoding": "identity", **NOT_CAPTURED, **target.headers}
         async with httpx.AsyncClient(
             limits=limits, timeout=timeout, headers=headers, trust_env=False
         ) as client:

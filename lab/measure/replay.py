@@ -35,10 +35,6 @@ SLICES = ("workload", "context", "template", "api")
 """Fields of a record by which a report is split."""
 
 
-NOT_CAPTURED = {"x-eaglegate-capture": "off"}
-"""Headers of every request, because a replay must not be captured itself."""
-
-
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
     """Captured request that is ready to be sent."""
@@ -327,7 +323,7 @@ class ReplayRun:
             urls[setting.server],
             plan.model,
             setting.fields,
-            headers={**NOT_CAPTURED, **plan.headers},
+            headers=plan.headers,
             timeout_s=plan.timeout_s,
         )
         target = await describe_target(target)

@@ -120,6 +120,8 @@ class EngineLane:
         return (await self.backend.drafts.rollback()).pause_s
 
     def kill(self) -> int:
+        # vLLM logs the traceback of an engine's death, which is the purpose here.
+        logging.getLogger("vllm.v1.engine.async_llm").setLevel(logging.CRITICAL)
         return self.backend.engine.kill()
 
     async def aclose(self) -> None:

@@ -24,6 +24,12 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from eaglegate.engine.speculation.inspection.checkpoint import (
+    NotInspectable,
+    locate,
+    read_config,
+)
+from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
 from eaglegate.lab.training.batches import Corpus
 from eaglegate.lab.training.checkpoint import load_draft
 from eaglegate.lab.training.draft_data import BadData, load_exchanges
@@ -95,6 +101,15 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--keep-share must be at least 0 and below 1; given {options.keep_share}")
     if options.alignment < 0:
         parser.error(f"--alignment must be at least 0; given {options.alignment}")
+    try:
+        options.target = locate(str(options.target))
+        read_config(options.target)
+    except NotInspectable as problem:
+        parser.error(
+            f"--target takes the folder of a model, or a model in the hub cache: {problem}"
+        )
+    except InvalidCheckpoint as fault:
+        parser.error(f"--target: {fault.found}; {fault.advice}")
     return options
 
 

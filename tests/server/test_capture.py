@@ -26,7 +26,7 @@ from eaglegate.engine.scripted import Pause
 from eaglegate.engine.speculation.audit.evidence import AuditOutcome
 from eaglegate.engine.speculation.audit.records import AuditRecord
 from eaglegate.engine.types import DecodeStep, Step
-from eaglegate.lab.measure.replay import NOT_CAPTURED
+from eaglegate.lab.measure.load import NOT_CAPTURED
 from eaglegate.observability.engine import InstrumentedEngine
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS

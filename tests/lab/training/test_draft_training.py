@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -378,3 +379,11 @@ def test_batches_cover_an_epoch_and_can_be_skipped_into(tmp_path):
     assert torch.equal(next(skipped)[0], seen[3])
     ranks = [batches(corpus, 12, seed=1, rank=r, ranks=2) for r in range(2)]
     assert all(torch.equal(next(ranks[i % 2])[0], seen[i]) for i in range(4))
+
+
+@pytest.mark.parametrize("target", ["hub/name", "/no/such/folder"])
+def test_a_target_that_is_not_here_is_refused_by_name(target, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--target", target, "--data", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert end.value.code == 2
+    assert re.search("--target.*(is not on this machine|does not exist)", capsys.readouterr().err)
