@@ -117,6 +117,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/speculation/test_probes.py",
         "tests/engine/speculation/test_planner.py",
     ),
+    "engine/speculation/audit/files.py": ("tests/engine/speculation/test_auditor.py",),
+    "engine/remote/connection.py": (
+        "tests/engine/remote/test_connection.py",
+        "tests/engine/remote/test_bad_workers.py",
+        "tests/engine/remote/test_remote_engine.py",
+        "tests/engine/remote/test_refusals.py",
+    ),
     "engine/supervision/continuation.py": (
         "tests/engine/supervision/test_continuation.py",
         "tests/engine/supervision/test_late_accounts.py",

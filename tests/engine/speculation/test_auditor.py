@@ -453,6 +453,20 @@ async def test_evidence_is_private_and_can_be_replayed(tmp_path: Path) -> None:
     assert [one.depth for one in lab.engine.requests[-2:]] == [3, 0]
 
 
+@pytest.mark.parametrize(("num_files", "is_written"), [(99, True), (100, False)])
+async def test_a_folder_holds_100_files_of_evidence(
+    tmp_path: Path, num_files: int, is_written: bool
+) -> None:
+    """Whoever causes violations must not fill the disk."""
+    lab = Lab(write=EvidenceFolder(tmp_path, "demo"))
+    for number in range(num_files):
+        (tmp_path / f"violation-0-{number}.json").touch()
+    lab.engine.scores = [BAD]
+    await audit(lab)
+    assert bool(lab.holds.holds["chat"].evidence) is is_written
+    assert len(list(tmp_path.iterdir())) == 100  # noqa: ASYNC240
+
+
 async def test_evidence_has_no_tokens_of_clients_that_are_not_captured(tmp_path: Path) -> None:
     lab = Lab(write=EvidenceFolder(tmp_path, "demo"))
     lab.audited = AuditedEngine(lab.engine, lab.auditor, lambda: False)
