@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -106,6 +107,14 @@ class VllmRenderer:
         self._named = dict(getattr(self.tokenizer, "special_tokens_map", {}))
         self._writes_usual = self._encodes_chat and self._has_usual_template()
         self._special = None if parse_special else self._find_special_text()
+        if self._templated:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Render both kinds of content, whose first renders take long, before any request."""
+        for content in ("a", [{"type": "text", "text": "a"}]):
+            with suppress(Exception):  # the template may refuse such a conversation
+                self.render_chat([{"role": "user", "content": content}], None)
 
     def tokenizer_info(self) -> dict[str, Any]:
         """Describe the tokenizer as ``vllm serve`` does, with the chat template in use."""
@@ -159,7 +168,9 @@ class VllmRenderer:
         if template is not None and writing.num_bytes <= SMALL_BYTES:
             try:
                 token_ids = self._writer.watch(
-                    template, lambda: self._render(given, kwargs, limits, template)
+                    template,
+                    lambda: self._render(given, kwargs, limits, template),
+                    limits,
                 )
             except RenderTooSlow:
                 text = self._writer.write(writing, template, limits)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from eaglegate.server.errors import InvalidRequest, TooManyRequests
 from eaglegate.server.generation.job import LEAST, Conversation, Side
 from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
 from eaglegate.text.rendering.sandbox import RendererLost
+from eaglegate.text.rendering.watchdog import RenderTooSlow
 
 TaskResult = TypeVar("TaskResult")
 AT_ONCE_BYTES = 4 << 10
@@ -30,8 +32,11 @@ async def encode(
     text: str, renderer: Renderer, add_special_tokens: bool, limits: RenderLimits | None = None
 ) -> list[int]:
     """Tokenize a text, in a thread unless it is short. Raises PromptTooLong."""
-    limits = limits or RenderLimits()
-    return await _run_in_thread(lambda: renderer.encode(text, add_special_tokens, limits), limits)
+
+    def work(limits: RenderLimits) -> list[int]:
+        return renderer.encode(text, add_special_tokens, limits)
+
+    return await _run_in_thread(work, limits or RenderLimits())
 
 
 async def render(
@@ -42,10 +47,9 @@ async def render(
     Raises InvalidRequest if the template rejects the messages, PromptTooLong, and TooManyRequests
     if the renderer process was lost.
     """
-    limits = limits or RenderLimits()
     own = {} if conversation.template is None else {"chat_template": conversation.template}
 
-    def work() -> list[int]:
+    def work(limits: RenderLimits) -> list[int]:
         return renderer.render_chat(
             conversation.messages,
             conversation.tools or None,
@@ -57,7 +61,7 @@ async def render(
         )
 
     try:
-        return await _run_in_thread(work, limits, quick=not own)
+        return await _run_in_thread(work, limits or RenderLimits(), quick=not own)
     except PromptTooLong:
         raise
     except RendererLost as error:
@@ -71,7 +75,7 @@ async def render(
 
 
 async def _run_in_thread(
-    work: Callable[[], TaskResult], limits: RenderLimits, quick: bool = True
+    work: Callable[[RenderLimits], TaskResult], limits: RenderLimits, quick: bool = True
 ) -> TaskResult:
     """Run ``work`` in a thread, or directly if it is ``quick`` and the request is small.
 
@@ -79,16 +83,19 @@ async def _run_in_thread(
     """
     current = current_charge.get()
     if quick and 0 < current.num_bytes <= AT_ONCE_BYTES:
-        return work()
+        with suppress(RenderTooSlow):
+            return work(replace(limits, at_once=True))
     if current.num_bytes <= SMALL_BYTES:
         return await _run_cancellable(work, limits)
     async with current.budget.turn(current.name):
         return await _run_cancellable(work, limits)
 
 
-async def _run_cancellable(work: Callable[[], TaskResult], limits: RenderLimits) -> TaskResult:
+async def _run_cancellable(
+    work: Callable[[RenderLimits], TaskResult], limits: RenderLimits
+) -> TaskResult:
     try:
-        return await asyncio.to_thread(work)
+        return await asyncio.to_thread(work, limits)
     except asyncio.CancelledError:
         limits.ended.set()
         raise

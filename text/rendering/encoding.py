@@ -70,6 +70,8 @@ class RenderLimits:
     """The end at which tokens are dropped."""
     ended: EndSignal = field(default_factory=EndSignal)
     """Set when the result is no longer needed."""
+    at_once: bool = False
+    """True on the event loop, which waits for the result: a slow template is not run there."""
 
     def check(self, num_tokens: int, exact: bool = False) -> None:
         """Check a prompt of ``num_tokens``, or of at least that many if not ``exact``.

@@ -1,7 +1,7 @@
 """Execution of chat templates, in this process if they are expected to be quick, else in a child.
 
-A template that turns out to be slow is interrupted (``watchdog.py``) and runs in a child process
-from then on.
+A template that turns out to be slow is interrupted (``text/rendering/watchdog.py``): on the event
+loop first, and runs in threads from then on; then in a thread, and runs in a child process.
 
 The child limits its memory and CPU time. A job on its standard input is an 8-byte length followed
 by JSON. So is an answer on its standard output: ``["text", ...]`` or ``["refused", why]``. If a job
@@ -35,7 +35,13 @@ from eaglegate.text.rendering.template import (
     merge_developer,
     merge_refused,
 )
-from eaglegate.text.rendering.watchdog import RENDER_S, RenderTooSlow, RenderWatchdog, Result
+from eaglegate.text.rendering.watchdog import (
+    AT_ONCE_S,
+    RENDER_S,
+    RenderTooSlow,
+    RenderWatchdog,
+    Result,
+)
 
 log = logging.getLogger(__name__)
 
@@ -184,11 +190,14 @@ class TemplateRunner:
     ) -> str:
         """Write a prompt. ``template`` is the operator's, or None for a request's own template.
 
-        Raises ValueError if the template raises, and RenderingCancelled if the client has left.
+        Raises ValueError if the template raises, RenderingCancelled if the client has left, and
+        RenderTooSlow if it has to run elsewhere than on the event loop.
         """
         if template is not None and not template.is_suspect and writing.num_bytes <= SMALL_BYTES:
             with suppress(RenderTooSlow):
-                return self.watch(template, partial(writing.write, template))
+                return self.watch(template, partial(writing.write, template), limits)
+        if limits.at_once:
+            raise RenderTooSlow
         job = writing.packed
         while not self._turns.acquire(timeout=POLL_S):
             limits.check(0)
@@ -197,17 +206,18 @@ class TemplateRunner:
         finally:
             self._turns.release()
 
-    def watch(self, template: ChatTemplate, render: Callable[[], Result]) -> Result:
-        """Render in this process. Raises RenderTooSlow, at most once per template."""
+    def watch(
+        self, template: ChatTemplate, render: Callable[[], Result], limits: RenderLimits
+    ) -> Result:
+        """Render in this process. Raises RenderTooSlow if the template is too slow for it, or for
+        the event loop.
+        """
+        if limits.at_once and template.is_slow:
+            raise RenderTooSlow
         try:
-            return self._watchdog.run(render)
+            return self._watchdog.run(render, AT_ONCE_S if limits.at_once else RENDER_S)
         except RenderTooSlow:
-            template.is_suspect = True
-            log.warning(
-                "the chat template took more than %g s; from now on it runs in a separate "
-                "process, which is slower",
-                RENDER_S,
-            )
+            _demote(template, limits.at_once)
             raise
 
     def close(self) -> None:
@@ -264,6 +274,19 @@ class TemplateRunner:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+
+def _demote(template: ChatTemplate, was_at_once: bool) -> None:
+    template.is_slow = True
+    template.is_suspect |= not was_at_once
+    limit_s, place = (
+        (AT_ONCE_S, "thread") if was_at_once else (RENDER_S, "process, which is slower")
+    )
+    log.warning(
+        "the chat template took more than %g s; from now on it runs in a separate %s",
+        limit_s,
+        place,
+    )
 
 
 def _run(process: subprocess.Popen[bytes], job: bytes, limits: RenderLimits) -> tuple[str, str]:

@@ -253,6 +253,8 @@ class ChatTemplate:
             tree = environment.parse(source)
             self.is_suspect = is_suspect(tree)
             """True if the template may take much time or memory and needs a child process."""
+            self.is_slow = self.is_suspect
+            """True if the template is too slow for the event loop."""
             self._code = environment.compile("" if self.is_suspect else source)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template cannot be read: {error}") from error

@@ -16,7 +16,9 @@ from typing import TypeVar
 
 RENDER_S = 1.0
 """Time limit of a render in this process. A usual one takes less than 0.001 s."""
-POLL_S = 0.25
+AT_ONCE_S = 0.2
+"""Time limit of a render on the event loop, which serves nobody else meanwhile."""
+POLL_S = 0.1
 
 
 Result = TypeVar("Result")
@@ -38,16 +40,15 @@ class _Watched:
 class RenderWatchdog:
     """One thread that watches all renders and sleeps while there are none."""
 
-    def __init__(self, limit_s: float = RENDER_S) -> None:
-        self._limit_s = limit_s
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watched: set[_Watched] = set()
         self._busy = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def run(self, render: Callable[[], Result]) -> Result:
-        """Run ``render``. Raises RenderTooSlow if it takes too long."""
-        mine = _Watched(self._limit_s)
+    def run(self, render: Callable[[], Result], limit_s: float) -> Result:
+        """Run ``render``. Raises RenderTooSlow if it takes longer than ``limit_s``."""
+        mine = _Watched(limit_s)
         self._watched.add(mine)
         if not self._busy.is_set():
             self._wake()

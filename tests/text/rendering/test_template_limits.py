@@ -9,7 +9,7 @@ import pytest
 
 from eaglegate.lab.training import __file__ as training
 from eaglegate.text.rendering import sandbox, watchdog
-from eaglegate.text.rendering.encoding import NO_LIMITS
+from eaglegate.text.rendering.encoding import NO_LIMITS, RenderLimits
 from eaglegate.text.rendering.sandbox import TemplateInput, TemplateRunner
 from eaglegate.text.rendering.template import ChatTemplate
 from eaglegate.text.rendering.watchdog import RenderTooSlow, RenderWatchdog
@@ -17,6 +17,7 @@ from tests.text.rendering.conversations import TEMPLATES
 
 pytestmark = pytest.mark.thorough
 
+AT_ONCE = RenderLimits(at_once=True)
 ORDINARY = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 NESTED = (
     "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
@@ -38,16 +39,17 @@ ONE_OPERATION = {
 }
 
 
-def write(runner: TemplateRunner, template: ChatTemplate) -> str:
+def write(runner: TemplateRunner, template: ChatTemplate, limits: RenderLimits = NO_LIMITS) -> str:
     talk = [{"role": "user", "content": "Hi"}]
-    return runner.write(TemplateInput(template.source, talk, None, {}, {}), template, NO_LIMITS)
+    return runner.write(TemplateInput(template.source, talk, None, {}, {}), template, limits)
 
 
 @pytest.fixture
 def runner(monkeypatch):
     monkeypatch.setattr(watchdog, "POLL_S", 0.01)
+    monkeypatch.setattr(sandbox, "RENDER_S", 0.1)
+    monkeypatch.setattr(sandbox, "AT_ONCE_S", 0.05)
     made = TemplateRunner()
-    made._watchdog = RenderWatchdog(0.1)
     yield made
     made.close()
 
@@ -78,6 +80,29 @@ def test_a_template_without_an_end_is_interrupted_and_runs_apart_from_then_on(
     assert caplog.text.count("separate process") == 1
     assert len(in_child) == 2
     assert write(runner, ChatTemplate(ORDINARY)) == "user: Hi\n"
+
+
+def test_a_slow_template_leaves_the_event_loop_and_runs_in_a_thread(runner, in_child, caplog):
+    """It may be quick in a thread: only the loop's limit is so short."""
+    template = ChatTemplate(NESTED)
+    for _ in range(2):
+        with pytest.raises(RenderTooSlow):
+            write(runner, template, AT_ONCE)
+    assert caplog.text.count("runs in a separate thread") == 1
+    assert template.is_slow
+    assert not template.is_suspect
+    assert not in_child
+    assert write(runner, template) == "from a child", "it is too slow for a thread as well"
+    with pytest.raises(RenderTooSlow):
+        write(runner, template, AT_ONCE)
+    assert len(in_child) == 1
+    assert write(runner, ChatTemplate(ORDINARY), AT_ONCE) == "user: Hi\n"
+
+
+def test_nothing_waits_for_a_child_on_the_event_loop(runner, in_child):
+    with pytest.raises(RenderTooSlow):
+        write(runner, ChatTemplate("{{ messages[0].content | center(7) }}"), AT_ONCE)
+    assert not in_child
 
 
 @pytest.mark.parametrize("name", ONE_OPERATION)
@@ -129,13 +154,16 @@ def test_variables_of_a_suspect_template_are_found_without_running_it():
 
 def test_nothing_is_interrupted_behind_a_render():
     """Renders that end just as their time is up, in several threads."""
-    dog, late, ended = RenderWatchdog(0.02), [], []
+    dog, late, ended = RenderWatchdog(), [], []
 
     def work() -> None:
         for _ in range(20):
             until = time.monotonic() + 0.03
             try:
-                dog.run(lambda until=until: [None for _ in iter(time.monotonic, 0) if _stop(until)])
+                dog.run(
+                    lambda until=until: [None for _ in iter(time.monotonic, 0) if _stop(until)],
+                    0.02,
+                )
             except (RenderTooSlow, _Stop) as end:
                 ended.append(end)
         late.append(sum(range(20_000)))
