@@ -123,6 +123,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/remote/test_bad_workers.py",
         "tests/engine/remote/test_remote_engine.py",
         "tests/engine/remote/test_refusals.py",
+        "tests/engine/remote/test_stream_limits.py",
     ),
     "engine/supervision/continuation.py": (
         "tests/engine/supervision/test_continuation.py",

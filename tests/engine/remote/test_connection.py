@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.engine.remote.test_hostile_pace import EVENT, LIMITS, PATIENT, connected, read_all
 
 from eaglegate.engine.errors import EngineOverloaded
 from eaglegate.engine.remote import connection
 from tests.engine.remote.bad_workers import BadWorker, listening, repeats, says
+from tests.engine.remote.test_stream_limits import EVENT, LIMITS, PATIENT, connected, read_all
 
 DONE = b"data: [DONE]\n\n"
 
