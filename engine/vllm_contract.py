@@ -27,6 +27,15 @@ def find_vllm() -> tuple[str, str] | None:
     return None
 
 
+def is_vllm_since(major: int, minor: int) -> bool:
+    """Return True if the installed vLLM is at least this version. Without one, the tested series
+    counts.
+    """
+    package = find_vllm()
+    numbers = (package[1] if package else TESTED).split(".")[:2]
+    return all(map(str.isdigit, numbers)) and tuple(map(int, numbers)) >= (major, minor)
+
+
 def describe_untested() -> str | None:
     """Return a sentence if the installed vLLM is none of the tested versions, else None."""
     package = find_vllm()

@@ -109,6 +109,7 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
         executor=get_executor_name(getattr(arguments, "distributed_executor_backend", None)),
         gpu_memory_utilization=getattr(arguments, "gpu_memory_utilization", None) or 0.9,
         kv_cache_bytes=getattr(arguments, "kv_cache_memory_bytes", None),
+        kv_connector=getattr(arguments, "kv_transfer_config", None) is not None,
         quantizes_online=getattr(arguments, "quantization_config", None) is not None,
         cpu_offload_gib=getattr(arguments, "cpu_offload_gb", None) or 0.0,
         offloaded_layers=get_offloaded_layers(arguments),
@@ -287,7 +288,7 @@ def describe_prefix_cache(scene: PreflightContext) -> str:
     target = scene.found.target.config if scene.found.target else {}
     size = plan.block_size or DEFAULT_BLOCKS.get(scene.machine.platform)
     method = None if scene.draft is None else scene.draft.facts.get("method for vLLM")
-    cost = find_prefix_cost(plan.speculative_config, target, size, method)
+    cost = find_prefix_cost(plan.speculative_config, target, size, method, plan.kv_connector)
     return cost.explain() if cost is not None else "no draft"
 
 

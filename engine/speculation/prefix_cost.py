@@ -4,6 +4,11 @@ Drafts that read the target's hidden states (EAGLE, MTP, DFlash, DSpark) need th
 prompt token, which are not in the cache. vLLM therefore drops the last block of every hit
 (``use_eagle_block_drop``, kv_cache_coordinator.py) and computes its tokens again. N-grams,
 suffixes, Medusa and separate draft models drop nothing.
+
+From 0.33 on a block's hash also covers the tokens that the draft reads after it
+(``VllmConfig.num_hash_lookahead_tokens``), so EAGLE and MTP drop nothing, unless
+``disable_lookahead_block_hashes`` is set or blocks are shared through a KV connector. DFlash and
+DSpark drop nothing there (``SpeculativeConfig.needs_eagle_block_drop``).
 """
 
 from __future__ import annotations
@@ -13,9 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from eaglegate.engine.speculation.inspection.recurrent import is_recurrent
+from eaglegate.engine.vllm_contract import is_vllm_since
 
 DROPPING = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
 """vLLM's names of the methods with ``SpeculativeConfig.use_eagle``."""
+DROPPING_SINCE_033 = DROPPING - {"dflash", "dspark"}
+LOOKAHEAD = (0, 33)
+"""First version of vLLM whose block hashes look ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +37,14 @@ class PrefixCost:
     """The longest sliding window of the target's layers, in tokens."""
     recurrent: bool = False
     drops: bool = True
+    looks_ahead: bool = False
+    """True if vLLM's block hashes look ahead, which keeps the block."""
 
     def explain(self) -> str:
         """Explain the cost to operators, in one or more sentences."""
         if not self.drops:
-            return "the draft drops no block of a hit"
+            why = ": block hashes look ahead since vLLM 0.33" if self.looks_ahead else ""
+            return f"the draft drops no block of a hit{why}"
         size = "block" if self.block_size is None else f"block of {self.block_size} tokens"
         text = f"the draft drops the last {size} of every hit"
         if self.block_size is not None:
@@ -57,16 +69,23 @@ def find_prefix_cost(
     target: Mapping[str, Any],
     block_size: int | None,
     method: str | None = None,
+    connected: bool = False,
 ) -> PrefixCost | None:
-    """Return the cost of a draft; None without a draft.
+    """Return the cost of a draft with the installed vLLM; None without a draft.
 
     ``method`` is vLLM's name of the drafting method, if ``speculation`` does not give it.
+    ``connected`` is True if a KV connector shares the blocks.
     """
     if not speculation:
         return None
-    drops = (method or speculation.get("method")) in DROPPING
+    newer = is_vllm_since(*LOOKAHEAD)
+    dropping = DROPPING_SINCE_033 if newer else DROPPING
+    drops = (method or speculation.get("method")) in dropping
     drops = drops and not speculation.get("disable_eagle_block_drop")
-    return PrefixCost(block_size, _find_window(target), is_recurrent(target), drops)
+    legacy = connected or speculation.get("disable_lookahead_block_hashes")
+    looks_ahead = bool(drops and newer and not legacy)
+    drops = drops and not looks_ahead
+    return PrefixCost(block_size, _find_window(target), is_recurrent(target), drops, looks_ahead)
 
 
 def _find_window(config: Mapping[str, Any]) -> int | None:

@@ -88,8 +88,10 @@ def _describe_prefix_cost(config: VllmConfig) -> dict[str, str]:
     if draft is None or not cache.enable_prefix_caching:
         return {}
     target = config.model_config.hf_text_config.to_dict()
-    given = {"disable_eagle_block_drop": getattr(draft, "disable_eagle_block_drop", False)}
-    cost = find_prefix_cost(given, target, cache.block_size, draft.method)
+    names = ("disable_eagle_block_drop", "disable_lookahead_block_hashes")
+    settings = {name: getattr(draft, name, False) for name in names}
+    connected = config.kv_transfer_config is not None
+    cost = find_prefix_cost(settings, target, cache.block_size, draft.method, connected)
     return {} if cost is None else {"prefix cache": cost.explain()}
 
 

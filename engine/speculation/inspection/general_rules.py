@@ -21,7 +21,7 @@ from eaglegate.engine.speculation.inspection.case import (
 from eaglegate.engine.speculation.inspection.configs import find_mask_token, read_target
 from eaglegate.engine.speculation.inspection.speculators import get_int
 from eaglegate.engine.speculation.lossy import find_lossy
-from eaglegate.engine.vllm_contract import find_vllm
+from eaglegate.engine.vllm_contract import find_vllm, is_vllm_since
 
 KEYS = frozenset(
     {
@@ -40,6 +40,12 @@ KEYS = frozenset(
     }
 )  # fmt: skip
 """Fields of vLLM 0.32's SpeculativeConfig. A test compares them with the installed vLLM."""
+KEYS_SINCE_033 = frozenset(
+    {
+        "disable_lookahead_block_hashes", "draft_lm_head_quantization", "fly_entropy_threshold",
+        "fly_entropy_top_k", "fly_window_size", "xpress_topc",
+    }
+)  # fmt: skip
 ACCEPTANCE_METHODS = frozenset({"standard", "synthetic", "block"})
 """Values of rejection_sample_method in vLLM 0.32."""
 ACCEPTANCE_SINCE = {"fly": "0.33"}
@@ -58,12 +64,14 @@ SHARES_WIDTH = frozenset({"eagle", "medusa"})
 WITHOUT_LOADER = {
     "mlp_speculator": "use another draft: its loader is switched off since vLLM's V1 engine",
 }
+REMOVED_IN_033 = dict.fromkeys(("medusa", "mlp_speculator"), "use another draft: it was removed")
 LAYER_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
 def check_unknown_keys(case: InspectionCase) -> Iterator[Violation]:
-    for key in sorted(set(case.settings) - KEYS):
-        near = get_close_matches(key, KEYS, 1)
+    keys = KEYS | KEYS_SINCE_033 if is_vllm_since(0, 33) else KEYS
+    for key in sorted(set(case.settings) - keys):
+        near = get_close_matches(key, keys, 1)
         yield error(
             f"--speculative-config has {key!r}, which vLLM refuses",
             f"did you mean {near[0]!r}?" if near else "remove it",
@@ -309,9 +317,11 @@ def find_embedding_rows(case: InspectionCase) -> int | None:
 
 
 def check_loader(case: InspectionCase) -> Iterator[Violation]:
-    reason = WITHOUT_LOADER.get(case.method)
+    newer = is_vllm_since(0, 33)
+    reason = (REMOVED_IN_033 if newer else WITHOUT_LOADER).get(case.method)
     if reason is not None:
-        yield error(f"vLLM 0.32 does not load drafts of method {case.method!r}", reason)
+        series = "0.33" if newer else "0.32"
+        yield error(f"vLLM {series} does not load drafts of method {case.method!r}", reason)
 
 
 RULES: dict[str, RuleCheck] = {

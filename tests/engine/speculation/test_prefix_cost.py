@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from eaglegate.engine import vllm_contract
 from eaglegate.engine.speculation.prefix_cost import find_prefix_cost
 
 FULL = {"model_type": "llama"}
@@ -22,6 +23,27 @@ def test_drafts_that_read_hidden_states_cost_a_block(method: str) -> None:
         "the draft drops the last block of 16 tokens of every hit; prompts need 33 tokens or more "
         "for a hit"
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "connected", "words"),
+    [
+        ({"method": "eagle3"}, False, "no block of a hit: block hashes look ahead"),
+        ({"method": "mtp"}, False, "no block of a hit: block hashes look ahead"),
+        ({"method": "dflash"}, False, "the draft drops no block of a hit"),
+        ({"method": "eagle3", "disable_eagle_block_drop": True}, False, "no block of a hit"),
+        ({"method": "eagle3", "disable_lookahead_block_hashes": True}, False, "the last block"),
+        ({"method": "eagle3"}, True, "the last block"),
+        ({"method": "dspark"}, True, "the draft drops no block of a hit"),
+    ],
+)
+def test_hashes_of_vllm_033_look_ahead(
+    settings: dict[str, object], connected: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_contract, "find_vllm", lambda: ("vllm", "0.33.1+cu130"))
+    cost = find_prefix_cost(settings, FULL, 16, connected=connected)
+    assert cost is not None
+    assert words in cost.explain()
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "medusa", "draft_model", "custom_class"])
