@@ -118,15 +118,16 @@ class ChildLog:
         if self._reader is not None:
             self._reader.join(timeout_s)
 
-    def tail(self, lines: int = 40) -> str:
-        return "\n".join(list(self._lines)[-lines:])
+    @property
+    def lines(self) -> list[str]:
+        return list(self._lines)
 
     def redacted_tail(self) -> tuple[str, ...]:
-        return redact_tail(list(self._lines), 20)
+        return redact_tail(self.lines, 20)
 
     def find_cause(self) -> str:
         """Return the first exception in the log that is a cause, not a consequence; else empty."""
-        return find_cause(list(self._lines))
+        return find_cause(self.lines)
 
     def _read(self, read: int, forward: int) -> None:
         with os.fdopen(read, "rb") as source, os.fdopen(forward, "wb", buffering=0) as sink:
@@ -140,12 +141,25 @@ class ChildLog:
 def find_cause(lines: Sequence[str]) -> str:
     """Return the cause in a log full of tracebacks, such as ``ValueError: there is no module
     fc_norm``."""
-    marks = (at for at, line in enumerate(lines) if FATAL.search(line))
-    for line in lines[next(marks, 0) :]:
-        found = EXCEPTION.match(PREFIX.sub("", line).strip())
-        if found and not found[1].endswith(IGNORED) and not SEQUEL.search(line):
-            return f"{found[1].rpartition('.')[2]}: {found[2]}"
-    return ""
+    index = find_cause_line(lines)
+    return "" if index is None else read_cause(lines[index])
+
+
+def find_cause_line(lines: Sequence[str]) -> int | None:
+    """Return the index of the first exception that is a cause, not a consequence."""
+    start = next((index for index, line in enumerate(lines) if FATAL.search(line)), 0)
+    for index in range(start, len(lines)):
+        if read_cause(lines[index]) and not SEQUEL.search(lines[index]):
+            return index
+    return None
+
+
+def read_cause(line: str) -> str:
+    """Return the exception in a line without its module, such as ``ValueError: no fc_norm``."""
+    match = EXCEPTION.match(PREFIX.sub("", line).strip())
+    if match is None or match[1].endswith(IGNORED):
+        return ""
+    return f"{match[1].rpartition('.')[2]}: {match[2]}"
 
 
 def redact_tail(lines: Sequence[str], most: int) -> tuple[str, ...]:
@@ -242,7 +256,7 @@ def summarize_error(error: Exception) -> str:
 
     if ended := ENDED.search(str(error)):
         by = f" by {signal.Signals(int(ended[1])).name}" if ended[1] else ""
-        return f"the engine process ended{by} while it started (was there enough memory?)"
+        return f"the engine process ended{by} while it started"
     if isinstance(error, ValidationError):
         return "; ".join(entry["msg"] for entry in error.errors())
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -45,6 +45,7 @@ from eaglegate.engine.vllm_backend.child_process import (
 from eaglegate.engine.vllm_backend.flight_record import FlightRecord
 from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor, take_over
 from eaglegate.engine.vllm_backend.refused_fields import allow_fields
+from eaglegate.engine.vllm_backend.start_failure import explain_failure
 from eaglegate.engine.vllm_backend.step_queue import StepQueue
 from eaglegate.engine.vllm_backend.translate import choose_reader, describe_engine
 from eaglegate.engine.vllm_backend.warm_up import (
@@ -65,8 +66,6 @@ log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 5.0
 LAST_WORDS_S = 2.0
-DETAIL_LINES = 100
-"""Lines of the log in a start error, enough for a deep traceback of vLLM."""
 PING = "is_scheduler_paused"
 """A method of EngineCore that the engine's own loop answers and that changes nothing."""
 STAGE_POLL_S = (0.02, 0.5)
@@ -153,8 +152,9 @@ class VllmEngine:
         except Exception as error:
             await self.aclose()
             await asyncio.to_thread(self._log.join, LAST_WORDS_S)
-            cause = self._find_cause(error)
-            raise EngineStartError(cause, detail=self._log.tail(DETAIL_LINES)) from error
+            ended_by = next((name_exit(code) for code in self._exits if code), "")
+            cause = explain_failure(self._log.lines, error, ended_by)
+            raise EngineStartError(cause, detail="\n".join(self._log.lines)) from error
         except asyncio.CancelledError:
             await self.aclose()
             raise
@@ -439,10 +439,6 @@ class VllmEngine:
         rest = "" if complete else ", and leave other sizes to traffic"
         self._progress(f"timed steps for {time.monotonic() - began:.1f} s{rest}")
         await self._costs.save(self._steer)
-
-    def _find_cause(self, error: Exception) -> str:
-        """Return one sentence: the child's own exception if it has one, else ``error``."""
-        return self._log.find_cause() or summarize_error(error)
 
 
 def _find_processes(llm: AsyncLLM) -> tuple[BaseProcess, ...]:

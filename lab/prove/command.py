@@ -44,6 +44,7 @@ from eaglegate.lab.prove.trial import (
 )
 from eaglegate.server.backends.in_process import InProcessBackend
 from eaglegate.server.cli.command_line import CommandLine
+from eaglegate.server.cli.console import save_engine_log
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import make_part, read_into
 
@@ -182,6 +183,8 @@ class Proof:
                 failed = Evidence(ProofOutcome.FAILED, f"An engine did not start: {error}")
                 self._report.record(START, failed, time.perf_counter() - began)
                 self._report.stop("an engine did not start")
+                if path := save_engine_log(error):
+                    self._say(f"the engine's log: {path}")
                 return
             summary = trial.lane.info.speculation.summary
             sentence = f"It starts without a draft, and with one: {summary}."

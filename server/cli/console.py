@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from tempfile import NamedTemporaryFile
 from types import MappingProxyType
 from typing import TextIO, cast
 
@@ -53,8 +54,10 @@ class StartupProgress:
     def fail(self, error: Exception) -> None:
         """Close with the reason why nothing was started."""
         self.close()
-        message = f"eaglegate: {error}"
-        print(self._wrap(str(error), "error") if self._as_json else message, file=self._out)
+        path = save_engine_log(error)
+        text = f"{error}. The engine's log: {path}" if path else str(error)
+        message = self._wrap(text, "error") if self._as_json else f"eaglegate: {text}"
+        print(message, file=self._out)
 
     def announce(self, banner: str, url: str, operator: str) -> None:
         """Close with the banner on standard output, or with a log line."""
@@ -89,6 +92,23 @@ class StartupProgress:
     def _wrap(self, text: str, level: str, fields: Mapping[str, str] = MappingProxyType({})) -> str:
         head = make_head(level, "eaglegate.start")
         return write_line({**head, "message": text.strip(), **fields})
+
+
+def save_engine_log(error: Exception) -> str:
+    """Write the log of an engine that did not start to a file of this user's. Return its path;
+    empty if there is no log, or no place for it.
+    """
+    detail = getattr(error, "detail", "")
+    if not detail:
+        return ""
+    try:
+        with NamedTemporaryFile(
+            "w", prefix="eaglegate-start-", suffix=".log", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(f"{detail}\n")
+    except OSError:
+        return ""
+    return file.name
 
 
 EXAMPLE = "What is 84 - 37?"

@@ -148,4 +148,4 @@ def test_the_engine_goes_on_where_its_log_cannot_be_passed_on():
     os.write(write, b"first\nsecond\n")
     os.close(write)
     reader.join()
-    assert log.tail() == "first\nsecond"
+    assert log.lines == ["first", "second"]

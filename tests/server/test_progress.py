@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import tempfile
 import threading
 from dataclasses import replace
 
+import pytest
+
+from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.types import EngineInfo, SpeculationInfo
 from eaglegate.server.access.keys import KeyRing, load_keys
 from eaglegate.server.cli.console import StartupProgress, describe_clients, format_banner
@@ -44,6 +48,24 @@ def test_a_note_is_not_what_takes_long():
     assert "note: kept in memory" in page.getvalue()
     assert "... loading" in page.getvalue()
     assert "... note" not in page.getvalue()
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_an_engine_that_did_not_start_leaves_its_log_in_a_file(
+    log_format: str, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    page = Page()
+    progress = StartupProgress(page)
+    progress.use(log_format)
+    progress.fail(EngineStartError("ValueError: no fc_norm", detail="Traceback\nValueError"))
+    (path,) = tmp_path.iterdir()
+    assert path.read_text() == "Traceback\nValueError\n"
+    assert path.stat().st_mode & 0o077 == 0
+    assert f"ValueError: no fc_norm. The engine's log: {path}" in page.getvalue()
+    StartupProgress(page).fail(EngineStartError("--port is taken"))
+    assert page.getvalue().endswith("eaglegate: --port is taken\n")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_banner_says_what_is_served_and_how_to_try_it(lab):
