@@ -9,6 +9,7 @@ GatewayError              500  server_error
  |    +-- RequestTimeout   408
  |    +-- UnsupportedMediaType 415
  |    |    +-- UnsupportedEncoding 415
+ |    +-- UpgradeRequired  426
  |    +-- HeadersTooLarge  431
  +-- Unauthenticated      401  authentication_error
  +-- Forbidden            403  permission_error
@@ -114,6 +115,16 @@ class UnsupportedEncoding(UnsupportedMediaType):
 
     def headers(self) -> dict[str, str]:
         return {"accept-encoding": "identity"}
+
+
+class UpgradeRequired(InvalidRequest):
+    """Answer to a websocket's handshake, after which Codex goes on over HTTP at once."""
+
+    status = 426
+    code = "websocket_not_supported"
+
+    def headers(self) -> dict[str, str]:
+        return {"upgrade": "HTTP/1.1"}
 
 
 class HeadersTooLarge(InvalidRequest):

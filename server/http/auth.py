@@ -37,6 +37,7 @@ from eaglegate.server.errors import (
     NotFound,
     RequestTimeout,
     Unauthenticated,
+    UnsupportedMediaType,
     error_body,
 )
 from eaglegate.server.http.connection_limits import group_address
@@ -50,6 +51,7 @@ from eaglegate.server.http.cross_origin import (
 from eaglegate.server.http.middleware import find_writer
 from eaglegate.server.http.rate_limits import add_rate_limits
 from eaglegate.server.http.response import send_json
+from eaglegate.server.http.routing import list_methods
 
 PROBE_PATHS = frozenset({"/health", "/ready", "/ping"})
 """Paths that accept any Host header and need no key."""
@@ -130,6 +132,11 @@ class AuthMiddleware:
         if path in PROBE_PATHS:
             return Caller()
         self._check_origin(scope["method"], headers, host, operator)
+        try:
+            check_content_type(scope["method"], headers)
+        except UnsupportedMediaType:
+            if scope["method"] in list_methods(scope["app"].routes, scope):
+                raise
         if is_open(path):
             return Caller()
         if operator:
@@ -156,16 +163,13 @@ class AuthMiddleware:
     def _check_origin(
         self, method: str, headers: RequestHeaders, host: str, operator: bool
     ) -> None:
-        """Raise Forbidden or UnsupportedMediaType for requests that a foreign page could have
-        sent.
-        """
+        """Raise Forbidden for requests that a foreign page could have sent."""
         gateway = self._gateway
         if not gateway.keys or (operator and gateway.admin_port is not None):
             policy = gateway.cross_origin
             if host:
                 policy.check_host(host)
             policy.check_origin(method, headers, () if operator else policy.origins)
-        check_content_type(method, headers)
 
     def _authorize_operator(self, path: str, headers: RequestHeaders) -> ApiKey | None:
         keys = self._gateway.keys

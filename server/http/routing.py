@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
-from eaglegate.server.errors import MethodNotAllowed, NotFound
+from eaglegate.server.errors import MethodNotAllowed, NotFound, UpgradeRequired
 
 PREFIX = "/v1"
 """The API's prefix. Clients whose base URL lacks it, or has it twice, request paths that do not
@@ -15,9 +15,13 @@ exist.
 """
 
 
-def method_error(routes: Sequence[BaseRoute], scope: Scope) -> MethodNotAllowed:
+def method_error(routes: Sequence[BaseRoute], scope: Scope) -> MethodNotAllowed | UpgradeRequired:
     """Return the error for a path that only has other methods, and name these."""
-    methods = _list_methods(routes, scope)
+    methods = list_methods(routes, scope)
+    if any(name == b"sec-websocket-key" for name, _ in scope["headers"]):
+        return UpgradeRequired(
+            f"{scope['path']} takes no websockets; send {' or '.join(sorted(methods))} over HTTP."
+        )
     methods |= {"HEAD"} if "GET" in methods else set()
     listed = sorted(methods)
     where = f"{scope['method']} {scope['path']}"
@@ -32,13 +36,14 @@ def path_error(routes: Sequence[BaseRoute], scope: Scope) -> NotFound:
     """
     where = f"There is no {scope['method']} {scope['path']}."
     for path in _similar_paths(scope["path"]):
-        if scope["method"] in _list_methods(routes, {**scope, "path": path}):
+        if scope["method"] in list_methods(routes, {**scope, "path": path}):
             hint = f" Did you mean {path}? Check the client's base URL."
             return NotFound(where + hint)
     return NotFound(where)
 
 
-def _list_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+def list_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+    """Return the methods of a path; empty for an unknown path."""
     return {
         method
         for route in routes

@@ -26,6 +26,33 @@ async def test_all_methods_of_a_path_are_named(lab, method, path, allowed):
     assert f"use {allowed.replace(', ', ' or ')}." in answer.json["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+async def test_a_websocket_is_declined_with_426(lab, path):
+    """Codex tries again six times after a 405, and goes on over HTTP at once after a 426."""
+    offer = {"sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==", "sec-websocket-version": "13"}
+    answer = await lab.get(path, headers=offer)
+    assert (answer.status, answer.headers["upgrade"]) == (426, "HTTP/1.1")
+    assert answer.json["error"]["message"] == f"{path} takes no websockets; send POST over HTTP."
+    assert (await lab.get("/v1/nothing", headers=offer)).status == 404
+
+
+async def test_compaction_is_not_a_stored_response(lab):
+    answer = await lab.post("/v1/responses/compact", {"model": "demo", "input": "hi"})
+    assert answer.status == 404
+    assert "summarizes no conversations" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1/audio/transcriptions", 404), ("/v1/files", 404), ("/v1/models", 405),
+     ("/v1/chat/completions", 415)],
+)  # fmt: skip
+async def test_a_form_is_refused_by_the_path_first(lab, path, status):
+    form = {"content-type": "multipart/form-data; boundary=x"}
+    answer = await lab.post(path, b"--x--", headers=form | {"content-length": "5"})
+    assert answer.status == status
+
+
 @pytest.mark.parametrize(
     ("method", "path", "meant"),
     [

@@ -25,6 +25,7 @@ from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.openapi import describe_body
 from eaglegate.server.apis.shared.request import Model, parse, read_body
 from eaglegate.server.apis.shared.route import admit
+from eaglegate.server.errors import NotFound
 from eaglegate.server.http.response import json_response
 
 
@@ -40,6 +41,13 @@ def router(gateway: Gateway, runs: BackgroundRuns) -> APIRouter:
     async def count_tokens(request: Request) -> dict[str, Any]:
         """Count the tokens of a prompt without generating."""
         return await service.count_tokens(request, time.perf_counter())
+
+    @routes.post("/v1/responses/compact", include_in_schema=False)
+    async def compact() -> None:
+        raise NotFound(
+            "There is no POST /v1/responses/compact: this gateway summarizes no conversations. Ask "
+            "for a summary in a message."
+        )
 
     @routes.get("/v1/responses/{response_id}", response_model=None)
     async def get(
