@@ -411,7 +411,9 @@ class _ChoiceReader:
     def _echo_prompt(self, step: Step) -> list[Event]:
         self.begun = True
         self.first = perf_counter()
-        return [PromptEcho(self.prompt, step.prompt_logprobs)] if self.job.wants_prompt else []
+        if not self.job.wants_prompt:
+            return []
+        return [PromptEcho(self.prompt, step.prompt_logprobs, self.cached)]
 
     def _parse_to_stop(self, token_ids: Sequence[int]) -> tuple[list[ParserEvent], int]:
         """Parse token by token, because a stop string may end the answer within a step.

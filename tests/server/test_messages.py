@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 from anthropic import Anthropic, BadRequestError, NotFoundError
+from msgspec.structs import replace
 
 from eaglegate.engine.errors import EngineDead
 from eaglegate.server.apis.messages.response import SIGNATURE
@@ -190,6 +191,32 @@ async def test_an_error_in_mid_stream_is_an_error_event(lab):
     found = frames(await ask(lab, stream=True))
     assert found[-1][0] == "error"
     assert found[-1][1]["error"]["type"] == "overloaded_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_cached_tokens_are_the_same_at_both_ends(lab, stream):
+    lab.says("one two three", [1, 1])
+    lab.engine.script[0] = replace(lab.engine.script[0], cached_tokens=2)
+    answer = await ask(lab, stream=stream)
+    ends = ("message_start", "message_delta")
+    bodies = [data for name, data in frames(answer) if name in ends] if stream else [answer.json]
+    usages = [body.get("message", body)["usage"] for body in bodies]
+    assert len(usages) == 1 + stream
+    prompt = len(lab.engine.requests[0].prompt)
+    for usage in usages:
+        assert (usage["cache_read_input_tokens"], usage["input_tokens"]) == (2, prompt - 2)
+
+
+def test_anthropic_s_client_lists_the_models(lab, url):
+    client = Anthropic(base_url=url, api_key="none", max_retries=0)
+    page = client.models.list()
+    assert [model.id for model in page] == ["demo", "alias"]
+    assert (page.has_more, page.first_id, page.last_id) == (False, "demo", "alias")
+    model = client.models.retrieve("demo")
+    assert model == page.data[0]
+    assert (model.type, model.display_name, model.created_at.timestamp()) == ("model", "demo", 1)
+    with pytest.raises(NotFoundError, match="does not exist here"):
+        client.models.retrieve("nope")
 
 
 def test_the_sdk_reads_it_all(lab, url):

@@ -28,7 +28,7 @@ SIGNATURE: Final = "ZWFnbGVnYXRl"
 """Signature of all thinking. Clients do not send thinking back without one; nothing reads it."""
 
 
-def _message(job: Job, input_tokens: int) -> dict[str, Any]:
+def _message(job: Job, usage: dict[str, Any]) -> dict[str, Any]:
     """Return a message without content blocks."""
     return {
         "id": job.id,
@@ -38,24 +38,23 @@ def _message(job: Job, input_tokens: int) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": {
-            "input_tokens": input_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": 0,
-        },
+        "usage": usage,
     }
 
 
-def _usage(finish: Finish) -> dict[str, Any]:
+def _usage(prompt: int, cached: int, completion: int) -> dict[str, Any]:
     """Return the usage. Anthropic does not count cached tokens as input tokens."""
-    usage = finish.usage
     return {
-        "input_tokens": usage.prompt - usage.cached,
+        "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached,
-        "output_tokens": usage.completion,
+        "cache_read_input_tokens": cached,
+        "output_tokens": completion,
     }
+
+
+def _final_usage(finish: Finish) -> dict[str, Any]:
+    usage = finish.usage
+    return _usage(usage.prompt, usage.cached, usage.completion)
 
 
 def _end(finish: Finish) -> dict[str, Any]:
@@ -104,8 +103,8 @@ class MessageStream:
                 return self._delta + orjson.dumps(arguments) + b"}}\n\n"
             case ToolCallStart():
                 return self._start(ToolCallDelta, _tool_use(event))
-            case PromptEcho(token_ids, _):
-                message = _message(self._job, len(token_ids))
+            case PromptEcho(token_ids, _, cached):
+                message = _message(self._job, _usage(len(token_ids), cached, 0))
                 start = {"type": "message_start", "message": message}
                 return named_frame("message_start", start)
             case Finish():
@@ -136,7 +135,7 @@ class MessageStream:
         return signature + named_frame("content_block_stop", stop)
 
     def _finish(self, finish: Finish) -> bytes:
-        delta = {"type": "message_delta", "delta": _end(finish), "usage": _usage(finish)}
+        delta = {"type": "message_delta", "delta": _end(finish), "usage": _final_usage(finish)}
         if (metrics := self._context.metrics(self._job, finish)) is not None:
             delta["metrics"] = metrics
         if self._job.return_steps:
@@ -184,7 +183,7 @@ class MessageFold:
         finish = self._finish
         assert finish is not None
         content = [_block(part) for part in self._answer.parts]
-        message = _message(self._job, 0) | {"content": content, "usage": _usage(finish)}
+        message = _message(self._job, _final_usage(finish)) | {"content": content}
         if (metrics := self._context.metrics(self._job, finish)) is not None:
             message["metrics"] = metrics
         if self._job.return_steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -31,6 +32,8 @@ from eaglegate.server.http.response import json_response
 from eaglegate.text.rendering.encoding import RenderLimits
 
 RETRY = {"retry-after": "5"}
+ANTHROPIC = "anthropic-version"
+"""Header of Anthropic's clients."""
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -71,13 +74,28 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
         key = current_caller.get().key
         return [name for name in gateway.models if key is None or key.may_use(name)]
 
+    def describe(name: str) -> dict[str, Any]:
+        """Describe a model as Anthropic does."""
+        return {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(gateway.created, UTC).isoformat(),
+            "lifecycle": "active",
+            "max_input_tokens": card(name).get("max_model_len"),
+        }
+
     @routes.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """List the models that the caller's key may use."""
-        return {"object": "list", "data": [card(name) for name in list_usable()]}
+    async def models(request: Request) -> dict[str, Any]:
+        """List the models that the caller's key may use, for Anthropic's clients in their shape."""
+        names = list_usable()
+        if ANTHROPIC in request.headers:
+            ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
+            return {"data": [describe(name) for name in names], "has_more": False, **ends}
+        return {"object": "list", "data": [card(name) for name in names]}
 
     @routes.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str, request: Request) -> dict[str, Any]:
         usable = list_usable()
         if name not in usable:
             raise NotFound(
@@ -86,7 +104,7 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
                 param="model",
                 code="model_not_found",
             )
-        return card(name)
+        return describe(name) if ANTHROPIC in request.headers else card(name)
 
 
 def _add_health(routes: APIRouter, gateway: Gateway) -> None:
