@@ -206,8 +206,12 @@ class VllmRenderer:
         template: ChatTemplate | None,
     ) -> list[int]:
         """Render as vLLM does. ``template`` is None if the prompt is written in code."""
-        accepted = self._accepted if template is None else template.find_accepted(self._named)
-        conversation = [dict(message) for message in merge_refused(given.messages, accepted)]
+        messages = (
+            merge_refused(given.messages, self._accepted)
+            if template is None
+            else template.arrange(given.messages, self._named)
+        )
+        conversation = [dict(message) for message in messages]
         if not self._reads_developer:
             conversation = merge_developer(conversation)
         if self._harmony or self._name in TOKENIZE_WHOLE:

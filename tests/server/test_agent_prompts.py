@@ -210,3 +210,18 @@ async def test_tool_results_have_lines_of_their_own(api, template):
     called = says("assistant", "") | {"tool_calls": [CALL]}
     assert (await ask(lab, api, [says("user", "hi"), called, result])).status == 200
     assert "42\n17" in prompt(lab)
+
+
+@pytest.mark.parametrize(("role", "status"), [("usr", 400), ("observation", 200), ("tool", 200)])
+async def test_roles_are_those_of_the_api_or_of_the_template(role, status):
+    lab = lab_with("{% if messages[0].role == 'observation' %}!{% endif %}" + LENIENT)
+    answer = await ask(lab, "chat", [says("user", "hi"), says(role, "a")])
+    assert answer.status == status
+    assert status == 200 or "the role 'usr'" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer"])
+@pytest.mark.parametrize("fields", [{}, {"content": None}])
+async def test_a_message_without_content_is_refused(role, fields):
+    answer = await ask(lab_with(LENIENT), "chat", [says("user", "hi"), {"role": role} | fields])
+    assert (answer.status, answer.json["error"]["param"]) == (400, "messages[1].content")

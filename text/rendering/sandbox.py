@@ -33,7 +33,6 @@ from eaglegate.text.rendering.template import (
     convert_messages,
     filter_variables,
     merge_developer,
-    merge_refused,
 )
 from eaglegate.text.rendering.watchdog import (
     AT_ONCE_S,
@@ -83,7 +82,7 @@ class TemplateInput:
         """Write the prompt. Raises ValueError if the template raises."""
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continuing the final message leaves no place for a new one")
-        messages = merge_refused(self.messages, template.find_accepted(self.named))
+        messages = template.arrange(self.messages, self.named)
         talk = convert_messages(messages, in_parts=template.content_in_parts)
         if not template.knows_developer:
             talk = merge_developer(talk)

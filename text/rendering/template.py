@@ -32,6 +32,8 @@ BILLING = "x-anthropic-billing-header"
 
 INSTRUCTIONS = ("system", "developer")
 """Roles whose messages give the model instructions."""
+ROLES = (*INSTRUCTIONS, "user", "assistant", "tool", "function")
+"""Roles of the APIs. A template may have others, such as observation."""
 PROBE = "eaglegate-probe"
 
 
@@ -278,11 +280,24 @@ class ChatTemplate:
     def _globals(self) -> dict[str, Any]:
         return dict(self._template.globals)
 
+    def arrange(
+        self, messages: Sequence[Mapping[str, Any]], named: Mapping[str, Any]
+    ) -> list[Mapping[str, Any]]:
+        """Return the messages in an order that the template takes.
+
+        ``named`` are the tokens that templates know by name. Raises ValueError for a role that
+        neither APIs nor the template have.
+        """
+        for message in messages:
+            role = message["role"]
+            if role not in ROLES and not any(f"{q}{role}{q}" in self.source for q in "'\""):
+                raise ValueError(f"the chat template does not have the role {role!r}")
+        return merge_refused(messages, self.find_accepted(named))
+
     def find_accepted(self, named: Mapping[str, Any]) -> frozenset[str]:
         """Return the roles of instructions that the template shows after the first message.
 
-        Some templates raise at such a message, others leave it out. ``named`` are the tokens that
-        templates know by name.
+        Some templates raise at such a message, others leave it out.
         """
         if self._accepted is None:
             probed = INSTRUCTIONS if self.knows_developer else ("system",)

@@ -45,12 +45,14 @@ from eaglegate.server.apis.shared.to_job import (
 from eaglegate.server.apis.shared.tools import read_text_grammar
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.server.generation.job import Conversation, Job, ServedModel, ToolPolicy
+from eaglegate.text.rendering.template import INSTRUCTIONS
 
 if TYPE_CHECKING:
     from eaglegate.text.grammars.text_grammar import TextGrammar
 
 OTHER_TEXT = ("input_text", "output_text")
 """Types of text parts in other APIs."""
+NEED_CONTENT = (*INSTRUCTIONS, "user")
 
 
 def make_chat_job(request: ChatRequest, served: ServedModel, workload: str | None = None) -> Job:
@@ -193,6 +195,11 @@ def template_messages(messages: Sequence[ChatMessage], replaces: bool) -> list[d
 
 
 def _message(message: ChatMessage, path: str, media: MediaPolicy) -> dict[str, Any]:
+    if message.content is None and message.role in NEED_CONTENT:
+        raise InvalidRequest(
+            f"'{path}.content' is missing: a message of the role '{message.role}' needs it.",
+            param=f"{path}.content",
+        )
     out = message.model_dump(exclude_none=True)
     given = message.content or ""
     parts = [given] if isinstance(given, str) else given
