@@ -27,6 +27,9 @@ ANSWER = "{{ text(m.content) }}{% if m.tool_calls %}"
 REASONING = (
     "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
 )
+LATER_SYSTEM = "{% if not loop.first %}"
+REFUSAL = LATER_SYSTEM + "{{ raise_exception('System message must be at the beginning.') }}"
+"""As Qwen 3.5's template has it, with which Claude Code once could not work."""
 FLAGS = (
     "--served-model-name=demo",
     "--tool-call-parser=hermes",
@@ -88,7 +91,9 @@ def start_gateway(
 
 
 def make_model(folder: Path, max_model_len: int) -> Path:
-    """The demo's files with a longer context, its template with the reasoning that came back."""
+    """The demo's files with a longer context, and its template with the reasoning that came back,
+    and strict about system messages.
+    """
     model = folder / "demo"
     shutil.copytree(workers.MODEL, model, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((model / "config.json").read_text())
@@ -96,8 +101,9 @@ def make_model(folder: Path, max_model_len: int) -> Path:
     (model / "config.json").write_text(json.dumps(config))
     template = model / "chat_template.jinja"
     text = template.read_text()
-    assert text.count(ANSWER) == 1
-    template.write_text(text.replace(ANSWER, REASONING + ANSWER))
+    assert (text.count(ANSWER), text.count(LATER_SYSTEM)) == (1, 1)
+    text = text.replace(ANSWER, REASONING + ANSWER).replace(LATER_SYSTEM, REFUSAL)
+    template.write_text(text)
     return model
 
 

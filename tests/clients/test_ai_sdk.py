@@ -38,6 +38,11 @@ def test_tool_loop(desk, client, provider):
     assert found["finish"] == "stop"
     assert found["second"] == "You are welcome."
     assert found["object"] == {"city": "Oslo", "degrees": 12}
+    after_calls = [
+        seen.text for seen in desk.brain.during("weather") if seen.turns[-1][0] == "tool"
+    ]
+    assert len(after_calls) == 2
+    assert all(("I look." in text) == (provider != "openai-chat") for text in after_calls)
 
 
 @pytest.mark.parametrize("client", CLIENTS)

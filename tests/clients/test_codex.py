@@ -140,6 +140,20 @@ def test_compaction(desk):
     assert "A word was chosen: heron." in desk.brain.during("second")[-1].text
 
 
+def test_built_in_provider(desk):
+    """goes on over HTTP after one try of a websocket, with its own provider at our address"""
+    folder = desk.home / ".codex"
+    folder.mkdir()
+    (folder / "config.toml").write_text(f'model = "demo"\nopenai_base_url = "{desk.gateway}/v1"\n')
+    desk.brain.plays["say"] = ["Said."]
+    command = ("exec", "--json", "--skip-git-repo-check", "play:say Say it.")
+    ran = desk.run(
+        "codex", "codex", *command, env={"OPENAI_API_KEY": "none", "CODEX_API_KEY": "none"}
+    )
+    assert said(ran) == "Said."
+    assert "econnecting" not in ran.out, ran
+
+
 def test_overflow(make_desk):
     """says that the context is full, in its own words, when a prompt does not fit"""
     desk = make_desk(12_000)
