@@ -62,6 +62,8 @@ class EnginePlan:
     block_size: int | None = None
     """Tokens per block of the KV cache; None leaves the size to vLLM."""
     prefix_caching: bool = True
+    kv_connector: bool = False
+    """True if a KV connector shares the cache's blocks with other engines."""
     generation_config: str = "auto"
     """Where vLLM reads the sampling defaults: ``auto`` for the model's folder, ``vllm`` for
     none."""

@@ -150,3 +150,9 @@ def test_the_command_line_says_how_weights_are_split():
     assert (plan.workers, plan.device_ids, plan.quantizes_online) == (4, ("4", "5"), True)
     assert (plan.cpu_offload_gib, plan.offloaded_layers) == (10, 0.25)
     assert make_plan(SimpleNamespace(model="m", data_parallel_size_local=0)).workers == 0
+
+
+def test_a_kv_connector_keeps_the_hashes_of_blocks_as_they_were():
+    arguments = SimpleNamespace(model="m", kv_transfer_config=object())
+    assert make_plan(arguments).kv_connector
+    assert not make_plan(SimpleNamespace(model="m")).kv_connector
