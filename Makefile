@@ -44,7 +44,7 @@ test-light: install-light  ## all tests that need no engine, nor vLLM or torch i
 
 # vLLM's second model runner, which it takes on every GPU, with its Triton kernels interpreted. Nearly
 # all of that is Python, so an engine has one thread.
-GPU_PATH := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 PYTHONPATH=$(CURDIR)/tests/gpu_path:$(CURDIR)/.src:$(CURDIR)/.gpu-path
+GPU_PATH := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 PYTHONPATH=$(CURDIR)/tests/gpu_path:$(CURDIR)/src:$(CURDIR)/.gpu-path
 
 test-gpu-path:  ## tests of engines on the code path of GPUs, without one
 	@$(PYTHON) scripts/install.py --gpu-path

@@ -174,7 +174,7 @@ def serving(
         "0",
         *arguments,
     ]
-    path = os.pathsep.join([str(ROOT / ".src"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path}
     with log.open("w") as errors:
         process = subprocess.Popen(

@@ -64,7 +64,7 @@ def terminal(
     """``eaglegate ARGUMENTS`` in a terminal of so many columns and rows, until the block ends."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
-    path = f"{ROOT / '.src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    path = f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     process = subprocess.Popen(
         [sys.executable, "-m", "eaglegate.server", *arguments],
         stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, start_new_session=True,

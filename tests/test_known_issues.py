@@ -46,7 +46,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m eaglegate.server "$@"\n')
     command.chmod(0o755)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | {"PATH": path, "PYTHONPATH": f"{ROOT / '.src'}{os.pathsep}{ROOT}"}
+    return os.environ | {"PATH": path, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ REASONING = "--reasoning-parser=qwen3"
 PLANNING = ("--scheduler-cls=eaglegate.engine.PlanningScheduler", *OURS[1:])
 STOCK = ("--per-request-spec-decode-metrics=detailed",)
 ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT / ".src"),
+    "PYTHONPATH": str(ROOT / "src"),
     "OMP_NUM_THREADS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",

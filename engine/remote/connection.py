@@ -11,7 +11,7 @@ from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import orjson
@@ -136,7 +136,7 @@ class WorkerConnection:
         asked = self._describe(body, headers)
         async with self._send(path, body, headers, until, asked) as response:
             _check_type(response)
-            async with aclosing(response.aiter_raw()) as pieces:
+            async with aclosing(_iter_body(response)) as pieces:
                 while (piece := await _next_piece(pieces, until)) is not None:
                     for data in payloads.feed(piece):
                         frames += 1
@@ -190,7 +190,7 @@ class WorkerConnection:
         """Read a body of at most ``most`` bytes. Raises WorkerProtocolError."""
         _check_encoding(response)
         body = bytearray()
-        async with aclosing(response.aiter_raw()) as pieces:
+        async with aclosing(_iter_body(response)) as pieces:
             async for piece in pieces:
                 body += piece
                 if len(body) > most:
@@ -259,6 +259,10 @@ async def _next_piece(pieces: AsyncIterator[bytes], until: float) -> bytes | Non
         raise TimeoutError
     async with asyncio.timeout_at(until):
         return await anext(pieces, None)
+
+
+def _iter_body(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    return cast("AsyncGenerator[bytes, None]", response.aiter_raw())
 
 
 def _now() -> float:

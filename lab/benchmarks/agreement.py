@@ -43,7 +43,7 @@ AIPERF = {
 
 
 def run(command: list[str]) -> None:
-    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(ROOT / ".src")}
+    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(ROOT.parent)}
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False
     )

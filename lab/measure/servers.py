@@ -114,7 +114,7 @@ def make_cost_scaled_demo(say: Say) -> Path:
 
 
 def _make_environment() -> dict[str, str]:
-    path = os.pathsep.join(filter(None, (str(ROOT / ".src"), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(ROOT.parent), os.environ.get("PYTHONPATH"))))
     return {
         "VLLM_NO_USAGE_STATS": "1",
         "OMP_NUM_THREADS": "1",

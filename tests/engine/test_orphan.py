@@ -35,7 +35,7 @@ def test_a_killed_parent_takes_its_child_along(tmp_path):
         pass_fds=(write,),
         stdout=subprocess.PIPE,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / ".src")},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )
     os.close(write)
     with os.fdopen(read, "rb") as alive:

@@ -60,7 +60,7 @@ def starting(*arguments: str) -> Iterator[Starting]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / ".src")},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )
     try:
         yield Starting(process)

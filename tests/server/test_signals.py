@@ -46,7 +46,7 @@ def scripted(seconds: float, grace_s: float, *tls: Path) -> Iterator[Served]:
         stderr=subprocess.DEVNULL,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / ".src")},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )
     try:
         yield Served(process)

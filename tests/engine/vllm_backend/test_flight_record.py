@@ -31,7 +31,7 @@ def test_what_ran_is_read_after_the_engine_was_killed() -> None:
         "recorder.write(['b-2'])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    environment = os.environ | record.variables | {"PYTHONPATH": str(ROOT / ".src")}
+    environment = os.environ | record.variables | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
     assert record.read() == {"b-2"}

@@ -85,7 +85,7 @@ class Scene:
             self.config,
             self.gateway.url,
         )
-        return subprocess.Popen(line, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / ".src")})
+        return subprocess.Popen(line, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
 
 
 @pytest.fixture
