@@ -7,19 +7,21 @@ models are served: the built-in demo, and the same model in the shape of an 8B L
 (``lab/training/large_shape.py``), with K = 7 and without a draft, beside each other. While one
 engine is measured, the other ones are idle.
 
-The parts, in order:
+The parts, in their order. The first two have the card to themselves; the others, which compare
+texts and CPU, run beside each other:
 
 =========  =========================================================================================
-start      seconds to ready, GPU memory, and vLLM's own lines about weights, compilation and graphs
-texts      answers at depths 0, 1, 3 and by default, greedy and seeded, against depth 0 and no draft
-exchange   a draft is exchanged, and a canary tries one in slots, while 16 streams run
-prove      ``eaglegate prove`` on the demo, then on the large model
 speeds     tokens per second by streams and depth: friendly, hostile, hostile with seeds
 lengths    time to the first token and per token after prompts of 200, 4,000 and 30,000 tokens
+texts      answers at depths 0, 1, 3 and by default, greedy and seeded, against depth 0 and no draft
+exchange   a draft is exchanged, and a canary tries one in slots, while 16 streams run
 kill       the engine's processes are killed under 16 streams
+variants   the texts of the demo with FlashInfer's sampler, and in FP8
+prove      ``eaglegate prove`` on the demo and on the large model
 front_end  CPU per token of the gateway beside vLLM's server, at 16, 64 and 256 streams
 =========  =========================================================================================
 
+Each start is recorded with its seconds, its GPU memory, and vLLM's own lines about it.
 Every result is a line of ``OUT/results.jsonl``, written when it is known. A part that fails is
 recorded with its error, and the next one begins.
 """
@@ -109,7 +111,7 @@ class Scale:
     prompts: int = 48
     lengths: tuple[int, ...] = (200, 4000, 30000)
     clients: tuple[int, ...] = (16, 64, 256)
-    speeds_s: float = 150.0
+    speeds_s: float = 120.0
     answers: int = 96
     """Tokens of an answer whose text is compared."""
     shape: tuple[str, ...] = ()
@@ -474,36 +476,59 @@ async def run_demo(day: Day) -> None:
                 async with day.part(name, "demo"):
                     await measure(day, demo)
         if "kill" in day.parts:
-            async with day.part("kill", "demo"):
-                await under_streams(day, "kill", demo, demo.kill_engine, 1200)
+            await run_kill(day, demo)
 
 
 async def run_variant(day: Day, name: str) -> None:
     """Compare the texts of the demo with another sampler or quantization."""
+    flags, environment = VARIANTS[name]
+    day.start(name, *day.scale.demo, *flags, environment=environment)
     async with day.part("variants", name):
         await compare_texts(day, await day.ready(name))
     day.servers[name].stop()
 
 
-async def run_large(day: Day) -> None:
-    """Run the parts of the large model. Nothing else uses the card during speeds and lengths."""
+async def run_speeds(day: Day) -> None:
+    """Measure the large model, while nothing else uses the card."""
     async with day.part("start", "large"):
         plain, draft = await day.ready("large-plain"), await day.ready("large-draft")
         for name, measure in (("speeds", measure_speeds), ("lengths", measure_lengths)):
             if name in day.parts:
                 async with day.part(name, "large"):
                     await measure(day, plain, draft)
-        if "texts" in day.parts:
-            async with day.part("texts", "large"):
-                await compare_texts(day, draft, plain)
-        plain.stop()
-        if "kill" in day.parts:
-            async with day.part("kill", "large"):
-                await under_streams(day, "kill", draft, draft.kill_engine, 1200)
-        draft.stop()
+
+
+async def run_large(day: Day, folder: Path) -> None:
+    """Check the large model: its texts, then a killed engine beside ``eaglegate prove``."""
+    plain, draft = day.servers["large-plain"], day.servers["large-draft"]
+    if "texts" in day.parts:
+        async with day.part("texts", "large"):
+            await compare_texts(day, draft, plain)
+    plain.stop()  # its memory is needed
+    last = []
+    if "kill" in day.parts:
+        last.append(run_kill(day, draft))
+    if "prove" in day.parts:
+        arguments = large_arguments(folder, day.scale, True)
+        last.append(run_prove(day, "large", day.left_s - 20, *arguments))
+    await asyncio.gather(*last)
+
+
+async def run_kill(day: Day, server: Server) -> None:
+    async with day.part("kill", server.name):
+        await under_streams(day, "kill", server, server.kill_engine, 1200)
 
 
 async def run_front_ends(day: Day) -> None:
+    speculation = {
+        "method": "eagle3", "model": str(DEMO / "eagle3_1"), "num_speculative_tokens": 3,
+    }  # fmt: skip
+    day.start(
+        "vllm", f"--model={DEMO / 'target'}", "--served-model-name=demo",
+        f"--speculative-config={json.dumps(speculation)}", "--max-model-len=4096",
+        "--enable-auto-tool-choice", "--tool-call-parser=hermes", "--reasoning-parser=qwen3",
+        *day.scale.vllm, module=VLLM,
+    )  # fmt: skip
     async with day.part("front_end", "demo"):
         await compare_front_ends(day, await day.ready("demo"), await day.ready("vllm"))
 
@@ -513,42 +538,24 @@ async def run_prove(day: Day, name: str, limit_s: float, *arguments: str) -> Non
         await prove(day, f"prove-{name}", limit_s, *arguments)
 
 
-def start_servers(day: Day) -> None:
-    day.start("demo", *day.scale.demo)
-    if "variants" in day.parts:
-        for name, (flags, environment) in VARIANTS.items():
-            day.start(name, *day.scale.demo, *flags, environment=environment)
-    if "front_end" in day.parts:
-        speculation = {
-            "method": "eagle3", "model": str(DEMO / "eagle3_1"), "num_speculative_tokens": 3,
-        }  # fmt: skip
-        day.start(
-            "vllm", f"--model={DEMO / 'target'}", "--served-model-name=demo",
-            f"--speculative-config={json.dumps(speculation)}", "--max-model-len=4096",
-            "--enable-auto-tool-choice", "--tool-call-parser=hermes", "--reasoning-parser=qwen3",
-            *day.scale.vllm, module=VLLM,
-        )  # fmt: skip
-
-
 async def run_day(day: Day, folder: Path, large: bool) -> None:
     with closing_servers(day):
-        start_servers(day)
+        day.start("demo", *day.scale.demo)
+        checks = []
         if large:
             await write_large(day, folder)
             day.start("large-plain", *large_arguments(folder, day.scale, False))
             day.start("large-draft", *large_arguments(folder, day.scale, True))
-        provers = []
+            await run_speeds(day)
+            checks.append(run_large(day, folder))
+        checks.append(run_demo(day))
         if "prove" in day.parts:
-            provers = [run_prove(day, "demo", min(200.0, day.left_s), *day.scale.prove)]
-        variants = [run_variant(day, name) for name in VARIANTS if "variants" in day.parts]
-        await asyncio.gather(run_demo(day), *variants, *provers)
-        after = [run_front_ends(day)] if "front_end" in day.parts else []
-        if large:
-            await run_large(day)
-            if "prove" in day.parts:
-                arguments = large_arguments(folder, day.scale, True)
-                after.append(run_prove(day, "large", day.left_s - 20, *arguments))
-        await asyncio.gather(*after)
+            checks.append(run_prove(day, "demo", min(200.0, day.left_s), *day.scale.prove))
+        if "variants" in day.parts:
+            checks += [run_variant(day, name) for name in VARIANTS]
+        await asyncio.gather(*checks)
+        if "front_end" in day.parts:
+            await run_front_ends(day)
 
 
 def main() -> None:
