@@ -464,7 +464,8 @@ def large_arguments(folder: Path, scale: Scale, drafted: bool) -> list[str]:
         "method": "eagle3", "model": str(folder / "eagle3_1"), "num_speculative_tokens": MAX_DEPTH,
     }  # fmt: skip
     draft = [f"--speculative-config={json.dumps(speculation)}"] if drafted else []
-    return [str(folder / "target"), "--served-model-name=demo", *scale.large, *draft]
+    parsers = ["--tool-call-parser=hermes", "--reasoning-parser=qwen3"]
+    return [str(folder / "target"), "--served-model-name=demo", *parsers, *scale.large, *draft]
 
 
 async def run_demo(day: Day) -> None:
