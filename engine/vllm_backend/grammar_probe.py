@@ -116,7 +116,7 @@ class GrammarProbe(LimitedChild):
                 answer = await self._try_once(asked)
             except ChildLost as lost:
                 log.warning("the process that checks grammars ended: %s", lost)
-                exits.append(lost.status)
+                exits.append(lost)
             else:
                 return answer
         if all(map(_is_crash, exits)):
@@ -133,6 +133,8 @@ class GrammarProbe(LimitedChild):
             is_ready = await self._ensure_child()
         except TimeoutError:
             raise EngineFailed("The grammar of the answer could not be checked in time.") from None
+        except ChildLost as lost:
+            raise _StartFailed(lost.status) from None
         if not is_ready:
             return (
                 "The schema, pattern or grammar of the answer cannot be checked: the grammar "
@@ -149,13 +151,13 @@ class GrammarProbe(LimitedChild):
         """Return True if a child is ready, and False if none is possible for this model."""
         if self._useless or self._is_running:
             return not self._useless
-        try:
-            self._limit_s = float(await self._start())
-        except ChildLost as lost:
-            if lost.status is None or lost.status <= 0:
-                raise
+        limit_s = await self._start()
+        if limit_s is None:
             log.warning("structured output disabled: xgrammar has no vocabulary for this tokenizer")
             self._useless = True
+            await self.aclose()
+        else:
+            self._limit_s = float(limit_s)
         return not self._useless
 
 
@@ -183,6 +185,12 @@ def _describe_verdict(why: str) -> str:
     )
 
 
-def _is_crash(status: int | None) -> bool:
-    """Return True if a constraint can cause this status. Other signals come from outside."""
-    return status is not None and (status > 0 or -status in CRASHES)
+class _StartFailed(ChildLost):
+    """The child ended before it was given a constraint."""
+
+
+def _is_crash(lost: ChildLost) -> bool:
+    """Return True if the constraint can be the cause. Other signals come from outside."""
+    if lost.status is None or isinstance(lost, _StartFailed):
+        return False
+    return lost.status > 0 or -lost.status in CRASHES

@@ -54,19 +54,29 @@ PLACE = re.compile(r"^\[[\d:]+\] \S+: ")
 """Prefix of a compiler's error with a line of its own source."""
 REFUSALS = (RuntimeError, ValueError, TypeError, KeyError)
 """Errors that compilers raise for input that they do not accept."""
+UNKNOWN_TOKENIZER = (ValueError, TypeError, AttributeError, NotImplementedError)
+"""Errors that a tokenizer without a compiler causes. Others, as for a lack of memory, may pass."""
+NO_MATCH = f"{NO_GRAMMAR}: it has a part that no text matches, such as a rule that refers to itself"
+"""Verdict on a walk that ends where neither a token nor the end is allowed. An engine fails there.
+"""
 
 
 def main(tokenizer: str, trust_remote_code: bool, limit_s: float) -> None:
-    """Print the time limit of a trial, then answer each input line with one line.
+    """Print the time limit of a trial, then answer each input line with one line. Print null and
+    end if there is no compiler for the tokenizer.
 
     The kernel ends a trial that takes longer, because compilers check no clock.
     """
     block_stop_signals()
     from transformers import AutoTokenizer
 
-    trial = GrammarTrial(
-        AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
-    )
+    try:
+        trial = GrammarTrial(
+            AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
+        )
+    except UNKNOWN_TOKENIZER:
+        print("null", flush=True)
+        return
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     limit_s += trial.vocab_size / TOKENS_PER_S
     print(json.dumps(limit_s), flush=True)
@@ -157,6 +167,8 @@ class GrammarTrial:
             walk.jump()
             mask = walk.allowed()
             filled = time.process_time()
+            if not mask.any():
+                return NO_MATCH
             chosen = self._choose_token(mask, len(steps) + 1, short)
             between = time.process_time()
             if chosen is None or not walk.accept(chosen):

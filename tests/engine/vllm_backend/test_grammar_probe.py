@@ -46,6 +46,31 @@ HIDDEN = [
 ]
 
 
+DEAD = [
+    ("grammar", "root ::= root"),
+    ("grammar", "root ::= a\na ::= b\nb ::= a"),
+    ("grammar", 'root ::= "x" b\nb ::= b'),
+    ("json_schema", '{"$ref": "#"}'),
+    (
+        "structural_tag",
+        json.dumps({"type": "structural_tag", "format": CONTENT | {"json_schema": {"$ref": "#"}}}),
+    ),
+]
+
+
+async def test_grammars_that_match_no_text_are_refused():
+    """An engine fails on them, in the middle of the answer."""
+    probe = GrammarProbe(str(DEMO / "target"))
+    try:
+        for kind, value in DEAD:
+            with pytest.raises(RequestRejected, match="no text matches"):
+                await probe.check(Constraint(kind, value))
+        for value in ('root ::= ""', 'root ::= root "b" | "b"', 'root ::= "a"?'):
+            await probe.check(Constraint("grammar", value))
+    finally:
+        await probe.aclose()
+
+
 async def test_good_ones_pass_and_bad_ones_do_not():
     probe = GrammarProbe(str(DEMO / "target"))
     try:

@@ -33,6 +33,9 @@ def next_of(name):
     return first
 
 if how := next_of("starts"):
+    if how == "null":
+        print("null", flush=True)
+        sys.exit()
     end(int(how))
 print(3.0, flush=True)
 for line in sys.stdin:
@@ -123,9 +126,28 @@ async def test_a_child_killed_as_it_starts_does_not_end_structured_output(probe,
     await probe.check(OTHER)
 
 
+@pytest.mark.parametrize("ending", [RAISED, ABORTED])
+async def test_a_child_that_fails_as_it_starts_says_nothing_about_schemas(probe, tmp_path, ending):
+    """It has too little memory for its imports, say."""
+    (tmp_path / "starts").write_text(f"{ending} {ending}")
+    with pytest.raises(EngineOverloaded):
+        await probe.check(GOOD)
+    assert not probe.is_known(GOOD)
+    await probe.check(GOOD)
+
+
+@pytest.mark.parametrize("endings", [(CRASHED, KILLED), (KILLED, CRASHED), (RAISED, TERMINATED)])
+async def test_a_crash_and_a_kill_are_no_verdict(probe, tmp_path, endings):
+    (tmp_path / "tries").write_text(" ".join(map(str, endings)))
+    with pytest.raises(EngineOverloaded):
+        await probe.check(GOOD)
+    assert not probe.is_known(GOOD)
+    await probe.check(GOOD)
+
+
 async def test_a_child_that_knows_no_such_tokenizer_is_not_started_again(probe, tmp_path):
-    (tmp_path / "starts").write_text("1 1 1 1")
+    (tmp_path / "starts").write_text("null null null")
     for _ in range(2):
         with pytest.raises(RequestRejected, match="cannot be checked"):
             await probe.check(GOOD)
-    assert (tmp_path / "starts").read_text() == "1 1 1"
+    assert (tmp_path / "starts").read_text() == "null null"
