@@ -42,6 +42,10 @@ class EngineFailed(EngineError):
     """Generation failed for this request alone."""
 
 
+class WorkerMisconfigured(EngineFailed):
+    """The worker does not serve this gateway at all, for example because of its key."""
+
+
 class RequestQuarantined(EngineFailed):
     """The engine died on this request, and died again when it ran it alone."""
 

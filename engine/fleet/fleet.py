@@ -27,6 +27,7 @@ from eaglegate.engine.errors import (
     EngineStartError,
     EngineUnreachable,
     RequestRejected,
+    WorkerMisconfigured,
 )
 from eaglegate.engine.fleet.discovery import DiscoveryError, WorkerSource
 from eaglegate.engine.fleet.routing import Assignment, LoadBalancer, WorkerReservations
@@ -88,6 +89,8 @@ class WorkerSlot(SessionSubmission):
             return FailureKind.NOT_RUN
         if isinstance(error, RequestRejected):
             return self._doubt_refusal(error)
+        if isinstance(error, EngineFailed) and not isinstance(error, WorkerMisconfigured):
+            return await self._doubt_failure(error)
         self.worker.record_failure(str(error))
         if isinstance(error, EngineUnreachable):
             return FailureKind.NOT_RUN
@@ -95,6 +98,17 @@ class WorkerSlot(SessionSubmission):
             return self.session.failure
         if isinstance(error, EngineFailed):
             self._try_elsewhere(error)
+        return FailureKind.REQUEST_LOST
+
+    async def _doubt_failure(self, error: EngineFailed) -> FailureKind:
+        """Submit the request to another worker if this one is healthy. It is this one's fault only
+        if the other one runs the request: a client's grammar can fail on every worker."""
+        failed = partial(self.worker.record_failure, str(error))
+        if not (await self.worker.check_health()).live:
+            failed()
+            return self.session.failure
+        self._try_elsewhere(error)
+        self.inflight.refusals.append(failed)
         return FailureKind.REQUEST_LOST
 
     @property

@@ -10,7 +10,7 @@ import logging
 import re
 from dataclasses import dataclass
 
-from eaglegate.engine.errors import EngineError, EngineFailed, RequestRejected
+from eaglegate.engine.errors import EngineError, EngineFailed, RequestRejected, WorkerMisconfigured
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,10 @@ def map_refusal(asked: AskedRequest, status: int, message: str) -> EngineError:
     if status in ABOUT_REQUEST:
         return RequestRejected(describe_refusal(status, message))
     if status in ABOUT_KEY:
-        return EngineFailed("A worker refuses this gateway's key. The gateway's log has details.")
-    return EngineFailed(
+        return WorkerMisconfigured(
+            "A worker refuses this gateway's key. The gateway's log has details."
+        )
+    return WorkerMisconfigured(
         "A worker does not serve what this gateway asks for. The gateway's log has details."
     )
 

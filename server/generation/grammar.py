@@ -6,7 +6,8 @@ in both cases, with any reasoning format, and the engine needs to know no format
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from eaglegate.text.parsing.answer import fit_reasoning, make_fallback_parser, m
 from eaglegate.text.parsing.message import CallFrame, ReasoningFormat, TagNode, matching
 from eaglegate.text.parsing.parser import Parser, ParserFallback
 from eaglegate.text.parsing.registry import find_frame, framed_names, tool_format
-from eaglegate.text.parsing.schemas import modernise
+from eaglegate.text.parsing.schemas import find_cycle, modernise
 from eaglegate.text.parsing.vocabulary import Vocabulary
 
 
@@ -245,6 +246,39 @@ def is_held(tool: Mapping[str, Any], policy: ToolPolicy) -> bool:
     return is_strict(tool) or policy.custom.get(tool["function"]["name"]) is not None
 
 
+def _check_cycles(constraint: Constraint, param: str) -> None:
+    if '"$ref"' not in constraint.value:
+        return
+    with suppress(orjson.JSONDecodeError):
+        for schema in _find_schemas(constraint.kind, orjson.loads(constraint.value)):
+            if reference := find_cycle(schema):
+                raise InvalidRequest(
+                    f"No answer can match the schema in '{param}': its reference "
+                    f"'{reference[:100]}' leads back to itself. Put a type between them, such as "
+                    "'properties' or 'items'.",
+                    param=param,
+                    code="invalid_schema",
+                )
+
+
+def _find_schemas(kind: str, value: Any) -> Iterator[Any]:
+    """Yield the schemas of a constraint: its value, or those in a structural tag."""
+    if kind == "json_schema":
+        yield value
+        return
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            for name, inner in part.items():
+                if name in ("json_schema", "schema"):
+                    yield inner
+                else:
+                    waiting.append(inner)
+
+
 TAIL = 32
 """Number of prompt tokens searched for opened reasoning. Templates add only a few."""
 
@@ -287,10 +321,13 @@ class ParserFactory:
         return self.vocabulary.pieces
 
     def constrain(self, job: Job, prompt: Prompt) -> Constraint | None:
-        """Return the ``answer_constraint`` of an answer to ``prompt``."""
-        return answer_constraint(
+        """Return the ``answer_constraint`` of an answer to ``prompt``. Raises InvalidRequest."""
+        constraint = answer_constraint(
             job, prompt.starts_in, self.reasoning, self.tool_parser, reasoned=prompt.reasoned
         )
+        if constraint is not None:
+            _check_cycles(constraint, job.grammar_param)
+        return constraint
 
     def read(self, token_ids: Sequence[int]) -> Prompt:
         """Return a prompt with the phase in which the answer starts.

@@ -19,6 +19,7 @@ from eaglegate.server.errors import InvalidRequest
 from eaglegate.text.events import FinishReason, Outcome
 from eaglegate.text.grammars.enforcement import Exclusion
 from eaglegate.text.parsing.answer import make_parser
+from eaglegate.text.parsing.schemas import find_cycle
 from eaglegate.text.parsing.tools import ToolSchema
 from eaglegate.text.parsing.vocabulary import Vocabulary
 
@@ -283,3 +284,77 @@ def test_a_hostile_schema_holds_no_answer_up(name, parser):
         reader.flush(FinishReason.STOP)
         longest.append(max(*spent, time.process_time() - began))
     assert min(longest) < 0.04, longest
+
+
+# -- references that lead back to their own place
+
+CYCLES = [
+    {"$ref": "#"},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    {"type": "object", "properties": {"x": {"$ref": "#/properties/x"}}},
+    {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}},
+     "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"oneOf": [{"$ref": "#/$defs/a"}]}}},
+    {"anyOf": [{"type": "string"}, {"$ref": "#"}]},
+]  # fmt: skip
+TREE = {
+    "type": "object",
+    "properties": {
+        "left": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        "list": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+        "twice": {"allOf": [{"$ref": "#/$defs/node"}]},
+    },
+    "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
+}
+"""Recursive, with a value between each reference and its place."""
+
+
+def ways_to_ask(schema):
+    """Each way to have an answer match a schema: path, body, and the field of the error."""
+    function = {"name": "f", "parameters": schema}
+    tools = [{"type": "function", "function": function}]
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    chat = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    strict = [{"type": "function", "function": function | {"strict": True}}]
+    yield "chat/completions", chat | {"response_format": wanted}
+    yield "chat/completions", chat | {"structured_outputs": {"json": schema}}
+    yield "chat/completions", chat | {"structured_outputs": {"structural_tag": json.dumps(tag)}}
+    if schema.get("type") == "object":
+        yield "chat/completions", chat | {"tools": tools, "tool_choice": "required"}
+        yield "chat/completions", chat | {"tools": strict}
+    yield "completions", {"model": "demo", "prompt": "x", "response_format": wanted}
+    text = {"format": {"type": "json_schema", "name": "n", "schema": schema}}
+    yield "responses", {"model": "demo", "input": "hi", "text": text}
+
+
+@pytest.mark.parametrize("schema", CYCLES)
+async def test_references_that_lead_nowhere_are_refused_before_generation(lab, schema):
+    for path, body in ways_to_ask(schema):
+        answer = await lab.post(f"/v1/{path}", body)
+        assert answer.status == 400, (path, body, answer.body)
+        assert not lab.engine.requests
+
+
+async def test_recursive_schemas_pass(lab):
+    lab.says("{}")
+    for path, body in ways_to_ask(TREE):
+        if "strict" not in str(body):
+            answer = await lab.post(f"/v1/{path}", body)
+            assert answer.status == 200, (path, body, answer.body)
+
+
+async def test_a_free_call_may_have_any_schema(lab):
+    """No grammar is made of it."""
+    lab.says("x")
+    tools = [{"type": "function", "function": {"name": "f", "parameters": CYCLES[2]}}]
+    assert (await lab.chat(tools=tools)).status == 200
+
+
+def test_long_chains_of_references_are_searched_in_linear_time():
+    parts = {f"a{at}": {"$ref": f"#/$defs/a{at + 1}"} for at in range(5000)}
+    chain = {"$defs": parts | {"a5000": {"type": "string"}}, "$ref": "#/$defs/a0"}
+    assert find_cycle(chain) == ""
+    chain["$defs"]["a5000"] = {"$ref": "#/$defs/a17"}
+    assert find_cycle(chain)
+    double = {f"b{at}": {"anyOf": [{"$ref": f"#/$defs/b{at + 1}"}] * 2} for at in range(200)}
+    assert find_cycle({"$defs": double | {"b200": {}}, "$ref": "#/$defs/b0"}) == ""

@@ -163,6 +163,48 @@ def resolve(reference: Any, root: Any) -> Any:
     return target if reference == "#" or reference.startswith("#/") else None
 
 
+def find_cycle(root: Any) -> str:
+    """Return a reference of ``root`` that leads back to its own place without a value in between,
+    or an empty string.
+
+    No text matches ``{"$ref": "#"}``, and a grammar for it fails while it is matched.
+    """
+    done: set[int] = set()
+    waiting = [root]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            if reference := _find_cycle_at(part, root, done):
+                return reference
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return ""
+
+
+def _find_cycle_at(start: dict[str, Any], root: Any, done: set[int]) -> str:
+    """Search depth first, without recursion: references make paths of any length."""
+    path: set[int] = set()
+    waiting: list[tuple[Any, str, bool]] = [(start, "", False)]
+    while waiting:
+        part, reference, is_left = waiting.pop()
+        if is_left:
+            path.discard(id(part))
+            done.add(id(part))
+        elif id(part) in path:
+            return reference
+        elif isinstance(part, dict) and id(part) not in done:
+            path.add(id(part))
+            waiting.append((part, reference, True))
+            if isinstance(given := part.get("$ref"), str):
+                waiting.append((resolve(given, root), given, False))
+            for name in ("allOf", "anyOf", "oneOf"):
+                branches = part.get(name)
+                if isinstance(branches, list):
+                    waiting += [(branch, reference, False) for branch in branches]
+    return ""
+
+
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
 """Keywords that say which unnamed members an object may have."""

@@ -17,6 +17,7 @@ from eaglegate.engine.errors import (
     EngineOverloaded,
     RequestQuarantined,
     RequestRejected,
+    WorkerMisconfigured,
 )
 from eaglegate.engine.fleet.types import BreakerSettings, WorkerState
 from eaglegate.engine.scripted import DEFAULT_INFO
@@ -197,6 +198,31 @@ async def test_a_request_that_fails_everywhere_ends_and_opens_nothing():
         await collect(place.fleet, ask())
     assert len(place.served("r")) == 2
     assert all(worker.is_serving for worker in place.fleet.workers.values())
+    await place.fleet.aclose()
+
+
+@pytest.mark.parametrize("houses", ["a", "ab"])
+async def test_failures_that_a_request_causes_count_against_no_worker(houses):
+    """A grammar that no engine can match: others keep their workers."""
+    place = await town(houses)
+    for house in place.houses.values():
+        house.error = lambda request, step: EngineFailed("500") if request.id[0] == "x" else None
+    for number in range(8):
+        with pytest.raises(EngineFailed):
+            await collect(place.fleet, ask(f"x{number}"))
+    assert all(worker.breaker.num_opened == 0 for worker in place.fleet.workers.values())
+    request = ask("good")
+    assert tokens_of(await collect(place.fleet, request)) == following(request)
+    await place.fleet.aclose()
+
+
+async def test_a_worker_that_refuses_the_gateway_is_left_though_it_is_the_only_one():
+    place = await town("a", poll_s=60, breaker=BreakerSettings(backoff_s=60))
+    place["a"].error = lambda request, step: WorkerMisconfigured("401")
+    for number in range(3):
+        with pytest.raises(EngineFailed):
+            await collect(place.fleet, ask(f"r{number}"))
+    assert place.fleet.workers["a"].breaker.num_opened == 1
     await place.fleet.aclose()
 
 

@@ -14,6 +14,7 @@ from eaglegate.engine.errors import (
     EngineOverloaded,
     EngineStartError,
     RequestRejected,
+    WorkerMisconfigured,
 )
 from eaglegate.engine.remote.engine import RemoteEngine
 from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
@@ -177,7 +178,7 @@ async def test_prompt_logprobs_come_with_an_answer_that_is_not_streamed():
     [
         (400, {}, True, RequestRejected),
         (422, {}, True, RequestRejected),
-        (401, {}, True, EngineFailed),
+        (401, {}, True, WorkerMisconfigured),
         (429, {"retry-after": "7"}, True, EngineOverloaded),
         (503, {"retry-after": "7"}, True, EngineOverloaded),
         (503, {}, False, EngineDead),
@@ -193,7 +194,7 @@ async def test_what_a_status_means(status, headers, healthy, kind):
         with pytest.raises(kind) as caught:
             await steps_of(engine, request())
         assert type(caught.value) is kind
-    if kind in (RequestRejected, EngineFailed, EngineOverloaded):
+    if issubclass(kind, RequestRejected | EngineFailed | EngineOverloaded):
         assert "as the script says" not in str(caught.value), "these go to clients"
     if kind is EngineOverloaded:
         assert caught.value.retry_after_s == 7
