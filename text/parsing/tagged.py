@@ -141,7 +141,7 @@ class Tagged:
         return text[after:].partition(">")[2] if tag in self._closing.unfinished else text[after:]
 
 
-class Mark(Enum):
+class _Mark(Enum):
     """Kind of a tag in text that is held back, outside of any call that opens in the text."""
 
     END = "end"
@@ -153,7 +153,7 @@ class Mark(Enum):
 
 
 @dataclass(slots=True)
-class Held:
+class _Held:
     """Text held back from the first place on where a call may begin or end in a value."""
 
     parts: list[str] = field(default_factory=list)
@@ -161,7 +161,7 @@ class Held:
     """Number of characters in ``parts``."""
     depth: int = 0
     """Number of calls that are open in the text."""
-    marks: list[tuple[Mark, int, str]] = field(default_factory=list)
+    marks: list[tuple[_Mark, int, str]] = field(default_factory=list)
     """Tags as (kind, position, tag)."""
     has_end: bool = False
     in_doubt: bool = False
@@ -173,7 +173,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Ends:
+class _Ends:
     """Ends of calls in a value which nothing in the value opens."""
 
     last: tuple[int, str] | None = None
@@ -215,7 +215,7 @@ class CallValue(Tagged):
         super().__init__(lexicon, closing, sink, words)
         self._calls = calls
         self._text, self._look = "", 0
-        self._held: Held | None = None
+        self._held: _Held | None = None
         self._last = ""
         """Last character that certainly belongs to the value."""
         self._seen = False
@@ -252,7 +252,7 @@ class CallValue(Tagged):
         closing = self._closing
         if tag in closing.nests:
             if verdict and not self._depth:
-                self._mark(Mark.OPEN, self._look)  # as the call in it
+                self._mark(_Mark.OPEN, self._look)  # as the call in it
             self._depth += verdict
         elif self._depth:
             self._depth -= tag in closing.forced or tag in closing.unnests
@@ -284,7 +284,7 @@ class CallValue(Tagged):
         if verdict:
             return self._end_value(start, tag)
         self._seen = True
-        self._mark(Mark.STRAY, start)
+        self._mark(_Mark.STRAY, start)
         return None
 
     def _open_call(self, start: int) -> None:
@@ -292,7 +292,7 @@ class CallValue(Tagged):
         held, position = self._hold(start)
         held.in_doubt |= in_doubt
         if not held.depth and held.has_end:
-            held.marks.append((Mark.OPEN, position, ""))
+            held.marks.append((_Mark.OPEN, position, ""))
         held.depth += 1
 
     def _opens_line(self, start: int) -> bool:
@@ -306,7 +306,7 @@ class CallValue(Tagged):
         if self._calls.settled:
             return self._close(self._position(start), tag)
         held, position = self._hold(start)
-        held.marks.append((Mark.END, position, tag))
+        held.marks.append((_Mark.END, position, tag))
         held.has_end = True
         return None
 
@@ -315,7 +315,7 @@ class CallValue(Tagged):
         if held is None or not held.depth:
             if verdict and (tag in closing.implied or tag in closing.forced):
                 return self._end_value(start, tag)
-            self._mark(Mark.STRAY, start)
+            self._mark(_Mark.STRAY, start)
             return None
         held.depth -= 1
         if held.depth or held.has_end:
@@ -326,7 +326,7 @@ class CallValue(Tagged):
             held.closed = held.fallback or (held.size + start, tag)
         return None
 
-    def _mark(self, kind: Mark, start: int) -> None:
+    def _mark(self, kind: _Mark, start: int) -> None:
         """Record a tag behind the end of a call."""
         if self._held is not None and self._held.has_end:
             self._held.marks.append((kind, self._held.size + start, ""))
@@ -339,13 +339,13 @@ class CallValue(Tagged):
     def _position(self, start: int) -> int:
         return start + (self._held.size if self._held else 0)
 
-    def _hold(self, start: int) -> tuple[Held, int]:
+    def _hold(self, start: int) -> tuple[_Held, int]:
         """Hold the text back from ``start`` on. Return that position in the text held back."""
         if self._held is None:
             if start:
                 self._last = self._text[start - 1]
                 self._sink(self._spell(self._text[:start]))
-            self._held, self._text = Held(), self._text[start:]
+            self._held, self._text = _Held(), self._text[start:]
             self._look -= start
             start = 0
         return self._held, self._held.size + start
@@ -390,7 +390,7 @@ class CallValue(Tagged):
         ends = self._find_ends(text := self._whole(self._text))
         end = ends.last
         if end and is_cut and not self._closing.begins_behind(text[ends.behind :].lstrip()):
-            has_call = any(kind is Mark.OPEN and at >= ends.behind for kind, at, _ in held.marks)
+            has_call = any(kind is _Mark.OPEN and at >= ends.behind for kind, at, _ in held.marks)
             end = end if has_call else None
         is_doubtful = ends.is_doubtful
         if end is None and not is_cut:
@@ -402,18 +402,18 @@ class CallValue(Tagged):
         self._calls.settled = True
         return self._close(*end)
 
-    def _find_ends(self, text: str) -> Ends:
+    def _find_ends(self, text: str) -> _Ends:
         """Find the ends of calls that nothing in ``text`` opens, from the tags recorded in it."""
-        ends = Ends()
+        ends = _Ends()
         for kind, position, tag in self._held.marks if self._held else ():
             if ends.last and position < ends.behind:  # a part of that end
                 continue
             adjoins = ends.last is not None and not text[ends.behind : position].strip()
-            if kind is Mark.OPEN:
+            if kind is _Mark.OPEN:
                 ends.precedes_call |= adjoins
                 continue
-            ends.is_doubtful = kind is Mark.STRAY or ends.precedes_call or adjoins
-            if kind is Mark.END:
+            ends.is_doubtful = kind is _Mark.STRAY or ends.precedes_call or adjoins
+            if kind is _Mark.END:
                 ends.last = position, tag
                 ends.behind = self._closing.find_behind(text, position)
         return ends
@@ -426,7 +426,7 @@ class CallValue(Tagged):
         if self._held is not None and self._held.has_end:
             ends = self._find_ends(text := self._whole(self._text))
             if not text[ends.behind : self._held.size + start].strip():
-                self._mark(Mark.STRAY, start)
+                self._mark(_Mark.STRAY, start)
                 return None
             if ends.precedes_call:
                 self._calls.spoil()
@@ -445,7 +445,7 @@ class CallValue(Tagged):
     def _is_interrupted(self, text: str, place: int) -> bool:
         """Return True if a parameter opens after the end of a call, without a call before it."""
         marks = self._held.marks if self._held else ()
-        first = next((position for kind, position, _ in marks if kind is Mark.END), place)
+        first = next((position for kind, position, _ in marks if kind is _Mark.END), place)
         if place <= first or not self._closing.parameter:
             return False
         opening = text.find(self._closing.parameter, first, place)
