@@ -79,6 +79,7 @@ def _read_reasoning(context: ParsingContext, labelled: bool = False) -> Routine:
         begun = True
     if reasoning.inline:
         thinking.write(marker)
+    out.framed |= reasoning.answer is not None and marker == reasoning.answer[0]
     out.reasoning.marker()
     out.phase = Phase.CONTENT
     out.content.lead = reasoning.framing
@@ -86,7 +87,9 @@ def _read_reasoning(context: ParsingContext, labelled: bool = False) -> Routine:
 
 def _token_openers(context: ParsingContext) -> tuple[str, ...]:
     """Return the openers that are tokens. The same characters as plain text are a quotation."""
-    return tuple(filter(context.lexicon.is_token, context.tools.openers))
+    tools = context.tools
+    openers = tuple(opener for opener in tools.openers if not context.lexicon.is_text(opener))
+    return openers + tools.ends_thinking
 
 
 def _read_meant(opener: str, context: ParsingContext) -> Routine:

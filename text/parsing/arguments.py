@@ -34,11 +34,12 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 def as_json(text: str, allowed: frozenset[str]) -> str:
     """Return a parameter's text as JSON, unchanged if it is JSON of an allowed type.
 
-    Text that fits no allowed type becomes a string: nothing is lost, and the outcome shows it.
+    Text that fits no allowed type becomes a string: nothing is lost, and the outcome shows it. Only
+    ``null`` stays null, because models write it for a parameter that they leave out.
     """
     written = text.strip()
     word = _WORDS.get(written.lower(), "")
-    if word == "null" and "null" in allowed:
+    if word == "null" and ("null" in allowed or "string" not in allowed):
         return word
     if word in ("true", "false") and "boolean" in allowed:
         return word
@@ -47,6 +48,16 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
     if written[:1] in ("{", "[") and allowed & {"object", "array"}:
         return _container(written) or encode_basestring(text)
     return encode_basestring(text)
+
+
+def repeats_member(written: str) -> bool:
+    """Return True if a JSON object has a member twice, with two values."""
+    try:
+        pairs = json.loads(written, object_pairs_hook=list)
+    except (ValueError, RecursionError):
+        return False
+    values: dict[str, Any] = {}
+    return any(values.setdefault(key, value) != value for key, value in pairs)
 
 
 def unquote_value(text: str, allowed: frozenset[str]) -> str | None:

@@ -96,6 +96,8 @@ class ToolFormat:
     """Special tokens that are treated as text, because markers are written with them."""
     channels: MessageRoutine | None = None
     """Reads the whole message, as in ``ReasoningFormat``."""
+    ends_thinking: tuple[str, ...] = ()
+    """Plain-text openers that may end thinking whose end the model forgets, as tokens do."""
     parts: tuple[str, ...] = ()
     """Markers of ``inner`` that occur only inside a call. Outside, the call before was broken."""
     head: Callable[[ParsingContext], Follow] | None = None

@@ -267,9 +267,14 @@ class Calls:
         return any(self._parts)
 
     @property
+    def arguments(self) -> str:
+        """Arguments of the open call so far."""
+        return "".join(self._parts)
+
+    @property
     def is_bare(self) -> bool:
         """True if the open call's arguments are an object without members."""
-        return "".join(self._parts).strip() in ("", "{}")
+        return self.arguments.strip() in ("", "{}")
 
     def begin(self, name: str, id: str | None = None) -> None:
         self.num += 1

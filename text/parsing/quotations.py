@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator
 
-from eaglegate.text.parsing.markers import Delimiters, Follow, Lexicon, follows
+from eaglegate.text.parsing.markers import FRAGMENT, Delimiters, Follow, Lexicon, follows
 from eaglegate.text.parsing.message import ParsingContext
 from eaglegate.text.parsing.output import Fence
 from eaglegate.text.parsing.reader import Ended, Reader, Routine, Subroutine, Until, Want
@@ -32,7 +32,7 @@ def read_unclosed(
     is thinking, unless it is cut off inside another call directly after a complete one. ``meant``
     reads the section from after its opener.
     """
-    kept = _Kept(opener, context.tools.closer)
+    kept = Kept(opener, context.tools.closer)
     delimiters = context.lexicon.delimiters(*context.reasoning.ends, *context.tools.markers)
     marker = opener
     try:
@@ -40,7 +40,7 @@ def read_unclosed(
             if marker in delimiters.tokens:
                 kept.marker(marker)
             else:
-                kept.text(marker)
+                kept.tag(marker)
     except Ended as ended:
         if ended.by_model or kept.in_a_row:
             kept.play(meant, ended.by_model)
@@ -78,10 +78,10 @@ def read_fenced(
         raise
 
 
-class _Kept:
+class Kept:
     """Recording of markers and text, which a routine can read later."""
 
-    def __init__(self, opener: str, closer: str) -> None:
+    def __init__(self, opener: str = "", closer: str = "") -> None:
         self._opener = opener
         self._closer = closer
         self._pieces: list[tuple[bool, str]] = []
@@ -99,6 +99,17 @@ class _Kept:
 
     def marker(self, marker: str) -> None:
         self._pieces.append((True, marker))
+        self._change(marker)
+
+    def tag(self, tag: str) -> None:
+        """Take a marker of plain text, which opens or closes a section if a token is part of it."""
+        if FRAGMENT in tag:
+            self._pieces.append((False, tag))
+            self._change(tag)
+        else:
+            self.text(tag)
+
+    def _change(self, marker: str) -> None:
         if marker == self._closer:
             self._num_closed += self._is_open
             self._is_open = False
@@ -118,7 +129,7 @@ class _Kept:
         reader.end(by_model)
 
 
-class _Fenced(_Kept):
+class _Fenced(Kept):
     """Recording that becomes content when the fence around it is closed."""
 
     def __init__(self, opener: str, context: ParsingContext) -> None:

@@ -81,8 +81,17 @@ MINIMAX_M3 = ReasoningFormat(("<mm:think>",), ("</mm:think>",), forgets_end=True
 K2_HORIZON = ReasoningFormat(
     ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
     ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+    forgets_end=True,
 )
 """K2 Horizon: a tag for each effort."""
+
+APRIEL = ReasoningFormat(
+    ("Here are my reasoning steps:",),
+    ("[BEGIN FINAL RESPONSE]",),
+    framing=" \n",
+    answer=("[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]"),
+)
+"""ServiceNow-AI/Apriel-1.5-15b-Thinker: the prompt ends with the sentence that opens thinking."""
 
 GEMMA4 = ReasoningFormat(("<|channel>",), ("<channel|>",), label="thought", forgets_end=True)
 """Gemma 4: a channel whose name is on its first line."""
@@ -90,46 +99,49 @@ GEMMA4 = ReasoningFormat(("<|channel>",), ("<channel|>",), label="thought", forg
 
 _FORMATS = "eaglegate.text.parsing.formats"
 _TOOLS: Sequence[tuple[str, str]] = (
-    ("apertus", "json_lists:APERTUS"),
+    ("apertus apertus2509", "json_lists:APERTUS"),
     ("cohere_command3 cohere_command4", "json_lists:COHERE"),
-    ("deepseek_v3 deepseek_v31", "sections:DEEPSEEK_V3"),
-    ("deepseek_v32", "xml_calls:V32"),
-    ("deepseek_v4", "xml_calls:V4"),
-    ("deepseek_v41", "xml_calls:V41"),
+    ("deepseek_v3 deepseek_v31 deepseekv3 deepseekv31", "sections:DEEPSEEK_V3"),
+    ("deepseek_v32 deepseekv32", "xml_calls:V32"),
+    ("deepseek_v4 deepseekv4", "xml_calls:V4"),
+    ("deepseek_v41 deepseekv41", "xml_calls:V41"),
     ("dots", "xml_calls:DOTS"),
     ("functiongemma", "gemma4:FUNCTION"),
     ("gemma4", "gemma4:FORMAT"),
     ("gigachat3", "json_lists:GIGACHAT3"),
-    ("glm45 glm47 ling3 poolside_v1", "key_values:FORMAT"),
+    ("gigachat35", "xml_calls:GIGACHAT35"),
+    ("glm45 glm glm47 ling3 poolside_v1 spark25", "key_values:FORMAT"),
     ("granite", "json_lists:GRANITE"),
     ("granite-20b-fc", "json_lists:GRANITE_20B"),
-    ("hermes qwen3_json granite4 ernie45", "json_lists:HERMES"),
-    ("hunyuan_a13b jamba", "json_lists:JAMBA"),
-    ("hy_v3", "key_values:HY_V3"),
+    ("hermes qwen3_json granite4 ernie45 qwen qwen25 trinity", "json_lists:HERMES"),
+    ("hunyuan_a13b jamba apriel", "json_lists:JAMBA"),
+    ("hy_v3 hunyuan", "key_values:HY_V3"),
     ("hy_v4", "key_values:HY_V4"),
     ("inkling", "inkling:FORMAT"),
-    ("internlm", "json_lists:INTERNLM"),
+    ("internlm interns1", "json_lists:INTERNLM"),
+    ("iquest_q1", "key_values:IQUEST_Q1"),
     ("k2_horizon", "key_values:K2_HORIZON"),
     ("kimi_k2", "sections:KIMI_K2"),
     ("kimi_k3", "kimi_k3:FORMAT"),
     ("lfm2", "pythonic:LFM2"),
-    ("llama3_json", "json_lists:LLAMA3"),
+    ("llama3_json llama3", "json_lists:LLAMA3"),
     ("llama4_json", "json_lists:LLAMA4"),
     ("llama4_pythonic", "pythonic:LLAMA4"),
     ("longcat", "json_lists:LONGCAT"),
     ("mimo", "xml_calls:MIMO"),
     ("minicpm5", "xml_calls:MINICPM5"),
-    ("minimax_m2", "xml_calls:MINIMAX_M2"),
-    ("minimax_m3", "minimax_m3:FORMAT"),
+    ("minimax_m2 minimax-m2", "xml_calls:MINIMAX_M2"),
+    ("minimax_m3 minimax-m3", "minimax_m3:FORMAT"),
     ("mistral", "json_lists:MISTRAL"),
     ("muse musespark1x", "muse:SPARK"),
     ("muse_glimmer", "muse:GLIMMER"),
+    ("nemotron_json", "json_lists:NEMOTRON"),
     ("olmo3", "pythonic:OLMO3"),
-    ("openai gpt_oss", "harmony:FORMAT"),
+    ("openai gpt_oss gpt-oss", "harmony:FORMAT"),
     ("phi4_mini_json", "json_lists:PHI4"),
     ("plamo3", "sections:PLAMO3"),
     ("pythonic", "pythonic:PYTHONIC"),
-    ("qwen3_coder qwen3_xml nemotron_v3 step3p5 step5", "xml_calls:QWEN3_CODER"),
+    ("qwen3_coder qwen3_xml nemotron_v3 step3p5 step5 nanbeige", "xml_calls:QWEN3_CODER"),
     ("seed_oss", "xml_calls:SEED_OSS"),
     ("solar_open2", "key_values:SOLAR_OPEN2"),
     ("step3", "xml_calls:STEP3"),
@@ -137,6 +149,7 @@ _TOOLS: Sequence[tuple[str, str]] = (
 )
 """Names that share a routine, and the routine's place."""
 _THINKING: Sequence[tuple[str, ReasoningFormat | str]] = (
+    ("apriel", APRIEL),
     ("cohere_command3 cohere_command4", f"{_FORMATS}.json_lists:COHERE_REASONING"),
     (
         "deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 poolside_v1",
@@ -161,8 +174,8 @@ _THINKING: Sequence[tuple[str, ReasoningFormat | str]] = (
     ("seed_oss", SEED_OSS),
     ("solar_open2", SOLAR_OPEN2),
     (
-        "deepseek_r1 glm45 glm47 granite_thinking_parser holo2 ling3 mimo minicpmv minimax_m2 "
-        "nemotron_v3 olmo3 qwen3 step3 step3p5 step5 think",
+        "deepseek_r1 glm45 glm47 granite_thinking_parser holo2 iquest_q1 ling3 mimo minicpmv "
+        "minimax_m2 nemotron_v3 olmo3 qwen3 step3 step3p5 step5 think",
         THINK,
     ),
 )

@@ -80,6 +80,8 @@ class Tags:
     """``call`` and ``parameter`` in the form of models that put the name into an attribute."""
     strays: tuple[str, ...] = ()
     """Tags of an older format that models write between calls."""
+    older: Tags | None = None
+    """Tags of an older version, which models write instead of these."""
     doubled: bool = False
     """True if a tool may be called by its doubled name, as in ``get_weather.get_weather``."""
 
@@ -159,9 +161,17 @@ class Tags:
         if not self.section:
             openers += (self.parameter,)
         inner = tuple(filter(None, inner))
+        if self.older:
+            older = self.older.format()
+            openers, inner = openers + older.openers, inner + older.inner
         form = ToolFormat(openers, self._section, inner, framing, self.section_end)
         if not fragment:
             return form
+        fragmented = self._spell(fragment).format(framing)
+        return replace(form, fragment=fragment, fragmented=fragmented)
+
+    def _spell(self, fragment: str) -> Tags:
+        """Return the tags with FRAGMENT in place of a token that they are written with."""
 
         def spell(tag: str) -> str:
             return tag.replace(fragment, FRAGMENT)
@@ -170,11 +180,14 @@ class Tags:
             name: spell(tag) for name, tag in asdict(self).items() if isinstance(tag, str)
         }
         others = tuple((spell(opening), spell(closing)) for opening, closing in self.others)
-        spelled = replace(self, **tags, others=others)
-        return replace(form, fragment=fragment, fragmented=spelled.format(framing))
+        older = self.older._spell(fragment) if self.older else None
+        return replace(self, **tags, others=others, older=older)
 
     def _section(self, opener: str, context: ParsingContext) -> Routine:
         """Read calls up to the end of the section, in which other text is content."""
+        if self.older and opener in (*self.older.sections, self.older.call):
+            yield from self.older._section(opener, context)
+            return
         lexicon = context.lexicon
         delimiters = lexicon.delimiters(self.call, *self.outer)
         if opener == self.parameter:
@@ -298,9 +311,9 @@ class _Call:
         name, _, marker = yield from self._header(calls.begin)
         if marker in self._outer or not name or _NO_NAME.search(name):
             return marker
-        head, _, tail = name.partition(".")
-        doubled = self._tags.doubled and head == tail and not calls.find(name)
-        calls.begin(head if doubled else name)
+        half = name[: len(name) // 2]
+        doubled = self._tags.doubled and name == f"{half}.{half}" and not calls.find(name)
+        calls.begin(half if doubled else name)
         if is_broken:
             calls.spoil()
         if marker == _EMPTY:

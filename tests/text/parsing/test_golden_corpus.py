@@ -18,6 +18,7 @@ VARIATIONS = {
     *("phi4_mini_json", "seed_oss", "xlam", "functiongemma", "gigachat3", "hy_v3", "hy_v4"),
     *("inkling", "k2_horizon", "k2_horizon_json", "k2_horizon_typed", "minicpm5", "minimax_m3"),
     *("muse", "muse_glimmer", "plamo3", "poolside_v1", "solar_open2", "step3"),
+    *("gigachat35", "iquest_q1", "nemotron_json"),
 }
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 
 from eaglegate.text.events import Repair
-from eaglegate.text.parsing.arguments import as_json
+from eaglegate.text.parsing.arguments import as_json, repeats_member
 from eaglegate.text.parsing.markers import NAME, Delimiters, Follow, Lexicon
 from eaglegate.text.parsing.message import Ahead, ParsingContext, ToolFormat, last_name, opens
 from eaglegate.text.parsing.output import Calls
@@ -190,6 +190,10 @@ class Members:
         """Quote that opened the current string."""
         self._escaped = self._may_end = False
         self._key = ""
+        self._keys: set[str] = set()
+        """Parameters so far."""
+        self._repeats = False
+        """True if a parameter was given twice."""
         self.ended = False
 
     def take(self, text: str) -> int:
@@ -203,7 +207,7 @@ class Members:
                 self._take_quoted(char)
             elif self.in_parentheses and char in "()":
                 self._take_parenthesis(char)
-            elif char in "\"'" and self._takes != self._take_next and self._is_blank:
+            elif char in "\"'`" and self._takes != self._take_next and self._is_blank:
                 self._word, self._quote = [char], char
             else:
                 self._takes(char)
@@ -319,6 +323,9 @@ class Members:
         if char == ":" or (char == "=" and not self._is_blank):
             self._separate()
             self._key = _unquote(self._take_word())
+            if len(self._closers) == 1:
+                self._repeats |= self._key in self._keys
+                self._keys.add(self._key)
             self._write(encode_basestring(self._key) + ": ")
             self._takes = self._take_value
         elif char in ",}]":
@@ -364,7 +371,7 @@ class Members:
         self._takes = self._take_next
         if word or not is_item:
             self._separate_item()
-            quoted = word.startswith(('"', "'"))
+            quoted = word.startswith(('"', "'", "`"))
             self._write(as_json(_unquote(word), STRING) if quoted else as_json(word, _SCALARS))
 
     def _close(self, bracket: str) -> None:
@@ -379,6 +386,8 @@ class Members:
 
     def _end(self, is_fragile: bool = False) -> None:
         self.ended = True
+        if self._repeats and repeats_member(self._calls.arguments):
+            self._calls.spoil()
         self._calls.close(is_fragile=is_fragile)
 
     def _separate_item(self) -> None:
@@ -401,10 +410,10 @@ def _is_broken(text: str, quote: str) -> bool:
 def _unquote(word: str) -> str:
     """Remove the quotes from a key or value, if it has any."""
     quote = word[:1]
-    if not quote or quote not in "\"'" or (quote == "'" and word[-1:] != quote):
+    if not quote or quote not in "\"'`" or (quote != '"' and word[-1:] != quote):
         return word
-    if quote == "'":
-        inner = word[1:-1].replace("\\'", quote).replace('\\"', '"').replace('"', '\\"')
+    if quote != '"':
+        inner = word[1:-1].replace(f"\\{quote}", quote).replace('\\"', '"').replace('"', '\\"')
         word = f'"{inner}"'
     try:
         return str(json.loads(word, strict=False))

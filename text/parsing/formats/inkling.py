@@ -18,6 +18,7 @@ import re
 
 from eaglegate.text.events import Phase
 from eaglegate.text.parsing.json_calls import JsonCalls
+from eaglegate.text.parsing.markers import NAME, Follow
 from eaglegate.text.parsing.message import (
     CallFrame,
     ParsingContext,
@@ -93,7 +94,7 @@ def _read_block(kind: str, context: ParsingContext) -> Subroutine:
             delimiters,
             out.content.write,
             arguments=("args", "arguments", "parameters"),
-            quotes=context.quotes({END: context.follow({CALL: None}, MESSAGE), CALL: {"{": None}}),
+            quotes=context.quotes({END: _find_next(context), CALL: {"{": None}}),
         ).read()
     elif kind == THINKING:
         out.phase = Phase.REASONING
@@ -103,6 +104,12 @@ def _read_block(kind: str, context: ParsingContext) -> Subroutine:
         marker = yield Until(delimiters, out.content.write)
     out.phase = Phase.CONTENT
     return marker
+
+
+def _find_next(context: ParsingContext) -> Follow:
+    """Return the text that must follow the end of a block inside an unclosed string."""
+    kinds = context.follow(None, *KINDS)
+    return context.follow({**kinds, NAME: kinds}, MESSAGE) | context.follow(None, END_SAMPLING)
 
 
 FORMAT = ToolFormat((), no_calls, MARKERS, framing="", channels=read_channels, opening=THINKING)

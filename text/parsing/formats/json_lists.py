@@ -126,6 +126,8 @@ GIGACHAT3 = replace(
 GRANITE_20B = JsonBlock("<function_call>").format()
 INTERNLM = JsonBlock("<|action_start|>", "<|action_end|>", ("<|plugin|>",)).format()
 JAMBA = JsonBlock("<tool_calls>", "</tool_calls>").format()
+NEMOTRON = JsonBlock("<TOOLCALL>", "</TOOLCALL>").format()
+"""nvidia/NVIDIA-Nemotron-Nano-9B-v2."""
 PHI4 = JsonBlock("functools", begins=OBJECT).format()
 
 _LIST, _FENCE = "[", "```json"

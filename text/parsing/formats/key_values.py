@@ -301,6 +301,8 @@ K2_HORIZON = KeyValues(
     kind="<ifm|arg_type>",
     kind_end="</ifm|arg_type>",
 ).format()
+IQUEST_Q1 = KeyValues(call="<iquest_tool_call>", call_end="</iquest_tool_call>").format()
+"""IQuest-Q1: only the tags of the call are tokens."""
 SOLAR_OPEN2 = KeyValues(
     call="<|tool_call:start|>",
     call_end="<|tool_call:end|>",

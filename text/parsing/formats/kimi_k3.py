@@ -30,7 +30,8 @@ from eaglegate.text.parsing.message import (
     ToolFormat,
     no_calls,
 )
-from eaglegate.text.parsing.reader import DONE, Routine, TextSink, Until, Want, ignore
+from eaglegate.text.parsing.quotations import Kept
+from eaglegate.text.parsing.reader import DONE, Ended, Routine, TextSink, Until, Want, ignore
 from eaglegate.text.parsing.schemas import STRING, TYPES
 from eaglegate.text.parsing.tagged import FORCED, CallValue, Closing, Tagged
 from eaglegate.text.parsing.value_text import holds_next
@@ -71,9 +72,13 @@ class _Header:
 
 def read_channels(context: ParsingContext) -> Routine:
     """Read elements one after another."""
-    delimiters, write = context.lexicon.delimiters(*MARKERS), context.out.content.write
     if context.starts_in is Phase.REASONING:
         yield from _read_thinking(context)
+    yield from _read_elements(context)
+
+
+def _read_elements(context: ParsingContext) -> Routine:
+    delimiters, write = context.lexicon.delimiters(*MARKERS), context.out.content.write
     marker = ""
     while True:
         if marker not in (OPEN, CLOSE):
@@ -118,10 +123,42 @@ def _read_element(name: str, attributes: dict[str, str], context: ParsingContext
 
 
 def _read_thinking(context: ParsingContext) -> Routine:
+    """Read thinking. Another element in it is quoted, or the model has forgotten to close it."""
     context.out.phase = Phase.REASONING
     if not (yield from _is_skipped(context)):
-        yield from _read_body("think", context.out.reasoning.write, context)
+        closing = _find_closing("think", context)
+        ended = yield Tagged(context.lexicon, closing, context.out.reasoning.write)
+        if ended == DONE:
+            yield from _read_unclosed(context)
+        else:
+            yield Until(context.lexicon.delimiters(SEP), ignore)
     context.out.phase = Phase.CONTENT
+
+
+def _read_unclosed(context: ParsingContext) -> Routine:
+    """Read elements in open thinking, as ``quotations.read_unclosed`` does with calls."""
+    delimiters, kept, out = context.lexicon.delimiters(*MARKERS), Kept(), context.out
+    before = ""
+    try:
+        while True:
+            inside: list[str] = []
+            marker = yield Until(delimiters, inside.append)
+            text = "".join(inside)
+            if (before, text.strip(), marker) == (CLOSE, "think", SEP):
+                break
+            kept.text(text)
+            kept.marker(marker) if marker in delimiters.tokens else kept.text(marker)
+            before = marker
+    except Ended as ended:
+        kept.text("".join(inside))
+        if ended.by_model:
+            out.reasoning.marker()
+            out.phase = Phase.CONTENT
+            kept.play(_read_elements(context), ended.by_model)
+        else:
+            out.reasoning.write(kept.written())
+        raise
+    out.reasoning.write(kept.written().removesuffix(CLOSE))
 
 
 def _is_skipped(context: ParsingContext) -> Generator[Want, str, bool]:
@@ -203,9 +240,10 @@ def _read_body(name: str, sink: TextSink, context: ParsingContext) -> Generator[
 def _find_closing(name: str, context: ParsingContext) -> Closing:
     """Return the closing tag of an element in which nothing is quoted."""
     ends = {close + name: context.follow(None, SEP) for close in context.lexicon.words(CLOSE)}
-    implied = context.lexicon.words(OPEN) if name == "response" else ()
-    tools: Follow = {word: {"tools": context.follow(None, SEP)} for word in implied}
-    return Closing({**ends, **tools}, implied)
+    implied = context.lexicon.words(OPEN)
+    others = ("tools",) if name == "response" else ("tools", "response")
+    following: Follow = dict.fromkeys(others, context.follow(None, SEP))
+    return Closing({**ends, **dict.fromkeys(implied, following)}, implied)
 
 
 def _find_value_closing(name: str, context: ParsingContext) -> Closing:

@@ -22,7 +22,7 @@ from typing import Any
 from eaglegate.text.parsing.arguments import ArgumentsWriter, as_json
 from eaglegate.text.parsing.json_blocks import SPACE
 from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow, match_beginnings
-from eaglegate.text.parsing.message import ParsingContext, Skipping, ToolFormat, opens
+from eaglegate.text.parsing.message import Ahead, ParsingContext, Skipping, ToolFormat, opens
 from eaglegate.text.parsing.output import Framed
 from eaglegate.text.parsing.reader import DONE, Ended, Routine, Subroutine, TextSink, Until, ignore
 from eaglegate.text.parsing.schemas import STRING, resolve
@@ -93,8 +93,14 @@ class Elements:
                 return
 
     def _tag(self, context: ParsingContext, sink: TextSink = ignore) -> Subroutine:
-        """Read the next tag, without its closing angle bracket."""
-        yield Until(context.lexicon.delimiters(self.token), sink, markup=True)
+        """Read the next tag, without its closing angle bracket. A token without a tag is dropped.
+
+        Where the model omits a parameter's opening tag, it still writes the token.
+        """
+        delimiters, opened = context.lexicon.delimiters, ""
+        while opened != Ahead.YES:
+            yield Until(delimiters(self.token), sink, markup=True)
+            opened = yield Ahead({"<": None}, delimiters())
         return (yield from self._rest(context))
 
     def _rest(self, context: ParsingContext) -> Subroutine:

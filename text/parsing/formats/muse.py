@@ -85,7 +85,7 @@ class Recipients:
         while True:
             header: list[str] = []
             try:
-                while (marker := (yield Until(delimiters, header.append))) == START:
+                while (marker := (yield Until(delimiters, header.append, stray=ignore))) == START:
                     header.clear()
             except Ended:
                 if not _HEADER.match(text := "".join(header)):

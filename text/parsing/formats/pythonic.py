@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eaglegate.text.events import Repair
 from eaglegate.text.parsing.arguments import ArgumentsWriter, as_json
@@ -218,6 +218,9 @@ PYTHONIC = Pythonic().format()
 LFM2 = Pythonic(start="<|tool_call_start|>", end="<|tool_call_end|>", marked=True).format()
 """LiquidAI/LFM2-1.2B: a list between two tokens, which text may follow. A prompt can ask for JSON
 calls instead."""
-OLMO3 = Pythonic(start="<function_calls>", end="</function_calls>", bracketed=False).format()
+OLMO3 = replace(
+    Pythonic(start="<function_calls>", end="</function_calls>", bracketed=False).format(),
+    ends_thinking=("<function_calls>",),
+)
 """allenai/Olmo-3-7B-Instruct: a call on each line, between two tags."""
 LLAMA4 = Pythonic(quoted=True, anywhere=True).format()

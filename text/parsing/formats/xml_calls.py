@@ -111,6 +111,7 @@ _V32 = Tags(
         ("<｜DSML｜toolcalls>", "</｜DSML｜toolcalls>"),
         ("<｜DSML｜tool_call>", "</｜DSML｜tool_call>"),
         ("<｜DSML｜calls>", "</｜DSML｜calls>"),
+        ("<｜DSML｜tool_use>", "</｜DSML｜tool_use>"),
     ),
 )
 _V4 = replace(
@@ -122,6 +123,7 @@ _V4 = replace(
         ("<｜DSML｜toolcalls>", "</｜DSML｜toolcalls>"),
         ("<｜DSML｜tool_call>", "</｜DSML｜tool_call>"),
         ("<｜DSML｜calls>", "</｜DSML｜calls>"),
+        ("<｜DSML｜tool_use>", "</｜DSML｜tool_use>"),
     ),
 )
 _V41 = Tags(
@@ -131,13 +133,25 @@ _V41 = Tags(
     call_end="</｜DSML｜ invoke>",
     parameter="<｜DSML｜ parameter name=",
     parameter_end="</｜DSML｜ parameter>",
+    others=(("<｜DSML｜ tool_use>", "</｜DSML｜ tool_use>"),),
+    older=_V4,
+)
+_GCML = Tags(
+    section="<｜GCML｜tool_calls>",
+    section_end="</｜GCML｜tool_calls>",
+    call="<｜GCML｜invoke name=",
+    call_end="</｜GCML｜invoke>",
+    parameter="<｜GCML｜parameter name=",
+    parameter_end="</｜GCML｜parameter>",
 )
 
 V32 = _V32.format(fragment="｜DSML｜")
 V4 = _V4.format(fragment="｜DSML｜")
 """DeepSeek V4: another name of the section."""
 V41 = _V41.format(fragment="｜DSML｜")
-"""DeepSeek V4.1: a space after the token."""
+"""DeepSeek V4.1: a space after the token. Sections of V3.2 and V4 are read, too."""
+GIGACHAT35 = _GCML.format(fragment="｜GCML｜")
+"""GigaChat 3.5: DeepSeek V4's tags with another token, as sgl-project/sglang reads them."""
 
 CODER = Tags(
     section="<tool_call>",
