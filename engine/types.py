@@ -271,6 +271,8 @@ class EngineInfo:
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     """The model's own defaults by the names of ``Sampling``, from its generation config."""
     details: Mapping[str, str] = field(default_factory=dict)
+    start_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that the engine's start took, by part."""
     plans_depth: bool = False
     """True if the engine chooses a depth at every step for requests without their own."""
     step_tokens: int = STEP_TOKENS

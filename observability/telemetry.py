@@ -202,6 +202,10 @@ class Telemetry:
         for group in self.groups:
             group.record_engine_start(engine, info, seconds)
 
+    def record_start(self, seconds: Mapping[str, float]) -> None:
+        for group in self.groups:
+            group.record_start(seconds)
+
     def record_engine_state(self, engine: str, live: bool) -> None:
         (self.down.discard if live else self.down.add)(engine)
         for group in self.groups:

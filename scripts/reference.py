@@ -18,6 +18,7 @@ from typing import Any
 
 from eaglegate.lab.prove.settings import ProveSettings
 from eaglegate.server.__main__ import main as run_command
+from eaglegate.server.cli.check import CheckSettings
 from eaglegate.server.cli.command_line import ModelArguments
 from eaglegate.server.cli.observing import AuditSettings, CaptureSettings, DoctorSettings
 from eaglegate.server.flags import ENV_PREFIX, flag, list_settings
@@ -40,6 +41,7 @@ KINDS: Mapping[str, type] = {
     "Capture and metrics": CaptureSettings,
     "Audits": AuditSettings,
     "Doctor": DoctorSettings,
+    "check": CheckSettings,
     "prove": ProveSettings,
 }
 SETTINGS_INTRO = """\

@@ -23,7 +23,7 @@ from eaglegate.server.cli.command_line import (
     read_command_line,
     read_engine_arguments,
 )
-from eaglegate.server.cli.console import StartupProgress, find_log_format
+from eaglegate.server.cli.console import StartupProgress, describe_last_start, find_log_format
 from eaglegate.server.cli.first_read import open_ports, read_first
 from eaglegate.server.errors import ConfigError
 
@@ -176,7 +176,12 @@ def _with_settings(command: str, argv: list[str]) -> int:
     progress.use(find_log_format(argv, os.environ))
     try:
         if command == "check":
-            read_first(command, argv)
+            from eaglegate.server.cli.check import CheckSettings
+
+            read_first(command, argv, CheckSettings)
+            if "--last-start" in argv:
+                print(describe_last_start())
+                return 0
             line = read_command_line(command, argv, progress)
             progress.close()
             return _check(line)

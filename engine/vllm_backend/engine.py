@@ -55,7 +55,7 @@ from eaglegate.engine.vllm_backend.warm_up import (
     time_steps,
     warm_up,
 )
-from eaglegate.engine.vllm_contract import SCHEDULER, describe_untested
+from eaglegate.engine.vllm_contract import SCHEDULER, WORKER, describe_untested
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import StatLoggerFactory
@@ -134,10 +134,12 @@ class VllmEngine:
 
     async def start(self) -> EngineInfo:
         self._progress(f"starting vLLM with {self._arguments.model}")
+        began = time.monotonic()
         if sentence := describe_untested():
             log.warning("%s", sentence)
         try:
             llm = await self._load_in_thread()
+            loaded = time.monotonic()
             self._llm = llm
             self._processes = _find_processes(llm)
             info = describe_engine(llm.vllm_config)
@@ -148,7 +150,18 @@ class VllmEngine:
                 await self._steer("track_prefixes")
             await self._load_adapters(llm)
             step_s = await warm_up(self.generate, info, self._progress)
+            warm = time.monotonic()
             info = await self._start_planning(info, step_s)
+            worker_s = await _read_worker_start(llm)
+            info = replace(
+                info,
+                start_s={
+                    "engine process": max(0.0, loaded - began - sum(worker_s.values())),
+                    **worker_s,
+                    "warm-up": warm - loaded,
+                    "timing": time.monotonic() - warm,
+                },
+            )
         except Exception as error:
             await self.aclose()
             await asyncio.to_thread(self._log.join, LAST_WORDS_S)
@@ -444,6 +457,16 @@ class VllmEngine:
 def _find_processes(llm: AsyncLLM) -> tuple[BaseProcess, ...]:
     resources = getattr(llm.engine_core, "resources", None)
     return tuple(getattr(getattr(resources, "engine_manager", None), "processes", ()))
+
+
+async def _read_worker_start(llm: AsyncLLM) -> dict[str, float]:
+    """Return the seconds of the slowest worker's start by part; empty for a worker of another
+    class."""
+    if llm.vllm_config.parallel_config.worker_extension_cls != WORKER:
+        return {}
+    workers = await llm.collective_rpc("describe_start")
+    slowest: dict[str, float] = max(workers, key=lambda stages: sum(stages.values()))
+    return slowest
 
 
 async def _ping(llm: AsyncLLM) -> bool:

@@ -10,8 +10,9 @@ vLLM's own counters of drafts.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -25,8 +26,38 @@ SECOND_RUNNER = "vllm.v1.worker.gpu."
 """
 
 
+STAGES = {
+    "load_model": "weights",
+    "determine_available_memory": "profiling",
+    "compile_or_warm_up_model": "capture",
+}
+"""Names of the parts of a start by the methods of vLLM's worker. ``worker`` wraps these."""
+_stage_s: dict[str, float] = {}
+
+
+def time_stage(stage: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the worker and keep its seconds. An override's time includes the method
+    that it calls."""
+    began = time.monotonic()
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _stage_s[stage] = time.monotonic() - began
+
+
 class ExecutionReporter:
     """Mix-in for vLLM's worker (``worker.DepthWorker``) that reports its execution mode."""
+
+    def describe_start(self) -> dict[str, float]:
+        """Return the seconds of this worker's start by part. vLLM compiles while it profiles."""
+        worker: Any = self
+        config = worker.vllm_config.compilation_config
+        compilation = min(
+            config.compilation_time + config.encoder_compilation_time,
+            _stage_s.get("profiling", 0.0),
+        )
+        rest = _stage_s.get("profiling", 0.0) - compilation
+        return _stage_s | {"profiling": rest, "compilation": compilation}
 
     def describe_execution(self) -> dict[str, Any]:
         """Return the fields of ``WorkerExecution``. The compiled parts are known once a step has

@@ -23,7 +23,7 @@ Where Triton works, vLLM uses its second model runner: ``second_runner.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -36,17 +36,19 @@ from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker import gpu_input_batch, gpu_model_runner
+from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import (
     RejectionSampler as SecondRejectionSampler,
 )
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_worker import Worker
 
 from eaglegate.engine.vllm_backend import audit_worker, second_runner, seeded_rows, steering
 from eaglegate.engine.vllm_backend.audit_worker import AnswerScoring
 from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.draft_reload import DraftReloader
-from eaglegate.engine.vllm_backend.execution import ExecutionReporter
+from eaglegate.engine.vllm_backend.execution import STAGES, ExecutionReporter, time_stage
 from eaglegate.engine.vllm_contract import SKIP
 
 LORA_KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
@@ -175,6 +177,8 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 exit_with_parent()
+for method, stage in STAGES.items():
+    _wrap(Worker, method, partial(time_stage, stage))
 _wrap(GPUModelRunner, "propose_draft_token_ids", propose_draft_token_ids)
 _wrap(SpecDecodeBaseProposer, "propose", propose)
 _wrap(SpecDecodeBaseProposer, "load_model", load_model)
@@ -203,5 +207,7 @@ if current_platform.is_cpu():
     # (csrc/cpu/cpu_attn_amx.hpp). Returns False on a CPU without AMX.
     torch.cpu._init_amx()
     patch_kernels()
+    for method in ("determine_available_memory", "compile_or_warm_up_model"):
+        _wrap(CPUWorker, method, partial(time_stage, STAGES[method]))
     _wrap(rejection_sampler, "apply_sampling_constraints", apply_sampling_constraints)
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens

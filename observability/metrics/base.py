@@ -164,6 +164,9 @@ class MetricGroup:
     def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
         """Record that an engine is ready, for the first time or again."""
 
+    def record_start(self, seconds: Mapping[str, float]) -> None:
+        """Record the parts of this gateway's start."""
+
     def record_engine_state(self, engine: str, live: bool) -> None:
         """Record the answer of an engine's health check."""
 

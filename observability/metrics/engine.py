@@ -26,6 +26,9 @@ class EngineState(MetricGroup):
         self._up = self.gauge("engine_up", "1 while the engine can make tokens", ("engine",))
         self._starts = self.counter("engine_starts", "Times the engine became ready", ("engine",))
         self._seconds = self.gauge("engine_start_seconds", "Time the last start took", ("engine",))
+        self._start = self.gauge(
+            "start_seconds", "Time that the gateway's start took, by part", ("part",)
+        )
         self._info = self.gauge(
             "engine_info",
             "Always 1; the labels describe the engine",
@@ -63,6 +66,10 @@ class EngineState(MetricGroup):
         self._info(engine, info.model, speculation.method, str(speculation.depth)).set(1)
         if speculation.lossy is not None:
             self._lossy(engine).set(bool(speculation.lossy))
+
+    def record_start(self, seconds: Mapping[str, float]) -> None:
+        for part, time_s in seconds.items():
+            self._start(part).set(time_s)
 
     def record_engine_state(self, engine: str, live: bool) -> None:
         self._up(engine).set(live)

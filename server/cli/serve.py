@@ -59,6 +59,7 @@ from eaglegate.server.cli.console import (
     describe_exposure,
     format_banner,
     open_log,
+    save_start,
 )
 from eaglegate.server.cli.listener import (
     LAST_WORDS_S,
@@ -121,6 +122,7 @@ class ServeCommand:
     def __init__(self, line: CommandLine, progress: StartupProgress) -> None:
         settings = line.settings
         self._line = line
+        self._start_s = {"imports": progress.elapsed_s}
         self._settings = settings
         self._progress = progress
         errors = open_log(settings)
@@ -132,7 +134,9 @@ class ServeCommand:
         self._listeners = line.listeners or bind_listeners(settings)
         if warning := describe_exposure(settings, keys):
             progress(warning)
+        began = progress.elapsed_s
         backend: Backend = load_backend(line.backend)(line, progress)
+        self._start_s["tokenizer"] = progress.elapsed_s - began
         self._backend = backend
         self._parsers = _make_parsers(backend, settings)
         self._improve = open_improve(settings, backend.drafts is not None)
@@ -360,6 +364,7 @@ class ServeCommand:
         url = format_url(self._listeners[0], self._tls)
         operator = format_url(self._listeners[-1], self._tls)
         name, seconds = self._gateway.models[0], self._progress.elapsed_s
+        info = self._record_start(info, seconds)
         keys = self._gateway.keys
         clients = describe_clients(keys)
         banner = format_banner(
@@ -368,6 +373,14 @@ class ServeCommand:
         self._progress.announce(banner, url, operator)
         if self._improve is not None:
             self._improving = asyncio.create_task(self._improve.run(operator))
+
+    def _record_start(self, info: EngineInfo, seconds: float) -> EngineInfo:
+        """Add the gateway's parts to those of the engine's start, and publish them."""
+        parts = {**self._start_s, **info.start_s}
+        parts["gateway"] = max(0.0, seconds - sum(parts.values()))
+        self._telemetry.record_start(parts)
+        save_start(parts, seconds)
+        return replace(info, start_s=parts)
 
     async def _reload(self) -> dict[str, Any]:
         """Reload keys and limits without interrupting requests. Raises ConfigError."""

@@ -237,3 +237,11 @@ async def test_the_page_holds_ours_and_the_process_wide_ones_once(telemetry):
     assert len(types) == len(set(types))
     assert 'eaglegate_acceptance_length{lane="default",model="m",workload="chat"} 4.0' in page
     assert "python_info" in page
+
+
+def test_the_parts_of_the_start_are_a_metric() -> None:
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
+    telemetry.record_start({"imports": 3.0, "warm-up": 0.5})
+    read = telemetry.registry.get_sample_value
+    assert read("eaglegate_start_seconds", {"part": "imports"}) == 3.0
+    assert read("eaglegate_start_seconds", {"part": "warm-up"}) == 0.5

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,20 @@ async def test_a_draft_that_kills_the_engine_is_found_before_ready(tmp_path: Pat
     layers = {"eagle_aux_hidden_state_layer_ids": [2, 4, 4]}
     error = await start_error(speculative_config=draft(tmp_path / "d", **layers))
     assert "size" in str(error)
+
+
+async def test_the_parts_of_a_start_sum_to_the_whole() -> None:
+    engine = VllmEngine(make_demo_arguments(**SMALL), planning="auto", timing_s=0.5)
+    began = time.monotonic()
+    try:
+        start_s = (await engine.start()).start_s
+        whole_s = time.monotonic() - began
+    finally:
+        await engine.aclose()
+    assert sum(start_s.values()) == pytest.approx(whole_s, rel=0.05)
+    parts = {"engine process", "weights", "profiling", "capture", "warm-up", "timing"}
+    assert min(start_s[part] for part in parts) > 0
+    assert start_s["compilation"] == 0, "the demo is eager on a CPU"
 
 
 async def test_a_killed_engine_ends_its_requests_with_exact_accounts() -> None:
