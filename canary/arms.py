@@ -5,7 +5,7 @@ limits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from eaglegate.observability.observation import RequestRecord
 
 FAILURES = (Ending.ENGINE, Ending.ERROR, Ending.TIMEOUT)
-TOOL_FAILURES = (Outcome.SCHEMA_MISMATCH, Outcome.MALFORMED, Outcome.UNKNOWN_TOOL)
+TOOL_FAILURES = (Outcome.MALFORMED, Outcome.UNKNOWN_TOOL)
+"""Outcomes that count against an arm. A schema is the client's, and may be one that no call fits.
+"""
 
 
 class Collapsed(Exception):
@@ -38,6 +40,9 @@ class ArmSums:
     """Requests with a TPOT. ``tokens`` and ``decode_s`` are sums over these requests only."""
     tokens: int = 0
     decode_s: float = 0.0
+    verify_steps: int = 0
+    accepted: int = 0
+    """Accepted draft tokens."""
 
     def add(self, record: RequestRecord, whole: bool = True) -> None:
         """Add a request. ``whole`` is True if this arm served all of it; only then is its time
@@ -45,11 +50,18 @@ class ArmSums:
         """
         self.requests += 1
         self.failed += record.ending in FAILURES
+        if whole:
+            self.verify_steps += record.totals.verify_steps
+            self.accepted += record.totals.accepted
         tpot = find_tpot(record) if whole else None
         if tpot is not None:
             self.timed += 1
             self.tokens += record.totals.tokens
             self.decode_s += tpot * record.totals.tokens
+
+    def __sub__(self, part: ArmSums) -> ArmSums:
+        values = (getattr(self, item.name) - getattr(part, item.name) for item in fields(self))
+        return ArmSums(*values)
 
     @property
     def token_s(self) -> float:
@@ -64,6 +76,8 @@ class ArmsNow:
     """Sums over the current block."""
     control: ArmSums
     """Sums over the whole canary."""
+    others: tuple[ArmsNow, ...] = ()
+    """The same sums without the requests of one API key, for each key; empty for a single key."""
 
 
 class CanaryChange(Protocol):
@@ -138,6 +152,8 @@ class CollapseLimits:
     """Finished requests that an arm needs before it is judged. A control with fewer counts as free
     of failures.
     """
+    other_requests: int = 5
+    """The same, for the requests that are left without those of one API key."""
 
 
 def draw_arm(is_candidate: bool) -> Arm:
@@ -145,19 +161,26 @@ def draw_arm(is_candidate: bool) -> Arm:
 
 
 def check_collapse(arms: ArmsNow, limits: CollapseLimits) -> None:
-    """Raise Collapsed if the candidate exceeds a limit."""
+    """Raise Collapsed if the candidate exceeds a limit, whichever API key is left out."""
+    reason = find_collapse(arms, limits)
+    others = replace(limits, requests=limits.other_requests)
+    if reason and all(find_collapse(rest, others) for rest in arms.others):
+        raise Collapsed(reason)
+
+
+def find_collapse(arms: ArmsNow, limits: CollapseLimits) -> str:
+    """Return the limit that the candidate exceeds, in words; empty if there is none."""
     ours, theirs = arms.candidate, arms.control
     if ours.requests >= limits.requests:
         failing = ours.failed / ours.requests
         usual = theirs.failed / theirs.requests if theirs.requests >= limits.requests else 0.0
         if failing > usual + limits.failing:
-            raise Collapsed(
-                f"{failing:.0%} of the candidate's requests fail, {usual:.0%} of the control's"
-            )
+            return f"{failing:.0%} of the candidate's requests fail, {usual:.0%} of the control's"
     if min(ours.timed, theirs.timed) >= limits.requests:
         ratio = ours.token_s / theirs.token_s
         if ratio > limits.slower:
-            raise Collapsed(f"an output token takes {ratio:.1f} times as long as the control's")
+            return f"an output token takes {ratio:.1f} times as long as the control's"
+    return ""
 
 
 def find_tpot(record: RequestRecord) -> float | None:

@@ -28,6 +28,7 @@ from eaglegate.canary.arms import (
     measure_request,
 )
 from eaglegate.canary.effects import describe_effect
+from eaglegate.canary.keyed_test import KeyedTest
 from eaglegate.canary.outcomes import CanaryVerdict
 from eaglegate.canary.sequential import (
     CanaryFindings,
@@ -35,6 +36,7 @@ from eaglegate.canary.sequential import (
     CanaryTest,
     SlotPair,
 )
+from eaglegate.engine.events import Ending
 from eaglegate.engine.types import Arm
 
 if TYPE_CHECKING:
@@ -79,11 +81,13 @@ class Canary:
         self.started_at = time.time()
         self._traffic, self._sleep = traffic, sleep
         self._draws = draws or random.Random()
-        self._test = CanaryTest(plan.rules, concurrent=not change.by_slots)
+        self._test = KeyedTest(CanaryTest(plan.rules, concurrent=not change.by_slots))
         self._values: dict[Arm, Values] = {arm: {} for arm in Arm}
         self._sums = {arm: ArmSums() for arm in Arm}
         self._watched = ArmSums()
         """The candidate's sums in the current block."""
+        self._by_key: dict[str | None, tuple[ArmSums, ArmSums]] = {}
+        """The part of each API key in the control's sums and in the current block's."""
         self._block = 0
         self._began: dict[Hashable, int] = {}
         """The block in which each session began, if arms are drawn by session."""
@@ -119,8 +123,8 @@ class Canary:
         found = self._test.judge()
         try:
             while not found.ended:
-                self._test.add(await self._run_block())
-                self.findings = found = self._test.judge()
+                await asyncio.to_thread(self._test.add, await self._run_block())
+                self.findings = found = await asyncio.to_thread(self._test.judge)
         except Collapsed as why:
             log.warning("rolling back the canary at once: %s", why)
             return replace(found, verdict=CanaryVerdict.ROLL_BACK, reason=str(why), ended=True)
@@ -131,7 +135,7 @@ class Canary:
     async def _run_block(self) -> SlotPair:
         self._block += 1
         self._watched = ArmSums()
-        self._values = {arm: {} for arm in Arm}
+        self._by_key = {key: (control, ArmSums()) for key, (control, _) in self._by_key.items()}
         if self.change.by_slots:
             arms = list(Arm)
             self._draws.shuffle(arms)
@@ -140,7 +144,9 @@ class Canary:
                 await self._serve(self.plan.slot_s, arm is Arm.CANDIDATE)
         else:
             await self._serve(2 * self.plan.slot_s, watched=True)
-        return SlotPair(self._values[Arm.CONTROL], self._values[Arm.CANDIDATE])
+        # A new dict for late requests: the test reads these in another thread.
+        values, self._values = self._values, {arm: {} for arm in Arm}
+        return SlotPair(values[Arm.CONTROL], values[Arm.CANDIDATE])
 
     async def _serve(self, seconds: float, watched: bool) -> None:
         left = seconds
@@ -150,16 +156,27 @@ class Canary:
             left -= pause
             if watched:
                 self._served_s += pause
-                self.change.check(ArmsNow(self._watched, self._sums[Arm.CONTROL]))
+                self.change.check(self._sum_arms())
+
+    def _sum_arms(self) -> ArmsNow:
+        watched, control = self._watched, self._sums[Arm.CONTROL]
+        parts = self._by_key.values() if len(self._by_key) > 1 else ()
+        rests = (ArmsNow(watched - ours, control - theirs) for theirs, ours in parts)
+        return ArmsNow(watched, control, tuple(rests))
 
     def _record(self, record: RequestRecord) -> None:
+        if record.ending is Ending.TIMEOUT and record.facts.chose_timeout:
+            return  # the client chose to let it fail, and may know the arm
         served = self.change.find_arm(record)
         arm = served or self.change.find_start(record)
         if arm is None:
             return
-        for sums in (self._sums[arm], *([self._watched] if arm is Arm.CANDIDATE else ())):
+        key = record.facts.key
+        control, watched = self._by_key.setdefault(key, (ArmSums(), ArmSums()))
+        parts = (self._watched, watched) if arm is Arm.CANDIDATE else (control,)
+        for sums in (self._sums[arm], *parts):
             sums.add(record, whole=served is not None)
-        session = getattr(record.facts, "session", None) or record.facts.id
+        session = key, record.facts.session or record.facts.id
         metrics = measure_request if served else measure_ending
         if not self.change.by_slots and self._began.setdefault(session, self._block) != self._block:
             if record.ending not in FAILURES or session in self._failed_late:

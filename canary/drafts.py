@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from eaglegate.canary.arms import (
     ArmsNow,
+    ArmSums,
     Collapsed,
     CollapseLimits,
     Interrupted,
@@ -112,7 +113,7 @@ class DraftChange:
         admitted = record.facts.admitted
         return next((arm for began, arm in reversed(self._slots) if began <= admitted), None)
 
-    def check(self, arms: ArmsNow) -> None:  # noqa: ARG002
+    def check(self, arms: ArmsNow) -> None:
         """Raise Collapsed if the candidate no longer serves or its acceptance collapsed."""
         serving = self._drafts.serving
         if serving is None or serving.fingerprint != self.candidate:
@@ -123,7 +124,8 @@ class DraftChange:
             return
         ours = (now.accepted - self._slot.accepted) / steps
         theirs = control.accepted / control.verify_steps
-        if ours < self._limits.acceptance * theirs:
+        worst = self._limits.acceptance * theirs
+        if ours < worst and all(_accepts_less(rest.candidate, worst) for rest in arms.others):
             raise Collapsed(
                 f"acceptance collapsed: {ours:.2f} accepted tokens per verify step, "
                 f"{theirs:.2f} with the promoted draft"
@@ -156,3 +158,8 @@ class DraftChange:
         usual = tokens * theirs.verify_steps / ((theirs.verify_steps + theirs.accepted) or 1)
         extra = round(steps - usual, 1) if theirs.verify_steps else 0.0
         return {"tokens": tokens, "verify_steps": steps, "extra_steps": extra}
+
+
+def _accepts_less(sums: ArmSums, limit: float) -> bool:
+    """Return True if fewer tokens than ``limit`` were accepted per verify step."""
+    return sums.verify_steps > 0 and sums.accepted < limit * sums.verify_steps

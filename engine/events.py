@@ -220,6 +220,8 @@ class RequestFacts:
     """The client's name for the session; None if it gave none."""
     arm: Arm | None = None
     """Side of the running canary that serves the request."""
+    chose_timeout: bool = False
+    """True if the request's deadline is the client's own, shorter than the gateway's."""
     messages: Sequence[Mapping[str, Any]] = ()
     """Messages as the chat template gets them. They must never be logged."""
     tools: Sequence[Mapping[str, Any]] = ()

@@ -230,6 +230,8 @@ class Caller:
     """The client's name for the session that the request belongs to."""
     client: str = ""
     """The client's address, or the network that it is counted by."""
+    chose_timeout: bool = False
+    """True if ``timeout_s`` is the client's own, which is shorter than the gateway's."""
 
     def to_requester(self, deadline: float | None = None) -> Requester:
         """Return the identity under which admission counts this caller."""

@@ -209,6 +209,7 @@ def _describe_request(
         key=job.key,
         session=job.session,
         arm=job.arm,
+        chose_timeout=job.caller.chose_timeout,
         messages=chat.messages if chat else (),
         tools=chat.tools if chat else (),
         times=times,

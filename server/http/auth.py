@@ -145,7 +145,9 @@ class AuthMiddleware:
         if uses_memory:
             self._gateway.memory.check(self._gateway.in_flight)
         session = headers.get(self._gateway.settings.session_header.lower()) or None
-        caller = Caller(key, self._read_timeout(headers), session, _client_network(scope))
+        timeout_s = self._read_timeout(headers)
+        chose_timeout = timeout_s != (self._gateway.settings.request_timeout_s or None)
+        caller = Caller(key, timeout_s, session, _client_network(scope), chose_timeout)
         if scope["method"] == "POST" and (path.startswith("/v1/") or path == "/invocations"):
             admission = self._gateway.require().admission
             if admission.queued >= admission.bounds.queued:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from eaglegate.canary.arms import measure_request
+from eaglegate.canary.arms import (
+    ArmsNow,
+    ArmSums,
+    Collapsed,
+    CollapseLimits,
+    check_collapse,
+    measure_request,
+)
 from eaglegate.canary.canary import Canary, CanaryPlan
 from eaglegate.canary.changes import CanaryChanges
 from eaglegate.canary.drafts import DraftChange
@@ -29,6 +37,7 @@ from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import Arm
+from eaglegate.text.events import Outcome
 from tests.engine.speculation.test_drafts import Loader, copy_draft, make_manager
 
 RULES = CanaryRules(min_blocks=6, min_sessions=20, max_blocks=40)
@@ -54,6 +63,8 @@ class SimulatedTraffic:
         self.stalls: Callable[[str], bool] = lambda _: False
         """Whether the current request of a draft times out five seconds later."""
         self.stalled: list[tuple[float, SimpleNamespace]] = []
+        self.hostile: Callable[[SimpleNamespace], None] | None = None
+        """Changes every third request, which is of a key of its own."""
 
     def watch_requests(self, listener: Callable[[Any], None] | None) -> None:
         self.listener = listener
@@ -77,7 +88,11 @@ class SimulatedTraffic:
         totals = Totals(requests=1, tokens=accepted + 40, verify_steps=40, accepted=accepted)
         self.totals[draft] = self.total_of(draft) + totals
         ending = Ending.ENGINE if self.fails(draft) else Ending.COMPLETED
-        record = make_record(f"s-{self.sessions}", draft, totals, ending)
+        is_hostile = self.hostile is not None and self.sessions % 3 == 0
+        key = None if self.hostile is None else "hostile" if is_hostile else "honest"
+        record = make_record(f"s-{self.sessions}", draft, totals, ending, key)
+        if self.hostile is not None and is_hostile:
+            self.hostile(record)
         if self.stalls(draft):
             record.ending = Ending.TIMEOUT
             self.stalled.append((self.slept_s + 5, record))
@@ -95,11 +110,15 @@ class SimulatedTraffic:
 
 
 def make_record(
-    session: str, draft: str, totals: Totals, ending: Ending = Ending.COMPLETED
+    session: str,
+    draft: str,
+    totals: Totals,
+    ending: Ending = Ending.COMPLETED,
+    key: str | None = None,
 ) -> SimpleNamespace:
     choice = SimpleNamespace(tpot=0.04 / totals.tokens, tools=())
     return SimpleNamespace(
-        facts=SimpleNamespace(id=session, session=session),
+        facts=SimpleNamespace(id=session, session=session, key=key, chose_timeout=False),
         slices=SimpleNamespace(labels=SimpleNamespace(workload="chat")),
         ending=ending,
         totals=totals,
@@ -269,6 +288,73 @@ async def test_a_request_that_no_draft_served_counts_for_the_slot_it_came_in(sce
         assert change.find_arm(record) is None, "its speed is nobody's"  # type: ignore[arg-type]
 
 
+def time_out(record: SimpleNamespace) -> None:
+    record.ending, record.facts.chose_timeout = Ending.TIMEOUT, True
+
+
+def fail(record: SimpleNamespace) -> None:
+    record.ending = Ending.TIMEOUT
+
+
+def fail_calls(record: SimpleNamespace) -> None:
+    record.choices = (SimpleNamespace(tpot=0.001, tools=(Outcome.MALFORMED,)),)
+
+
+def break_schema(record: SimpleNamespace) -> None:
+    record.choices = (SimpleNamespace(tpot=0.001, tools=(Outcome.SCHEMA_MISMATCH,)),)
+
+
+def write_noise(record: SimpleNamespace) -> None:
+    record.totals = Totals(requests=1, tokens=40, verify_steps=40, accepted=0)
+
+
+@pytest.mark.parametrize("attack", [time_out, fail, fail_calls, break_schema, write_noise])
+@pytest.mark.parametrize("arm", list(Arm))
+async def test_no_verdict_rests_on_the_requests_of_one_key(
+    scene: Scene, attack: Callable[[SimpleNamespace], None], arm: Arm
+) -> None:
+    """A client sees the arm of its requests, and sends them to one of two equal drafts."""
+    canary = await start(scene, 2.0, rules=replace(RULES, max_blocks=20))
+
+    def act(record: SimpleNamespace) -> None:
+        if (record.drafts[0] == scene.control) is (arm is Arm.CONTROL):
+            attack(record)
+
+    scene.traffic.hostile = act
+    found = await canary.run()
+    assert found.verdict is CanaryVerdict.UNDECIDED, found.reason
+    assert served(scene) == scene.control
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"), [(3.0, CanaryVerdict.PROMOTE), (1.0, CanaryVerdict.ROLL_BACK)]
+)
+async def test_a_verdict_that_every_key_confirms_is_reached(
+    scene: Scene, gain: float, verdict: CanaryVerdict
+) -> None:
+    canary = await start(scene, gain)
+    scene.traffic.hostile = lambda _: None
+    assert (await canary.run()).verdict is verdict
+
+
+async def test_deadlines_of_clients_are_no_evidence_even_with_a_single_key(scene: Scene) -> None:
+    canary = await start(scene, 2.0, rules=replace(RULES, max_blocks=20))
+    scene.traffic.fails = lambda draft: draft != scene.control
+
+    def listen(listener: Callable[[Any], None] | None) -> None:
+        def receive(record: SimpleNamespace) -> None:
+            if record.ending is not Ending.COMPLETED:
+                time_out(record)
+            assert listener is not None
+            listener(record)
+
+        scene.traffic.listener = None if listener is None else receive
+
+    scene.traffic.watch_requests = listen  # type: ignore[method-assign]
+    found = await canary.run()
+    assert found.verdict is CanaryVerdict.UNDECIDED, found.reason
+
+
 async def test_an_equal_candidate_is_not_promoted(scene: Scene) -> None:
     found = await (await start(scene, 2.0)).run()
     assert found.verdict is CanaryVerdict.UNDECIDED
@@ -354,3 +440,30 @@ def served(scene: Scene) -> str:
     assert scene.manager.serving is not None
     assert not scene.manager.in_trial
     return scene.manager.serving.fingerprint
+
+
+def make_arms(failed: dict[str, int]) -> ArmsNow:
+    """Return the sums of keys with 20 requests each in both arms, of which the candidate failed
+    as many as given."""
+    control, candidate = ArmSums(), ArmSums()
+    for count in failed.values():
+        control.requests += 20
+        candidate.requests, candidate.failed = candidate.requests + 20, candidate.failed + count
+    rests = (
+        ArmsNow(candidate - ArmSums(20, count), control - ArmSums(20)) for count in failed.values()
+    )
+    return ArmsNow(candidate, control, tuple(rests) if len(failed) > 1 else ())
+
+
+@pytest.mark.parametrize(
+    ("failed", "collapses"),
+    [
+        ({"only": 20}, True),
+        ({"only": 9}, False),
+        ({"a": 20, "b": 20}, True),
+        ({"a": 20, "b": 5}, False),
+    ],
+)
+def test_a_collapse_shows_without_any_one_key(failed: dict[str, int], collapses: bool) -> None:
+    with pytest.raises(Collapsed) if collapses else nullcontext():
+        check_collapse(make_arms(failed), CollapseLimits())

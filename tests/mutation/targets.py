@@ -166,5 +166,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/capture/test_patterns.py",
         "tests/server/test_capture.py",
     ),
+    "canary/keyed_test.py": ("tests/canary/test_canary.py",),
     "canary/sequential.py": ("tests/canary/test_sequential.py",),
 }

@@ -76,6 +76,19 @@ async def test_an_observer_knows_each_choice_of_each_prompt(lab, recorder):
     assert recorder.endings == [Ending.COMPLETED]
 
 
+@pytest.mark.parametrize(
+    ("gateway_s", "client_s", "chose_timeout"),
+    [(0.0, None, False), (0.0, 60, True), (50.0, None, False), (50.0, 60, False), (50.0, 40, True)],
+)
+async def test_an_observer_knows_whose_deadline_a_request_has(
+    lab, recorder, gateway_s, client_s, chose_timeout
+):
+    lab.gateway.settings = replace(lab.gateway.settings, request_timeout_s=gateway_s)
+    lab.says("one")
+    assert (await lab.chat(timeout_s=client_s)).status == 200
+    assert [facts.chose_timeout for facts in recorder.facts] == [chose_timeout]
+
+
 async def test_an_observer_knows_what_was_refused(lab, recorder):
     assert (await lab.chat(messages=[{"role": "user", "content": "long " * 500}])).status == 400
     lab.renderer.render_chat = lambda *_, **__: (_ for _ in ()).throw(ValueError("no"))
