@@ -109,8 +109,8 @@ class Settings:
     depth: str | None = setting(
         None,
         "draft tokens per step for requests that set none: a number, or `auto` to choose it at "
-        "every step by expected tokens per second. The default is auto, except for the demo, whose "
-        "draft is as large as its target, and for workers, which choose for themselves",
+        "every step by expected tokens per second. The default is auto, except for workers, which "
+        "choose for themselves",
         metavar="N|auto",
     )
     step_timing_s: float = setting(

@@ -302,7 +302,7 @@ def read_command_line(
     settings = read_settings(namespace)
     if named is None and settings.tool_call_parser is None:
         settings = replace(settings, tool_call_parser=DEMO_TOOL_PARSER)
-    if named is not None and settings.depth is None:
+    if settings.depth is None:
         settings = replace(settings, depth="auto")
     return CommandLine(namespace, settings, demo=named is None, argv=argv)
 

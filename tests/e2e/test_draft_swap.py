@@ -60,7 +60,7 @@ def show(gateway: RunningGateway) -> dict:
 
 
 def test_a_promoted_draft_outlives_its_engine_and_its_gateway(tmp_path: Path) -> None:
-    store = ("--draft-store", str(tmp_path / "store"), "--log-format=json", *ADMIN)
+    store = ("--draft-store", str(tmp_path / "store"), "--log-format=json", "--depth=3", *ADMIN)
     with serving(tmp_path / "one.log", store) as gateway:
         texts = ask_all(gateway)
         demo = show(gateway)["serving"]["fingerprint"]

@@ -116,7 +116,7 @@ def read_drafts(gateway: RunningGateway) -> dict[str, Any]:
 def test_the_serving_draft_is_promoted_whatever_is_killed(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     ledger = Ledger(tmp_path / "state" / "ledger.sqlite3")
-    flags = ("--capture", str(tmp_path / "capture"), "--capture-share", "1", *ADMIN)
+    flags = ("--capture", str(tmp_path / "capture"), "--capture-share", "1", "--depth=3", *ADMIN)
     flags += ("--draft-store", str(tmp_path / "store"), "--improve", str(config))
     traffic = Traffic()
 

@@ -16,7 +16,7 @@ from tests.faults import engine_process, kills, streams, vanish
 
 pytestmark = pytest.mark.slow
 
-ARGUMENTS = (*ADMIN, "--engine-hang-s", "10", "--drain-s", "60")
+ARGUMENTS = (*ADMIN, "--depth=3", "--engine-hang-s", "10", "--drain-s", "60")
 LIMITS = "max-queued: 100\n"
 SECOND_RUNNER = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 """The second model runner's kernels are interpreted here, which is slow."""

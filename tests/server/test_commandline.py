@@ -50,7 +50,7 @@ def test_workers_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "depth"),
     [
-        ([], None),
+        ([], "auto"),
         (["--depth", "auto"], "auto"),
         (["some/model"], "auto"),
         (["--model", "some/model"], "auto"),

@@ -37,6 +37,7 @@ SERVE = (
     *ADMIN,
     "--dtype=float32",
     "--doctor=cure",
+    "--depth=3",
     "--trust-request-chat-template",
     f"--worker-extension-cls={WORKER}",
     "--max-model-len=2048",
