@@ -36,6 +36,7 @@ def test_a_draft_of_noise_is_red_in_its_own_line_alone(tmp_path: Path) -> None:
         *("--speculative-config", speculation),
     )
     assert done.returncode == 1, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr, "an engine is killed on purpose"
     report = json.loads((tmp_path / "out" / "prove.json").read_text())
     outcomes = {check["check"]: check["outcome"] for check in report["checks"]}
     assert [name for name, outcome in outcomes.items() if outcome == "failed"] == ["acceptance"]
