@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from eaglegate.lab.improve.config import read_config
 from eaglegate.lab.measure.bench_command import make_headers, make_parser
 from eaglegate.lab.measure.replay_command import make_parser as make_replay_parser
 from eaglegate.lab.measure.report import describe_run
@@ -28,6 +30,7 @@ ABBREVIATED = (
     "drafts log folder --js",
     "improve --conf file --url http://h",
 )
+ROOT = Path(__file__).parents[2]
 UNREACHABLE = "127.0.0.1:9"
 
 
@@ -78,3 +81,17 @@ def test_a_key_is_sent_and_not_reported(made, monkeypatch):
 def test_a_key_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("EAGLEGATE_API_KEY", "secret")
     assert make_headers(make_parser().parse_args([])) == {"Authorization": "Bearer secret"}
+
+
+def test_the_commands_of_the_page_on_improving_fit_each_other(tmp_path):
+    """The operator's paths are closed without keys, unless they have a port of their own."""
+    page = (ROOT / "docs" / "improve.md").read_text("utf-8")
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    file = tmp_path / "improve.yaml"
+    file.write_text(text)
+    config = read_config(file)
+    assert (config.reference, config.keep) == (None, None), "a newcomer has neither"
+    serve, improve = re.findall(r"```\n(eaglegate serve.*)\n(eaglegate improve.*)\n", page)[0]
+    (port,) = re.findall(r"--admin-port (\d+)", serve)
+    assert f"--url http://localhost:{port}" in improve
+    assert f"--capture {config.capture.name}" in serve
