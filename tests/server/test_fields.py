@@ -123,3 +123,11 @@ async def test_numbers_and_switches_may_come_as_text(lab, fields):
 async def test_what_would_lose_something_is_refused(lab, name, value):
     answer = await lab.chat(**{name: value})
     assert (answer.status, answer.json["error"]["param"]) == (400, name)
+
+
+async def test_an_object_is_called_so_in_errors(lab):
+    for field, value in (("response_format", 3), ("stream_options", "x"), ("metadata", [])):
+        error = (await lab.chat(**{field: value})).json["error"]
+        assert error["param"] == field
+        assert "an object" in error["message"]
+        assert "dictionary" not in error["message"]

@@ -132,3 +132,9 @@ def test_bursts_and_traces():
     assert draw_bursts(5, rate=2, size=2) == [0, 0, 1, 1, 2]
     sessions = [Session(str(at), (Turn(at=at),)) for at in (10.0, 11.0, 14.0)]
     assert read_arrivals(sessions, speed=2) == [0, 0.5, 2]
+
+
+async def test_no_gateway_captures_a_measurement():
+    async with LoadClient.open(Target("http://h", headers={"x-session-id": "a"})) as client:
+        headers = client._client.headers
+    assert (headers["x-eaglegate-capture"], headers["x-session-id"]) == ("off", "a")
