@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +32,22 @@ def _make_argument_parser() -> argparse.ArgumentParser:
         dest="command",
         required=True,
         metavar="COMMAND",
-        parser_class=partial(argparse.ArgumentParser, allow_abbrev=False),
     )
-    swap = commands.add_parser("swap", help="serve the draft in a folder from the next step on")
+    swap = commands.add_parser(
+        "swap", help="serve the draft in a folder from the next step on", allow_abbrev=False
+    )
     swap.add_argument("path", help="folder of the draft, as the gateway sees it")
     swap.add_argument(
         "--trial", action="store_true", help="do not promote the draft: a restart ends the trial"
     )
-    rollback = commands.add_parser("rollback", help="end a trial, or go back to the previous draft")
+    rollback = commands.add_parser(
+        "rollback", help="end a trial, or go back to the previous draft", allow_abbrev=False
+    )
     canary = commands.add_parser(
         "canary",
         prog="eaglegate canary",
         help="try a draft, rules or a worker on live traffic; show or stop the canary",
+        allow_abbrev=False,
     )
     canary.add_argument(
         "path", nargs="?", help="folder of the draft (default: show the running canary)"
@@ -69,7 +72,9 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     )
     canary.add_argument("--slot-s", type=float, help="seconds that each arm serves at a time")
     canary.add_argument("--max-s", type=float, help="seconds after which the canary ends undecided")
-    show = commands.add_parser("show", help="show the serving draft and the last swaps")
+    show = commands.add_parser(
+        "show", help="show the serving draft and the last swaps", allow_abbrev=False
+    )
     for command in (swap, rollback, canary, show):
         add_gateway_options(command)
     return parser

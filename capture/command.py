@@ -9,7 +9,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 
@@ -62,11 +61,10 @@ def _make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         required=True,
         metavar="COMMAND",
-        parser_class=partial(argparse.ArgumentParser, allow_abbrev=False),
     )
 
     def add(name: str, run: Callable[..., None], help_: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=help_, description=help_)
+        command = commands.add_parser(name, help=help_, description=help_, allow_abbrev=False)
         command.add_argument("file", type=Path, metavar="FILE", help="a capture file or its folder")
         add_key_file_argument(command)
         command.set_defaults(run=run)

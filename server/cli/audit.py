@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +54,17 @@ def _make_parser() -> argparse.ArgumentParser:
         dest="action",
         required=True,
         metavar="ACTION",
-        parser_class=partial(argparse.ArgumentParser, allow_abbrev=False),
     )
-    show = actions.add_parser("show", help="show the held workloads and the last audits")
-    replay = actions.add_parser("replay", help="score the answer in a violation's file again")
+    show = actions.add_parser(
+        "show", help="show the held workloads and the last audits", allow_abbrev=False
+    )
+    replay = actions.add_parser(
+        "replay", help="score the answer in a violation's file again", allow_abbrev=False
+    )
     replay.add_argument("file", metavar="FILE", help="a file from the folder --audit-evidence")
-    release = actions.add_parser("release", help="let a workload speculate again")
+    release = actions.add_parser(
+        "release", help="let a workload speculate again", allow_abbrev=False
+    )
     which = release.add_mutually_exclusive_group(required=True)
     which.add_argument("workload", metavar="WORKLOAD", nargs="?", help="a held workload")
     which.add_argument(
