@@ -130,11 +130,11 @@ class Tags:
         if self.ends and self.section_end:
             last = dict.fromkeys(lexicon.words(*self.ends))
             words |= dict.fromkeys(lexicon.words(self.section_end), last)
-        return {self.call: None} | words
+        return dict.fromkeys(lexicon.words(self.call)) | words
 
     def after_parameter(self, lexicon: Lexicon) -> Follow:
         then = self.after_call(lexicon)
-        words: Follow = {self.parameter: None}
+        words: Follow = dict.fromkeys(lexicon.words(self.parameter))
         for word in lexicon.words(self.call_end):
             words[word] = then if self.section else None
         if self.strays:
@@ -151,7 +151,8 @@ class Tags:
 
     def again(self, lexicon: Lexicon) -> Follow:
         """List the words that must follow the end of a section inside an unclosed value."""
-        return {word: {self.call: None} for word in lexicon.words(self.section) if word}
+        calls: Follow = dict.fromkeys(lexicon.words(self.call))
+        return {word: calls for word in lexicon.words(self.section) if word}
 
     def format(self, framing: str = "\n", fragment: str = "") -> ToolFormat:
         """Make a tool format. ``fragment`` is a token that the tags are written with."""
@@ -194,14 +195,16 @@ class Tags:
             yield from self._read_orphan(context)
         elif opener == self.call:
             opener = yield from self._read_unwrapped(delimiters, context)
-        elif lexicon.is_text(opener) and not (yield from opens(opener, {self.call: None}, context)):
+        elif lexicon.is_text(opener) and not (
+            yield from opens(opener, context.follow(None, self.call), context)
+        ):
             return
         if opener in self.sections:
             yield from self.read(context)
         if FRAGMENT in self.section:
             yield Skipping(*self._tails)
         if self.section:
-            lost = yield Ahead({self.parameter: None}, lexicon.delimiters(), lexicon)
+            lost = yield Ahead(context.follow(None, self.parameter), lexicon.delimiters(), lexicon)
             if lost == Ahead.YES:
                 context.calls.doubt()
 
@@ -277,16 +280,23 @@ class Tags:
         return self.head(context.lexicon, context.calls.names or (NAME,))
 
     def head(self, lexicon: Lexicon, names: Iterable[str] = (NAME,)) -> Follow:
-        inside: Follow = dict.fromkeys([self.parameter, *lexicon.words(self.call_end)])
-        bare: Follow = {">": inside}
-        named: Follow = dict.fromkeys(names, bare)
-        quoted: Follow = {}
-        for quote in "\"'":
-            closed: Follow = {quote: bare}
-            quoted[quote] = dict.fromkeys(names, closed)
+        named, quoted = self._heads(lexicon, names)
         if self.call.endswith("name="):
             return quoted
         return {"name=": quoted, **named} if self.call.endswith(" ") else named
+
+    def any_head(self, lexicon: Lexicon) -> Follow:
+        """Return the rest of an opening tag in any form that models write."""
+        named, quoted = self._heads(lexicon, (NAME,))
+        return {"name=": {**quoted, **named}, **quoted, **named}
+
+    def _heads(self, lexicon: Lexicon, names: Iterable[str]) -> tuple[Follow, Follow]:
+        """Return the rest of an opening tag with a bare name and with a quoted one."""
+        inside: Follow = dict.fromkeys(lexicon.words(self.parameter, self.call_end))
+        bare: Follow = {">": inside}
+        named: Follow = dict.fromkeys(names, bare)
+        quoted: Follow = {quote: {name: {quote: bare} for name in named} for quote in "\"'"}
+        return named, quoted
 
 
 class _Call:
@@ -453,17 +463,18 @@ class _Call:
         if not lexicon.is_token(tags.parameter):
             words |= {word: {} for word in tags.next_parameters}
             implied.update(tags.next_parameters)
-        words[tags.call] = tags.head(lexicon)
+        call, parameter = (lexicon.words(tag)[0] for tag in (tags.call, tags.parameter))
+        words[call] = tags.any_head(lexicon)
         end: Follow = dict.fromkeys(lexicon.words(tags.call_end))
-        following: Follow = {tags.parameter: None}
-        own = words.keys() - implied - {tags.call}
+        following: Follow = {parameter: None}
+        own = words.keys() - implied - {call}
         closing = Closing(
             words,
             implied,
             unfinished=unfinished,
-            call=tags.call,
+            call=call,
             call_ends=call_ends,
-            parameter=tags.parameter,
+            parameter=parameter,
             pairs={word: _allow_drift(end) if word in unfinished else end for word in own},
             nexts={
                 word: _allow_drift(following) if word in unfinished else following for word in own
@@ -478,7 +489,7 @@ class _Call:
         if self._context.sound or not tags.section or not lexicon.is_token(tags.section_end):
             return inner
         end, start = lexicon.sign(tags.section_end), lexicon.sign(tags.section)
-        outer: Mapping[str, Follow | None] = {end: tags.again(lexicon), start: {tags.call: None}}
+        outer: Mapping[str, Follow | None] = {end: tags.again(lexicon), start: {inner.call: None}}
         return replace(inner, words={**inner.words, **outer}, forced=(end,), nests=(start,))
 
 

@@ -54,41 +54,50 @@ GLM = (
     "⟪<arg_key>⟫{}⟪</arg_key>⟫⟪<arg_value>⟫{}⟪</arg_value>⟫",
     "",
 )
-ALL_SHAPES = SHAPES | {
-    "nemotron_v3": SHAPES["qwen3_coder"],
-    "step3p5": SHAPES["qwen3_coder"],
-    "mimo": ("⟪<tool_call>⟫\n{}⟪</tool_call>⟫", *SHAPES["seed_oss"][1:]),
-    "dots": ("⟪<dots_function_call>⟫\n{}⟪</dots_function_call>⟫", *SHAPES["minimax_m2"][1:]),
-    "step3": (
-        "⟪<｜tool_calls_begin｜>⟫⟪<｜tool_call_begin｜>⟫function⟪<｜tool_sep｜>⟫"
-        "{}⟪<｜tool_call_end｜>⟫⟪<｜tool_calls_end｜>⟫",
-        '<steptml:invoke name="{}">\n',
-        '<steptml:parameter name="{}">{}</steptml:parameter>\n',
-        "</steptml:invoke>",
-    ),
-    "minicpm5": (
-        "{}",
-        '<function name="{}">\n',
-        '<param name="{}">{}</param>\n',
-        "</function>\n",
-    ),
-    "deepseek_v4": (DSML[0].format("tool_calls"), *(part.format("") for part in DSML[1:])),
-    "deepseek_v41": (DSML[0].format(" calls"), *(part.format(" ") for part in DSML[1:])),
-    "glm47": GLM,
-    "hy_v4": ("⟪<tool_calls>⟫⟪<tool_call>⟫{}⟪</tool_call>⟫⟪</tool_calls>⟫", *GLM[1:]),
-    "solar_open2": (
-        "⟪<|tool_call:start|>⟫{}⟪<|tool_call:end|>⟫",
-        "{}",
-        "⟪<|tool_arg:start|>⟫{}⟪<|tool_arg:value|>⟫{}⟪<|tool_arg:end|>⟫",
-        "",
-    ),
-    "kimi_k3": (
-        "⟪<|open|>⟫tools⟪<|sep|>⟫{}⟪<|close|>⟫tools⟪<|sep|>⟫",
-        '⟪<|open|>⟫call tool="{}"⟪<|sep|>⟫',
-        '⟪<|open|>⟫argument key="{}" type="string"⟪<|sep|>⟫{}⟪<|close|>⟫argument⟪<|sep|>⟫',
-        "⟪<|close|>⟫call⟪<|sep|>⟫",
-    ),
-}
+ALL_SHAPES = (
+    SHAPES
+    | {
+        "nemotron_v3": SHAPES["qwen3_coder"],
+        "step3p5": SHAPES["qwen3_coder"],
+        "qwen3_xml": (  # all tags are tokens
+            "⟪<tool_call>⟫\n{}⟪</tool_call>⟫",
+            "⟪<function=⟫{}>\n",
+            "⟪<parameter=⟫{}>\n{}\n⟪</parameter>⟫\n",
+            "⟪</function>⟫\n",
+        ),
+        "mimo": ("⟪<tool_call>⟫\n{}⟪</tool_call>⟫", *SHAPES["seed_oss"][1:]),
+        "dots": ("⟪<dots_function_call>⟫\n{}⟪</dots_function_call>⟫", *SHAPES["minimax_m2"][1:]),
+        "step3": (
+            "⟪<｜tool_calls_begin｜>⟫⟪<｜tool_call_begin｜>⟫function⟪<｜tool_sep｜>⟫"
+            "{}⟪<｜tool_call_end｜>⟫⟪<｜tool_calls_end｜>⟫",
+            '<steptml:invoke name="{}">\n',
+            '<steptml:parameter name="{}">{}</steptml:parameter>\n',
+            "</steptml:invoke>",
+        ),
+        "minicpm5": (
+            "{}",
+            '<function name="{}">\n',
+            '<param name="{}">{}</param>\n',
+            "</function>\n",
+        ),
+        "deepseek_v4": (DSML[0].format("tool_calls"), *(part.format("") for part in DSML[1:])),
+        "deepseek_v41": (DSML[0].format(" calls"), *(part.format(" ") for part in DSML[1:])),
+        "glm47": GLM,
+        "hy_v4": ("⟪<tool_calls>⟫⟪<tool_call>⟫{}⟪</tool_call>⟫⟪</tool_calls>⟫", *GLM[1:]),
+        "solar_open2": (
+            "⟪<|tool_call:start|>⟫{}⟪<|tool_call:end|>⟫",
+            "{}",
+            "⟪<|tool_arg:start|>⟫{}⟪<|tool_arg:value|>⟫{}⟪<|tool_arg:end|>⟫",
+            "",
+        ),
+        "kimi_k3": (
+            "⟪<|open|>⟫tools⟪<|sep|>⟫{}⟪<|close|>⟫tools⟪<|sep|>⟫",
+            '⟪<|open|>⟫call tool="{}"⟪<|sep|>⟫',
+            '⟪<|open|>⟫argument key="{}" type="string"⟪<|sep|>⟫{}⟪<|close|>⟫argument⟪<|sep|>⟫',
+            "⟪<|close|>⟫call⟪<|sep|>⟫",
+        ),
+    }
+)
 """Formats in which a value may hold the end of its call."""
 ENDINGS = pytest.mark.parametrize(
     ("parser", "as_text"),
