@@ -280,9 +280,10 @@ def make_explanation_routes(telemetry: Telemetry, ring: ExplanationRing) -> list
 
     async def one(request: Request) -> Response:
         name = request.path_params["id"]
-        entry, *others = ring.find(name) or [None]
-        if entry is None:
+        entries = ring.find(name)
+        if not entries:
             return _refuse(NOT_KEPT.format(id=name[:100]), 404, "not_found", "id")
+        entry, *others = entries
         await telemetry.refresh_planner()
         explanation = explain(entry, telemetry.planner)
         return _show(explanation | {"same_request_id": [*map(summarize, others)]})
