@@ -63,7 +63,7 @@ MACHINE = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform
 LIBSQL = f"linux-{MACHINE}-gnu" if sys.platform == "linux" else f"{sys.platform}-{MACHINE}"
 """An optional package that promptfoo does not start without."""
 CLIENTS = (
-    npm("codex", "Codex CLI", "@openai/codex@0.171.0"),
+    npm("codex", "Codex CLI", "@openai/codex@0.169.0"),
     npm("claude", "Claude Code", "@anthropic-ai/claude-code@2.1.332"),
     npm("opencode", "opencode", "opencode-ai@1.18.33"),
     npm("qwen", "Qwen Code", "@qwen-code/qwen-code@0.24.4"),
