@@ -76,7 +76,7 @@ async def test_the_engine_gets_the_sampling_of_vllm(lab):
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
     assert (sampling.repetition_penalty, sampling.logit_bias) == (1.1, {5: 1.0})
     assert sampling.stop_token_ids == (7,)
-    assert (request.cache_salt, request.priority, request.depth) == ("salt", 3, 1)
+    assert (request.cache_salt, request.priority, request.depth) == ("common:salt", 3, 1)
 
 
 async def test_a_stop_string_ends_the_answer(lab):
