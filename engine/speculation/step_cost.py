@@ -1,11 +1,13 @@
 """Time of a step, learnt from step times: linear in the step's work and its graph mode.
 
-seconds = speed x (w0 + w1 B + w2 V + w3 [K > 0] + w4 K + w5 K B + w6 [V > 0] + w7 [P > 0] + w8 P),
-for B requests, V verified draft tokens, K draft tokens made for each request after verifying, and P
-prompt tokens read in the same step. If the depth changes, making drafts and verifying them happen
-in different steps, so each has a fixed part. With CUDA graphs (step_graphs.py) B + V is the padded
-size of the step, and two more weights are the extra times of a step with PIECEWISE graphs and of a
-step without graphs.
+seconds = speed x (fixed + request B + verified_token V + drafting [K > 0] + depth K
+                   + depth_and_request K B + verifying [V > 0] + prompt [P > 0] + prompt_token P),
+
+with the weights of ``StepTerms``, for B requests, V verified draft tokens, K draft tokens made for
+each request after verifying, and P prompt tokens read in the same step. If the depth changes,
+making drafts and verifying them happen in different steps, so each has a fixed part. With CUDA
+graphs (step_graphs.py) B + V is the padded size of the step, and two more weights are the extra
+times of a step with PIECEWISE graphs and of a step without graphs.
 
 Weights and speed are the state of an extended Kalman filter (Kalman, J. Basic Engineering 82, 1960)
 on the logarithm of a step's time. The speed may change fast, the weights slowly, so that a machine
@@ -30,11 +32,43 @@ from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
 Floats = NDArray[np.floating[Any]]
 Row = list[float]
 
-GUESS = (1.0, 0.01, 0.01, 0.01, 0.06, 0.002, 0.01, 0.1, 0.01)
-"""Initial weights, in units of a step of one request without a draft."""
-GRAPH_GUESS = (0.05, 0.2)
-"""Initial weights of steps without a FULL graph. vLLM's authors measured 1 % (8B, dense) to 47 %
-(30B with 3B active) more time for PIECEWISE (pull requests 16072, 21477 and 25444)."""
+
+class StepTerms(NamedTuple):
+    """One number for each term of the model: its weight, or its feature in one step.
+
+    The last two terms exist only with CUDA graphs.
+    """
+
+    fixed: float
+    request: float
+    verified_token: float
+    drafting: float
+    depth: float
+    depth_and_request: float
+    verifying: float
+    prompt: float
+    prompt_token: float
+    piecewise: float = 0.0
+    no_graph: float = 0.0
+
+
+GUESS = StepTerms(
+    fixed=1.0,
+    request=0.01,
+    verified_token=0.01,
+    drafting=0.01,
+    depth=0.06,
+    depth_and_request=0.002,
+    verifying=0.01,
+    prompt=0.1,
+    prompt_token=0.01,
+    piecewise=0.05,
+    no_graph=0.2,
+)
+"""Initial weights, in units of a step of one request without a draft. vLLM's authors measured 1 %
+(8B, dense) to 47 % (30B with 3B active) more time for PIECEWISE (pull requests 16072, 21477 and
+25444)."""
+NUM_GRAPH_TERMS = 2
 NOISE = 0.1
 """Typical relative error of a step time."""
 WEIGHT_DRIFT = 0.002
@@ -111,27 +145,31 @@ class StepCostModel:
         self.depth = depth
         self._lookup = lookup
         self.graphs = graphs
-        self._guess: tuple[float, ...] = GUESS if graphs is None else (*GUESS, *GRAPH_GUESS)
-        self._drafted = [depth if always_full and at else at for at in range(depth + 1)]
+        self._guess: tuple[float, ...] = GUESS[:-NUM_GRAPH_TERMS] if graphs is None else GUESS
+        self._drafted = [depth if always_full and k else k for k in range(depth + 1)]
         """Number of draft tokens made at every planned depth."""
         self._corrected = [0] * (depth + 1) if lookup else self._drafted
         """Depth whose correction applies at every planned depth."""
         self.steps = 0
         self._unit = base_s
         self._weights: Row = [*self._guess]
+        """The weights, in the order of ``StepTerms``. A list, because it is exported as JSON."""
         self._speed = 0.0
+        """Logarithm of the machine's speed, relative to ``_unit``."""
+        # The speed starts without variance, because the first step sets ``_unit``. Its error is
+        # the weights' error.
         deviations = *(2 * guess for guess in self._guess), 0.0
         self._covariance = [
             [deviation**2 if i == j else 0.0 for j in range(len(deviations))]
             for i, deviation in enumerate(deviations)
         ]
-        """Covariance of the weights and the speed."""
+        """Covariance of the weights and the speed, in shape (n + 1, n + 1) for n weights."""
         self._sizes = [0.0] * SIZES
         self._size_steps = [0] * SIZES
         self._cells = [[0.0] * (depth + 1) for _ in range(SIZES)]
         self._cell_steps = [[0] * (depth + 1) for _ in range(SIZES)]
         self._shrunk = [[0.0] * (depth + 1) for _ in range(SIZES)]
-        """The cells, drawn to the mean of their batch size while they are not known well."""
+        """The cells, shrunk to the mean of their batch size while they are not known well."""
         self._shape = (0, 0, False, 0, GraphMode.FULL)
         self._waiting: list[tuple[int, float]] = []
         """(Verified tokens, seconds) of steps of ``_shape`` that are not learnt yet."""
@@ -139,7 +177,7 @@ class StepCostModel:
     @property
     def prompt_token_s(self) -> float:
         """Additional seconds of a step for each prompt token; 0 until observed."""
-        return (self._unit or 0.0) * math.exp(self._speed) * self._weights[8]
+        return (self._unit or 0.0) * math.exp(self._speed) * self._terms.prompt_token
 
     @property
     def is_known(self) -> bool:
@@ -166,29 +204,49 @@ class StepCostModel:
         more = self._learn()
         return expected + more[0], taken + more[1]
 
+    @property
+    def _terms(self) -> StepTerms:
+        return StepTerms(*self._weights)
+
     def _learn(self) -> tuple[float, float]:
-        """Learn from the waiting steps. Returns their seconds as expected before, and as taken."""
+        """Learn from the waiting steps. Returns their seconds as expected before, and as taken.
+
+        The time of a step is the product of its linear part, the machine's speed and a correction.
+        The filter explains what it can of the innovation by the first two, and the rest, the
+        residual, teaches the correction.
+        """
         batch, depth, verifies, prompt, mode = self._shape
         verified, taken = zip(*self._waiting, strict=True)
         self._waiting.clear()
         count = len(taken)
         width = sum(verified) / count
-        row = self._describe_step(batch, width, depth, prompt, mode)
+        features = self._describe_step(batch, width, depth, prompt, mode)
         if self._unit is None:
-            self._unit = taken[0] / _dot(row, self._guess)
+            # Weights are relative to this unit. The first step of any shape sets it, so that their
+            # guesses need not know the machine.
+            self._unit = taken[0] / _dot(features, self._guess)
         size, cell = _size_class(batch), self._find_cell(batch, width, depth)
-        linear = max(_dot(row, self._weights), 1e-6)
-        factors = self._speed
+        linear = max(_dot(features, self._weights), 1e-6)
+        log_factor = self._speed
         if not prompt:
-            factors += self._sizes[size] + self._cells[size][cell]
-        expected = self._unit * linear * math.exp(factors)
-        errors = [math.log(seconds / expected) for seconds in taken]
-        error = sum(_clip(one, HUBER) for one in errors) / count
-        left = error if count > 1 else errors[0]
-        left -= self._filter([one / linear for one in row], error, count)
+            log_factor += self._sizes[size] + self._cells[size][cell]
+        expected = self._unit * linear * math.exp(log_factor)
+        # Innovation: observed minus expected, as logarithms, because the noise of step times is
+        # relative. Clipping is Huber's M-estimate (Ann. Math. Stat. 35, 1964): a step that took
+        # 100 times as long (a page fault, a compilation) moves the state like one of 1.2 times.
+        innovations = [math.log(seconds / expected) for seconds in taken]
+        innovation = sum(_clip(value, HUBER) for value in innovations) / count
+        # A single step is usually one of the first of its kind, and its cell may really differ by
+        # more than HUBER. So its residual is clipped only after the filter has taken its part.
+        residual = innovation if count > 1 else innovations[0]
+        # d log(linear) / d weight = feature / linear: the extended filter's linearisation.
+        gradient = [feature / linear for feature in features]
+        residual -= self._filter(gradient, innovation, count)
+        # A step that only drafts, or only verifies, occurs when the depth changes. The first has no
+        # cell of its own, and the second must not count for its batch size (``_correct``).
         if not prompt and (not verifies if self._lookup else verifies or not depth):
             shared = depth > 0 or not verifies
-            self._correct(size, cell, _clip(left, HUBER), count, shared)
+            self._correct(size, cell, _clip(residual, HUBER), count, shared)
         self.steps += count
         return expected * count, sum(taken)
 
@@ -210,7 +268,8 @@ class StepCostModel:
         """Return the expected seconds that a step takes longer than with a FULL graph."""
         if mode is GraphMode.FULL or self.graphs is None:
             return 0.0
-        weight: float = self._weights[len(GUESS) + mode - GraphMode.PIECEWISE]
+        terms = self._terms
+        weight = terms.piecewise if mode is GraphMode.PIECEWISE else terms.no_graph
         return weight * self._factor(_size_class(batch))
 
     def estimate(self, batch: int, verified: float, depth: int, mode: GraphMode) -> float:
@@ -232,17 +291,18 @@ class StepCostModel:
 
     def _line(self, batch: int) -> tuple[Floats, Floats]:
         """Return the same as ``line``, with FULL graphs."""
-        w = self._weights
+        w = self._terms
         size = _size_class(batch)
+        # In the long run every step that drafts also verifies, so it pays both fixed parts.
+        fixed, both = w.fixed + w.request * batch, w.drafting + w.verifying
+        per_depth = w.depth + w.depth_and_request * batch
         factor = self._factor(size)
-        fixed, drafting = w[0] + w[1] * batch, w[3] + w[6]
-        per_depth = w[4] + w[5] * batch
         factors = [factor * math.exp(self._shrunk[size][k]) for k in self._corrected]
         base = [
-            (fixed + drafting * (k > 0) + per_depth * k) * factor
+            (fixed + both * (k > 0) + per_depth * k) * factor
             for k, factor in zip(self._drafted, factors, strict=True)
         ]
-        return np.array(base), w[2] * np.array(factors)
+        return np.array(base), w.verified_token * np.array(factors)  # each in shape (K + 1,)
 
     def step_seconds(self, batch: int, verified: int, depth: int) -> float:
         """Return the expected seconds of one step, whatever the steps before and after it do."""
@@ -252,7 +312,7 @@ class StepCostModel:
 
     def per_token(self, batch: int) -> float:
         """Return the expected seconds of one more verified draft token."""
-        return self._weights[2] * self._factor(_size_class(batch))
+        return self._terms.verified_token * self._factor(_size_class(batch))
 
     def steps_at(self, batch: int) -> Floats:
         """Return the numbers of observed steps at every depth with about this many requests."""
@@ -260,25 +320,12 @@ class StepCostModel:
         return np.array([steps[k] for k in self._corrected], dtype=np.float64)
 
     def describe(self) -> dict[str, object]:
-        names = (
-            "fixed",
-            "request",
-            "verified_token",
-            "drafting",
-            "depth",
-            "depth_and_request",
-            "verifying",
-            "prompt",
-            "prompt_token",
-            "piecewise",
-            "no_graph",
-        )
         unit = (self._unit or 0.0) * math.exp(self._speed)
         return {
             "steps": self.steps,
             "milliseconds": {
                 name: round(weight * unit * 1e3, 4)
-                for name, weight in zip(names, self._weights, strict=False)
+                for name, weight in zip(StepTerms._fields, self._weights, strict=False)
             },
             "table": self.tabulate(),
         }
@@ -294,7 +341,7 @@ class StepCostModel:
         seen = [size for size, steps in enumerate(self._size_steps) if steps]
         if not seen:
             return None
-        batches = [1 << at for at in range(max(seen))]
+        batches = [1 << size for size in range(max(seen))]
         drafted = np.array(self._drafted, dtype=np.float64)
         return {
             "batches": batches,
@@ -324,29 +371,43 @@ class StepCostModel:
     def _read_learnt(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in LEARNT}
 
-    def _filter(self, slope: Row, residual: float, count: int) -> float:
-        """Update weights and speed by the mean residual of ``count`` steps. Returns the change of
+    def _filter(self, gradient: Row, innovation: float, count: int) -> float:
+        """Update weights and speed by the mean innovation of ``count`` steps. Returns the change of
         their own expected time, as a logarithm.
 
-        ``slope`` is the derivative of the logarithm of the time by the weights; by the speed it is
-        1. This is plain Python, because with so few numbers and cold caches numpy takes up to 50 %
-        longer.
+        ``gradient`` is the derivative of the logarithm of the time by the weights. This is one step
+        of an extended Kalman filter (Kalman 1960; Jazwinski, Stochastic Processes and Filtering
+        Theory, 1970, ch. 8) with a scalar observation. It is plain Python, because with so few
+        numbers and cold caches numpy takes up to 50 % longer.
         """
-        sensitivity = [*slope, 1.0]
+        observation = [
+            *gradient,
+            1.0,
+        ]  # H, in shape (n + 1,); log(time) contains the log speed once
+        # Predict, P += Q: state is a random walk. Without the drift the gain would fall to zero,
+        # and a change of the machine would never be learnt. A weight at zero drifts by its guess.
         drifts = (WEIGHT_DRIFT * max(pair) for pair in zip(self._weights, self._guess, strict=True))
         for i, drift in enumerate((*drifts, SPEED_DRIFT)):
             self._covariance[i][i] += count * drift**2
-        across = [_dot(row, sensitivity) for row in self._covariance]
-        variance = _dot(sensitivity, across) + NOISE**2 / count
-        for row, one in zip(self._covariance, across, strict=True):
-            share = one / variance
-            row[:] = [value - share * other for value, other in zip(row, across, strict=True)]
-        *moves, faster = [one * residual / variance for one in across]
+        # Innovation variance, S = H P H' + R. The mean of ``count`` steps has R / count.
+        cross_covariance = [_dot(row, observation) for row in self._covariance]  # P H'
+        variance = _dot(observation, cross_covariance) + NOISE**2 / count
+        # Update, P -= K H P with the Kalman gain K = P H' / S. P is symmetric, so H P = (P H')'.
+        for row, covariance in zip(self._covariance, cross_covariance, strict=True):
+            gain = covariance / variance
+            row[:] = [p - gain * hp for p, hp in zip(row, cross_covariance, strict=True)]
+        # State += K x innovation. The product comes first, to round as in earlier versions.
+        *changes, speed_change = [
+            covariance * innovation / variance for covariance in cross_covariance
+        ]
         before = self._weights
-        self._weights = [max(w + move, 0.0) for w, move in zip(before, moves, strict=True)]
-        self._speed += faster
-        moved = _dot(slope, self._weights) - _dot(slope, before)
-        return math.log(max(1.0 + moved, 1e-6)) + faster
+        # No part of a step takes negative time. Without the bound, noise could make a deeper draft
+        # look cheaper than a shallow one, and verified tokens free.
+        self._weights = [max(w + change, 0.0) for w, change in zip(before, changes, strict=True)]
+        self._speed += speed_change
+        # The change that was made, not the one that was computed: the bound may have cut it.
+        linear_change = _dot(gradient, self._weights) - _dot(gradient, before)
+        return math.log(max(1.0 + linear_change, 1e-6)) + speed_change
 
     def _describe_step(
         self,
@@ -356,14 +417,13 @@ class StepCostModel:
         prompt: int = 0,
         mode: GraphMode = GraphMode.FULL,
     ) -> Row:
-        """Describe a step as a row of factors for the weights. A prompt's weight includes the
-        missing FULL graph."""
+        """Describe a step as the features of the weights. A prompt's weight includes the missing
+        FULL graph."""
         if self.graphs is None:
-            return _list_features(batch, verified, depth, prompt)
+            return [*_find_features(batch, verified, depth, prompt)[:-NUM_GRAPH_TERMS]]
         padded = verified if prompt else self.graphs.pad(batch + verified) - batch
-        row = _list_features(batch, padded, depth, prompt)
-        modes = (GraphMode.PIECEWISE, GraphMode.NONE)
-        return [*row, *(float(mode is one and not prompt) for one in modes)]
+        graph_mode = GraphMode.FULL if prompt else mode
+        return [*_find_features(batch, padded, depth, prompt, graph_mode)]
 
     def _factor(self, size: int) -> float:
         """Return the seconds of the model's unit with about this many requests, at the machine's
@@ -385,6 +445,8 @@ class StepCostModel:
         A step that only verifies is not ``shared`` with the batch size, because it must not make
         steps without drafts look slow. A step that only drafts teaches neither.
         """
+        # Both corrections add up in the expected time. If their gains exceeded 1 together, as in
+        # the first steps, they would overshoot the residual.
         steps, cells = self._cell_steps[size], self._cells[size]
         gains = (
             _compute_gain(self._size_steps[size], count) * shared,
@@ -395,9 +457,11 @@ class StepCostModel:
         cells[cell] = _clip(cells[cell] + residual * gains[1], WIDEST)
         self._size_steps[size] += shared * count
         steps[cell] += count
-        own = TIMED * _dot(steps, cells) / sum(steps)
+        # Shrinkage: the mean of the batch size's cells counts as TIMED steps of each cell. An
+        # untimed depth so has the correction of its neighbours, and is not chosen by default.
+        mean = TIMED * _dot(steps, cells) / sum(steps)
         self._shrunk[size] = [
-            (seen * value + own) / (seen + TIMED) for seen, value in zip(steps, cells, strict=True)
+            (seen * value + mean) / (seen + TIMED) for seen, value in zip(steps, cells, strict=True)
         ]
 
 
@@ -416,8 +480,8 @@ def _fits(value: object, like: object) -> bool:
 
 
 def _dot(left: Iterable[float], right: Iterable[float]) -> float:
-    found: float = sum(map(mul, left, right))
-    return found
+    product: float = sum(map(mul, left, right))
+    return product
 
 
 def _clip(value: float, bound: float) -> float:
@@ -430,9 +494,22 @@ def _compute_gain(steps: float, count: int) -> float:
     return max(CELL_GAIN * count, count / (steps + count))
 
 
-def _list_features(batch: int, verified: float, depth: int, prompt: int = 0) -> Row:
-    decoding = [1.0, batch, verified, depth > 0, depth, depth * batch, verified > 0]
-    return [*decoding, prompt > 0, prompt]
+def _find_features(
+    batch: int, verified: float, depth: int, prompt: int = 0, mode: GraphMode = GraphMode.FULL
+) -> StepTerms:
+    return StepTerms(
+        fixed=1.0,
+        request=batch,
+        verified_token=verified,
+        drafting=depth > 0,
+        depth=depth,
+        depth_and_request=depth * batch,
+        verifying=verified > 0,
+        prompt=prompt > 0,
+        prompt_token=prompt,
+        piecewise=mode is GraphMode.PIECEWISE,
+        no_graph=mode is GraphMode.NONE,
+    )
 
 
 def _size_class(batch: int) -> int:
