@@ -193,7 +193,7 @@ def _take_unopened(
     if key in arguments.given or key not in arguments.properties:
         context.calls.spoil()
         return
-    if text.lstrip().startswith(f"<{key}>"):  # the opening tag lacks its token
+    if f"<{key}>" in text:  # the opening tag lacks its token
         context.calls.spoil()
     arguments.begin(key)
     arguments.write(text.strip())
