@@ -41,6 +41,11 @@ _TAGS = {
 """Patterns of tags by the token's form in the text. With other tokens the characters are text."""
 _HEAD: Follow = {'"': {NAME: None}, "'": {NAME: None}, NAME: None}
 """Text after the beginning of a call."""
+_OPENED: Follow = {
+    NAME: {">": None},
+    **{quote: {NAME: {quote: {">": None}}} for quote in ("'", '"')},
+}
+"""Rest of an opening tag in a value."""
 _MAX_DEPTH = 64
 _MAX_WORDS = 3
 """Most words between two parameters, besides the first. More words are part of the value."""
@@ -145,13 +150,14 @@ class Elements:
     def _closing(self, end: str, following: Follow) -> Closing:
         """Return the text that ends a value with the closing tag ``end``."""
         call, call_end = f"{self.token}<invoke name=", f"{self.token}</invoke>"
+        section_end = f"{self.token}</tool_call>"
         return Closing(
-            {end: following, call: _HEAD, call_end: {}},
+            {end: following, call: _OPENED, call_end: dict.fromkeys((call, section_end))},
             call=call,
             call_ends=(call_end,),
             pairs={end: {call_end: None}},
             nexts={end: following},
-            frame=(call_end, f"{self.token}</tool_call>", f"{self.token}<tool_call>"),
+            frame=(call_end, section_end, f"{self.token}<tool_call>"),
         )
 
     def _parameter(self, key: str, arguments: ArgumentsWriter, context: ParsingContext) -> Routine:
