@@ -3,7 +3,8 @@
 An engine reads prompts in the order of their arrival, whatever their class. Admission counts
 sequences, so that one request with many long prompts would keep the engine busy for a minute before
 it reads the prompt of a higher class. Each sequence therefore waits here until the prompts inside
-leave room for its own: classes first, then keys by weight. It makes room with its first step.
+leave room for its own: classes first, then keys by weight. It makes room with its first step, or
+after ``LONGEST_S``: an engine that hangs, one of many workers, holds up nobody else.
 """
 
 from __future__ import annotations
@@ -19,15 +20,24 @@ from eaglegate.server.access.fair_order import Clock, FairQueue, Flow, Priority
 
 STEPS = 2
 """Steps whose tokens may be inside: one that is computed, and one that is scheduled meanwhile."""
+LONGEST_S = 10.0
+"""Seconds after which a prompt no longer counts as unread."""
+
+
+def _call_later(seconds: float, end: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(seconds, end)
 
 
 class PromptTurns:
     """Turns of prompts. ``step_tokens`` returns the tokens that the engine computes in a step."""
 
     def __init__(
-        self, step_tokens: Callable[[], int] = lambda: STEP_TOKENS, clock: Clock = time.monotonic
+        self,
+        step_tokens: Callable[[], int] = lambda: STEP_TOKENS,
+        clock: Clock = time.monotonic,
+        later: Callable[[float, Callable[[], None]], asyncio.TimerHandle] = _call_later,
     ) -> None:
-        self._step_tokens = step_tokens
+        self._step_tokens, self._later = step_tokens, later
         self._clock = clock
         self._order = FairQueue[PromptTurn](clock)
         self._inside: Counter[Priority] = Counter()
@@ -37,6 +47,11 @@ class PromptTurns:
         """Return the turn of a prompt, an asynchronous context manager that waits for it."""
         flow = self._order.flow(requester.priority, requester.flow, requester.weight)
         return PromptTurn(self, flow, num_tokens, self._clock())
+
+    @property
+    def num_unread(self) -> int:
+        """Return the number of unread prompt tokens in the engine."""
+        return self._inside.total()
 
     def _queue(self, turn: PromptTurn) -> None:
         turn.flow.queued[turn] = None
@@ -57,7 +72,7 @@ class PromptTurns:
             self._unqueue(turn)
             self._order.charge(turn.flow, turn.tokens, 1.0)
             self._inside[turn.flow.priority] += turn.tokens
-            turn.begin()
+            turn.begin(self._later(LONGEST_S, turn.end))
 
     def _fits(self, turn: PromptTurn) -> bool:
         """Return True unless prompts of this class and of higher ones fill the bound. The last
@@ -74,7 +89,8 @@ class PromptTurns:
 class PromptTurn:
     """The turn of one prompt. Leaving the context ends it, if ``end`` has not."""
 
-    __slots__ = ("_begun", "_ended", "_turns", "entered", "flow", "tokens")
+    __slots__ = ("_alarm", "_begun", "_ended", "_turns", "entered", "flow", "tokens")
+    _alarm: asyncio.TimerHandle
 
     def __init__(
         self, turns: PromptTurns, flow: Flow[PromptTurn], tokens: int, entered: float
@@ -96,7 +112,9 @@ class PromptTurn:
     async def __aexit__(self, *_: object) -> None:
         self.end()
 
-    def begin(self) -> None:
+    def begin(self, alarm: asyncio.TimerHandle) -> None:
+        """Let the prompt into the engine. ``alarm`` ends the turn, if nothing else does before."""
+        self._alarm = alarm
         if not self._begun.done():
             self._begun.set_result(None)
 
@@ -109,4 +127,5 @@ class PromptTurn:
             self._turns._unqueue(self)
             self._turns._begin_waiting()
         else:
+            self._alarm.cancel()
             self._turns._end(self)

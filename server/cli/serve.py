@@ -351,6 +351,7 @@ class ServeCommand:
             self._policy,
             self._admission,
             PromptTurns(lambda: self._resilient.step_tokens),
+            PromptTurns(lambda: self._resilient.step_tokens),
             CacheIsolation(frozenset(self._settings.shared_prefix_cache)),
             None if probe is None else ConstraintTrials(probe),
         )

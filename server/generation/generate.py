@@ -314,7 +314,9 @@ class _Choice:
     async def run(self, pipeline: Pipeline, requester: Requester, request: EngineRequest) -> None:
         """Have the engine generate the choice. Raises GatewayError or EngineError."""
         try:
-            self._turn = pipeline.prompts.turn(requester, len(request.prompt))
+            scored = request.sampling.prompt_logprobs is not None
+            turns = pipeline.scored_prompts if scored else pipeline.prompts
+            self._turn = turns.turn(requester, len(request.prompt))
             async with self._turn:
                 await pipeline.engine.generate(request, self)
         except _AnswerEnded:

@@ -30,6 +30,9 @@ class Pipeline:
     admission: Admission = field(default_factory=Admission)
     prompts: PromptTurns = field(default_factory=PromptTurns)
     """Turns of the admitted sequences to have their prompts read."""
+    scored_prompts: PromptTurns = field(default_factory=PromptTurns)
+    """The same for prompts whose log probabilities are wanted. A worker sends such an answer whole,
+    so that its turn lasts as long as the answer."""
     isolation: CacheIsolation = field(default_factory=CacheIsolation)
     trials: ConstraintTrials | None = None
     """Compiles constraints before the engine sees them; None skips this."""

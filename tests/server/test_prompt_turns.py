@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -80,12 +81,15 @@ class Room:
         pipeline = self.lab.path()
         info = replace(pipeline.info, max_model_len=8 * STEP)
         self.prompts = PromptTurns(lambda: STEP)
+        turns = {"prompts": self.prompts, "scored_prompts": PromptTurns(lambda: STEP)}
         self.lab.gateway.keys = KEYS
-        self.lab.gateway.open(replace(pipeline, info=info, prompts=self.prompts))
+        self.lab.gateway.open(replace(pipeline, info=info, **turns))
         self.lab.says("x")
 
-    def ask(self, key: str, prompts: int = 1, tokens: int = PROMPT) -> asyncio.Task[Answer]:
-        body = {"model": "demo", "prompt": [" a" * tokens] * prompts, "max_tokens": 2}
+    def ask(
+        self, key: str, prompts: int = 1, tokens: int = PROMPT, **fields: int
+    ) -> asyncio.Task[Answer]:
+        body = {"model": "demo", "prompt": [" a" * tokens] * prompts, "max_tokens": 2, **fields}
         headers = {"x-api-key": SECRETS[key]}
         return asyncio.create_task(self.lab.post("/v1/completions", body, headers=headers))
 
@@ -219,3 +223,37 @@ async def test_a_client_s_priority_stays_within_its_class(room, key, given, orde
     assert find_class(request.priority) == order
     default = order * (1 << 16)
     assert (request.priority >= default) if key else (request.priority == -9)
+
+
+async def test_answers_that_come_whole_hold_up_no_others(room):
+    """A worker streams no answer with the prompt's log probabilities: its first step is the last.
+    A long answer would otherwise stop every other request of its class and the classes below."""
+    scored = room.ask("chat", 8, prompt_logprobs=0)
+    await room.wait_until_admitted(8)
+    assert sum(room.engine.unread.values()) <= BOUND
+    others = [room.ask("chat"), room.ask("bulk")]
+    await room.wait_until_admitted(10)
+    assert len(room.engine.ahead) == 5
+    await room.engine.read_until(scored, *others)
+    assert {task.result().status for task in (scored, *others)} == {200}
+
+
+async def test_prompts_that_no_engine_reads_make_room():
+    """A worker that hangs keeps its own requests waiting, and nobody else's."""
+    alarms: list[Callable[[], None]] = []
+
+    def later(_: float, end: Callable[[], None]) -> asyncio.TimerHandle:
+        alarms.append(end)
+        return asyncio.get_running_loop().call_later(3600, end)
+
+    turns = PromptTurns(lambda: 50, later=later)
+    async with turns.turn(Requester("a"), 100):
+        waiting = asyncio.ensure_future(turns.turn(Requester("b"), 100).__aenter__())
+        await settle()
+        assert not waiting.done()
+        alarms.pop()()
+        await settle()
+        assert waiting.done()
+    assert turns.num_unread == 100  # an ended turn is subtracted once
+    waiting.result().end()
+    assert turns.num_unread == 0
