@@ -33,6 +33,10 @@ from eaglegate.server.http.middleware import FastWriteMiddleware
 
 KEEP_ALIVE_S = 75
 """Seconds after which an idle connection is closed, longer than most proxies keep theirs."""
+PIECE = 16 << 10
+"""Bytes parsed at a time, so that bytes of the next request hardly count in ``_framing``."""
+CHUNK_BYTES = 32
+"""Bytes of a chunk's size and line ends that are free. Extensions count (RFC 9112, 7.1.1)."""
 CLOSE_S = 5
 """Seconds after the last answer at which open connections are closed."""
 
@@ -57,6 +61,8 @@ class HttpConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._num_headers = 0
         self._unparsed = 0
+        self._framing = 0
+        """Bytes of the body's framing, above ``CHUNK_BYTES`` for each chunk."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -74,16 +80,18 @@ class HttpConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse data as uvicorn does, but decline offers to upgrade."""
-        self._unparsed += len(data)
         self._unset_keepalive_if_required()
         try:
             while data:
-                data = self._parse(data)
+                piece, data = data[:PIECE], data[PIECE:]
+                self._unparsed += len(piece)
+                self._framing += len(piece)
+                data = self._parse(piece) + data
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
         if self.transport.is_closing():
             return
-        if self._unparsed > self._limits.head_bytes:
+        if max(self._unparsed, self._framing) > self._limits.head_bytes:
             self.send_400_response("")
         elif self._waiting and self._timer is None:
             self._start_timer()
@@ -108,7 +116,7 @@ class HttpConnection(HttpToolsProtocol):
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def on_message_begin(self) -> None:
-        self._head_bytes = self._num_headers = self._unparsed = 0
+        self._head_bytes = self._num_headers = self._unparsed = self._framing = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -135,7 +143,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._is_declined():
             return
-        self._unparsed = 0
+        self._unparsed = self._framing = 0
         self._stop_timer()
         self._waiting = False
         self._entry.mark_busy()
@@ -143,9 +151,15 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
+        self._framing = max(0, self._framing - len(body))
         super().on_body(body)
 
+    def on_chunk_header(self) -> None:
+        self._framing = max(0, self._framing - CHUNK_BYTES)
+
     def on_message_complete(self) -> None:
+        if self._framing > self._limits.head_bytes:
+            self._refuse_head(self._head_too_large())
         if not self._is_declined():
             super().on_message_complete()
 
@@ -157,7 +171,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that uvicorn cannot parse as a request."""
-        if self._unparsed > self._limits.head_bytes:
+        if max(self._unparsed, self._framing) > self._limits.head_bytes:
             self._refused = self._head_too_large()
         error = self._refused or InvalidRequest(msg, code="invalid_http")
         self._refuse(error)
@@ -169,8 +183,8 @@ class HttpConnection(HttpToolsProtocol):
     def _head_too_large(self) -> HeadersTooLarge:
         limits = self._limits
         return HeadersTooLarge(
-            f"A request may have {limits.head_bytes} bytes of path and headers and "
-            f"{limits.headers} headers; this one has more."
+            f"A request may have {limits.head_bytes} bytes of path and headers, as many of chunk "
+            f"extensions, and {limits.headers} headers; this one has more."
         )
 
     def _start_timer(self) -> None:
@@ -191,7 +205,10 @@ class HttpConnection(HttpToolsProtocol):
         """Answer and close. During another answer, only close."""
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        cycle = self.cycle
+        # A body that is not complete: the app still waits for it, unless it has answered.
+        is_reading = cycle is not None and cycle.more_body and not cycle.response_started
+        if cycle is None or cycle.response_complete or (is_reading and not self.pipeline):
             self.transport.write(build_response(error, self.server_state.default_headers))
         self.transport.close()
 

@@ -63,8 +63,10 @@ class Served:
             await self.answer.wait()
         await send_json(send, 200, b"{}")
 
-    async def connect(self, *sent: bytes):
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def connect(self, *sent: bytes, source: str = "127.0.0.1"):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, local_addr=(source, 0)
+        )
         self._open.append(writer)  # one that is collected hangs up
         for data in sent:
             writer.write(data)
@@ -256,7 +258,7 @@ async def test_trailers_have_a_size_too(trailer):
         with suppress(ConnectionError):
             writer.write(trailer)
             await writer.drain()
-        assert await rest(reader) == b""
+        assert (await rest(reader))[:12] in (b"HTTP/1.1 431", b"")
         await settled(served.gate, 0)
 
 
@@ -356,3 +358,55 @@ def test_the_soft_limit_of_files_is_raised_to_the_hard_one():
     command = ["prlimit", "--nofile=256:2000", sys.executable, "-c", RAISED]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2000", "2000", "2000"]
+
+
+async def test_a_client_at_its_limit_closes_nobody_else_s_connections():
+    async with serving(ConnectionLimits(connections=8, per_client=2)) as made:
+        reader, _ = await made.connect(GET, source="127.0.0.2")
+        await read_head(reader)
+        await made.connect(HEAD + b"content-length: 0\r\n\r\n")
+        await made.connect(HEAD + b"content-length: 0\r\n\r\n")
+        for _ in range(2):
+            await made.began.acquire()
+        late, _ = await made.connect()
+        assert b" 503 " in await late.read()
+        assert (made.refused, made.gate.total) == (1, 3)
+        assert not reader.at_eof()
+        made.answer.set()
+
+
+async def read_head(reader) -> bytes:
+    return await reader.readuntil(b"\r\n\r\n")
+
+
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("first", [b"", b"2\r\n{}\r\n"])
+@pytest.mark.parametrize("wrong", [b"zz\r\n", b"2\r\n{}x", b"fffffffffffffffffff\r\n"])
+async def test_an_error_inside_a_chunked_body_is_answered(first, wrong):
+    async with serving(SMALL) as made:
+        reader, _ = await made.connect(CHUNKED + first)
+        await made.began.acquire()
+        made._open[-1].write(wrong)
+        answer = await reader.read()
+    assert b" 400 " in answer.splitlines()[0]
+    assert b"invalid_http" in answer
+
+
+@pytest.mark.parametrize("chunks", [1, 40])
+async def test_chunk_extensions_are_bounded(chunks):
+    """In one chunk, or in many."""
+    size = 100_000 // chunks
+    extension = b"2;" + b"x" * size + b"\r\n{}\r\n"
+    async with serving(SMALL) as made:
+        reader, writer = await made.connect(CHUNKED)
+        with suppress(ConnectionError):
+            for _ in range(chunks):
+                writer.write(extension)
+                await writer.drain()
+            writer.write(b"0\r\n\r\n")
+        said = await rest(reader)
+        assert said[:12] in (b"HTTP/1.1 431", b""), said
+        assert chunks > 1 or said
+        await settled(made.gate, 0)
