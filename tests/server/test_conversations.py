@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from openai import NotFoundError, OpenAI
+from sqlalchemy import text
 
-from eaglegate.server.store.base import Retention
+from eaglegate.server.store.base import Retention, StoreLimits
 from eaglegate.server.store.sql import SqlResponseStore
 
 URL = "/v1/conversations"
@@ -121,3 +122,23 @@ def test_the_sdk_talks(lab, url):
     assert client.conversations.delete(talk.id).deleted
     with pytest.raises(NotFoundError):
         client.conversations.retrieve(talk.id)
+
+
+def count_rows(lab, table):
+    with lab.gateway.store._engine.connect() as connection:
+        return connection.execute(text(f"select count(*) from {table}")).scalar()
+
+
+async def test_a_refused_conversation_leaves_nothing(lab):
+    """Two items fit, a third does not."""
+    lab.gateway.store = SqlResponseStore("sqlite://", Retention(3600), StoreLimits(items=2))
+    message = {"type": "message", "role": "user", "content": "hi"}
+    refused = await lab.post("/v1/conversations", {"items": [message] * 3})
+    assert (refused.status, refused.json["error"]["code"]) == (400, "conversation_too_large")
+    for table in ("eaglegate_conversations", "eaglegate_conversation_items"):
+        assert count_rows(lab, table) == 0
+    made = (await lab.post("/v1/conversations", {"items": [message]})).json
+    url = f"/v1/conversations/{made['id']}/items"
+    assert (await lab.post(url, {"items": [message] * 2})).status == 400
+    assert len((await lab.get(url)).json["data"]) == 1
+    assert (await lab.post(url, {"items": [message]})).status == 200

@@ -8,6 +8,7 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
+from eaglegate.engine.scripted import Pause
 from eaglegate.observability import pages as operator_pages
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
@@ -238,3 +239,12 @@ async def test_a_revoked_key_s_responses_go_to_nobody(lab):
     lab.gateway.keys = load_keys(None, [second, first])
     found = await lab.get(f"/v1/responses/{made.json['id']}", headers={"x-api-key": first})
     assert found.status == 200
+
+
+@pytest.mark.parametrize("wanted", [0.01, 5.0, 3600.0])
+async def test_a_client_s_timeout_is_at_most_the_gateway_s(lab, wanted):
+    lab.configure(request_timeout_s=0.05)
+    lab.engine.script = [Pause(10)]
+    answer = await lab.chat(timeout_s=wanted)
+    assert answer.status == 504
+    assert f"within {min(wanted, 0.05):g} s" in answer.json["error"]["message"]

@@ -26,6 +26,15 @@ def test_keys_get_the_classes_that_are_given() -> None:
     assert assign_classes(RING, []) == RING
 
 
+@pytest.mark.parametrize("priority", Priority)
+def test_a_latency_class_lowers_no_priority(priority: Priority) -> None:
+    """An operator's key stays ahead of others."""
+    keys = (ApiKey("chat", hash_key(SECRETS["chat"]), priority),)
+    (chat,) = assign_classes(KeyRing(keys), ["chat=latency"]).keys
+    assert chat.priority is min(priority, Priority.HIGH)
+    assert chat.priority <= priority
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

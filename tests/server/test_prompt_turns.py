@@ -191,18 +191,20 @@ async def test_a_higher_class_passes_prompts_that_cannot_be_read():
             pass
 
 
-async def test_prompts_are_shared_by_weight():
-    """Twelve prompts of each key: after eight of them, the heavy key has had three of four."""
+@pytest.mark.parametrize(("weight", "tokens"), [(3, 6), (1, 2)])
+async def test_prompt_tokens_are_shared_by_weight(weight, tokens):
+    """Twelve prompts of each key: three for one, since they count as one or are a third."""
     turns, order = PromptTurns(lambda: 1), []
 
-    async def read(key: Requester) -> None:
-        async with turns.turn(key, 2):
+    async def read(key: Requester, size: int) -> None:
+        async with turns.turn(key, size):
             order.append(key.name)
             await settle()
 
-    keys = [Requester("light"), Requester("heavy", weight=3)]
-    await asyncio.gather(*(read(key) for key in keys for _ in range(12)))
-    assert order[:9].count("heavy") == pytest.approx(6, abs=1)
+    light, heavy = Requester("light"), Requester("heavy", weight=weight)
+    reads = [read(light, 6) for _ in range(12)] + [read(heavy, tokens) for _ in range(12)]
+    await asyncio.gather(*reads)
+    assert order[:12].count("heavy") == pytest.approx(9, abs=1)
     assert len(order) == 24
 
 

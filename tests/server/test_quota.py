@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -264,3 +265,22 @@ async def test_a_key_without_limits_has_none_to_show(lab):
 )  # fmt: skip
 def test_durations_are_written_as_openai_writes_them(seconds, text):
     assert _format_duration(seconds) == text
+
+
+async def test_remaining_concurrency_is_never_negative(lab):
+    """A reload has lowered the limit below what is in use."""
+    secret = "key-of-ann-0123456789"
+    key = ApiKey("ann", hash_key(secret), concurrency=3)
+    lab.gateway.keys = KeyRing((key,))
+    lab.engine.script = [Pause(60)]
+    headers = {"x-api-key": secret}
+    body = {"model": "demo", "prompt": "x", "n": 3}
+    running = asyncio.create_task(lab.post("/v1/completions", body, headers=headers))
+    while lab.gateway.require().admission.running < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    lab.gateway.keys = KeyRing((replace(key, concurrency=1),))
+    answer = await lab.get("/v1/models", headers=headers)
+    assert answer.headers["x-ratelimit-limit-concurrency"] == "1"
+    assert answer.headers["x-ratelimit-remaining-concurrency"] == "0"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

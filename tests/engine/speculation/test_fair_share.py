@@ -180,6 +180,20 @@ def test_turns_are_shared_by_the_weight_of_keys_and_not_by_their_requests() -> N
     assert served["b0"] == pytest.approx(served["b3"], abs=2)
 
 
+def test_several_turns_of_one_step_are_shared_by_weight() -> None:
+    """After a time without waits, the account pays for seven of eight: a light one waits."""
+    names = [f"{key}{at}" for key in ("heavy", "light") for at in range(4)]
+    share = make_share(**{name: 3.0 if name.startswith("heavy") else 1.0 for name in names})
+    rows = [DecodingRow("fast", 0), *(DecodingRow(name, 0) for name in names)]
+    cost: Any = {"row": SLACK / 4, "token": 0.0}
+    run(share, rows, **cost)
+    for _ in range(3):
+        run(share, rows[:2], steps=20, **cost)
+        _, (ration,), _ = run(share, rows, steps=1, **cost)
+        (held,) = ration.held
+        assert held.startswith("light")
+
+
 def test_drafts_are_shared_by_weight() -> None:
     share = make_share(a=3.0, b=1.0)
     widths = share._divide_drafts([DecodingRow("a", 9), DecodingRow("b", 9)], 8)
