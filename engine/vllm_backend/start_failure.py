@@ -7,11 +7,20 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from eaglegate.engine.vllm_backend.child_process import find_cause_line, read_cause, summarize_error
+from eaglegate.engine.vllm_backend.child_process import (
+    ENDED,
+    PREFIX,
+    find_cause_line,
+    read_cause,
+    redact_tail,
+    summarize_error,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 VLLM = re.compile(r".*/(vllm/.+)")
+NATIVE = re.compile(r"error|what\(\):|assert|abort|invalid", re.IGNORECASE)
+"""Errors of native code, which have no traceback."""
 REMEDIES = (
     (
         r"No module named '?flashinfer|flashinfer\S* (is not|not) (installed|available)",
@@ -36,7 +45,7 @@ REMEDIES = (
         "--dtype half runs on GPUs of compute capability below 8.0",
     ),
     (
-        r"no kernel image is available|invalid device function|compute capability|\bsm_\d+",
+        r"kernel image is (available|invalid)|invalid device function|compute capability|\bsm_\d+",
         "this build of vLLM or this backend lacks kernels for the GPU's compute capability: "
         "install a build for it, or choose another --attention-backend, --quantization or --dtype",
     ),
@@ -75,15 +84,24 @@ def explain_failure(lines: Sequence[str], error: Exception, ended_by: str) -> st
     which one of them ended, if it did.
     """
     end = find_cause_line(lines)
+    has_exited = end is None and bool(ended_by or ENDED.search(str(error)))
     if end is not None:
         cause, frames = read_cause(lines[end]), lines[:end]
     else:
         cause, frames = summarize_error(error), traceback.format_exception(error)
         if ended_by and ended_by not in cause:
             cause = f"the engine process ended by {ended_by}"
-    frame = "" if end is None and ended_by else find_frame(frames)
+        if has_exited and (line := find_native_error(lines)):
+            cause += f": {line}"
+    frame = "" if has_exited else find_frame(frames)
     remedy = find_remedy(cause)
     return cause + (f" ({frame})" if frame else "") + (f"; {remedy}" if remedy else "")
+
+
+def find_native_error(lines: Sequence[str]) -> str:
+    """Return the last error that C++ wrote to the log before it ended its process; else empty."""
+    native = [line for line in lines if not (match := PREFIX.match(line)) or not match[2]]
+    return next((line for line in reversed(redact_tail(native, 20)) if NATIVE.search(line)), "")
 
 
 def find_frame(lines: Sequence[str]) -> str:

@@ -63,6 +63,35 @@ def test_a_signal_explains_an_engine_that_left_no_exception(
     assert all(word in sentence for word in words), sentence
 
 
+CUDA = "CUDA error (/w/hopper/flash_fwd_launch_template.h:60): device kernel image is invalid"
+
+
+@pytest.mark.parametrize(
+    ("error", "ended_by", "end"),
+    [
+        (RuntimeError(ENDED.replace("-7", "1")), "", "ended while it started"),
+        (RuntimeError(ENDED.replace("-7", "-6")), "SIGABRT", "ended by SIGABRT while it started"),
+        (RuntimeError("The engine has died."), "exit status 1", "ended by exit status 1"),
+    ],
+)
+def test_an_error_of_native_code_is_the_cause(error: Exception, ended_by: str, end: str) -> None:
+    log = (
+        "(EngineCore pid=7) ERROR 11-26 10:11:37 [core.py:12] a slow step failed\n"
+        "Error: an earlier attempt\n"
+        f"(EngineCore pid=7) {CUDA}\n"
+        "(EngineCore pid=7) WARNING 11-26 10:11:37 [core.py:13] no error, but a warning\n"
+        "nanobind: leaked 3 instances!\n"
+    )
+    sentence = explain(log, error, ended_by)
+    assert sentence.startswith(f"the engine process {end}: {CUDA}; this build of vLLM")
+    assert "memory" not in sentence
+
+
+def test_native_errors_with_parts_of_a_request_are_left_out() -> None:
+    sentence = explain("error: prompt_token_ids=[1, 2]", RuntimeError(ENDED))
+    assert "token_ids" not in sentence
+
+
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
