@@ -21,7 +21,7 @@ prove      ``eaglegate prove`` on the demo and on the large model
 front_end  CPU per token of the gateway beside vLLM's server, at 16, 64 and 256 streams
 =========  =========================================================================================
 
-Each start is recorded with its seconds, its GPU memory, and vLLM's own lines about it.
+Each start is recorded with its seconds, their parts, and its GPU memory.
 Every result is a line of ``OUT/results.jsonl``, written when it is known. A part that fails is
 recorded with its error, and the next one begins.
 """
@@ -201,7 +201,7 @@ class Day:
             server=name,
             ready_s=round(seconds, 1),
             gpu_mib=sum(memory.get(pid, 0) for pid in pids),
-            log=server.list_start_lines(),
+            parts_s=server.read_start_parts(),
         )
         return server
 

@@ -23,15 +23,11 @@ from eaglegate.lab.benchmarks.wire import clock_of, free_port
 
 CHAT = "/v1/chat/completions"
 GATEWAY = "eaglegate.server"
+GATEWAY_READY = "/ready"
 VLLM = "vllm.entrypoints.openai.api_server"
 POLL_S = 0.25
 STOP_LIMIT_S = 20.0
-START_LINE = re.compile(
-    r"(Model loading took.*|GPU KV cache size.*|Graph capturing finished.*|torch\.compile took.*"
-    r"|init engine.*|Using \S+ backend.*|Available KV cache memory.*|Dynamo bytecode.*"
-    r"|Compiling a graph.*|Maximum concurrency.*|Estimated CUDA graph memory.*)"
-)
-"""Parts of a start that vLLM reports in its log."""
+START_PART = re.compile(r'^eaglegate_start_seconds{part="([^"]+)"} (\S+)$', re.MULTILINE)
 
 
 @dataclass
@@ -66,7 +62,7 @@ class Server:
             process = subprocess.Popen(
                 command, stdout=file, stderr=file, env=os.environ | (environment or {})
             )
-        ready_path = "/ready" if module == GATEWAY else "/health"
+        ready_path = GATEWAY_READY if module == GATEWAY else "/health"
         return cls(name, port, admin_port, process, log, ready_path, time.monotonic())
 
     async def wait(self, limit_s: float) -> float:
@@ -104,12 +100,17 @@ class Server:
     def _request(
         self, method: str, path: str, content: Mapping[str, Any] | None, limit_s: float
     ) -> Any:
-        port = self.admin_port if path.startswith("/admin") else self.port
+        return json.loads(self._fetch(method, path, content, limit_s) or b"null")
+
+    def _fetch(
+        self, method: str, path: str, content: Mapping[str, Any] | None, limit_s: float
+    ) -> bytes:
+        port = self.admin_port if path.startswith(("/admin", "/metrics")) else self.port
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit_s)
         try:
             body = None if content is None else json.dumps(content)
             connection.request(method, path, body, {"content-type": "application/json"})
-            return json.loads(connection.getresponse().read() or b"null")
+            return connection.getresponse().read()
         finally:
             connection.close()
 
@@ -123,8 +124,12 @@ class Server:
         (line,) = (row for row in status.splitlines() if row.startswith("voluntary_ctxt"))
         return int(line.split()[1])
 
-    def list_start_lines(self) -> list[str]:
-        return START_LINE.findall(self.log.read_text(errors="replace"))
+    def read_start_parts(self) -> dict[str, float]:
+        """Return the seconds of a gateway's start by part; empty for vLLM's own server."""
+        if self.ready_path != GATEWAY_READY:
+            return {}
+        page = self._fetch("GET", "/metrics", None, 10).decode()
+        return {part: round(float(seconds), 1) for part, seconds in START_PART.findall(page)}
 
     def kill_engine(self) -> list[int]:
         """Send SIGKILL to the engine's processes, and return their ids."""
