@@ -337,6 +337,9 @@ PARTS: dict[Area, dict[str, str]] = {
         "v1/engine/core.py": """
             EngineCoreProc.run_engine_core(+)
         """,
+        "model_executor/models/registry.py": """
+            module: _run_in_subprocess
+        """,
         "v1/engine/coordinator.py": """
             module: get_mp_context
         """,

@@ -16,6 +16,7 @@ from types import ModuleType
 from eaglegate.engine.errors import EngineDead, EngineStartError
 from eaglegate.engine.orphan import die_with_parent
 from eaglegate.server.access.keys import generate_key_entry
+from eaglegate.server.cli.class_inspection import start_inspection
 from eaglegate.server.cli.command_line import (
     CommandLine,
     load_backend,
@@ -188,11 +189,13 @@ def _with_settings(command: str, argv: list[str]) -> int:
         gc.disable()  # imported objects stay alive; ServeCommand freezes them
         first = read_first(command, argv)
         listeners = [] if first is None else open_ports(first)
+        inspection = None if first is None else start_inspection(argv)
         line = read_command_line(command, argv, progress)
         progress.use(line.settings.log_format)
         from eaglegate.server.cli.serve import ServeCommand
 
-        return ServeCommand(replace(line, listeners=listeners), progress).run()
+        line = replace(line, listeners=listeners, inspection=inspection)
+        return ServeCommand(line, progress).run()
     except (ConfigError, EngineStartError, EngineDead) as error:
         progress.fail(error)
         return 1

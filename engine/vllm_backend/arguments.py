@@ -18,6 +18,7 @@ from typing import Any
 
 from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -76,6 +77,14 @@ def make_engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
     if recurrent and config.speculative_config is not None and current_platform.is_cpu():
         raise ValueError(RECURRENT_ON_CPU)
     return config
+
+
+def inspect_in_process() -> None:
+    """Make vLLM inspect the classes of models in this process instead of one child per class.
+
+    Their imports may initialize CUDA, so this is not for a gateway.
+    """
+    registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def make_engine_parser(**settings: Any) -> argparse.ArgumentParser:

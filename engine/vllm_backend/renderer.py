@@ -14,13 +14,14 @@ from functools import lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.renderers import ChatParams
 from vllm.renderers.hf import resolve_chat_template, resolve_chat_template_content_format
 from vllm.renderers.registry import renderer_from_config
-from vllm.usage.usage_lib import UsageContext
 
+from eaglegate.engine.vllm_backend.arguments import make_engine_config
 from eaglegate.text.rendering.encoding import (
     NO_LIMITS,
     WINDOW,
@@ -72,7 +73,7 @@ class VllmRenderer:
 
     def __init__(
         self,
-        arguments: AsyncEngineArgs,
+        source: AsyncEngineArgs | VllmConfig,
         chat_template: str | None = None,
         content_format: str = "auto",
         parse_special: bool = False,
@@ -83,7 +84,7 @@ class VllmRenderer:
         OSError if the template's file does not exist.
         """
         self._chat_template = None if chat_template is None else read_template(chat_template)
-        config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        config = source if isinstance(source, VllmConfig) else make_engine_config(source)
         self._renderer = renderer_from_config(config)
         self._name = type(self._renderer).__name__
         self._model_config = config.model_config

@@ -72,6 +72,11 @@ class Backend(Protocol):
         """The fleet of workers, if the engine is one."""
         ...
 
+    @property
+    def start_s(self) -> Mapping[str, float]:
+        """Seconds that the constructor took, by part of the start."""
+        ...
+
     def create_engine(
         self, timeouts: SupervisionTimeouts, observer: RecoveryObserver
     ) -> ResilientEngine:

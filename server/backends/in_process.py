@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
@@ -17,11 +18,13 @@ from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from eaglegate.engine.supervisor import SupervisedEngine
 from eaglegate.engine.types import EngineInfo
+from eaglegate.engine.vllm_backend.arguments import make_engine_config
 from eaglegate.engine.vllm_backend.child_process import summarize_error
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.warm_up import StepCosts
+from eaglegate.server.cli.class_inspection import await_inspection
 from eaglegate.server.cli.command_line import (
     Arguments,
     CommandLine,
@@ -45,7 +48,7 @@ class InProcessBackend:
     """Backend with vLLM in this process. See ``eaglegate.server.backends.Backend``."""
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
-        settings = line.settings
+        settings, began = line.settings, time.monotonic()
         self.fleet = None
         self._costs = StepCosts()
         self._progress = progress
@@ -61,17 +64,22 @@ class InProcessBackend:
         self.adapters = read_adapters(modules, bool(arguments.enable_lora), self.names)
         self._draft = _run_preflight(arguments, self.adapters, settings, progress)
         self.drafts = _open_drafts(arguments, settings.draft_store)
-        progress("reading the tokenizer and the chat template")
+        progress("making vLLM's configuration of the model")
+        if line.inspection is not None:
+            await_inspection(line.inspection)
         try:
+            config = make_engine_config(arguments)
+            configured = time.monotonic()
+            progress("reading the tokenizer and the chat template")
             self.renderer = VllmRenderer(
-                arguments,
+                config,
                 settings.chat_template,
                 settings.chat_template_content_format,
                 parse_special=settings.special_tokens_in_messages == "parse",
             )
         except OSError as error:
             raise ConfigError(f"--chat-template: {error}") from error
-        except ValueError as error:  # the first place that makes vLLM's configuration
+        except ValueError as error:
             refused = f"vLLM refuses this configuration: {summarize_error(error)}"
             raise ConfigError(refused) from error
         self.vocabulary = Vocabulary.from_transformers(self.renderer.tokenizer)
@@ -81,6 +89,10 @@ class InProcessBackend:
         self.probe = GrammarProbe(
             arguments.tokenizer or arguments.model, arguments.trust_remote_code
         )
+        self.start_s = {
+            "configuration": configured - began,
+            "tokenizer": time.monotonic() - configured,
+        }
 
     def _find_fallback(self, settings: Settings) -> ParserFallback | None:
         """Return vLLM's own parsers if one of the configured names has no parser here. Raises

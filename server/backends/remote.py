@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,11 +52,13 @@ class RenderingBackend:
         settings, arguments = line.settings, line.model
         assert arguments is not None
         refuse_unknown_parsers(settings, arguments, "this gateway has no vLLM")
+        began = time.monotonic()
         progress("reading the tokenizer and the chat template")
         with _name_model(arguments.model):
             files = ModelFiles.find(arguments.model, arguments.revision, arguments.tokenizer)
             self.renderer = _create_renderer(files, settings)
         self.vocabulary = Vocabulary.from_directory(files.tokenizer_json)
+        self.start_s = {"tokenizer": time.monotonic() - began}
         self.reasoning_parser = settings.reasoning_parser
         self.probe = None
         self.fallback = None

@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -269,6 +270,8 @@ class CommandLine:
     backend: str = VLLM
     listeners: Sequence[socket.socket] = ()
     """Sockets of the API and operator ports, if they are already bound."""
+    inspection: subprocess.Popen[bytes] | None = None
+    """Process that inspects the model's classes for vLLM (``class_inspection.py``)."""
 
     @property
     def remote(self) -> bool:

@@ -122,7 +122,6 @@ class ServeCommand:
     def __init__(self, line: CommandLine, progress: StartupProgress) -> None:
         settings = line.settings
         self._line = line
-        self._start_s = {"imports": progress.elapsed_s}
         self._settings = settings
         self._progress = progress
         errors = open_log(settings)
@@ -134,9 +133,10 @@ class ServeCommand:
         self._listeners = line.listeners or bind_listeners(settings)
         if warning := describe_exposure(settings, keys):
             progress(warning)
-        began = progress.elapsed_s
-        backend: Backend = load_backend(line.backend)(line, progress)
-        self._start_s["tokenizer"] = progress.elapsed_s - began
+        make_backend = load_backend(line.backend)
+        self._start_s = {"imports": progress.elapsed_s}
+        backend: Backend = make_backend(line, progress)
+        self._start_s |= backend.start_s
         self._backend = backend
         self._parsers = _make_parsers(backend, settings)
         self._improve = open_improve(settings, backend.drafts is not None)
