@@ -1,9 +1,11 @@
 """``eaglegate drafts compare``: find the best draft for captured traffic, without serving any.
 
 eaglegate drafts compare CAPTURE --draft old=DIR --draft new=DIR [--target MODEL] --out FOLDER
+eaglegate drafts compare CAPTURE --lookup 8 [--target MODEL] --out FOLDER
 
 The target reads every captured answer once, and every draft is unrolled at every position of it.
-After an interruption, the same command continues.
+After an interruption, the same command continues. With --lookup no model runs: the gain of lookups
+in the conversation's own text, beside the draft that served, follows from the captured steps.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ from eaglegate.lab.measure.drafts_answers import (
     unroll_all,
 )
 from eaglegate.lab.measure.drafts_report import DraftsReport
+from eaglegate.lab.measure.lookup_answers import Twins, read_lookups
+from eaglegate.lab.measure.lookups import Prices, replay_answers, summarise_lookups
+from eaglegate.lab.measure.lookups_report import LookupsReport
 from eaglegate.lab.measure.report import describe_run
 
 DEPTH = 7
@@ -53,21 +58,26 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] != "compare":
         wrong = bool(argv) and argv[0] not in ("-h", "--help")
         print("usage: eaglegate drafts compare CAPTURE --draft [LABEL=]FOLDER ... --out FOLDER")
+        print("       eaglegate drafts compare CAPTURE --lookup N --out FOLDER")
         print("       eaglegate drafts log STATE [ID]")
         return 2 if wrong else 0
     options = make_parser().parse_args(argv[1:])
     try:
-        write_report(compare(options), argv)
+        run = describe_run("drafts", argv)
+        report: LookupsReport | DraftsReport
+        if options.lookup is None:
+            report = DraftsReport(run, summarise(compare(options)))
+        else:
+            report = LookupsReport(run, estimate_lookups(options))
+        write_report(report, options.out)
     except (CompareError, CaptureError, OSError, ValueError) as error:
         print(f"eaglegate drafts: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def write_report(made: Tournament, argv: Sequence[str]) -> None:
+def write_report(report: DraftsReport | LookupsReport, folder: Path) -> None:
     """Write the report to its folder and to the terminal. Raises OSError."""
-    folder = made.options.out
-    report = DraftsReport(describe_run("drafts", argv), summarise(made))
     report.write(folder)
     print(report.render_text())
     print(f"\n{folder}/report.json\n{folder}/report.html")
@@ -81,12 +91,19 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("capture", type=Path, metavar="CAPTURE", help="a capture file or folder")
-    parser.add_argument("--draft", action="append", required=True, metavar="[LABEL=]FOLDER")
+    drafters = parser.add_mutually_exclusive_group(required=True)
+    drafters.add_argument("--draft", action="append", metavar="[LABEL=]FOLDER")
+    drafters.add_argument(
+        "--lookup",
+        type=int,
+        metavar="N",
+        help="estimate lookups of up to N tokens beside the draft that served the capture",
+    )
     parser.add_argument(
         "--target",
         type=Path,
         default=DEMO / "target",
-        help="folder of the target model (default: the demo)",
+        help="folder of the target model; --lookup reads its tokenizer (default: the demo)",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument(
@@ -170,6 +187,34 @@ def compare(options: argparse.Namespace) -> Tournament:
     options.out.mkdir(parents=True, exist_ok=True)
     results = unroll_all(options, [one for one in contestants if not one.report.errors], found)
     return Tournament(options, contestants, found, left_out, cost, results)
+
+
+def estimate_lookups(options: argparse.Namespace) -> dict[str, Any]:
+    """Return all results of ``--lookup`` except the description of the run. Raises CompareError."""
+    if options.lookup < 1:
+        raise CompareError(f"--lookup must be at least 1; given {options.lookup}")
+    table = read_costs(options)
+    prices = Prices.from_table(table, options.batch) if table else Prices()
+    twins = Twins(options.target)
+    records = read_records(options.capture, load_cipher(options.key_file))
+    answers, left_out = read_lookups(records, options.lookup, twins, options.limit)
+    if not answers:
+        raise CompareError(
+            f"{options.capture}: no answer has its token ids and decode steps "
+            f"({left_out} left out): capture with --capture-mode full"
+        )
+    replay_answers(answers, options.lookup, prices)
+    options.out.mkdir(parents=True, exist_ok=True)
+    return {
+        "capture": str(options.capture),
+        "lookup": options.lookup,
+        "answers": len(answers),
+        "sessions": len({answer.session for answer in answers}),
+        "left_out": left_out,
+        "cost": prices.describe(),
+        "twin": twins.describe(),
+        "slices": summarise_lookups(answers),
+    }
 
 
 def read_costs(options: argparse.Namespace) -> CostTable | None:

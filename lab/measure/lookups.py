@@ -1,0 +1,283 @@
+"""The estimate of ``eaglegate drafts compare --lookup N``: gain of lookups beside a serving draft.
+
+A *lookup* proposes the tokens that followed the last tokens at an earlier position of the same
+conversation. Whether it would be right follows from the captured answer; what the draft accepts is
+in the captured steps. A replay chooses between the two at every step, as a planner would that
+learns both. Definitions and assumptions: docs/drafts-compare.md.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eaglegate.capture.record import CapturedStep
+from eaglegate.lab.measure.drafts import ALL, CostTable
+from eaglegate.lab.measure.lookup_answers import TEXT, TWIN, LookupAnswer
+from eaglegate.lab.measure.lookup_index import Bucket, Proposal
+from eaglegate.lab.measure.statistics import Estimate, bootstrap_ratio
+
+TRIALS = 0.03
+"""Share of lookups replaced by the draft, so that its acceptance beside a match stays learnt."""
+PRIOR_STEPS = 8
+"""Weight of the draft's mean acceptance against its acceptance beside such a match."""
+PRIOR_TOKENS = 3
+"""Weight of all lookups' acceptance by position against that beside such a match."""
+MODEL_FREE = frozenset({"ngram", "ngram_gpu", "suffix"})
+"""Methods of speculation whose drafts cost no forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Cost of a step beyond one without drafts, which is 1."""
+
+    draft: float = 0.07
+    """Forward pass of the draft, per draft token."""
+    verified: float = 0.01
+    """Verification, per draft token or looked-up token."""
+    source: str = "assumed"
+
+    @classmethod
+    def from_table(cls, table: CostTable, batch: float) -> Prices:
+        """Read the price of a draft token with its verification from measured step costs.
+
+        Depths do not tell the two apart; the verification keeps its assumed price. Raises
+        ValueError.
+        """
+        first, last = table.depths[0], table.depths[-1]
+        slope = (table.step_time(batch, last) - table.step_time(batch, first)) / max(
+            1, last - first
+        )
+        plain = table.step_time(batch, first) - first * slope
+        if first == last or plain <= 0:
+            raise ValueError(f"{table.source}: --lookup needs step costs that grow from two depths")
+        total = max(0.0, slope / plain)
+        verified = min(cls().verified, total)
+        return cls(total - verified, verified, table.source)
+
+    def price_draft(self, drafted: int, method: str) -> float:
+        return 1 + drafted * (self.verified + self.draft * (method not in MODEL_FREE))
+
+    def price_lookup(self, width: int, drafted: int, method: str) -> float:
+        """Price a lookup's step, in which the draft goes on with one pass for its own cache."""
+        passes = min(1, drafted) * (method not in MODEL_FREE)
+        return 1 + width * self.verified + passes * self.draft
+
+    def describe(self) -> str:
+        return (
+            f"Cost of a step, in steps without drafts ({self.source}): 1, and {self.draft:.3g} per "
+            f"draft token, {self.verified:.3g} per verified token; a step with a lookup keeps one "
+            "pass of the draft"
+        )
+
+
+DRAFT = "draft"
+VARIANTS = {
+    "at once": (TEXT, False),
+    "one step late": (TEXT, True),
+    "twin, at once": (TWIN, False),
+    "twin, one step late": (TWIN, True),
+}
+"""What a lookup searches, and whether the tokens of the step before are unknown to it."""
+
+
+class LookupPlanner:
+    """Chooses between a draft and a lookup, by what each yielded beside such a match so far."""
+
+    def __init__(self, width: int, steps: Iterable[CapturedStep], prices: Prices) -> None:
+        accepted = [step.accepted for step in steps if step.drafted]
+        self._mean = sum(accepted) / max(1, len(accepted))
+        self._drafts: dict[Bucket | None, list[int]] = defaultdict(lambda: [0, 0])
+        """Accepted drafts and steps, by bucket."""
+        self._right = defaultdict[Bucket, list[list[int]]](lambda: [[0, 0] for _ in range(width)])
+        """Right tokens and tries of lookups, by bucket and position."""
+        self._overall = [[PRIOR_TOKENS, PRIOR_TOKENS + 1] for _ in range(width)]
+        self._prices = prices
+
+    def choose_width(self, bucket: Bucket, drafted: int, method: str) -> int:
+        """Return the width of the lookup with the most tokens per time; 0 if the draft has more."""
+        accepted, steps = self._drafts[bucket]
+        expected = (accepted + PRIOR_STEPS * self._mean) / (steps + PRIOR_STEPS)
+        rate = (1 + min(expected, drafted)) / self._prices.price_draft(drafted, method)
+        best, alive, tokens = 0, 1.0, 1.0
+        table = zip(self._right[bucket], self._overall, strict=True)
+        for width, ((right, tries), (all_right, all_tries)) in enumerate(table, 1):
+            prior = all_right / all_tries
+            alive *= (right + PRIOR_TOKENS * prior) / (tries + PRIOR_TOKENS)
+            tokens += alive
+            lookup_rate = tokens / self._prices.price_lookup(width, drafted, method)
+            if lookup_rate > rate:
+                best, rate = width, lookup_rate
+        return best
+
+    def learn_draft(self, bucket: Bucket | None, accepted: int) -> None:
+        counts = self._drafts[bucket]
+        counts[0] += accepted
+        counts[1] += 1
+
+    def learn_lookup(self, bucket: Bucket, right: int) -> None:
+        """Score a lookup, taken or not: the tokens that follow tell how far it was right."""
+        for counts, overall in zip(self._right[bucket], self._overall, strict=True):
+            for pair in (counts, overall):
+                pair[0] += right > 0
+                pair[1] += 1
+            right -= 1
+            if right < 0:
+                break
+
+
+class DraftSteps:
+    """Captured steps by kind of match, to draw from where a lookup left the captured path."""
+
+    def __init__(self, answers: Iterable[LookupAnswer]) -> None:
+        self.all: list[CapturedStep] = []
+        self._by_kind: dict[Any, list[CapturedStep]] = defaultdict(list)
+        for answer in answers:
+            for position, step in answer.steps.items():
+                self.all.append(step)
+                self._by_kind[self._kind(answer.sources[TEXT][position])].append(step)
+
+    def draw(self, proposal: Proposal | None, chance: random.Random) -> CapturedStep:
+        return chance.choice(self._by_kind.get(self._kind(proposal)) or self.all)
+
+    @staticmethod
+    def _kind(proposal: Proposal | None) -> tuple[bool, bool] | None:
+        # A draft is better where the lookup is right: both find copies easy.
+        return proposal and (proposal.strong, proposal.right > 0)
+
+
+def list_variants(answers: Iterable[LookupAnswer]) -> dict[str, tuple[str, bool]]:
+    """Return the variants, without those of the twin if no answer has one."""
+    sources = {source for answer in answers for source in answer.sources}
+    return {name: variant for name, variant in VARIANTS.items() if variant[0] in sources}
+
+
+def replay_answers(answers: Sequence[LookupAnswer], width: int, prices: Prices) -> None:
+    """Fill in the costs of all variants. Each workload has a planner of its own."""
+    by_workload: dict[str, list[LookupAnswer]] = defaultdict(list)
+    for answer in answers:
+        by_workload[answer.workload].append(answer)
+    for group in by_workload.values():
+        steps = DraftSteps(group)
+        for answer in group:
+            answer.costs[DRAFT] = _price_captured(answer, prices)
+        for name, (source, late) in list_variants(answers).items():
+            planner, chance = LookupPlanner(width, steps.all, prices), random.Random(0)
+            for answer in group:
+                proposals = answer.sources.get(source) or answer.sources[TEXT]
+                replay = Replay(answer, proposals, late, width, prices)
+                answer.costs[name] = replay.run(planner, steps, chance)
+
+
+def _price_captured(answer: LookupAnswer, prices: Prices) -> dict[str, float]:
+    costs: dict[str, float] = defaultdict(float)
+    for position, step in answer.steps.items():
+        price = prices.price_draft(step.drafted, answer.method)
+        _share_cost(costs, answer.phases, position, step.delivered, price)
+    return costs
+
+
+def _share_cost(
+    costs: dict[str, float], phases: Sequence[str], position: int, count: int, price: float
+) -> None:
+    costs[ALL] += price
+    for phase in phases[position : position + count]:
+        costs[phase] += price / count
+
+
+@dataclass(slots=True)
+class Replay:
+    """Decoding of one captured answer with lookups beside its draft."""
+
+    answer: LookupAnswer
+    proposals: Sequence[Proposal | None]
+    late: bool
+    width: int
+    prices: Prices
+
+    def run(
+        self, planner: LookupPlanner, steps: DraftSteps, chance: random.Random
+    ) -> dict[str, float]:
+        """Return the time by phase, in steps without drafts.
+
+        Without a lookup the steps are the captured ones. After a lookup that ended within a
+        captured step, the draft's step is drawn from those beside such a match.
+        """
+        answer, costs = self.answer, defaultdict[str, float](float)
+        position, before, end = min(answer.steps), None, len(answer.phases)
+        while position < end:
+            proposal = self.look_up(position, before)
+            captured = answer.steps.get(position)
+            step = captured or steps.draw(answer.sources[TEXT][position], chance)
+            width = proposal and planner.choose_width(proposal.bucket, step.drafted, answer.method)
+            if width and chance.random() < TRIALS:
+                width = 0
+            if proposal:
+                planner.learn_lookup(proposal.bucket, proposal.right)
+            if proposal and width:
+                count = min(proposal.right, width) + 1
+                price = self.prices.price_lookup(width, step.drafted, answer.method)
+            else:
+                if step.drafted:
+                    planner.learn_draft(proposal and proposal.bucket, step.accepted)
+                count = captured.delivered if captured else step.accepted + 1
+                price = self.prices.price_draft(step.drafted, answer.method)
+            count = min(count, end - position)
+            _share_cost(costs, answer.phases, position, count, price)
+            position, before = position + count, position
+        return costs
+
+    def look_up(self, position: int, before: int | None) -> Proposal | None:
+        """Return the lookup that a step can use; one step late, the rest of the one before."""
+        if not self.late:
+            return self.proposals[position]
+        if before is None or (proposal := self.proposals[before]) is None:
+            return None
+        right = proposal.right - (position - before)
+        return proposal._replace(right=right) if right >= 0 else None
+
+
+def summarise_lookups(answers: Sequence[LookupAnswer]) -> dict[str, dict[str, Any]]:
+    """Return by slice (all, workload, phase): tokens, predicted share, draft, gains by variant."""
+    slices = {ALL: (answers, ALL)}
+    for name in sorted({answer.workload for answer in answers}):
+        slices[f"workload {name or '-'}"] = ([a for a in answers if a.workload == name], ALL)
+    for name in sorted({phase for answer in answers for phase in answer.costs[DRAFT]} - {ALL}):
+        slices[f"phase {name}"] = ([a for a in answers if name in a.costs[DRAFT]], name)
+    return {name: _summarise_slice(*part) for name, part in slices.items()}
+
+
+def _summarise_slice(answers: Sequence[LookupAnswer], phase: str) -> dict[str, Any]:
+    rights = [
+        proposal is not None and proposal.right > 0
+        for answer in answers
+        for proposal, name in zip(answer.sources[TEXT], answer.phases, strict=True)
+        if phase in (ALL, name)
+    ]
+    sessions = [answer.session for answer in answers]
+    costs = [answer.costs[DRAFT][phase] for answer in answers]
+    gains: dict[str, Estimate | None] = {
+        name: bootstrap_ratio(costs, [answer.costs[name][phase] for answer in answers], sessions)
+        for name in list_variants(answers)
+    }
+    return {
+        "answers": len(answers),
+        "tokens": len(rights),
+        "predicted": sum(rights) / max(1, len(rights)),
+        "tokens_per_step": _count_per_step(answers, phase),
+        "gains": gains,
+    }
+
+
+def _count_per_step(answers: Iterable[LookupAnswer], phase: str) -> float:
+    """Return the captured tokens per step, of the steps that begin in the phase."""
+    delivered = [
+        step.delivered
+        for answer in answers
+        for position, step in answer.steps.items()
+        if phase in (ALL, answer.phases[position])
+    ]
+    return sum(delivered) / max(1, len(delivered))
