@@ -119,11 +119,11 @@ def trim_decode(steps: Iterable[DecodeStep], tokens: int) -> tuple[DecodeStep, .
     """Return ``steps`` without their last ``tokens`` delivered tokens, or without any if there are
     fewer."""
     kept = list(steps)
-    for at in range(len(kept) - 1, -1, -1):
+    for index in range(len(kept) - 1, -1, -1):
         if tokens <= 0:
             break
-        taken = min(tokens, kept[at].delivered)
-        kept[at] = trim_step(kept[at], taken)
+        taken = min(tokens, kept[index].delivered)
+        kept[index] = trim_step(kept[index], taken)
         tokens -= taken
     return tuple(kept)
 
@@ -134,21 +134,25 @@ def spread_account(steps: Sequence[Step]) -> list[Step]:
     The account covers the answer's last tokens. Each decode step goes to the step that delivered
     its last token.
     """
-    kept = list(steps)
-    if not kept or sum(s.delivered for s in kept[-1].decode) <= len(kept[-1].token_ids):
-        return kept
-    parts: list[list[DecodeStep]] = [[] for _ in kept]
-    at, end, begins = len(kept) - 1, 0, -len(kept[-1].token_ids)
-    for decode in reversed(kept[-1].decode):
-        while end <= begins and decode.delivered and at > 0:
-            at -= 1
-            begins -= len(kept[at].token_ids)
-        parts[at].append(decode)
+    spread = list(steps)
+    if not spread or sum(s.delivered for s in spread[-1].decode) <= len(spread[-1].token_ids):
+        return spread
+    decode_of: list[list[DecodeStep]] = [[] for _ in spread]
+    # Both lists end with the same token, but may begin at different ones, because the account may
+    # not cover the prefill. So both are read from the end. Offsets count from the answer's end:
+    # ``end`` follows the decode step's last token, ``begin`` is the first token of the step.
+    last = index = len(spread) - 1
+    end, begin = 0, -len(spread[last].token_ids)
+    for decode in reversed(spread[last].decode):
+        # A decode step that delivered nothing, cut by a stop, stays with the step after it.
+        while end <= begin and decode.delivered and index > 0:
+            index -= 1
+            begin -= len(spread[index].token_ids)
+        decode_of[index].append(decode)
         end -= decode.delivered
-    last = len(kept) - 1
     return [
-        replace(step, decode=(*(step.decode if at != last else ()), *reversed(part)))
-        for at, (step, part) in enumerate(zip(kept, parts, strict=True))
+        replace(step, decode=(*(step.decode if index != last else ()), *reversed(decoded)))
+        for index, (step, decoded) in enumerate(zip(spread, decode_of, strict=True))
     ]
 
 
@@ -157,6 +161,6 @@ def _count_reaching(counts: Iterable[tuple[int, int]], deepest: int) -> tuple[in
     entries)."""
     reached = [0] * deepest
     for height, count in counts:
-        for at in range(height):
-            reached[at] += count
+        for position in range(height):
+            reached[position] += count
     return tuple(reached)

@@ -273,12 +273,13 @@ class DepthPlanner:
         return last.keep(requests, bounds, floors)
 
     def _make_plan(self, requests: Sequence[str], bounds: list[int], floors: list[int]) -> _Planned:
-        most, least = np.array(bounds), max(floors, default=0)
+        limits, least = np.array(bounds), max(floors, default=0)
         conditional = self.survival.conditional(requests)
-        survival = np.cumprod(conditional, axis=1)
-        survival[self._positions > most[:, None]] = 0.0
+        survival = np.cumprod(conditional, axis=1)  # (requests, K)
+        # A token beyond a request's bound is worth nothing. The search then needs no bounds.
+        survival[self._positions > limits[:, None]] = 0.0
         found = self._estimate_found(requests, survival)
-        best = self._find_optimum(survival, found, most, least)
+        best = self._find_optimum(survival, found, limits, least)
         best = prefer_uniform(best, floors, self.cost, self._best, GAIN)
         if best.depth != self._best:
             self._best = best.depth
@@ -287,13 +288,14 @@ class DepthPlanner:
         if reason is DepthReason.COST and best.is_pinned(floors):
             reason = DepthReason.PINNED
         elif reason is DepthReason.COST:
-            reason = _find_reason(conditional, most, depth, self.depth)
-        widths = np.maximum(widths, floors)
+            reason = _find_reason(conditional, limits, depth, self.depth)
+        widths = np.maximum(widths, floors)  # a depth of its own is kept, whether it pays or not
         within = self._positions[:depth] <= widths[:, None]
         accepted = (survival[:, :depth] * within).sum(axis=1)
         tokens = len(requests) + float(accepted.sum())
         plan = DepthPlan(depth, widths.tolist(), reason, tokens, float(best.seconds[depth]))
         expected = dict(zip(requests, accepted.tolist(), strict=True))
+        # What the same requests would commit and verify at every fixed depth, for the regret.
         fixed = len(requests) + np.concatenate([[0.0], np.cumsum(survival.sum(axis=0))])
         verified = np.concatenate([[0.0], np.cumsum(found.sum(axis=0))])
         return _Planned([*requests], bounds, floors, plan, expected, fixed, verified)
@@ -423,33 +425,46 @@ class DepthPlanner:
         }
 
     def _find_optimum(self, survival: Floats, found: Floats, bounds: Ints, least: int) -> Optimum:
-        """Find the optimum by Dinkelbach's iteration, and keep the last depth if it is almost as
+        """Find the optimum by Dinkelbach's method, and keep the last depth if it is almost as
         good.
 
-        A draft that is not found costs nothing, so the survival of found drafts counts.
+        ``survival`` and ``found`` have the shape (requests, K), ``bounds`` (requests,). No depth
+        below ``least`` is chosen, because a request has asked for that depth.
         """
         rate, batch = self._rate, len(survival)
-        value = np.minimum.accumulate(survival / found, axis=1)
-        tokens = np.full(self.depth + 1, float(batch))
+        # Value of verifying a token: its probability to be committed, if the draft is found. One
+        # that is not found costs nothing. The minimum over the positions before makes the values
+        # fall, so that the tokens above a threshold are the first ones: a width.
+        value = np.minimum.accumulate(survival / found, axis=1)  # (requests, K)
+        tokens = np.full(self.depth + 1, float(batch))  # (K + 1,), at every depth
         verified = np.zeros(self.depth + 1)
-        base, per_token = self.cost.line(batch)
+        base, per_token = self.cost.line(batch)  # (K + 1,), seconds
         token_s = self.cost.per_token(batch)
+        # Dinkelbach's method for the maximum of a ratio tokens / seconds (Management Science 13,
+        # 1967): with the rate of the last round as the price of a second, choose what maximises
+        # tokens - rate x seconds. The rate of that choice is the next price. It rises from the
+        # second round on, and two or three rounds suffice, because the first price is close: it is
+        # the rate of the last plan.
         for _ in range(ROUNDS):
-            worth = value > rate * token_s
-            np.cumsum((survival * worth).sum(axis=0), out=tokens[1:])
-            tokens[1:] += batch
-            np.cumsum((found * worth).sum(axis=0), out=verified[1:])
+            pays = value > rate * token_s  # (requests, K): worth more than the time it takes
+            np.cumsum((survival * pays).sum(axis=0), out=tokens[1:])
+            tokens[1:] += batch  # every request commits a token of the target as well
+            np.cumsum((found * pays).sum(axis=0), out=verified[1:])
             seconds = base + per_token * verified
             rates = tokens / seconds
             free = int(rates.argmax())
             rates[:least] = 0.0
-            rates[least + 1 :] *= worth[:, least:].any(axis=0)
+            # A depth whose last draft no request verifies is dropped. Otherwise noise in the times
+            # of two depths could choose it, and the draft model would run for nothing.
+            rates[least + 1 :] *= pays[:, least:].any(axis=0)
             depth = int(rates.argmax())
             best = float(rates[depth])
             if abs(best - rate) <= CLOSE * best:
                 break
             rate = best
         self._rate = best
+        # Hysteresis: otherwise noise in two nearly equal rates would change the depth at every
+        # plan, and each change restarts the probes.
         if rates[self._best] >= (1 - GAIN) * best:
             depth = self._best
         widths = (value[:, :depth] > best * token_s).sum(axis=1)
@@ -475,11 +490,13 @@ class DepthPlanner:
         totals.fixed_s += counted * plan.tokens * seconds / last.fixed
 
 
-def _find_reason(conditional: Floats, bounds: Ints, depth: int, most: int) -> DepthReason:
+def _find_reason(conditional: Floats, bounds: Ints, depth: int, max_depth: int) -> DepthReason:
     """Return the reason why the best depth is not deeper."""
-    if depth == most:
+    if depth == max_depth:
         return DepthReason.COST
     if (bounds <= depth).all():
         return DepthReason.BOUND
-    first, next_one = conditional[:, 0].mean(), conditional[:, depth].mean()
-    return DepthReason.DRIFT if depth and next_one < FALL * first else DepthReason.COST
+    # Conditional acceptance, not survival: survival falls with every position, even where
+    # acceptance does not.
+    first, deeper = conditional[:, 0].mean(), conditional[:, depth].mean()
+    return DepthReason.DRIFT if depth and deeper < FALL * first else DepthReason.COST

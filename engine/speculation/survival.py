@@ -137,18 +137,26 @@ class _Slices:
         """Estimate the curves. Acceptance falls from a position to the next in the same way at all
         levels, unless a level was tried itself. Where none was tried, it continues to fall as
         before."""
-        trials, successes = np.split(self.counts[row].T, 2)
+        trials, successes = np.split(self.counts[row].T, 2)  # each in shape (K, levels)
         curve = np.empty_like(trials)
+        # Every estimate is the mean of a Beta posterior, (successes + weight x prior) / (trials +
+        # weight), with the prior's weight in trials. A level is defined by its first position.
         curve[0] = (successes[0] + LEVEL_WEIGHT * LEVELS) / (trials[0] + LEVEL_WEIGHT)
         fall = 1.0
         for j in range(1, len(curve)):
-            tried, accepted, before = trials[j], successes[j], curve[j - 1]
-            fall = (accepted.sum() + FALL_WEIGHT * fall) / (tried @ before + FALL_WEIGHT)
-            base = min(1.0, fall) * before
-            curve[j] = (accepted + CURVE_WEIGHT * base) / (tried + CURVE_WEIGHT)
-        curve = np.clip(curve.T, 0.005, HIGHEST)
+            tried, accepted, previous = trials[j], successes[j], curve[j - 1]  # (levels,)
+            # The fall is accepted / expected, pooled over the levels: most levels have few trials
+            # at deep positions. Its prior is the fall before, so attention drift goes on.
+            fall = (accepted.sum() + FALL_WEIGHT * fall) / (tried @ previous + FALL_WEIGHT)
+            # Never a rise: only easy text reaches a deep position, so the ratio can exceed 1, and
+            # would then raise every position that was not tried.
+            prior = min(1.0, fall) * previous
+            curve[j] = (accepted + CURVE_WEIGHT * prior) / (tried + CURVE_WEIGHT)
+        curve = np.clip(curve.T, 0.005, HIGHEST)  # (levels, K); the logarithms below stay finite
+        # Counts (trials, successes) @ evidence = log likelihood, because a success adds log(p)
+        # and takes back the log(1 - p) that its trial has added.
         misses = SHARPNESS * np.log1p(-curve)
-        self.evidence[row] = np.hstack([misses, SHARPNESS * np.log(curve) - misses]).T
+        self.evidence[row] = np.hstack([misses, SHARPNESS * np.log(curve) - misses]).T  # (2 K, ..)
         self.survival[row] = np.cumprod(curve, axis=1)
 
     def _grow(self) -> None:

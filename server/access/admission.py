@@ -232,21 +232,27 @@ class Admission:
         A ticket that does not fit blocks later ones, except those of keys in its class that are
         below their share.
         """
-        turns = self._order.list_by_turn()
         shares = self._order.compute_shares(self.bounds.running)
-        held_up: Priority | None = None
-        for flow in turns:
+        blocked_class: Priority | None = None  # of the first ticket that did not fit
+        for flow in self._order.list_by_turn():
             ticket = flow.waiting[0]
-            if held_up is None or (
-                flow.priority == held_up and flow.running + ticket.sequences <= shares[flow]
+            # If later tickets could pass freely, small ones would take every place that becomes
+            # free, and a ticket with many sequences would starve. A key below its share may pass,
+            # because places are reserved for it (``_count_reserved``), not for the ticket before.
+            if blocked_class is None or (
+                flow.priority == blocked_class and flow.running + ticket.sequences <= shares[flow]
             ):
                 overdue = self._is_overdue(ticket)
                 if self._fits(ticket, overdue, shares):
+                    # The period begins anew, so that one key's large tickets do not stop the
+                    # others again and again.
                     flow.overdue = self.clock() if overdue else flow.overdue
                     return ticket
                 if overdue:
+                    # Nobody passes an overdue ticket: places drain until it fits.
                     return None
-            held_up = flow.priority if held_up is None else held_up
+            if blocked_class is None:
+                blocked_class = flow.priority
         return None
 
     def _fits(

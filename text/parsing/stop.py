@@ -77,11 +77,11 @@ class StopText:
 
     __slots__ = (
         "_automaton",
-        "_found",
         "_held",
         "_include",
         "_sink",
         "_state",
+        "_stop_range",
         "is_off",
         "stopped",
     )
@@ -92,7 +92,7 @@ class StopText:
         self._include = include
         self._state = ROOT
         self._held = ""
-        self._found: tuple[int, int] | None = None
+        self._stop_range: tuple[int, int] | None = None
         """Range of the best stop in the held text, while an earlier stop is still possible."""
         self.is_off = False
         self.stopped: str | None = None
@@ -104,8 +104,8 @@ class StopText:
             self._stop()
             return
         keep = len(held) - self._automaton.depth[self._state]
-        if self._found is not None:  # it starts after the possible earlier stop, which is kept
-            self._found = (self._found[0] - keep, self._found[1] - keep)
+        if self._stop_range is not None:  # it starts after the possible earlier stop, which is kept
+            self._stop_range = (self._stop_range[0] - keep, self._stop_range[1] - keep)
         self._held = held[keep:]
         if keep:
             self._sink(held[:keep])
@@ -115,38 +115,45 @@ class StopText:
         self.settle()
         if self.stopped is None:
             self._scan(marker, 0)
-            if self._found is not None:
-                self.stopped = marker[slice(*self._found)]
-            self._state, self._found = ROOT, None
+            if self._stop_range is not None:
+                self.stopped = marker[slice(*self._stop_range)]
+            self._state, self._stop_range = ROOT, None
         return self.stopped is not None
 
     def settle(self) -> None:
         """Settle the held text, as no more follows: a complete stop counts, a beginning is text."""
-        if self._found is not None:
+        if self._stop_range is not None:
             self._stop()
             return
         held, self._held, self._state = self._held, "", ROOT
         if held:
             self._sink(held)
 
-    def _scan(self, text: str, at: int) -> bool:
-        """Read on from ``at``. Return True if a stop is found and no earlier one is possible."""
+    def _scan(self, text: str, begin: int) -> bool:
+        """Read ``text``, which begins at ``begin`` of the held text. Return True if a stop is found
+        and no earlier one is possible."""
         machine, state = self._automaton, self._state
-        for at, char in enumerate(text, at + 1):  # noqa: B020
+        for end, char in enumerate(text, begin + 1):  # ``end`` counts the characters read
             state = machine.step(state, char)
+            # While it is off the automaton reads on, so that a stop may begin in such text.
             size = 0 if self.is_off else machine.longest[state]
-            if size and (self._found is None or at - size < self._found[0]):
-                self._found = (at - size, at)
-            if self._found is not None and at - machine.depth[state] >= self._found[0]:
+            # The earliest start counts, so the longest word that ends here. A later word with the
+            # same start is longer, and is not taken.
+            if size and (self._stop_range is None or end - size < self._stop_range[0]):
+                self._stop_range = (end - size, end)
+            # A word that begins earlier may still be under way, if the last ``depth`` characters
+            # reach back before the stop. Without this test, of the stops "b" and "abc", "b" would
+            # end the text "abc", although "abc" starts first.
+            if self._stop_range is not None and end - machine.depth[state] >= self._stop_range[0]:
                 return True
         self._state = state
         return False
 
     def _stop(self) -> None:
-        assert self._found is not None
-        start, end = self._found
+        assert self._stop_range is not None
+        start, end = self._stop_range
         self.stopped = self._held[start:end]
         before = self._held[: end if self._include else start]
-        self._held, self._found = "", None
+        self._held, self._stop_range = "", None
         if before:
             self._sink(before)
