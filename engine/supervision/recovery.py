@@ -62,6 +62,29 @@ class FailureKind(StrEnum):
     repeatedly."""
 
 
+@dataclass(slots=True)
+class StartLosses:
+    """Engines lost in a row before the request had made a step on them, so that it may be the
+    cause. From the first one on the request waits until it can start alone
+    (``PoisonIsolation``), so no other request explains the later ones."""
+
+    count: int = 0
+    crashes: int = 0
+    """Losses in which the engine died by itself."""
+    lone_crashes: int = 0
+    """Crashes after the first one."""
+    lone_kills: int = 0
+    """Signals from outside after the first loss."""
+
+    def record(self, kind: FailureKind) -> None:
+        if kind is FailureKind.DIED:
+            self.lone_crashes += self.crashes > 0
+            self.crashes += 1
+        elif kind is FailureKind.KILLED:
+            self.lone_kills += self.count > 0
+        self.count += 1
+
+
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
     """A request, its continuation, and the engine failures it has met."""
@@ -70,18 +93,11 @@ class InFlightRequest:
     continuation: Continuation
     submissions: int = 0
     """Number of engines that the request was submitted to."""
-    fruitless: int = 0
-    """Engines lost in a row, without a signal from outside and without a new token."""
     losses: int = 0
     """Engines lost in total, without a signal from outside."""
-    strikes: int = 0
-    """Engines lost in a row without a step of this request since it was submitted."""
-    crashes: int = 0
-    """Strikes in which the engine died by itself."""
-    blamed: int = 0
-    """Crashes after the first one, in which no other request was waiting for its first step."""
-    signals: int = 0
-    """Signals from outside while no other request was waiting for its first step."""
+    losses_without_token: int = 0
+    """Those of them in a row, since the last new token."""
+    start_losses: StartLosses = field(default_factory=StartLosses)
     failures: int = 0
     """Engines that failed on the request and kept running."""
     avoided: set[object] = field(default_factory=set)
@@ -106,14 +122,14 @@ class InFlightRequest:
         submission.record_step(step)
         new = self.continuation.take(step)
         if new is not None:
-            self.fruitless = 0
+            self.losses_without_token = 0
             if not submission.delivered and new.token_ids:
                 submission.record_delivery()
         return new
 
     def reset_strikes(self) -> None:
         """Forget the strikes, once the request has made a step on its current engine."""
-        self.strikes = self.crashes = self.blamed = self.signals = 0
+        self.start_losses = StartLosses()
         self.waiting_since = None
         self.end_inquiries()
 
@@ -136,8 +152,8 @@ class InFlightRequest:
 
         A first step proves deaths before the first step; the whole answer proves later ones.
         """
-        proven = [one for one in self.suspected if self.finished or not one[0].started]
-        self.suspected = [one for one in self.suspected if one not in proven]
+        proven = [pair for pair in self.suspected if self.finished or not pair[0].started]
+        self.suspected = [pair for pair in self.suspected if pair not in proven]
         return proven
 
     def disprove_refusals(self) -> None:
@@ -154,16 +170,16 @@ class InFlightRequest:
         suspected.
         """
         if kind is not FailureKind.KILLED:
-            self.fruitless += 1
+            self.losses_without_token += 1
             self.losses += 1
         if started or ran is False or kind is FailureKind.REQUEST_LOST:
             return
-        if kind is FailureKind.DIED:
-            self.blamed += self.crashes > 0
-            self.crashes += 1
-        elif kind is FailureKind.KILLED:
-            self.signals += self.strikes > 0
-        self.strikes += 1
+        self.start_losses.record(kind)
+
+    @property
+    def strikes(self) -> int:
+        """Engines lost in a row without a step of this request since it was submitted."""
+        return self.start_losses.count
 
     @property
     def suspects_draft(self) -> bool:
@@ -172,14 +188,16 @@ class InFlightRequest:
 
         Only a request that also kills an engine without drafts counts as poison.
         """
-        return self.crashes > 0 or self.losses > 1
+        return self.start_losses.crashes > 0 or self.losses > 1
 
     def is_poison(self, timeouts: SupervisionTimeouts) -> bool:
         """Return True if the request crashes engines, because no other request can be the cause."""
-        return self.blamed > 0 or self.signals >= timeouts.kills
+        losses = self.start_losses
+        return losses.lone_crashes > 0 or losses.lone_kills >= timeouts.kills
 
     def is_exhausted(self, timeouts: SupervisionTimeouts) -> bool:
-        return self.fruitless > timeouts.continuations or self.losses > timeouts.losses
+        too_many_in_a_row = self.losses_without_token > timeouts.continuations
+        return too_many_in_a_row or self.losses > timeouts.losses
 
     @property
     def has_output(self) -> bool:
@@ -293,14 +311,18 @@ class RequestRecovery:
             inflight.end_inquiries()
 
     async def _generate(self, inflight: InFlightRequest, sink: StepSink) -> None:
+        """Submit the request to one engine after another, until one finishes it."""
         continuation = inflight.continuation
         while not inflight.finished:
+            # The engine died between the last token and the end of its stream.
             if continuation.is_complete:
                 await put(Step((), finish=FinishReason.LENGTH), sink)
                 return
             async with self.provider.submit(inflight) as submission:
                 inflight.submissions += 1
-                request = continuation.next_request()
+                request = continuation.next_request()  # the whole request, or the rest of it
+                # Without drafts, deaths that drafts caused stop, and a request that still kills
+                # engines is poison. With drafts, both would look alike.
                 if inflight.suspects_draft:
                     request = structs.replace(request, depth=0)
                 judge = partial(self._judge_drafts, inflight, request)
@@ -308,19 +330,25 @@ class RequestRecovery:
                 try:
                     await submission.engine.generate(request, delivery)
                     inflight.finished = True
+                    # A sink judges before the first step, which clears only the deaths before a
+                    # first step. The whole answer clears the rest.
                     judge()
                 except (EngineDead, EngineOverloaded, EngineFailed, RequestRejected) as error:
                     kind = await submission.classify(error)
                     ran = error.ran if isinstance(error, EngineDead) else None
+                    # A request that waited in the engine's queue cannot have killed it.
                     may_be_cause = submission.started or ran is not False
                     if kind is FailureKind.DIED and may_be_cause and request.depth != 0:
                         inflight.suspected.append((submission, request.depth))
                     self._handle_failure(inflight, submission, kind, ran)
                 except ReplayDiverged:
+                    # The new engine wrote other tokens than the client has, so its text would
+                    # not continue theirs.
                     raise EngineDead(
                         "The engine died, and the answer could not be continued."
                     ) from None
                 finally:
+                    # Also after a cancellation, because the engine did this work in any case.
                     if skipped := continuation.pop_skipped():
                         self.replayed += sum_steps(skipped, requests=0)
 
@@ -346,7 +374,7 @@ class RequestRecovery:
         if kind is FailureKind.DIED and not submission.started and ran is not False:
             inflight.join_inquiry(submission.inquiry)
         if inflight.is_poison(self.timeouts):
-            if inflight.blamed:  # crashes after the first one are without drafts
+            if inflight.start_losses.lone_crashes:  # crashes after the first one are without drafts
                 inflight.end_inquiries(guilty=True)
             self.observer.record_interruption(RecoveryOutcome.QUARANTINED, inflight.request.id)
             self.provider.reset_failures()
