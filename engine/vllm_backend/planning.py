@@ -286,28 +286,32 @@ class StepPlanning:
         """
         if self._planner is None:
             return 0
-        apart = [depth for request, depth in drafting if UNTAUGHT in _get_extra(request)]
-        least = min(most, max(apart, default=0))
-        if apart:
-            drafting = [one for one in drafting if UNTAUGHT not in _get_extra(one[0])]
+        untaught = [depth for request, depth in drafting if UNTAUGHT in _get_extra(request)]
+        least = min(most, max(untaught, default=0))
+        if untaught:
+            drafting = [pair for pair in drafting if UNTAUGHT not in _get_extra(pair[0])]
         if not drafting:
             return least
-        names, bounds, floors = [], [], []
-        first = [one for one in drafting if self.share.is_latency(one[0].request_id)]
         for request, _ in drafting:
             self._follow(self._planner, request)
-        for request, depth in first or drafting:
-            asked = _get_own_depth(request) is not None
+        # A draft has one depth for the whole batch. If a latency class runs, its requests alone
+        # choose it. The others would otherwise buy throughput with its latency.
+        latency_class = [pair for pair in drafting if self.share.is_latency(pair[0].request_id)]
+        names, bounds, floors = [], [], []
+        for request, depth in latency_class or drafting:
+            has_own_depth = _get_own_depth(request) is not None
             bound = min(depth, most)
-            if self.graphs is None or not asked:
+            # Drafts beyond the last token are never committed. With graphs a request's own depth
+            # is kept even there, because other widths cost the whole step its FULL graph.
+            if self.graphs is None or not has_own_depth:
                 bound = min(bound, _count_useful(request))
             names.append(request.request_id)
             bounds.append(bound)
-            floors.append(bound if asked else 0)
+            floors.append(bound if has_own_depth else 0)
         plan = self._planner.plan(names, bounds, floors)
         self._widths.update(zip(names, plan.widths, strict=True))
         self._reason = plan.reason
-        if first:
+        if latency_class:
             self._follow_depth(drafting, set(names), plan.depth)
         return max(min(plan.depth, most), least)
 
@@ -315,21 +319,22 @@ class StepPlanning:
         self, drafting: Sequence[tuple[Request, int]], planned: Container[str], depth: int
     ) -> None:
         """Plan the widths of other requests after a latency class has chosen the depth."""
-        others = [one for one in drafting if one[0].request_id not in planned]
+        others = [pair for pair in drafting if pair[0].request_id not in planned]
         names = [request.request_id for request, _ in others]
         useful = [depth] * len(names)
         if depth and names and isinstance(self._planner, DepthPlanner):
             useful = self._planner.list_useful_widths(names, depth)
         for (request, bound), width in zip(others, useful, strict=True):
-            most = min(bound, depth)
-            asked = _get_own_depth(request) is not None
-            self._widths[request.request_id] = most if asked else min(most, width)
+            limit = min(bound, depth)
+            has_own_depth = _get_own_depth(request) is not None
+            self._widths[request.request_id] = limit if has_own_depth else min(limit, width)
 
     def observe(self, output: SchedulerOutput, verified: Mapping[str, tuple[int, int]]) -> None:
         """Observe a step: drafts and accepted tokens of each request, and the step's time."""
-        now, before = self.clock(), self._last_update
+        now, last_update = self.clock(), self._last_update
+        # Two updates in a row bound one step's time, unless the engine was idle between them.
         self._last_update = now if self._scheduler.has_unfinished_requests() else None
-        if before is None:
+        if last_update is None:
             self._late = None
         if not self.observes:
             return
@@ -338,19 +343,24 @@ class StepPlanning:
         tokens = output.num_scheduled_tokens
         names = [name for name in tokens if name in self._begun]
         if names and self._planner is not None:
-            found, accepted = zip(*(verified.get(name, (0, 0)) for name in names), strict=True)
-            drafted = self._count_planned(output, names, found) if self._lookup else found
-            self._planner.observe(names, drafted, accepted, found)
+            # A request without drafts in this step counts, too: (0, 0) is a step of its life.
+            counts = (verified.get(name, (0, 0)) for name in names)
+            drafted, accepted = zip(*counts, strict=True)
+            # With a lookup the draft that was not found was planned, and its cost is learnt.
+            planned = self._count_planned(output, names, drafted) if self._lookup else drafted
+            self._planner.observe(names, planned, accepted, drafted)
         step = StepContent.read(output)
         depth = self._get_depth_in_interval(output, step)
-        if before is None or depth is None or not step.batch:
+        # Acceptance is learnt from every step; a time only where its content is certain.
+        if last_update is None or depth is None or not step.batch:
             return
+        seconds = now - last_update
         if (shared := getattr(output, SHARED, None)) is not None:
-            self.share.observe_step(shared, now - before)
+            self.share.observe_step(shared, seconds)
         mode = self.graphs.find_mode(step.widths) if self.graphs else GraphMode.FULL
-        seen = ObservedStep(step.batch, step.width, depth, now - before, step.prompt, mode)
+        timed = ObservedStep(step.batch, step.width, depth, seconds, step.prompt, mode)
         if names and self._planner is not None:
-            self._planner.observe_step(seen)
+            self._planner.observe_step(timed)
 
     def _get_depth_in_interval(self, output: SchedulerOutput, step: StepContent) -> int | None:
         """Return the depth of the drafts made between the last update and this one; None if

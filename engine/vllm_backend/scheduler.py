@@ -222,11 +222,11 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         Asynchronous scheduling has -1 in their place, because the ids stay in the worker. A grammar
         puts -1 in place of drafts that it does not allow.
         """
-        found = {}
+        traced = {}
         for name, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
             if name in self._traced:
-                found[name] = [int(token) for token in drafts if token >= 0]
-        return found
+                traced[name] = [int(token) for token in drafts if token >= 0]
+        return traced
 
     def _attach_accounts(
         self, outputs: Iterable[EngineCoreOutputs], depths: dict[str, int]
@@ -248,12 +248,17 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             self._answers.forget_others(self.requests)
 
     def _attach_drop(self, output: EngineCoreOutput) -> None:
-        """Attach the dropped tokens of its prefix-cache hit to a request's first output, in a list
-        that a step's own account does not use."""
+        """Attach the dropped tokens of its prefix-cache hit to a request's first output."""
         dropped = self.drops.count(output.request_id)
         if dropped and output.spec_decode_metrics is not None:
-            found = replace(output.spec_decode_metrics, per_step_accepted=[dropped])
-            output.spec_decode_metrics = found
+            # An EngineCoreOutput has no field for this number, and a new one would not survive
+            # msgpack on its way to the front end. ``per_step_accepted`` of vLLM's
+            # RequestSpecDecodeMetrics (vllm/v1/metrics/stats.py) is free: a step's own account uses
+            # only ``histogram`` and ``num_draft_tokens``. ``outputs.py`` reads element 0 of it. A
+            # copy, because ``make_step_account`` returns the same object to every request.
+            output.spec_decode_metrics = replace(
+                output.spec_decode_metrics, per_step_accepted=[dropped]
+            )
 
     def account_per_answer(self) -> None:
         """Account per answer, because vLLM's own server reports only the account of a request's
@@ -386,12 +391,15 @@ def make_step_account(depth: int, drafted: int, accepted: int) -> RequestSpecDec
 
 
 def _attach_drafts(outputs: Iterable[EngineCoreOutputs], drafts: Mapping[str, list[int]]) -> None:
-    """Add draft tokens to accounts, in a list that a step's own account does not use."""
+    """Add the ids of draft tokens to the accounts of traced requests."""
     for batch in outputs:
         for output in batch.outputs:
-            account, found = output.spec_decode_metrics, drafts.get(output.request_id)
-            if account is not None and found:
-                output.spec_decode_metrics = replace(account, per_step_drafted=found)
+            account, token_ids = output.spec_decode_metrics, drafts.get(output.request_id)
+            if account is not None and token_ids:
+                # ``per_step_drafted`` carries ids, not counts, and ``outputs.py`` makes a StepTrace
+                # of them. See ``_attach_drop`` for the reason, and for the copy. Accounts of whole
+                # answers use this list for counts, so ``update_from_output`` attaches no ids there.
+                output.spec_decode_metrics = replace(account, per_step_drafted=token_ids)
 
 
 def read_method(vllm_config: VllmConfig) -> DraftMethod:

@@ -165,17 +165,26 @@ def accept_drafts(
 def verify_again(
     original: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
     sampler: RejectionSampler,
-    *given: Any,
+    *arguments: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Replace the second runner's ``RejectionSampler._verify``, with other rows for seeded
     requests."""
-    logits, sampled, num_sampled = original(sampler, *given)
-    _, _, _, positions, begins, _, requests, owners, _, _, drafts = given
+    # Arguments of ``_verify`` (vllm/v1/worker/gpu/spec_decode/rejection_sampler.py). There is a row
+    # of logits for every draft of every request and one for its bonus token: ``positions``,
+    # ``owners`` and ``drafts`` have the shape (rows,), ``begins`` (requests + 1,), ``requests`` and
+    # ``seeded`` (requests,), ``sampled`` (requests, K + 1), ``num_sampled`` (requests,).
+    logits, sampled, num_sampled = original(sampler, *arguments)
+    _, _, _, positions, begins, _, requests, owners, _, _, drafts = arguments
     states = sampler.sampler.sampling_states
     seeded = states.seeds_set[requests]
+    # Synthetic acceptance (for benchmarks) and watermarks choose the tokens themselves.
     forced = sampler.synthetic_conditional_rates is not None or sampler.watermark_key is not None
     if forced or not seeded.any():
         return logits, sampled, num_sampled
+    # Gumbel-max (Maddison et al., 2014, "A* sampling"): the token with the greatest logit plus
+    # noise is a sample. The noise is that of a step without drafts at the same position, so the
+    # text does not depend on drafts. The original's ratio test draws other numbers. ``logits``
+    # already have the temperature.
     samples = gumbel_sample(
         logits,
         owners,
@@ -186,14 +195,20 @@ def verify_again(
         is_drafting=False,
         use_fp64=sampler.sampler.use_fp64_gumbel,
     )
+    # Rows of each request, in shape (requests, K + 1). Those beyond its own are clamped to any
+    # valid row: ``counts`` keeps them from being accepted, and ``num_sampled`` from being read.
     columns = torch.arange(sampled.shape[1], device=sampled.device)
-    places = (begins[:-1].unsqueeze(1) + columns).clamp_(max=len(samples) - 1)
-    drafted = drafts[(places + 1).clamp_(max=len(samples) - 1)]
-    tokens, counts = samples[places], torch.diff(begins) - 1
+    rows = (begins[:-1].unsqueeze(1) + columns).clamp_(max=len(samples) - 1)
+    # ``drafts`` holds the input token of each row. The draft that a row's sample is compared with
+    # is the input of the next row.
+    drafted = drafts[(rows + 1).clamp_(max=len(samples) - 1)]
+    tokens, counts = samples[rows], torch.diff(begins) - 1
     accepted = position_noise.count_accepted(tokens, drafted, counts)
-    own = async_tensor_h2d(seeded, sampled.device)
-    sampled = torch.where(own.unsqueeze(1), tokens.to(sampled.dtype), sampled)
-    return logits, sampled, torch.where(own, (accepted + 1).to(num_sampled.dtype), num_sampled)
+    is_seeded = async_tensor_h2d(seeded, sampled.device)
+    sampled = torch.where(is_seeded.unsqueeze(1), tokens.to(sampled.dtype), sampled)
+    # The sample after the last accepted draft counts as well: a correction, or the bonus token.
+    num_kept = (accepted + 1).to(num_sampled.dtype)
+    return logits, sampled, torch.where(is_seeded, num_kept, num_sampled)
 
 
 def _get_seed(generator: torch.Generator) -> int:
