@@ -50,6 +50,8 @@ from eaglegate.lab.measure.lookups_report import LookupsReport
 from eaglegate.lab.measure.report import describe_run
 
 DEPTH = 7
+MAX_LOOKUP = 64
+"""Longest lookup that is estimated, in tokens."""
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 
 
@@ -191,8 +193,12 @@ def compare(options: argparse.Namespace) -> Tournament:
 
 def estimate_lookups(options: argparse.Namespace) -> dict[str, Any]:
     """Return all results of ``--lookup`` except the description of the run. Raises CompareError."""
-    if options.lookup < 1:
-        raise CompareError(f"--lookup must be at least 1; given {options.lookup}")
+    if not 1 <= options.lookup <= MAX_LOOKUP:
+        raise CompareError(f"--lookup must be from 1 to {MAX_LOOKUP}; given {options.lookup}")
+    for name in ("depth", "threads", "draft_sample_method"):
+        if getattr(options, name) != make_parser().get_default(name):
+            flag = name.replace("_", "-")
+            print(f"eaglegate drafts: --{flag} does not matter with --lookup", file=sys.stderr)
     table = read_costs(options)
     prices = Prices.from_table(table, options.batch) if table else Prices()
     twins = Twins(options.target)

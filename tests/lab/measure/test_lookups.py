@@ -350,6 +350,13 @@ def test_the_table_has_the_gains_of_the_twin(
     assert "twin, one step late" in printed
 
 
+def test_flags_that_do_not_matter_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(make_copies(1), tmp_path, "--depth", "3", "--limit", "9") == 0
+    assert capsys.readouterr().err == "eaglegate drafts: --depth does not matter with --lookup\n"
+
+
 def test_a_lookup_estimate_that_cannot_be_made_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -362,6 +369,6 @@ def test_a_lookup_estimate_that_cannot_be_made_says_why(
     assert "tokenizer.json cannot be read" in capsys.readouterr().err
     argv = ["compare", str(tmp_path), "--lookup", "0", "--out", str(tmp_path)]
     assert drafts_command.main(argv) == 1
-    assert "--lookup must be at least 1; given 0" in capsys.readouterr().err
+    assert "--lookup must be from 1 to 64; given 0" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         drafts_command.main([*argv, "--draft", "x"])
