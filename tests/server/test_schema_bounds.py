@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,44 @@ def test_a_hostile_schema_costs_little(name):
 def test_what_is_not_checked_says_so(name):
     schema, value = HOSTILE[name]
     assert ToolSchema("t", schema).judge({"x": value}) is Outcome.UNCHECKED
+
+
+def twice(reference: str, *keywords: str) -> dict:
+    """Definitions that each apply the next one twice, by a reference that ends in its name. The
+    ``keywords`` name a definition."""
+    names = [f"d{at}" for at in range(12)]
+    calls = {name: [{"$ref": f"{reference}{later}"}] * 2 for name, later in pairwise(names)}
+    return {
+        name: {"allOf": calls.get(name, [{"type": "object"}])} | dict.fromkeys(keywords, name)
+        for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *(
+            {"$defs": twice(f"{base}#/$defs/"), "allOf": [{"$ref": f"{base}#/$defs/d0"}]}
+            for base in ("/", ".", "json-schema:///")
+        ),
+        {"$defs": twice("#", "$anchor"), "allOf": [{"$ref": "#d0"}]},
+        {"$defs": twice("", "$id"), "allOf": [{"$ref": "d0"}]},
+        {
+            "$defs": {"a": {"$id": "a", "$defs": twice("#/$defs/")}, "d1": True},
+            "$ref": "#/$defs/a/$defs/d0",
+        },
+        {"$dynamicRef": "#", "properties": {"x": {"$dynamicRef": "#"}}},
+    ],
+    ids=["path", "dot", "url", "anchor", "id", "moved base", "dynamic"],
+)
+def test_references_that_are_not_counted_are_not_followed(schema):
+    """Each definition doubles the work, and thirty stopped the gateway for minutes."""
+    assert ToolSchema("t", schema).judge({"x": 1}) is Outcome.UNCHECKED
+
+
+def test_an_id_alone_does_not_prevent_a_check():
+    schema = {"$id": "http://a/b", "properties": {"id": STRING, "x": {"type": "integer"}}}
+    assert ToolSchema("t", schema).judge({"x": "1"}) is Outcome.SCHEMA_MISMATCH
 
 
 def test_a_recursive_schema_is_checked_where_the_value_is_small():

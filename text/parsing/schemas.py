@@ -379,16 +379,18 @@ _LISTED = ("allOf", "anyOf", "oneOf")
 _SINGLE = ("not", "if", "then", "else", "propertyNames")
 _COSTLY = frozenset(
     (*_LISTED, *_SINGLE, "$ref", "dependentSchemas", "dependencies", "patternProperties")
-) | {"pattern", "enum"}
+) | {"pattern", "enum", "$dynamicRef", "$recursiveRef"}
 """Keywords that visit a value more than once, or take longer than a visit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaSize:
-    """Size of a schema. ``costly``: the work of a check may exceed the number of values."""
+    """Size of a schema. ``costly``: the work of a check may exceed the number of values.
+    ``is_countable``: ``Effort`` finds what every reference leads to."""
 
     num_parts: int
     costly: bool
+    is_countable: bool
 
     @property
     def is_compilable(self) -> bool:
@@ -397,7 +399,7 @@ class SchemaSize:
 
 def measure_schema(schema: Any) -> SchemaSize:
     """Measure a schema, stopping once it is too large to compile."""
-    num, costly, waiting = 0, False, [schema]
+    num, costly, is_countable, waiting = 0, False, True, [schema]
     while waiting and num <= MAX_PARTS:
         part = waiting.pop()
         if isinstance(part, dict):
@@ -405,11 +407,20 @@ def measure_schema(schema: Any) -> SchemaSize:
             patterns = part.get("patternProperties")
             num += 20 * len(patterns) if isinstance(patterns, dict) else 0
             costly = costly or not _COSTLY.isdisjoint(part)
+            is_countable = is_countable and not _names_references(part)
             waiting.extend(part.values())
         elif isinstance(part, list):
             num += len(part)
             waiting.extend(part)
-    return SchemaSize(num, costly)
+    return SchemaSize(num, costly, is_countable)
+
+
+def _names_references(schema: Mapping[str, Any]) -> bool:
+    """Return True if the schema's reference, or one to it, does not say a place in the root."""
+    reference = schema.get("$ref", "#")
+    if isinstance(reference, str) and reference != "#" and not reference.startswith("#/"):
+        return True
+    return any(isinstance(schema.get(name), str) for name in _UNCOUNTED)
 
 
 def num_values(value: Any) -> int:
@@ -467,8 +478,6 @@ class Effort:
             raise TooMuchWork("too many values for so many schemas")
 
     def _in_place(self, schema: Mapping[str, Any]) -> Iterator[Any]:
-        if any(name in schema and isinstance(schema[name], str) for name in _UNCOUNTED):
-            raise TooMuchWork("references by name are not followed")
         for name in _LISTED:
             yield from schema[name] if isinstance(schema.get(name), list) else ()
         for name in _SINGLE:

@@ -157,6 +157,8 @@ class ToolSchema:
         try:
             if not self._size.costly:
                 return num_values(arguments) <= MAX_VALUES
+            if not self._size.is_countable:
+                return False
             return Effort(self._closed).measure(arguments) <= MAX_WORK
         except (TooMuchWork, RecursionError):
             return False
