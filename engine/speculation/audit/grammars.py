@@ -16,6 +16,7 @@ import signal
 import sys
 
 from eaglegate.engine.speculation.audit.tags import (
+    JSON,
     Unreadable,
     compile_pattern,
     find_broken_keyword,
@@ -62,7 +63,7 @@ def _find_breach(constraint: Constraint, text: str) -> str | None:
 
 def _check_json(constraint: Constraint, text: str) -> str:
     try:
-        value = json.loads(text)
+        value = JSON.decode(text)
     except json.JSONDecodeError:
         return "the answer is not JSON"
     if constraint.kind == "json_object":

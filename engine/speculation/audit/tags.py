@@ -9,6 +9,7 @@ raise ``Unreadable``. It runs in the child process of ``judge.py``.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -38,6 +39,17 @@ PORTABLE = re.compile(
 
 class Unreadable(Exception):
     """The match cannot be decided here."""
+
+
+def _read_float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise Unreadable("a number that is too large")
+    return number
+
+
+JSON = json.JSONDecoder(parse_float=_read_float)
+"""Reader of answers. Grammars allow ``1e999`` as a number."""
 
 
 def matches_tag(tag: str, text: str) -> bool:
@@ -111,7 +123,7 @@ class _Matcher:
         if node.get("style", "json") != "json":
             raise Unreadable(node["style"])
         try:
-            value, end = json.JSONDecoder().raw_decode(self._text, self._skip_space(at))
+            value, end = JSON.raw_decode(self._text, self._skip_space(at))
         except json.JSONDecodeError:
             return
         if not find_broken_keyword(node["json_schema"], value, self._text):

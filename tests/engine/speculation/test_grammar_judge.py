@@ -198,3 +198,14 @@ def test_numbers_and_names_of_any_length_are_read() -> None:
     assert find_breach(INTEGER, "1" * 5000) is None
     escaped = constrain({"type": "object", "properties": {"n": {"type": "integer"}}})
     assert find_breach(escaped, '{"n": 1, "\\u006e": "x"}') is None
+
+
+@pytest.mark.parametrize("in_tag", [False, True])
+def test_numbers_beyond_a_float_prove_nothing(in_tag: bool) -> None:
+    """They are correct, and a client could have them counted as a violation."""
+    schema = {"type": "object", "properties": {"n": {"type": "number"}}}
+    tag = {"format": {"type": "json_schema", "json_schema": schema}}
+    kind, value = ("structural_tag", tag) if in_tag else ("json_schema", schema)
+    constraint = Constraint(kind, json.dumps(value))
+    assert find_breach(constraint, '{"n": 1e999}') is None
+    assert find_breach(constraint, '{"n": 1e99}') == ""
