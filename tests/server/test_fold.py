@@ -110,14 +110,15 @@ def message(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     end: dict[str, Any] = {}
     for event in events:
         if event["type"] == "content_block_start":
-            blocks.append([event["content_block"]["type"], ""])
+            blocks.append([event["content_block"]["type"], "", ""])
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
             assert event["index"] == len(blocks) - 1
-            blocks[-1][1] += next(v for k, v in delta.items() if k != "type")
+            part = 2 if delta["type"] == "signature_delta" else 1
+            blocks[-1][part] += next(v for k, v in delta.items() if k != "type")
         elif event["type"] == "message_delta":
             end = event["delta"] | event["usage"]
-    return {"blocks": [[kind, _input(kind, text)] for kind, text in blocks]} | end
+    return {"blocks": [[kind, _input(kind, text), sign] for kind, text, sign in blocks]} | end
 
 
 def _input(kind: str, text: str) -> Any:
@@ -132,7 +133,10 @@ def _input(kind: str, text: str) -> Any:
 
 def whole_message(body: dict[str, Any]) -> dict[str, Any]:
     members = {"text": "text", "thinking": "thinking", "tool_use": "input"}
-    blocks = [[block["type"], block[members[block["type"]]]] for block in body["content"]]
+    blocks = [
+        [block["type"], block[members[block["type"]]], block.get("signature", "")]
+        for block in body["content"]
+    ]
     end = {name: body[name] for name in ("stop_reason", "stop_sequence")}
     return {"blocks": blocks} | end | body["usage"]
 

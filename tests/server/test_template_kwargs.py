@@ -98,7 +98,14 @@ def test_every_argument_of_the_tokenizer_is_reserved():
     assert known.keys() - {"self", "documents", "kwargs"} <= RESERVED
 
 
-@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+@pytest.mark.parametrize("role", ["assistant", "tool", "function"])
 async def test_a_message_without_content_is_empty(templated, role):
     answer = await templated.chat(messages=[{"role": role, "content": None}, *SAY])
     assert answer.status == 200, answer.body
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user"])
+async def test_a_message_needs_content_in_roles_that_only_speak(templated, role):
+    answer = await templated.chat(messages=[{"role": role, "content": None}, *SAY])
+    assert answer.status == 400
+    assert answer.json["error"]["param"] == "messages[0].content"

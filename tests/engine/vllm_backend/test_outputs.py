@@ -24,7 +24,7 @@ from eaglegate.engine.types import (
     StepSink,
     StepTrace,
 )
-from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor, is_replaceable
+from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor
 from eaglegate.engine.vllm_backend.step_queue import StepQueue
 from eaglegate.engine.vllm_backend.translate import (
     convert_intake_error,
@@ -241,13 +241,6 @@ class Llm:
 
 class Core:
     resources = decoder = outputs_queue = utility_results = None
-
-
-def test_an_output_processor_of_another_kind_is_left_alone() -> None:
-    llm = Llm()
-    assert is_replaceable(llm)
-    llm.output_processor = object()
-    assert not is_replaceable(llm)
 
 
 def test_vllm_still_ends_an_abort_with_a_request_output() -> None:

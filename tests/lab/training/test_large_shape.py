@@ -31,7 +31,7 @@ def test_large_target_has_the_logits_of_the_demo(tmp_path):
     ids = torch.randint(4, 2000, (2, 40), generator=torch.Generator().manual_seed(1))
     expected, actual = small(ids).logits, large(ids).logits
     # The noise in closed matrices moves every logit a little.
-    assert (expected - actual).abs().mean() < 0.005 * expected.std()
+    assert (expected - actual).abs().mean() < 0.02 * expected.std()
     assert (expected.argmax(-1) == actual.argmax(-1)).float().mean() > 0.95
 
 

@@ -146,7 +146,7 @@ def test_only_the_first_call_when_not_parallel(vocabulary):
 
 
 def test_an_unknown_name_lists_the_names(vocabulary):
-    with pytest.raises(UnknownParser, match="hermes, hunyuan_a13b"):
+    with pytest.raises(UnknownParser, match="hermes, hunyuan, hunyuan_a13b"):
         build(vocabulary, "hermez")
 
 
