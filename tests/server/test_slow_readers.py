@@ -170,7 +170,7 @@ async def test_a_stream_of_a_stored_answer_counts_as_reading_it(lab):
     lab.says("Hello.")
     made = await lab.post(
         "/v1/responses",
-        {"model": "demo", "input": "hi", "background": True, "instructions": "x" * 500},
+        {"model": "demo", "input": "hi", "background": True, "instructions": "x" * 200},
     )
     path = f"/v1/responses/{made.json['id']}"
     await asyncio.wait({run.task for run in lab.runs._runs.values()})
