@@ -17,6 +17,7 @@ TEXTUAL = {
     "deepseek_v4",
     "deepseek_v41",
     "gigachat3",
+    "gigachat35",
     "granite",
     "granite_20b_fc",
     "granite_text",
