@@ -161,7 +161,8 @@ def recipe_worker(
     Its cache is a quarter of that line's, so that several fit on any machine.
     """
     page = (ROOT / "docs" / "workers.md").read_text("utf-8")
-    anywhere, on_cpus, _ = re.findall(r"```sh\nvllm serve MODEL --port 8100 (.*?)```", page, re.S)
+    serve = r"```sh\n(?:vllm serve|python -m \S+ --model) MODEL --port 8100 (.*?)```"
+    anywhere, on_cpus, _ = re.findall(serve, page, re.S)
     line = on_cpus if tuned_for_cpus else anywhere
     line = line.replace("\\\n", " ").replace('"DRAFT"', f'"{SPECULATION["model"]}"')
     command = ["-m", SERVER, *ARGUMENTS[:3], *shlex.split(line)]
