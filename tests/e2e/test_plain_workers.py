@@ -96,9 +96,9 @@ def requests() -> Iterator[tuple[dict, dict]]:
             yield prompt, fields | {"temperature": 0.8, "seed": number}
 
 
-def ask_all(gateway: RunningGateway) -> list[dict]:
+def ask_all(gateway: RunningGateway, **more) -> list[dict]:
     with ThreadPoolExecutor(IN_FLIGHT) as many:
-        return list(many.map(lambda pair: ask(gateway, pair[0], **pair[1]), requests()))
+        return list(many.map(lambda pair: ask(gateway, pair[0], **pair[1], **more), requests()))
 
 
 def drafts(answer: dict) -> dict:
@@ -123,7 +123,8 @@ def test_sound_workers_have_no_findings(sound):
 
 def test_they_answer_and_accept_as_an_engine_in_process(sound, demo_gateway):
     """Text, calls and drafts are equal one by one; greedy and sampled requests share steps."""
-    there, here = ask_all(sound), ask_all(demo_gateway)
+    # The engine in this process plans its depth; workers without our scheduler always draft K.
+    there, here = ask_all(sound), ask_all(demo_gateway, num_speculative_tokens=3)
     assert [said(answer) for answer in there] == [said(answer) for answer in here]
     assert [drafts(answer) for answer in there] == [drafts(answer) for answer in here]
     assert_structured(there)
