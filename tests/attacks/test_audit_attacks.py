@@ -18,12 +18,13 @@ from eaglegate.engine.base import DraftVersion, never_pause
 from eaglegate.engine.scripted import ScriptedEngine, steps
 from eaglegate.engine.speculation.audit.auditor import Auditor
 from eaglegate.engine.speculation.audit.holds import AuditHolds
-from eaglegate.engine.speculation.audit.records import AuditRecord, write_nothing
+from eaglegate.engine.speculation.audit.records import write_nothing
 from eaglegate.engine.speculation.audit.scores import AnswerScores
 from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode
 from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.types import EngineRequest, Step
 from eaglegate.text.events import FinishReason
+from tests.engine.speculation.test_auditor import Notes as AuditNotes
 from tests.engine.speculation.test_grammar_judge import BEHIND_ANOTHER, DOUBLING, PLACES
 from tests.server.conftest import EOS, Lab
 
@@ -44,18 +45,8 @@ class ScoringEngine(ScriptedEngine):
         return AnswerScores((0.0,) * len(answer))
 
 
-class Notes:
+class Notes(AuditNotes):
     """Observer of the auditor and of the doctor."""
-
-    def __init__(self) -> None:
-        self.records: list[AuditRecord] = []
-        self.drops: list[str] = []
-
-    def record_audit(self, record: AuditRecord) -> None:
-        self.records.append(record)
-
-    def record_audit_drop(self, reason: str) -> None:
-        self.drops.append(reason)
 
     def record_diagnosis(self, _: Any) -> None: ...
 
