@@ -34,6 +34,7 @@ ARGUMENTS = (
     f"--model={MODEL}",
     "--served-model-name=demo",
     "--host=127.0.0.1",
+    "--dtype=float32",
     "--enable-scale-out",
     "--enable-prompt-tokens-details",
     f"--speculative-config={orjson.dumps(SPECULATION).decode()}",
@@ -165,7 +166,7 @@ def recipe_worker(
     anywhere, on_cpus, _ = re.findall(serve, page, re.S)
     line = on_cpus if tuned_for_cpus else anywhere
     line = line.replace("\\\n", " ").replace('"DRAFT"', f'"{SPECULATION["model"]}"')
-    command = ["-m", SERVER, *ARGUMENTS[:3], *shlex.split(line)]
+    command = ["-m", SERVER, *ARGUMENTS[:4], *shlex.split(line)]
     small = "--kv-cache-memory-bytes=268435456"
     return _until_the_end(log, [*command, small, *arguments, "--port"])
 
