@@ -38,9 +38,9 @@ from eaglegate.canary.sequential import (
 )
 from eaglegate.engine.events import Ending
 from eaglegate.engine.types import Arm
+from eaglegate.observability.facts import RequestEnded
 
 if TYPE_CHECKING:
-    from eaglegate.observability.observation import RequestRecord
     from eaglegate.observability.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -102,12 +102,12 @@ class Canary:
 
     async def run(self) -> CanaryFindings:
         """Serve blocks until there is a verdict, then promote the candidate or roll it back."""
-        self._traffic.watch_requests(self._record)
+        unsubscribe = self._traffic.facts.subscribe(RequestEnded, self._record)
         try:
             self.findings = await self._decide()
             await self._conclude(self.findings.verdict)
         finally:
-            self._traffic.watch_requests(None)
+            unsubscribe()
             await self.change.leave()
         summary = self.describe()
         log.warning(
@@ -164,7 +164,8 @@ class Canary:
         rests = (ArmsNow(watched - ours, control - theirs) for theirs, ours in parts)
         return ArmsNow(watched, control, tuple(rests))
 
-    def _record(self, record: RequestRecord) -> None:
+    def _record(self, fact: RequestEnded) -> None:
+        record = fact.record
         if record.ending is Ending.TIMEOUT and record.facts.chose_timeout:
             return  # the client chose to let it fail, and may know the arm
         served = self.change.find_arm(record)

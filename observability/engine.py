@@ -10,6 +10,14 @@ from eaglegate.engine.base import Engine
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import LossCause, RecoveryObserver, RecoveryOutcome
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, StepSink
+from eaglegate.observability.facts import (
+    DepthHeld,
+    DraftCrashed,
+    EngineChecked,
+    EngineLost,
+    EngineStarted,
+    RequestInterrupted,
+)
 from eaglegate.observability.middleware import current
 from eaglegate.observability.telemetry import Telemetry
 
@@ -29,7 +37,8 @@ class InstrumentedEngine:
         began = self._telemetry.clock()
         info = await self._engine.start()
         self._model = info.model
-        self._telemetry.record_engine_start(self._name, info, self._telemetry.clock() - began)
+        seconds = self._telemetry.clock() - began
+        self._telemetry.facts.publish(EngineStarted(self._name, info, seconds))
         return info
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
@@ -43,12 +52,12 @@ class InstrumentedEngine:
 
     async def health(self) -> Health:
         health = await self._engine.health()
-        self._telemetry.record_engine_state(self._name, health.live)
+        self._telemetry.facts.publish(EngineChecked(self._name, health.live))
         return health
 
     async def aclose(self) -> None:
         await self._engine.aclose()
-        self._telemetry.record_engine_state(self._name, live=False)
+        self._telemetry.facts.publish(EngineChecked(self._name, live=False))
 
 
 def _find_trace_headers() -> Mapping[str, str]:
@@ -61,20 +70,20 @@ class SupervisionObserver(RecoveryObserver):
     """Reports the losses of the engine called ``name`` to telemetry."""
 
     def __init__(self, telemetry: Telemetry, name: str = "default") -> None:
-        self._telemetry = telemetry
+        self._facts = telemetry.facts
         self._name = name
 
     def record_loss(self, cause: LossCause) -> None:
-        self._telemetry.record_engine_loss(self._name, cause.value)
+        self._facts.publish(EngineLost(self._name, cause.value))
 
     def record_recovery(self, info: EngineInfo, seconds: float) -> None:
-        self._telemetry.record_engine_start(self._name, info, seconds)
+        self._facts.publish(EngineStarted(self._name, info, seconds))
 
     def record_interruption(self, outcome: RecoveryOutcome, request: str) -> None:
-        self._telemetry.record_interruption(outcome.value, request)
+        self._facts.publish(RequestInterrupted(outcome.value, request))
 
     def record_draft_death(self, method: str, depth: int) -> None:
-        self._telemetry.record_draft_death(self._name, method, depth)
+        self._facts.publish(DraftCrashed(self._name, method, depth))
 
     def record_draft_hold(self, hold: DraftHold, *, held: bool) -> None:
-        self._telemetry.record_draft_hold(self._name, hold, held=held)
+        self._facts.publish(DepthHeld(self._name, hold, held))

@@ -13,10 +13,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.speculation.totals import Totals
-from eaglegate.engine.supervision.draft_blame import DraftHold
-from eaglegate.engine.types import EngineInfo
+from eaglegate.observability.facts import (
+    DepthHeld,
+    DraftSwapped,
+    EngineLost,
+    EngineStarted,
+    RequestInterrupted,
+    RequestRefused,
+)
 from eaglegate.observability.labels import Labels
 from eaglegate.observability.metrics.base import MetricGroup, MetricScope
 from eaglegate.observability.observation import DecodeProgress, RequestRecord
@@ -116,6 +121,12 @@ class DayHistory(MetricGroup):
 
     def declare(self) -> None:
         """Declare no metrics, because the day is shown on the page only."""
+        self.on(RequestRefused, lambda fact: self._open_slot().count("refused", fact.code))
+        self.on(RequestInterrupted, lambda fact: self._open_slot().count("recovered", fact.outcome))
+        self.on(EngineStarted, self._add_start)
+        self.on(EngineLost, lambda fact: self._add_event("engine lost", fact.engine, fact.cause))
+        self.on(DepthHeld, self._add_hold)
+        self.on(DraftSwapped, self._add_swap)
 
     def set_wall_clock(self, wall_clock: Callable[[], float]) -> None:
         """Use another clock, in tests and benchmarks."""
@@ -160,23 +171,16 @@ class DayHistory(MetricGroup):
                 speed.tokens += choice.tokens - 1
                 speed.seconds += choice.tpot * (choice.tokens - 1)
 
-    def record_refusal(self, where: str, code: str) -> None:  # noqa: ARG002
-        self._open_slot().count("refused", code)
+    def _add_start(self, fact: EngineStarted) -> None:
+        more = f"{fact.info.model}, in {fact.seconds:.1f} s"
+        self._add_event("engine started", fact.engine, more)
 
-    def record_interruption(self, outcome: str) -> None:
-        self._open_slot().count("recovered", outcome)
+    def _add_hold(self, fact: DepthHeld) -> None:
+        name = "draft depth held off" if fact.held else "draft depth released"
+        self._add_event(name, fact.engine, f"{fact.hold.method}, depth {fact.hold.depth}")
 
-    def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
-        self._add_event("engine started", engine, f"{info.model}, in {seconds:.1f} s")
-
-    def record_engine_loss(self, engine: str, cause: str) -> None:
-        self._add_event("engine lost", engine, cause)
-
-    def record_draft_hold(self, engine: str, hold: DraftHold, *, held: bool) -> None:
-        what = "draft depth held off" if held else "draft depth released"
-        self._add_event(what, engine, f"{hold.method}, depth {hold.depth}")
-
-    def record_draft_swap(self, swap: DraftSwap) -> None:
+    def _add_swap(self, fact: DraftSwapped) -> None:
+        swap = fact.swap
         self._add_event("draft " + swap.kind, swap.after[:16], f"in place of {swap.before[:16]}")
 
     def _add_event(self, what: str, name: str, more: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -19,6 +19,21 @@ from eaglegate.engine.machine import NvmlGpu
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo, EngineRequest
+from eaglegate.observability.facts import (
+    DepthHeld,
+    DraftForgotten,
+    DraftSwapped,
+    EngineChecked,
+    EngineStarted,
+    FactBus,
+    FieldsIgnored,
+    KeyForgotten,
+    RequestEnded,
+    RequestInterrupted,
+    RequestRefused,
+    StorageFailed,
+    TemplateForgotten,
+)
 from eaglegate.observability.history import DayHistory
 from eaglegate.observability.labels import (
     NO_DRAFT,
@@ -92,7 +107,6 @@ class Telemetry:
         self._drafts = RecentNames(settings.drafts)
         self._keys = KnownNames.of(())
         self._by_draft: dict[str, Totals] = {}
-        self._listener: Callable[[RequestRecord], None] | None = None
         self._explanations: ExplanationRing | None = None
         self.draft_holds: list[DraftHold] = []
         """Depths that are not used because they killed engines."""
@@ -110,8 +124,14 @@ class Telemetry:
         self._batch = PendingMetrics()
         self._count_at = 0.0
         self.gpus = gpus
+        self.facts = FactBus()
+        self.facts.subscribe(EngineStarted, self._add_engine)
+        self.facts.subscribe(EngineChecked, self._mark_engine)
+        self.facts.subscribe(RequestInterrupted, self._add_interruption)
+        self.facts.subscribe(DepthHeld, self._keep_hold)
         self.scope = MetricScope(
             self.registry,
+            self.facts,
             settings,
             self.book,
             clock,
@@ -149,16 +169,13 @@ class Telemetry:
 
     def record_refusal(self, api: str, code: str) -> None:
         note_refusal(code)
-        for group in self.groups:
-            group.record_refusal(api, code)
+        self.facts.publish(RequestRefused(api, code))
 
-    def record_ignored_fields(self, api: str, names: Iterable[str]) -> None:
-        for group in self.groups:
-            group.record_ignored_fields(api, names)
+    def record_ignored_fields(self, api: str, names: Sequence[str]) -> None:
+        self.facts.publish(FieldsIgnored(api, names))
 
     def record_storage_failure(self) -> None:
-        for group in self.groups:
-            group.record_storage_failure()
+        self.facts.publish(StorageFailed())
 
     def open_sequence(
         self, request: EngineRequest, model: str
@@ -195,43 +212,20 @@ class Telemetry:
         """Number of requests in the engine."""
         return len(self._live)
 
-    def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
-        self.engines[engine] = info
-        self.down.discard(engine)
+    def _add_engine(self, fact: EngineStarted) -> None:
+        self.engines[fact.engine] = fact.info
+        self.down.discard(fact.engine)
         self._late = any(known.accounts_at_end for known in self.engines.values())
-        for group in self.groups:
-            group.record_engine_start(engine, info, seconds)
 
-    def record_start(self, seconds: Mapping[str, float]) -> None:
-        for group in self.groups:
-            group.record_start(seconds)
+    def _mark_engine(self, fact: EngineChecked) -> None:
+        (self.down.discard if fact.live else self.down.add)(fact.engine)
 
-    def record_engine_state(self, engine: str, live: bool) -> None:
-        (self.down.discard if live else self.down.add)(engine)
-        for group in self.groups:
-            group.record_engine_state(engine, live)
+    def _add_interruption(self, fact: RequestInterrupted) -> None:
+        if (sequence := self._sequences.get(fact.request)) is not None:
+            sequence.interruptions.append((self.clock(), fact.outcome))
 
-    def record_engine_loss(self, engine: str, cause: str) -> None:
-        for group in self.groups:
-            group.record_engine_loss(engine, cause)
-
-    def record_interruption(self, outcome: str, request: str) -> None:
-        if (sequence := self._sequences.get(request)) is not None:
-            sequence.interruptions.append((self.clock(), outcome))
-        for group in self.groups:
-            group.record_interruption(outcome)
-
-    def record_draft_death(self, engine: str, method: str, depth: int) -> None:
-        for group in self.groups:
-            group.record_draft_death(engine, method, depth)
-
-    def record_draft_hold(self, engine: str, hold: DraftHold, *, held: bool) -> None:
-        if held:
-            self.draft_holds.append(hold)
-        else:
-            self.draft_holds.remove(hold)
-        for group in self.groups:
-            group.record_draft_hold(engine, hold, held=held)
+    def _keep_hold(self, fact: DepthHeld) -> None:
+        (self.draft_holds.append if fact.held else self.draft_holds.remove)(fact.hold)
 
     def watch_engine(self, engine: str, what: object) -> None:
         """Read the unclaimed steps and the planner of ``what``, if it has them."""
@@ -248,11 +242,6 @@ class Telemetry:
         """Read the planner before a scrape. Without an answer its series are absent."""
         if self._planner is not None:
             self.planner = await self._planner(recent)
-
-    def describe_parser(self, purpose: str, parser: str, source: str) -> None:
-        """Record the parser of reasoning or tool calls, and its source."""
-        for group in self.groups:
-            group.record_parser(purpose, parser, source)
 
     def watch_drafts(self, drafts: DraftManager | None) -> None:
         """Count by the serving draft, from now on and after every swap."""
@@ -273,12 +262,7 @@ class Telemetry:
             for live in self._live:
                 live.forget_key(key)
             self.book.forget(KEY, key)
-            for group in self.groups:
-                group.drop_key(key)
-
-    def watch_requests(self, listener: Callable[[RequestRecord], None] | None) -> None:
-        """Call ``listener`` with every finished request; None removes it."""
-        self._listener = listener
+            self.facts.publish(KeyForgotten(key))
 
     def keep_explanations(self, explanations: ExplanationRing) -> None:
         """Add every finished request to ``explanations``."""
@@ -291,8 +275,7 @@ class Telemetry:
 
     def _record_swap(self, draft: DraftVersion, swap: DraftSwap) -> None:
         self._change_draft(draft.fingerprint)
-        for group in self.groups:
-            group.record_draft_swap(swap)
+        self.facts.publish(DraftSwapped(swap))
 
     def _change_draft(self, draft: str) -> None:
         """Count by another draft. Settled steps count for the old draft, the newest of each stream
@@ -304,8 +287,7 @@ class Telemetry:
         forgotten = self._drafts.add(draft)
         if forgotten is not None:
             self._by_draft.pop(forgotten, None)
-            for group in self.groups:
-                group.drop_draft(forgotten)
+            self.facts.publish(DraftForgotten(forgotten))
 
     def record_audit(self, record: AuditRecord) -> None:
         for group in self.groups:
@@ -357,8 +339,7 @@ class Telemetry:
             sent = observation.sent
             self._capture.submit(record, observation.session, timelines, sent, speculation)
         self._batch.add_record(record)
-        if self._listener is not None:
-            self._listener(record)
+        self.facts.publish(RequestEnded(observation, record))
         if self._explanations is not None:
             self._explanations.add(observation, record)
         if self.clock() >= self._count_at:
@@ -404,8 +385,7 @@ class Telemetry:
         for live in self._live:
             live.forget(template)
         self.book.forget(TEMPLATE, template)
-        for group in self.groups:
-            group.drop_template(template)
+        self.facts.publish(TemplateForgotten(template))
 
 
 class DirectRequest:

@@ -27,6 +27,7 @@ from eaglegate.engine.types import (
     Step,
 )
 from eaglegate.observability.explain import ExplanationRing
+from eaglegate.observability.facts import EngineStarted
 from eaglegate.observability.history import SLOT_S, SLOTS
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
@@ -47,7 +48,7 @@ ROUNDS = 50
 def fill_day(telemetry: Telemetry, clock: list[float]) -> None:
     """Record two requests of each workload in every slot of a day, with twelve templates."""
     info = EngineInfo("m", 4096, 2048, SpeculationInfo("eagle3.1", 3, "draft", "K = 3"))
-    telemetry.record_engine_start("default", info, 12.0)
+    telemetry.facts.publish(EngineStarted("default", info, 12.0))
     for slot in range(SLOTS):
         clock[0] = slot * SLOT_S
         for at in range(2 * len(WORKLOADS)):

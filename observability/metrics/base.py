@@ -15,12 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.machine import NvmlGpu
 from eaglegate.engine.speculation.totals import Totals
-from eaglegate.engine.supervision.draft_blame import DraftHold
-from eaglegate.engine.types import EngineInfo
+from eaglegate.observability.facts import Fact, FactBus
 from eaglegate.observability.labels import LABELS, Labels, TelemetrySettings
 from eaglegate.observability.observation import DecodeProgress, RequestRecord
 from eaglegate.observability.sequence import MonotonicClock
@@ -85,6 +83,7 @@ class MetricScope:
     """Sources that a group may read. The composition root sets those with a default."""
 
     registry: CollectorRegistry
+    facts: FactBus
     settings: TelemetrySettings
     book: SliceWindows
     clock: MonotonicClock
@@ -121,6 +120,7 @@ class MetricGroup:
     overrides.
 
     The methods are called on the event loop, in bulk every few seconds and on every scrape.
+    Whatever is rarer than requests is a fact, to which ``declare`` subscribes.
     """
 
     def __init__(self, scope: MetricScope) -> None:
@@ -128,59 +128,18 @@ class MetricGroup:
         self.declare()
 
     def declare(self) -> None:
-        """Create the metrics. Called once."""
+        """Create the metrics, and subscribe to facts. Called once."""
         raise NotImplementedError
+
+    def on(self, kind: type[Fact], receive: Callable[[Fact], None]) -> None:
+        """Call ``receive`` with every fact of this class."""
+        self.scope.facts.subscribe(kind, receive)
 
     def record_progress(self, progress: DecodeProgress) -> None:
         """Record the progress of choices with the same slices since the last call."""
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         """Record ended requests with these labels. Their last progress was recorded before."""
-
-    def record_refusal(self, where: str, code: str) -> None:
-        """Record a refused request; ``where`` is an API's name or a path."""
-
-    def record_ignored_fields(self, where: str, names: Iterable[str]) -> None:
-        """Record that a request is answered without these fields; ``where`` is an API's path."""
-
-    def record_storage_failure(self) -> None:
-        """Record that an answer could not be stored as it should have been."""
-
-    def drop_template(self, template: str) -> None:
-        """Drop the series of a template that lost its name."""
-
-    def drop_key(self, key: str) -> None:
-        """Drop the series of an API key that is no longer counted by name."""
-
-    def record_parser(self, purpose: str, parser: str, source: str) -> None:
-        """Record the parser that reads answers; ``source`` tells where it comes from."""
-
-    def record_draft_swap(self, swap: DraftSwap) -> None:
-        """Record that the engine serves with another draft."""
-
-    def drop_draft(self, draft: str) -> None:
-        """Drop the series of a draft that has not served for long."""
-
-    def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
-        """Record that an engine is ready, for the first time or again."""
-
-    def record_start(self, seconds: Mapping[str, float]) -> None:
-        """Record the parts of this gateway's start."""
-
-    def record_engine_state(self, engine: str, live: bool) -> None:
-        """Record the answer of an engine's health check."""
-
-    def record_engine_loss(self, engine: str, cause: str) -> None:
-        """Record that an engine died, hung or could not be started again."""
-
-    def record_interruption(self, outcome: str) -> None:
-        """Record that a request lost its engine; ``outcome`` tells how it continued."""
-
-    def record_draft_death(self, engine: str, method: str, depth: int) -> None:
-        """Record that drafts killed an engine."""
-
-    def record_draft_hold(self, engine: str, hold: DraftHold, *, held: bool) -> None:
-        """Record that a depth is held because it killed engines, or that the hold is released."""
 
     def record_audit(self, record: AuditRecord, workload: str) -> None:
         """Record the audit of an answer; ``workload`` is its label."""

@@ -9,8 +9,15 @@ from typing import Any
 
 from eaglegate.engine.fleet.types import WorkerState, WorkerStatus
 from eaglegate.engine.machine import GpuReading
-from eaglegate.engine.supervision.draft_blame import DraftHold
-from eaglegate.engine.types import EngineInfo
+from eaglegate.observability.facts import (
+    DepthHeld,
+    DraftCrashed,
+    EngineChecked,
+    EngineLost,
+    EngineStarted,
+    GatewayStarted,
+    RequestInterrupted,
+)
 from eaglegate.observability.labels import OTHER
 from eaglegate.observability.metrics.base import MetricGroup, Samples
 
@@ -57,38 +64,42 @@ class EngineState(MetricGroup):
             "draft_hold", "1 for each depth that is held off because it killed engines", drafts
         )
 
-    def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
+        self.on(EngineStarted, self._count_start)
+        self.on(GatewayStarted, self._set_parts)
+        self.on(EngineChecked, lambda fact: self._up(fact.engine).set(fact.live))
+        self.on(EngineLost, self._count_loss)
+        self.on(DraftCrashed, self._count_crash)
+        self.on(DepthHeld, self._set_hold)
+        self.on(RequestInterrupted, lambda fact: self._interrupted(fact.outcome).inc())
+
+    def _count_start(self, fact: EngineStarted) -> None:
+        engine, info = fact.engine, fact.info
         self._up(engine).set(1)
         self._starts(engine).inc()
-        self._seconds(engine).set(seconds)
+        self._seconds(engine).set(fact.seconds)
         self._info.remove(engine=engine)
         speculation = info.speculation
         self._info(engine, info.model, speculation.method, str(speculation.depth)).set(1)
         if speculation.lossy is not None:
             self._lossy(engine).set(bool(speculation.lossy))
 
-    def record_start(self, seconds: Mapping[str, float]) -> None:
-        for part, time_s in seconds.items():
+    def _set_parts(self, fact: GatewayStarted) -> None:
+        for part, time_s in fact.seconds.items():
             self._start(part).set(time_s)
 
-    def record_engine_state(self, engine: str, live: bool) -> None:
-        self._up(engine).set(live)
+    def _count_loss(self, fact: EngineLost) -> None:
+        self._up(fact.engine).set(0)
+        self._losses(fact.engine, fact.cause).inc()
 
-    def record_engine_loss(self, engine: str, cause: str) -> None:
-        self._up(engine).set(0)
-        self._losses(engine, cause).inc()
+    def _count_crash(self, fact: DraftCrashed) -> None:
+        self._draft_deaths(fact.engine, fact.method, str(fact.depth)).inc()
 
-    def record_draft_death(self, engine: str, method: str, depth: int) -> None:
-        self._draft_deaths(engine, method, str(depth)).inc()
-
-    def record_draft_hold(self, engine: str, hold: DraftHold, *, held: bool) -> None:
-        if held:
-            self._draft_holds(engine, hold.method, str(hold.depth)).set(1)
+    def _set_hold(self, fact: DepthHeld) -> None:
+        labels = {"engine": fact.engine, "method": fact.hold.method, "depth": str(fact.hold.depth)}
+        if fact.held:
+            self._draft_holds(*labels.values()).set(1)
         else:
-            self._draft_holds.remove(engine=engine, method=hold.method, depth=str(hold.depth))
-
-    def record_interruption(self, outcome: str) -> None:
-        self._interrupted(outcome).inc()
+            self._draft_holds.remove(**labels)
 
 
 LabelledValues = Mapping[tuple[str, ...], float]

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 
+from eaglegate.observability.facts import (
+    FieldsIgnored,
+    ParserChosen,
+    RequestRefused,
+    StorageFailed,
+)
 from eaglegate.observability.labels import LABELS, CappedNames, KnownNames, Labels, name_api
 from eaglegate.observability.metrics.base import LONG_S, SHORT_S, MetricGroup
 from eaglegate.observability.observation import DecodeProgress, RequestRecord
@@ -53,9 +59,10 @@ class Refusals(MetricGroup):
         self._refused = self.counter(
             "requests_refused", "Requests refused, by API and error code", ("api", "code")
         )
+        self.on(RequestRefused, self._count)
 
-    def record_refusal(self, where: str, code: str) -> None:
-        self._refused(name_api(where), self._codes(code)).inc()
+    def _count(self, fact: RequestRefused) -> None:
+        self._refused(name_api(fact.where), self._codes(fact.code)).inc()
 
 
 FIELDS = (
@@ -79,10 +86,11 @@ class IgnoredFields(MetricGroup):
         self._known = KnownNames.of(FIELDS)
         help_ = "Request fields ignored, by API and name; unlisted names are other"
         self._ignored = self.counter("ignored_fields", help_, ("api", "field"))
+        self.on(FieldsIgnored, self._count)
 
-    def record_ignored_fields(self, where: str, names: Iterable[str]) -> None:
-        for name in names:
-            self._ignored(name_api(where), self._field(name)).inc()
+    def _count(self, fact: FieldsIgnored) -> None:
+        for name in fact.names:
+            self._ignored(name_api(fact.where), self._field(name)).inc()
 
     def _field(self, name: str) -> str:
         hosted = name.startswith("tools[") and not name.startswith("tools[].")
@@ -157,8 +165,9 @@ class ResponseStorage(MetricGroup):
         self._lost = 0
         help_ = "Responses delivered that could not be stored"
         self.computed_metric("responses_not_stored_total", help_, (), lambda: [((), self._lost)])
+        self.on(StorageFailed, self._count)
 
-    def record_storage_failure(self) -> None:
+    def _count(self, _: StorageFailed) -> None:
         self._lost += 1
 
 
@@ -275,9 +284,10 @@ class ToolCalls(MetricGroup):
             "Always 1; the parser of answers. source is eaglegate, or vllm for the fallback",
             ("purpose", "parser", "source"),
         )
+        self.on(ParserChosen, self._set_parser)
 
-    def record_parser(self, purpose: str, parser: str, source: str) -> None:
-        self._parser(purpose, parser, source).set(1)
+    def _set_parser(self, fact: ParserChosen) -> None:
+        self._parser(fact.purpose, fact.parser, fact.source).set(1)
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         calls = Counter(call for record in records for c in record.choices for call in c.tools)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.speculation.totals import Totals
+from eaglegate.observability.facts import (
+    DraftForgotten,
+    DraftSwapped,
+    KeyForgotten,
+    TemplateForgotten,
+)
 from eaglegate.observability.labels import LABELS, NO_KEY, Labels
 from eaglegate.observability.metrics.base import MetricGroup, Samples
 from eaglegate.observability.observation import DecodeProgress, RequestRecord
@@ -319,11 +324,12 @@ class ByTemplate(SliceCounters):
 
     kind = "template"
 
+    def declare(self) -> None:
+        super().declare()
+        self.on(TemplateForgotten, lambda fact: self.remove(fact.template))
+
     def record_progress(self, progress: DecodeProgress) -> None:
         self.add(progress.slices.labels, progress.slices.template, progress.whole)
-
-    def drop_template(self, template: str) -> None:
-        self.remove(template)
 
 
 class ByDraft(SliceCounters):
@@ -346,16 +352,15 @@ class ByDraft(SliceCounters):
         self._pause = self.counter(
             "draft_swap_pause_seconds", "Time without a step while drafts were exchanged", ("kind",)
         )
+        self.on(DraftSwapped, self._count_swap)
+        self.on(DraftForgotten, lambda fact: self.remove(fact.draft))
 
     def record_progress(self, progress: DecodeProgress) -> None:
         self.add(progress.slices.labels, progress.slices.draft, progress.whole)
 
-    def record_draft_swap(self, swap: DraftSwap) -> None:
-        self._swaps(swap.kind).inc()
-        self._pause(swap.kind).inc(swap.pause_s)
-
-    def drop_draft(self, draft: str) -> None:
-        self.remove(draft)
+    def _count_swap(self, fact: DraftSwapped) -> None:
+        self._swaps(fact.swap.kind).inc()
+        self._pause(fact.swap.kind).inc(fact.swap.pause_s)
 
 
 class ByKey(SliceCounters):
@@ -381,6 +386,7 @@ class ByKey(SliceCounters):
         self._wasted = self.counter(
             "key_wasted_tokens", "Draft tokens that the target rejected, by key", labels
         )
+        self.on(KeyForgotten, self._drop)
 
     def record_progress(self, progress: DecodeProgress) -> None:
         slices, totals = progress.slices, progress.whole.totals
@@ -391,10 +397,10 @@ class ByKey(SliceCounters):
         self._drafted(*at).inc(totals.proposed)
         self._wasted(*at).inc(totals.wasted)
 
-    def drop_key(self, key: str) -> None:
-        self.remove(key)
+    def _drop(self, fact: KeyForgotten) -> None:
+        self.remove(fact.key)
         for metric in (self._drafted, self._wasted):
-            metric.remove(key=key)
+            metric.remove(key=fact.key)
 
 
 GROUPS: tuple[type[MetricGroup], ...] = (

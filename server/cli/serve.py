@@ -29,6 +29,7 @@ from eaglegate.engine.supervisor import SupervisedEngine
 from eaglegate.engine.types import WORKLOADS, EngineInfo
 from eaglegate.observability.engine import InstrumentedEngine, SupervisionObserver
 from eaglegate.observability.explain import ExplanationRing
+from eaglegate.observability.facts import GatewayStarted, ParserChosen
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import (
@@ -235,7 +236,7 @@ class ServeCommand:
         """Connect telemetry to its sources other than requests."""
         telemetry, backend = self._telemetry, self._backend
         for parser in self._parsers.describe():
-            telemetry.describe_parser(*parser)
+            telemetry.facts.publish(ParserChosen(*parser))
         telemetry.watch_drafts(backend.drafts)
         telemetry.watch_capture(capture, backend.renderer.decode)
         telemetry.scope.workers = self._list_workers
@@ -379,7 +380,7 @@ class ServeCommand:
         """Add the gateway's parts to those of the engine's start, and publish them."""
         parts = {**self._start_s, **info.start_s}
         parts["gateway"] = max(0.0, seconds - sum(parts.values()))
-        self._telemetry.record_start(parts)
+        self._telemetry.facts.publish(GatewayStarted(parts))
         save_start(parts, seconds)
         return replace(info, start_s=parts)
 

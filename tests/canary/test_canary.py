@@ -37,6 +37,7 @@ from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import Arm
+from eaglegate.observability.facts import FactBus, RequestEnded
 from eaglegate.text.events import Outcome
 from tests.engine.speculation.test_drafts import Loader, copy_draft, make_manager
 
@@ -55,7 +56,7 @@ class SimulatedTraffic:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.listener: Callable[[Any], None] | None = None
+        self.facts = FactBus()
         self.totals: dict[str, Totals] = {}
         self.slept_s = 0.0
         self.sessions = 0
@@ -65,9 +66,6 @@ class SimulatedTraffic:
         self.stalled: list[tuple[float, SimpleNamespace]] = []
         self.hostile: Callable[[SimpleNamespace], None] | None = None
         """Changes every third request, which is of a key of its own."""
-
-    def watch_requests(self, listener: Callable[[Any], None] | None) -> None:
-        self.listener = listener
 
     def total_of(self, draft: str) -> Totals:
         return self.totals.get(draft, Totals())
@@ -96,8 +94,8 @@ class SimulatedTraffic:
         if self.stalls(draft):
             record.ending = Ending.TIMEOUT
             self.stalled.append((self.slept_s + 5, record))
-        elif self.listener is not None:
-            self.listener(record)
+        else:
+            self.facts.publish(RequestEnded(None, record))  # type: ignore[arg-type]
 
     def time_out(self) -> None:
         """End the requests that are due, after more than two slots in a row: both drafts served
@@ -105,8 +103,7 @@ class SimulatedTraffic:
         while self.stalled and self.stalled[0][0] <= self.slept_s:
             _, record = self.stalled.pop(0)
             record.drafts = (*record.drafts, *({*self.totals} - {*record.drafts}))
-            if self.listener is not None:
-                self.listener(record)
+            self.facts.publish(RequestEnded(None, record))  # type: ignore[arg-type]
 
 
 def make_record(
@@ -341,16 +338,12 @@ async def test_deadlines_of_clients_are_no_evidence_even_with_a_single_key(scene
     canary = await start(scene, 2.0, rules=replace(RULES, max_blocks=20))
     scene.traffic.fails = lambda draft: draft != scene.control
 
-    def listen(listener: Callable[[Any], None] | None) -> None:
-        def receive(record: SimpleNamespace) -> None:
-            if record.ending is not Ending.COMPLETED:
-                time_out(record)
-            assert listener is not None
-            listener(record)
+    def time_out_failures(fact: RequestEnded) -> None:
+        record: Any = fact.record
+        if record.ending is not Ending.COMPLETED:
+            time_out(record)
 
-        scene.traffic.listener = None if listener is None else receive
-
-    scene.traffic.watch_requests = listen  # type: ignore[method-assign]
+    scene.traffic.facts.subscribe(RequestEnded, time_out_failures)
     found = await canary.run()
     assert found.verdict is CanaryVerdict.UNDECIDED, found.reason
 
@@ -423,7 +416,7 @@ async def test_a_stop_in_the_middle_of_a_swap_waits_for_it(scene: Scene) -> None
     scene.loader.gate.set()
     await stopping
     assert served(scene) == scene.control
-    assert scene.traffic.listener is None
+    assert not scene.traffic.facts._subscribers[RequestEnded]
 
 
 async def test_a_request_that_ran_over_a_swap_counts_for_none(scene: Scene) -> None:

@@ -37,6 +37,7 @@ from eaglegate.engine.types import (
     UndraftedReason,
 )
 from eaglegate.observability.explain import ExplanationRing
+from eaglegate.observability.facts import EngineStarted
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import HttpExchange
@@ -69,7 +70,7 @@ def traffic(telemetry: Telemetry, clock: Clock) -> None:
     """An hour of good days, then five minutes in which tool calls are drafted badly."""
     dice = random.Random(1)
     info = EngineInfo("m", 4096, 2048, SpeculationInfo("eagle3.1", 3, "draft", "K = 3"))
-    telemetry.record_engine_start("default", info, 12.0)
+    telemetry.facts.publish(EngineStarted("default", info, 12.0))
     for at in range(420):
         recent = at >= 320
         workload = dice.choice(["chat", "chat", "tools", "reasoning"])

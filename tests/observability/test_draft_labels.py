@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from eaglegate.engine.base import DraftListener, DraftSwap, DraftVersion
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
 from eaglegate.engine.types import DecodeStep, Step
+from eaglegate.observability.facts import RequestEnded
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import make_generation_fields
@@ -118,12 +119,12 @@ def test_ended_requests_and_steps_are_handed_on() -> None:
     drafts = Drafts()
     telemetry = make_telemetry(drafts)
     seen: list[Any] = []
-    telemetry.watch_requests(seen.append)
+    unsubscribe = telemetry.facts.subscribe(RequestEnded, lambda fact: seen.append(fact.record))
     observation = begin(telemetry)
     add_steps(observation, 3)
     observation.end(Ending.COMPLETED)
     assert telemetry.total_of("a" * 12).verify_steps == 3
     assert [record.drafts for record in seen] == [("a" * 12,)]
-    telemetry.watch_requests(None)
+    unsubscribe()
     begin(telemetry).end(Ending.COMPLETED)
     assert len(seen) == 1

@@ -22,6 +22,7 @@ from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.types import DecodeStep, Step, UndraftedReason
 from eaglegate.observability import explain
 from eaglegate.observability.explain import ExplanationRing
+from eaglegate.observability.facts import RequestInterrupted
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import HttpExchange
@@ -82,7 +83,7 @@ class Traffic:
                 if self.now < began + loss <= until:
                     self.now = began + loss
                     for one in sequences:
-                        self.telemetry.record_interruption("resumed", one)
+                        self.telemetry.facts.publish(RequestInterrupted("resumed", one))
             self.now = until
             for one, timeline in zip(sequences, timelines, strict=True):
                 timeline.add_step(step)

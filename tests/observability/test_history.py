@@ -19,6 +19,7 @@ from eaglegate.engine.types import (
 )
 from eaglegate.observability import history
 from eaglegate.observability.explain import ExplanationRing
+from eaglegate.observability.facts import DraftSwapped, EngineLost, EngineStarted
 from eaglegate.observability.history import MOST_SLICES, SLOT_S, SLOTS, round_batch
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
@@ -136,10 +137,9 @@ def test_throughput_by_batch_size_is_one_requests_speed_times_those_beside_it(da
 
 
 def test_events_tell_the_lives_of_engines_and_drafts(day):
-    day.telemetry.record_engine_start("default", INFO, 12.0)
-    day.telemetry.record_engine_loss("default", "crash")
-    for group in day.telemetry.groups:
-        group.record_draft_swap(DraftSwap(1.0, "swap", "a" * 64, "b" * 64))
+    day.telemetry.facts.publish(EngineStarted("default", INFO, 12.0))
+    day.telemetry.facts.publish(EngineLost("default", "crash"))
+    day.telemetry.facts.publish(DraftSwapped(DraftSwap(1.0, "swap", "a" * 64, "b" * 64)))
     told = [(event["what"], event["name"][:7]) for event in day.describe()["events"]]
     assert told == [
         ("engine started", "default"),

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo, SpeculationInfo
+from eaglegate.observability.facts import DepthHeld, EngineChecked, EngineStarted
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import summarize_speculation
@@ -37,19 +38,19 @@ def test_a_gateway_without_problems_lists_none(telemetry):
 
 
 def test_an_engine_is_a_problem_while_it_is_down(telemetry):
-    telemetry.record_engine_start("default", INFO, 1.0)
+    telemetry.facts.publish(EngineStarted("default", INFO, 1.0))
     assert get_problem(telemetry) == ""
-    telemetry.record_engine_state("default", live=False)
+    telemetry.facts.publish(EngineChecked("default", live=False))
     assert summarize_speculation(telemetry)["problems"] == ["Engine default is down."]
-    telemetry.record_engine_start("default", INFO, 1.0)
+    telemetry.facts.publish(EngineStarted("default", INFO, 1.0))
     assert get_problem(telemetry) == ""
 
 
 def test_a_depth_is_a_problem_while_it_is_held_off(telemetry):
     hold = DraftHold("eagle3", 5, 2, time.time())
-    telemetry.record_draft_hold("default", hold, held=True)
+    telemetry.facts.publish(DepthHeld("default", hold, held=True))
     assert "eagle3 killed the engine at depth 5" in get_problem(telemetry)
-    telemetry.record_draft_hold("default", hold, held=False)
+    telemetry.facts.publish(DepthHeld("default", hold, held=False))
     assert get_problem(telemetry) == ""
 
 

@@ -20,6 +20,7 @@ from eaglegate.engine.types import (
     UndraftedReason,
 )
 from eaglegate.observability.engine import InstrumentedEngine
+from eaglegate.observability.facts import EngineStarted, GatewayStarted
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import render_metrics, summarize_speculation
@@ -184,7 +185,9 @@ async def test_what_no_server_announced_is_counted_by_its_own_words(telemetry):
 @pytest.mark.parametrize(("lossy", "value"), [((), 0), (("synthetic",), 1), (None, None)])
 def test_lossy_speculation_is_a_metric_and_told(telemetry, lossy, value):
     speculation = SpeculationInfo("eagle3", 3, lossy=lossy)
-    telemetry.record_engine_start("default", replace(DEFAULT_INFO, speculation=speculation), 1.0)
+    telemetry.facts.publish(
+        EngineStarted("default", replace(DEFAULT_INFO, speculation=speculation), 1.0)
+    )
     read = telemetry.registry.get_sample_value
     assert read("eaglegate_engine_lossy", {"engine": "default"}) == value
     told = summarize_speculation(telemetry)["engines"]["default"]["lossy"]
@@ -241,7 +244,7 @@ async def test_the_page_holds_ours_and_the_process_wide_ones_once(telemetry):
 
 def test_the_parts_of_the_start_are_a_metric() -> None:
     telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
-    telemetry.record_start({"imports": 3.0, "warm-up": 0.5})
+    telemetry.facts.publish(GatewayStarted({"imports": 3.0, "warm-up": 0.5}))
     read = telemetry.registry.get_sample_value
     assert read("eaglegate_start_seconds", {"part": "imports"}) == 3.0
     assert read("eaglegate_start_seconds", {"part": "warm-up"}) == 0.5

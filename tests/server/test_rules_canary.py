@@ -26,6 +26,7 @@ from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, Specu
 from eaglegate.engine.supervision.policy import EngineLoss, LossCause, create_loss
 from eaglegate.engine.types import Arm, DecodeStep, EngineRequest, Step, UndraftedReason
 from eaglegate.observability.engine import InstrumentedEngine
+from eaglegate.observability.facts import RequestEnded
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.telemetry import Telemetry
@@ -252,7 +253,7 @@ async def test_what_a_client_asks_for_wins(machine: Machine, share: float | None
     await canary.start()
     if share is None:
         await canary.change.enter(Arm.CANDIDATE)
-    machine.telemetry.watch_requests(seen.append)
+    machine.telemetry.facts.subscribe(RequestEnded, lambda fact: seen.append(fact.record))
     depths = {(await machine.ask(f"s-{at}", num_speculative_tokens=2)).depth for at in range(20)}
     assert depths == {2}
     assert {record.facts.arm for record in seen} == {None}
@@ -266,7 +267,7 @@ async def test_a_request_counts_for_the_slot_that_served_all_of_it(machine: Mach
     canary = machine.make_canary(SpeculationRules(depth=1))
     await canary.start()
     await canary.change.enter(Arm.CANDIDATE)
-    machine.telemetry.watch_requests(seen.append)
+    machine.telemetry.facts.subscribe(RequestEnded, lambda fact: seen.append(fact.record))
     await machine.ask("s")
     (record,) = seen
     assert canary.change.find_arm(record) is Arm.CANDIDATE

@@ -11,6 +11,7 @@ from textual.widgets import DataTable, Static
 from eaglegate.canary.client import CallFailed
 from eaglegate.engine.types import DecodeStep, Step
 from eaglegate.observability.explain import explain
+from eaglegate.observability.facts import EngineChecked
 from eaglegate.observability.middleware import HttpExchange
 from eaglegate.observability.pages import render_metrics, summarize_speculation
 from eaglegate.server.__main__ import main
@@ -90,7 +91,7 @@ def test_a_request_that_was_refused_lately_is_marked(reader):
 
 
 def test_a_problem_is_a_state(reader):
-    reader.traffic.telemetry.record_engine_state("default\x1b[2J", live=False)
+    reader.traffic.telemetry.facts.publish(EngineChecked("default\x1b[2J", live=False))
     (state,) = (s for s in panels.list_states(reader.read()) if s.name == "problem")
     assert state == panels.State("problem", "Engine default\\x1b[2J is down.", "bad")
 

@@ -105,9 +105,6 @@ class SlotTotals:
     def total_of(self, draft: str) -> Totals:
         return self._totals.get(draft, Totals())
 
-    def watch_requests(self, _: object) -> None:
-        """Slots of requests are not compared here."""
-
 
 @pytest.mark.gpu_path
 async def test_a_canary_slot_leaves_texts_alone_and_sees_a_bad_draft(

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eaglegate.lab.benchmarks.gpu_servers import GATEWAY_READY, Server
+from eaglegate.observability.facts import GatewayStarted
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import render_metrics
@@ -23,7 +24,7 @@ from eaglegate.observability.telemetry import Telemetry
 def port() -> Iterator[int]:
     """Operator port of a gateway whose start had two parts."""
     telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
-    telemetry.record_start({"imports": 3.04, "engine process": 12.0})
+    telemetry.facts.publish(GatewayStarted({"imports": 3.04, "engine process": 12.0}))
     page = render_metrics(telemetry.registry)
 
     class Pages(BaseHTTPRequestHandler):

@@ -1,0 +1,151 @@
+"""Facts: the things that happen once per request, engine, draft or worker.
+
+A fact is published once and received by everything that subscribed to its class: metric groups,
+the day's history, features. Steps and events are too frequent for that; they are direct calls.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
+
+from eaglegate.engine.base import DraftSwap
+from eaglegate.engine.supervision.draft_blame import DraftHold
+from eaglegate.engine.types import EngineInfo
+
+if TYPE_CHECKING:
+    from eaglegate.observability.observation import RequestObservation, RequestRecord
+
+Fact = TypeVar("Fact", bound=Struct)
+
+
+class FactBus:
+    """Passes facts to subscribers, on the event loop, in the order of their subscriptions."""
+
+    def __init__(self) -> None:
+        self._subscribers: defaultdict[type[Struct], list[Callable[[Any], None]]]
+        self._subscribers = defaultdict(list)
+
+    def subscribe(self, kind: type[Fact], receive: Callable[[Fact], None]) -> Callable[[], None]:
+        """Call ``receive`` with every fact of this class; return a function that ends it."""
+        subscribers = self._subscribers[kind]
+        subscribers.append(receive)
+        return lambda: subscribers.remove(receive)
+
+    def publish(self, fact: Struct) -> None:
+        for receive in tuple(self._subscribers.get(type(fact), ())):
+            receive(fact)
+
+
+class RequestRefused(Struct, frozen=True):
+    """A request was refused before the engine saw it."""
+
+    where: str
+    """An API's name, or a path."""
+    code: str
+
+
+class FieldsIgnored(Struct, frozen=True):
+    """A request is answered without some of its fields. The client chose their names."""
+
+    where: str
+    """The API's path."""
+    names: Sequence[str]
+
+
+class StorageFailed(Struct, frozen=True):
+    """An answer could not be stored as it should have been."""
+
+
+class RequestEnded(Struct, frozen=True):
+    """A request that had begun has ended. Its last progress was recorded before."""
+
+    observation: RequestObservation
+    record: RequestRecord
+
+
+class RequestInterrupted(Struct, frozen=True):
+    """A request lost its engine."""
+
+    outcome: str
+    """The way in which it continued."""
+    request: str
+
+
+class TemplateForgotten(Struct, frozen=True):
+    """A template lost its name, so its series are dropped."""
+
+    template: str
+
+
+class KeyForgotten(Struct, frozen=True):
+    """An API key is no longer counted by name, so its series are dropped."""
+
+    key: str
+
+
+class DraftForgotten(Struct, frozen=True):
+    """A draft has not served for long, so its series are dropped."""
+
+    draft: str
+
+
+class DraftSwapped(Struct, frozen=True):
+    """The engine serves with another draft."""
+
+    swap: DraftSwap
+
+
+class ParserChosen(Struct, frozen=True):
+    """A parser reads answers; ``source`` tells where it comes from."""
+
+    purpose: str
+    parser: str
+    source: str
+
+
+class GatewayStarted(Struct, frozen=True):
+    """The gateway is ready; ``seconds`` are the parts of its start."""
+
+    seconds: Mapping[str, float]
+
+
+class EngineStarted(Struct, frozen=True):
+    """An engine is ready, for the first time or again."""
+
+    engine: str
+    info: EngineInfo
+    seconds: float
+
+
+class EngineChecked(Struct, frozen=True):
+    """An engine answered a health check, or was closed."""
+
+    engine: str
+    live: bool
+
+
+class EngineLost(Struct, frozen=True):
+    """An engine died, hung or could not be started again."""
+
+    engine: str
+    cause: str
+
+
+class DraftCrashed(Struct, frozen=True):
+    """Drafts killed an engine."""
+
+    engine: str
+    method: str
+    depth: int
+
+
+class DepthHeld(Struct, frozen=True):
+    """A depth is held because it killed engines, or released if ``held`` is False."""
+
+    engine: str
+    hold: DraftHold
+    held: bool
