@@ -13,7 +13,7 @@ from eaglegate.engine.types import EngineInfo, EngineRequest, Health, StepSink
 from eaglegate.text.rendering.encoding import NO_LIMITS, RenderLimits
 
 if TYPE_CHECKING:
-    from eaglegate.engine.speculation.audit.scores import AnswerScores
+    from eaglegate.engine.speculation.scores import AnswerScores
 
 
 class Engine(Protocol):

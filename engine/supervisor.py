@@ -51,7 +51,7 @@ from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, 
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health
 
 if TYPE_CHECKING:
-    from eaglegate.engine.speculation.audit.scores import AnswerScores
+    from eaglegate.engine.speculation.scores import AnswerScores
 
 log = logging.getLogger(__name__)
 

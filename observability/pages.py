@@ -21,7 +21,7 @@ from starlette.routing import Route
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineInfo
-from eaglegate.observability.explain import ExplanationRing, explain, summarize
+from eaglegate.features.explanations.ring import ExplanationRing, explain, summarize
 from eaglegate.observability.metrics.base import AdmissionQueue
 from eaglegate.observability.metrics.engine import summarize_planner
 from eaglegate.observability.problems import find_problem, list_problems

@@ -65,12 +65,12 @@ from eaglegate.observability.sequence import MonotonicClock, SequenceTimeline
 from eaglegate.observability.windows import KEY, TEMPLATE, SliceWindows
 
 if TYPE_CHECKING:
-    from eaglegate.capture.capture import RequestCapture
-    from eaglegate.capture.redaction import Decode
-    from eaglegate.engine.speculation.audit.records import AuditRecord
-    from eaglegate.engine.speculation.doctor.diagnosis import Diagnosis
     from eaglegate.engine.speculation.swap import DraftManager
-    from eaglegate.observability.explain import ExplanationRing
+    from eaglegate.features.audit.records import AuditRecord
+    from eaglegate.features.capture.capture import RequestCapture
+    from eaglegate.features.capture.redaction import Decode
+    from eaglegate.features.doctor.diagnosis import Diagnosis
+    from eaglegate.features.explanations.ring import ExplanationRing
 
 
 PlannerReader = Callable[[int], Awaitable[Mapping[str, Any]]]

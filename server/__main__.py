@@ -82,13 +82,15 @@ def _run(command: str, rest: list[str]) -> int:
         case "parse":
             return int(import_module("eaglegate.server.cli.parse").main(rest))
         case "canary":
-            return int(import_module("eaglegate.canary.draft_command").main(["canary", *rest]))
+            return int(
+                import_module("eaglegate.features.canary.draft_command").main(["canary", *rest])
+            )
         case "draft":
-            return int(import_module("eaglegate.canary.draft_command").main(rest))
+            return int(import_module("eaglegate.features.canary.draft_command").main(rest))
         case "bench" | "replay":
             return int(_lab(f"measure.{command}_command").main(rest))
         case "capture":
-            return int(import_module("eaglegate.capture.command").main(rest))
+            return int(import_module("eaglegate.features.capture.command").main(rest))
         case "drafts" if rest[:1] == ["log"]:
             return int(_lab("improve.ledger_command").main(rest[1:]))
         case "improve":
@@ -96,9 +98,9 @@ def _run(command: str, rest: list[str]) -> int:
         case "drafts":
             return int(_lab("measure.drafts_command").main(rest))
         case "audit":
-            return int(import_module("eaglegate.server.cli.audit").main(rest))
+            return int(import_module("eaglegate.features.audit.command").main(rest))
         case "explain":
-            return int(import_module("eaglegate.server.cli.explain").main(rest))
+            return int(import_module("eaglegate.features.explanations.command").main(rest))
         case "top":
             return int(import_module("eaglegate.server.cli.top.command").main(rest))
         case "key":

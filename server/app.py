@@ -32,6 +32,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from eaglegate.features.audit import routes as audit
+from eaglegate.features.canary import routes as canary
+from eaglegate.features.doctor import routes as doctor
 from eaglegate.server.access.budget import current_charge
 from eaglegate.server.apis.chat.request import ChatRequest
 from eaglegate.server.apis.chat.response import ChatFold, ChatStream
@@ -41,7 +44,7 @@ from eaglegate.server.apis.completions.to_job import CompletionRequest, make_com
 from eaglegate.server.apis.messages.request import CountTokensRequest, MessagesRequest
 from eaglegate.server.apis.messages.response import MessageFold, MessageStream
 from eaglegate.server.apis.messages.to_job import make_counted_conversation, make_messages_job
-from eaglegate.server.apis.operations import admin, audit, canary, doctor, info
+from eaglegate.server.apis.operations import admin, info
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.openapi import complete_openapi, describe_body
 from eaglegate.server.apis.shared.request import NoticeHeader, parse, read_body

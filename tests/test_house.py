@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import LONGEST
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("server", "engine", "text", "observability", "capture", "canary")
+PACKAGES = ("server", "engine", "text", "observability", "features")
 ALL_PACKAGES = (*PACKAGES, "lab/improve", "lab/measure", "lab/prove", "lab/training")
 FOLDERS = ("http", "access", "apis", "generation", "store", "backends", "cli")
 DOCS = ("docs/architecture.md", "CONTRIBUTING.md", "README.md")

@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("server", "engine", "text", "observability", "capture", "canary", "lab")
-KNOWS_ALL = {"server/cli/serve.py", "server/cli/observing.py", "server/app.py"}
+FOLDERS = ("server", "engine", "text", "observability", "features", "lab")
+KNOWS_ALL = {
+    "server/cli/serve.py",
+    "server/cli/feature.py",
+    "server/cli/observing.py",
+    "server/app.py",
+}
 HTTP_CLIENTS = ("engine/remote/", "engine/machine.py", "lab/")
 LIGHT = ("engine/remote/", "text/rendering/", "engine/fleet/", "server/backends/remote")
 """The parts of a gateway in front of workers."""
@@ -20,11 +25,9 @@ VLLM = ("engine/vllm_backend/", "lab/training/", "lab/benchmarks/")
 """Adapters of vLLM, and scripts that run it; keep this short."""
 PROMETHEUS = ("observability/", "lab/benchmarks/")
 MAY_NOT = {
-    "text": ("server", "engine", "observability", "capture", "canary", "fastapi"),
-    "engine": ("server", "observability", "capture", "canary", "fastapi"),
-    "observability": ("server", "canary"),
-    "capture": ("server", "canary"),
-    "canary": ("server", "capture", "fastapi"),
+    "text": ("server", "engine", "observability", "features", "fastapi"),
+    "engine": ("server", "observability", "features", "fastapi"),
+    "observability": ("server",),
     "lab/measure": ("server", "fastapi"),
     "lab/improve": ("server", "fastapi"),
 }

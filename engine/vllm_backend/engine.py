@@ -60,7 +60,7 @@ from eaglegate.engine.vllm_contract import SCHEDULER, WORKER, describe_untested
 if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import StatLoggerFactory
 
-    from eaglegate.engine.speculation.audit.scores import AnswerScores
+    from eaglegate.engine.speculation.scores import AnswerScores
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +253,7 @@ class VllmEngine:
     ) -> AnswerScores:
         """See ``eaglegate.engine.base.ScoresAnswers``."""
         llm, _ = self._require_running()
-        from eaglegate.engine.speculation.audit.scores import PIECE, AnswerScores, split_audit
+        from eaglegate.engine.speculation.scores import PIECE, AnswerScores, split_audit
 
         caches = llm.vllm_config.cache_config.enable_prefix_caching
         parts = []

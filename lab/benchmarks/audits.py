@@ -26,22 +26,22 @@ from typing import Any
 from msgspec.structs import replace
 
 from eaglegate.engine.base import Engine
-from eaglegate.engine.speculation.audit.auditor import AuditedEngine, Auditor
-from eaglegate.engine.speculation.audit.evidence import (
-    AuditOutcome,
-    SequentialTest,
-    judge_margins,
-)
-from eaglegate.engine.speculation.audit.holds import AuditHolds
-from eaglegate.engine.speculation.audit.records import AuditRecord, write_nothing
-from eaglegate.engine.speculation.audit.scores import AnswerScores
 from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.speculation.scores import AnswerScores
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.translate import describe_engine
+from eaglegate.features.audit.auditor import AuditedEngine, Auditor
+from eaglegate.features.audit.evidence import (
+    AuditOutcome,
+    SequentialTest,
+    judge_margins,
+)
+from eaglegate.features.audit.holds import AuditHolds
+from eaglegate.features.audit.records import AuditRecord, write_nothing
 from eaglegate.lab.benchmarks.drive import Outcome, render, run, running, speculation
 from eaglegate.server.generation.job import derive_seed
 from tests.engine.vllm_backend.lora import make_adapter

@@ -16,14 +16,14 @@ import time
 from statistics import median
 
 from eaglegate.engine.base import DraftVersion
-from eaglegate.engine.speculation.doctor.diagnosis import Diagnosis
-from eaglegate.engine.speculation.doctor.doctor import Doctor, DoctoredEngine, Mode
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.translate import describe_engine
+from eaglegate.features.doctor.diagnosis import Diagnosis
+from eaglegate.features.doctor.doctor import Doctor, DoctoredEngine, Mode
 from eaglegate.lab.benchmarks.drive import render, running, speculation
 
 DEPTH = 3

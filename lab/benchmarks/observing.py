@@ -33,14 +33,14 @@ import uvicorn
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
-from eaglegate.capture.capture import RequestCapture
-from eaglegate.capture.files import GATHER_S, CaptureFolder
-from eaglegate.capture.limits import CaptureLimits
-from eaglegate.capture.redaction import Redactor, SaltedHashes, load_salt
 from eaglegate.engine.base import Engine
 from eaglegate.engine.scripted import ScriptedEngine, steps
 from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
+from eaglegate.features.capture.capture import RequestCapture
+from eaglegate.features.capture.files import GATHER_S, CaptureFolder
+from eaglegate.features.capture.limits import CaptureLimits
+from eaglegate.features.capture.redaction import Redactor, SaltedHashes, load_salt
 from eaglegate.observability.engine import InstrumentedEngine
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS

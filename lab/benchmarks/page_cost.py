@@ -26,7 +26,7 @@ from eaglegate.engine.types import (
     SpeculationInfo,
     Step,
 )
-from eaglegate.observability.explain import ExplanationRing
+from eaglegate.features.explanations.ring import ExplanationRing
 from eaglegate.observability.facts import EngineStarted
 from eaglegate.observability.history import SLOT_S, SLOTS
 from eaglegate.observability.labels import TelemetrySettings

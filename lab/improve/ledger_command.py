@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from eaglegate.canary.effects import describe_effect
+from eaglegate.features.canary.effects import describe_effect
 from eaglegate.lab.improve.ledger import Candidate, Ledger
 
 HEAD = ("id", "created", "draft", "parent", "answers", "offline", "live", "verdict")

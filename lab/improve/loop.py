@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from eaglegate.canary.client import CallFailed, GatewayClient
-from eaglegate.capture.record import CaptureError
+from eaglegate.features.canary.client import CallFailed, GatewayClient
+from eaglegate.features.capture.record import CaptureError
 from eaglegate.lab.improve.config import ImproveConfig
 from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger
 from eaglegate.lab.improve.stages import LoopStopped, NotYet, StageFailed, Stages

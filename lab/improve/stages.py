@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eaglegate.canary.client import CallFailed, GatewayClient
-from eaglegate.canary.outcomes import CanaryVerdict
-from eaglegate.capture.record import CaptureError
 from eaglegate.engine.errors import DraftRefused
 from eaglegate.engine.speculation.drafts import find_folder, fingerprint_draft, list_files
+from eaglegate.features.canary.client import CallFailed, GatewayClient
+from eaglegate.features.canary.outcomes import CanaryVerdict
+from eaglegate.features.capture.record import CaptureError
 from eaglegate.lab.improve.config import ImproveConfig
 from eaglegate.lab.improve.gate import CANDIDATE, PARENT, judge_comparison
 from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger, Stage

@@ -18,9 +18,9 @@ from typing import Any
 
 from cryptography.fernet import MultiFernet
 
-from eaglegate.capture.files import list_files, make_cipher, read_keys, read_records
-from eaglegate.capture.files import write_records as write_capture
-from eaglegate.capture.record import CaptureRecord
+from eaglegate.features.capture.files import list_files, make_cipher, read_keys, read_records
+from eaglegate.features.capture.files import write_records as write_capture
+from eaglegate.features.capture.record import CaptureRecord
 from eaglegate.lab.improve.config import ImproveConfig
 
 NEW, OLD, JUDGE = "tune", "keep", "judge"

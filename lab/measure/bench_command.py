@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from eaglegate.capture.record import CaptureError
+from eaglegate.features.capture.record import CaptureError
 from eaglegate.lab.measure.bench import BenchError, BenchPlan, LoadPoint, name_settings, run
 from eaglegate.lab.measure.bench_report import make_report
 from eaglegate.lab.measure.datasets import DataError, list_own_sets, load_sessions

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from eaglegate.capture.record import CapturedStep
+from eaglegate.features.capture.record import CapturedStep
 from eaglegate.lab.measure.statistics import (
     Estimate,
     Finding,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eaglegate.capture.record import CapturedChoice, CaptureRecord
 from eaglegate.engine.speculation.drafts import fingerprint_draft
 from eaglegate.engine.speculation.inspection import SpeculationReport
+from eaglegate.features.capture.record import CapturedChoice, CaptureRecord
 from eaglegate.lab.measure.drafts import (
     AnswerFacts,
     DraftReplay,

@@ -21,10 +21,10 @@ from typing import Any
 
 import httpx
 
-from eaglegate.capture.files import add_key_file_argument, load_cipher, read_records
-from eaglegate.capture.record import CaptureError
 from eaglegate.engine.speculation.drafts import fingerprint_draft
 from eaglegate.engine.speculation.inspection import inspect_draft
+from eaglegate.features.capture.files import add_key_file_argument, load_cipher, read_records
+from eaglegate.features.capture.record import CaptureError
 from eaglegate.lab.measure.drafts import (
     CostTable,
     DraftReplay,

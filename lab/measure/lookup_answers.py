@@ -11,8 +11,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from eaglegate.capture.record import CapturedChoice, CapturedStep, CaptureRecord
-from eaglegate.capture.redaction import is_text_part
+from eaglegate.features.capture.record import CapturedChoice, CapturedStep, CaptureRecord
+from eaglegate.features.capture.redaction import is_text_part
 from eaglegate.lab.measure.lookup_index import Proposal, propose
 
 TEXT, TWIN = "text", "twin"

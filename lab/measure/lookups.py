@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eaglegate.capture.record import CapturedStep
+from eaglegate.features.capture.record import CapturedStep
 from eaglegate.lab.measure.drafts import ALL, CostTable
 from eaglegate.lab.measure.lookup_answers import TEXT, TWIN, LookupAnswer
 from eaglegate.lab.measure.lookup_index import Bucket, Proposal

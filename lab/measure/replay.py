@@ -20,8 +20,8 @@ from typing import Any
 import orjson
 from tqdm import tqdm
 
-from eaglegate.capture.files import list_files, read_lines, read_records
-from eaglegate.capture.record import BLOCK, OURS, TRACE_BLOCK, CaptureError, CaptureRecord
+from eaglegate.features.capture.files import list_files, read_lines, read_records
+from eaglegate.features.capture.record import BLOCK, OURS, TRACE_BLOCK, CaptureError, CaptureRecord
 from eaglegate.lab.measure.bench import BenchError, strip_private
 from eaglegate.lab.measure.datasets import COMPLETIONS, FIRST_TOKEN, TOKEN_RANGE, Session, Turn
 from eaglegate.lab.measure.load import LoadClient, Target

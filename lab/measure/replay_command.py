@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from eaglegate.capture.files import add_key_file_argument, load_cipher, read_records
-from eaglegate.capture.record import CaptureError
+from eaglegate.features.capture.files import add_key_file_argument, load_cipher, read_records
+from eaglegate.features.capture.record import CaptureError
 from eaglegate.lab.measure.bench import BenchError, name_settings
 from eaglegate.lab.measure.bench_command import (
     add_request_arguments,

@@ -3,7 +3,9 @@
 No call site is needed, because ``eaglegate.observability.telemetry`` reports to every group.
 """
 
-from eaglegate.observability.metrics import audit, doctor, engine, requests, sharing, speculation
+from eaglegate.features.audit import metrics as audit
+from eaglegate.features.doctor import metrics as doctor
+from eaglegate.observability.metrics import engine, requests, sharing, speculation
 
 GROUPS = (
     requests.GROUPS

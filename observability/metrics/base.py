@@ -25,9 +25,9 @@ from eaglegate.observability.sequence import MonotonicClock
 from eaglegate.observability.windows import SliceWindows
 
 if TYPE_CHECKING:
-    from eaglegate.capture.files import CaptureCounts
-    from eaglegate.engine.speculation.audit.records import AuditRecord
-    from eaglegate.engine.speculation.doctor.diagnosis import Diagnosis
+    from eaglegate.features.audit.records import AuditRecord
+    from eaglegate.features.capture.files import CaptureCounts
+    from eaglegate.features.doctor.diagnosis import Diagnosis
 
 M = TypeVar("M", Counter, Gauge)
 Samples = Iterable[tuple[Sequence[str], float]]

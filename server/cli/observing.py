@@ -11,20 +11,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from eaglegate.capture.limits import FULL, HASHES, MODES, CaptureLimits
 from eaglegate.engine.base import ResilientEngine, ScoresAnswers
+from eaglegate.features.capture.limits import FULL, HASHES, MODES, CaptureLimits
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import Heading, make_part, read_into, setting, setting_of
 from eaglegate.server.settings import Settings
 
 if TYPE_CHECKING:
-    from eaglegate.capture.capture import RequestCapture
-    from eaglegate.capture.redaction import Redactor
-    from eaglegate.engine.speculation.audit.auditor import Auditor
-    from eaglegate.engine.speculation.audit.records import EvidenceWriter
-    from eaglegate.engine.speculation.doctor.cures import Reload
-    from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode
     from eaglegate.engine.speculation.swap import DraftManager
+    from eaglegate.features.audit.auditor import Auditor
+    from eaglegate.features.audit.records import EvidenceWriter
+    from eaglegate.features.capture.capture import RequestCapture
+    from eaglegate.features.capture.redaction import Redactor
+    from eaglegate.features.doctor.cures import Reload
+    from eaglegate.features.doctor.doctor import Doctor, Mode
 
 SMALLEST_BYTES = 1 << 20
 DOCTOR_OFF = "off"
@@ -81,7 +81,7 @@ class CaptureSettings:
 
     def make_redactor(self) -> Redactor:
         """Create the redactor. Raises ConfigError."""
-        from eaglegate.capture.redaction import Redactor
+        from eaglegate.features.capture.redaction import Redactor
 
         try:
             return Redactor.of(self.capture_redact, self.capture_drop)
@@ -97,9 +97,9 @@ def open_capture(
     if settings.capture is None:
         return None
     # Imported only by gateways that capture.
-    from eaglegate.capture.capture import RequestCapture
-    from eaglegate.capture.files import CaptureFolder, is_open_to_others, make_cipher
-    from eaglegate.capture.redaction import SaltedHashes, load_salt
+    from eaglegate.features.capture.capture import RequestCapture
+    from eaglegate.features.capture.files import CaptureFolder, is_open_to_others, make_cipher
+    from eaglegate.features.capture.redaction import SaltedHashes, load_salt
     from eaglegate.server.apis.responses.encryption import read_keys
 
     anonymous = settings.capture_mode == HASHES
@@ -161,8 +161,8 @@ def open_audit(
     if not isinstance(engine, ScoresAnswers):
         raise ConfigError("--audit-share needs the engine in this process; workers have no audits")
     # Imported only by gateways that audit.
-    from eaglegate.engine.speculation.audit.files import EvidenceFolder
-    from eaglegate.engine.speculation.audit.records import write_nothing
+    from eaglegate.features.audit.files import EvidenceFolder
+    from eaglegate.features.audit.records import write_nothing
 
     write: EvidenceWriter = write_nothing
     if settings.audit_evidence is not None:
@@ -207,8 +207,8 @@ def open_doctor(
     if not is_doctor_on(namespace):
         return None
     # Imported only by gateways with a doctor.
-    from eaglegate.engine.speculation.doctor.cures import Remedies
-    from eaglegate.engine.speculation.doctor.doctor import Mode
+    from eaglegate.features.doctor.cures import Remedies
+    from eaglegate.features.doctor.doctor import Mode
 
     if not isinstance(engine, Remedies):
         raise ConfigError("--doctor needs the engine in this process; workers have none")

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 from starlette.types import ASGIApp
 
-from eaglegate.canary.changes import CanaryChanges
-from eaglegate.canary.promoted import PromotedRules
-from eaglegate.canary.runner import CanaryRunner
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.machine import find_gpu_monitors
 from eaglegate.engine.speculation.policy import (
@@ -27,8 +24,11 @@ from eaglegate.engine.speculation.policy import (
 from eaglegate.engine.supervision.policy import SupervisionTimeouts
 from eaglegate.engine.supervisor import SupervisedEngine
 from eaglegate.engine.types import WORKLOADS, EngineInfo
+from eaglegate.features.canary.changes import CanaryChanges
+from eaglegate.features.canary.promoted import PromotedRules
+from eaglegate.features.canary.runner import CanaryRunner
+from eaglegate.features.explanations.ring import ExplanationRing
 from eaglegate.observability.engine import InstrumentedEngine, SupervisionObserver
-from eaglegate.observability.explain import ExplanationRing
 from eaglegate.observability.facts import GatewayStarted, ParserChosen
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
@@ -104,13 +104,13 @@ from eaglegate.server.store.database import StoreError, default_url, sqlite_dire
 from eaglegate.server.store.sql import SqlResponseStore
 
 if TYPE_CHECKING:
-    from eaglegate.capture.capture import RequestCapture
     from eaglegate.engine.base import Engine
     from eaglegate.engine.fleet.types import WorkerStatus
-    from eaglegate.engine.speculation.audit.auditor import Auditor
-    from eaglegate.engine.speculation.audit.records import EvidenceWriter
-    from eaglegate.engine.speculation.doctor.cures import Reload
-    from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode
+    from eaglegate.features.audit.auditor import Auditor
+    from eaglegate.features.audit.records import EvidenceWriter
+    from eaglegate.features.capture.capture import RequestCapture
+    from eaglegate.features.doctor.cures import Reload
+    from eaglegate.features.doctor.doctor import Doctor, Mode
 
 
 class ServeCommand:
@@ -179,8 +179,8 @@ class ServeCommand:
         )
 
     def _make_auditor(self, share: float, write: EvidenceWriter) -> Auditor:
-        from eaglegate.engine.speculation.audit.auditor import Auditor
-        from eaglegate.engine.speculation.audit.holds import AuditHolds
+        from eaglegate.features.audit.auditor import Auditor
+        from eaglegate.features.audit.holds import AuditHolds
 
         decode = self._backend.renderer.decode
         return Auditor(
@@ -194,7 +194,7 @@ class ServeCommand:
         )
 
     def _make_doctor(self, mode: Mode, reload: Reload | None) -> Doctor:
-        from eaglegate.engine.speculation.doctor.doctor import Doctor
+        from eaglegate.features.doctor.doctor import Doctor
 
         return Doctor(mode, self._telemetry, self._has_room, reload)
 

@@ -32,7 +32,7 @@ from eaglegate.server.errors import (
 from eaglegate.server.http.middleware import CLOSED_WRITER, BodyWriter, WhileConnected, find_writer
 
 if TYPE_CHECKING:
-    from eaglegate.server.http.cadence import PacedSink
+    from eaglegate.features.pacing.cadence import PacedSink
 
 logger = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class StreamedResponse(DisconnectAwareResponse):
     def _open_output(self, stream: EventStream) -> _EncodingSink | PacedSink:
         if not self._timing.cadence_ms:
             return _EncodingSink(stream, self._encoder)
-        from eaglegate.server.http.cadence import PacedSink
+        from eaglegate.features.pacing.cadence import PacedSink
 
         timing, encode = self._timing, self._encoder.encode
         return PacedSink(stream, encode, timing.cadence_ms / 1000, timing.hurry)
@@ -230,7 +230,7 @@ class ReplayedResponse(DisconnectAwareResponse):
         stream = EventStream(send, self._writer, self._timing)
         paced = None
         if interval_ms := self._timing.cadence_ms:
-            from eaglegate.server.http.cadence import PacedStream
+            from eaglegate.features.pacing.cadence import PacedStream
 
             paced = PacedStream(stream, interval_ms / 1000, hurry=self._timing.hurry)
         try:

@@ -16,16 +16,16 @@ from msgspec import structs
 
 from eaglegate.engine.base import DraftVersion, never_pause
 from eaglegate.engine.scripted import ScriptedEngine, steps
-from eaglegate.engine.speculation.audit.auditor import Auditor
-from eaglegate.engine.speculation.audit.holds import AuditHolds
-from eaglegate.engine.speculation.audit.records import write_nothing
-from eaglegate.engine.speculation.audit.scores import AnswerScores
-from eaglegate.engine.speculation.doctor.doctor import Doctor, Mode
 from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.speculation.scores import AnswerScores
 from eaglegate.engine.types import EngineRequest, Step
+from eaglegate.features.audit.auditor import Auditor
+from eaglegate.features.audit.holds import AuditHolds
+from eaglegate.features.audit.records import write_nothing
+from eaglegate.features.doctor.doctor import Doctor, Mode
 from eaglegate.text.events import FinishReason
-from tests.engine.speculation.test_auditor import Notes as AuditNotes
-from tests.engine.speculation.test_grammar_judge import BEHIND_ANOTHER, DOUBLING, PLACES
+from tests.features.audit.test_auditor import Notes as AuditNotes
+from tests.features.audit.test_grammar_judge import BEHIND_ANOTHER, DOUBLING, PLACES
 from tests.server.conftest import EOS, Lab
 
 HEALTH_S = 5.0

@@ -13,8 +13,8 @@ LIBRARIES = {
 }  # fmt: skip
 """Packages that read schemas, patterns, grammars and templates."""
 READERS = {
-    "capture/patterns.py": "an operator's patterns, matched by RE2 in linear time, on a thread",
-    "engine/speculation/audit/tags.py": "child process",
+    "features/capture/patterns.py": "an operator's patterns, in linear time by RE2, on a thread",
+    "features/audit/tags.py": "child process",
     "engine/vllm_backend/grammar_trial.py": "child process",
     "server/apis/shared/constraints.py": "on the request's path: meta-schemas, within check_bounds",
     "text/grammars/enforcement.py": "on the request's path: listed values, linear patterns",
@@ -24,7 +24,7 @@ READERS = {
     "text/rendering/template_cost.py": "on the request's path: one pass over a parsed template",
 }
 CHILDREN = {
-    "engine/speculation/audit/grammars.py": "engine/speculation/audit/tags.py",
+    "features/audit/grammars.py": "features/audit/tags.py",
     "engine/vllm_backend/grammar_trial.py": "",
     "text/rendering/sandbox.py": "",
 }

@@ -101,7 +101,7 @@ def test_the_image_of_gateways_has_no_engine():
 def test_only_the_package_goes_into_the_build():
     rules = (ROOT / ".dockerignore").read_text().split("\n")
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
-    packages = {"src", "canary", "capture", "engine", "lab", "observability", "server", "text"}
+    packages = {"src", "engine", "features", "lab", "observability", "server", "text"}
     assert "*" in rules
     assert allowed == packages | {
         "LICENSE", "README.md", "pyproject.toml", "requirements/*.lock",

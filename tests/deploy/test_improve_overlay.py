@@ -6,8 +6,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from eaglegate.features.canary.routes import CanaryModel
 from eaglegate.lab.improve.config import read_config
-from eaglegate.server.apis.operations.canary import CanaryModel
 from tests.deploy.overlays import (
     VERSIONS,
     container,

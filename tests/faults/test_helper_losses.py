@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 
-from eaglegate.capture.files import CaptureWriter
+from eaglegate.features.capture.files import CaptureWriter
 from eaglegate.text.rendering import sandbox
 from eaglegate.text.rendering.encoding import NO_LIMITS
 from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer

@@ -133,7 +133,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/speculation/test_probes.py",
         "tests/engine/speculation/test_planner.py",
     ),
-    "engine/speculation/audit/files.py": ("tests/engine/speculation/test_auditor.py",),
+    "features/audit/files.py": ("tests/features/audit/test_auditor.py",),
     "engine/remote/connection.py": (
         "tests/engine/remote/test_connection.py",
         "tests/engine/remote/test_bad_workers.py",
@@ -158,30 +158,30 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/supervision/test_restarts.py",
         "tests/engine/fleet/test_fleet.py",
     ),
-    "capture/capture.py": (
-        "tests/server/test_capture.py",
-        "tests/capture/test_redaction.py",
+    "features/capture/capture.py": (
+        "tests/features/capture/test_served.py",
+        "tests/features/capture/test_redaction.py",
     ),
-    "capture/command.py": ("tests/capture/test_command.py",),
-    "capture/files.py": (
-        "tests/capture/test_writer.py",
-        "tests/capture/test_record.py",
-        "tests/capture/test_command.py",
+    "features/capture/command.py": ("tests/features/capture/test_command.py",),
+    "features/capture/files.py": (
+        "tests/features/capture/test_writer.py",
+        "tests/features/capture/test_record.py",
+        "tests/features/capture/test_command.py",
     ),
-    "capture/record.py": (
-        "tests/capture/test_record.py",
-        "tests/capture/test_command.py",
-        "tests/server/test_capture.py",
+    "features/capture/record.py": (
+        "tests/features/capture/test_record.py",
+        "tests/features/capture/test_command.py",
+        "tests/features/capture/test_served.py",
     ),
-    "capture/patterns.py": (
-        "tests/capture/test_patterns.py",
-        "tests/capture/test_redaction.py",
+    "features/capture/patterns.py": (
+        "tests/features/capture/test_patterns.py",
+        "tests/features/capture/test_redaction.py",
     ),
-    "capture/redaction.py": (
-        "tests/capture/test_redaction.py",
-        "tests/capture/test_patterns.py",
-        "tests/server/test_capture.py",
+    "features/capture/redaction.py": (
+        "tests/features/capture/test_redaction.py",
+        "tests/features/capture/test_patterns.py",
+        "tests/features/capture/test_served.py",
     ),
-    "canary/keyed_test.py": ("tests/canary/test_canary.py",),
-    "canary/sequential.py": ("tests/canary/test_sequential.py",),
+    "features/canary/keyed_test.py": ("tests/features/canary/test_canary.py",),
+    "features/canary/sequential.py": ("tests/features/canary/test_sequential.py",),
 }

@@ -36,7 +36,7 @@ from eaglegate.engine.types import (
     Step,
     UndraftedReason,
 )
-from eaglegate.observability.explain import ExplanationRing
+from eaglegate.features.explanations.ring import ExplanationRing
 from eaglegate.observability.facts import EngineStarted
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS

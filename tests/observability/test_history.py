@@ -17,8 +17,8 @@ from eaglegate.engine.types import (
     SpeculationInfo,
     Step,
 )
+from eaglegate.features.explanations.ring import ExplanationRing
 from eaglegate.observability import history
-from eaglegate.observability.explain import ExplanationRing
 from eaglegate.observability.facts import DraftSwapped, EngineLost, EngineStarted
 from eaglegate.observability.history import MOST_SLICES, SLOT_S, SLOTS, round_batch
 from eaglegate.observability.labels import TelemetrySettings

@@ -9,15 +9,15 @@ from typing import ClassVar
 
 import pytest
 
-from eaglegate.canary import draft_command as command
-from eaglegate.canary.changes import CanaryChanges
-from eaglegate.canary.promoted import PromotedRules
-from eaglegate.canary.runner import CanaryRunner
 from eaglegate.engine.base import AppliedDepth
 from eaglegate.engine.errors import EngineDead, EngineFailed
+from eaglegate.features.canary import draft_command as command
+from eaglegate.features.canary.changes import CanaryChanges
+from eaglegate.features.canary.promoted import PromotedRules
+from eaglegate.features.canary.runner import CanaryRunner
 from eaglegate.server.apis.shared.gateway import Controls
-from tests.canary.test_canary import SimulatedTraffic
 from tests.engine.speculation.test_drafts import DEMO, copy_draft, make_manager
+from tests.features.canary.test_canary import SimulatedTraffic
 
 
 @pytest.fixture

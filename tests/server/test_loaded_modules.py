@@ -8,10 +8,11 @@ from pathlib import Path
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 OFF = (
-    "canary.arms", "canary.canary", "canary.drafts", "canary.rules", "canary.sequential",
-    "canary.workers", "capture.capture", "capture.audits", "capture.redaction",
-    "engine.speculation.audit", "engine.speculation.doctor", "lab", "server.http.cadence",
-    "text.grammars", "text.parsing.tags",
+    "features.audit.auditor", "features.audit.judge", "features.canary.arms",
+    "features.canary.canary", "features.canary.drafts", "features.canary.rules",
+    "features.canary.sequential", "features.canary.workers", "features.capture.audits",
+    "features.capture.capture", "features.capture.redaction", "features.doctor.doctor",
+    "features.pacing.cadence", "lab", "text.grammars", "text.parsing.tags",
 )  # fmt: skip
 """Modules of features that no flag has switched on."""
 OTHER_DRAFTS = ("block_drafts", "block_rules", "medusa_rules", "speculators_rules", "torch_archive")
@@ -54,4 +55,4 @@ def test_a_gateway_loads_nothing_that_is_off() -> None:
 
 
 def test_a_feature_that_is_on_is_loaded(tmp_path: Path) -> None:
-    assert "capture.capture" in list_loaded("--capture", str(tmp_path / "captured"))
+    assert "features.capture.capture" in list_loaded("--capture", str(tmp_path / "captured"))

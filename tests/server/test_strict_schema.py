@@ -11,8 +11,8 @@ import xgrammar
 from openai.lib._pydantic import to_strict_json_schema
 from xgrammar.testing import _is_grammar_accept_string
 
-from eaglegate.engine.speculation.audit.grammars import find_breach
 from eaglegate.engine.types import Constraint
+from eaglegate.features.audit.grammars import find_breach
 from eaglegate.server.apis.shared.strict_schema import check_strict
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.text.grammars.enforcement import FORMATS

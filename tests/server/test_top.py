@@ -8,9 +8,9 @@ import sys
 import pytest
 from textual.widgets import DataTable, Static
 
-from eaglegate.canary.client import CallFailed
 from eaglegate.engine.types import DecodeStep, Step
-from eaglegate.observability.explain import explain
+from eaglegate.features.canary.client import CallFailed
+from eaglegate.features.explanations.ring import explain
 from eaglegate.observability.facts import EngineChecked
 from eaglegate.observability.middleware import HttpExchange
 from eaglegate.observability.pages import render_metrics, summarize_speculation
@@ -18,7 +18,7 @@ from eaglegate.server.__main__ import main
 from eaglegate.server.cli.top import command, panels
 from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading, MetricsPage
 from eaglegate.server.cli.top.screen import ExplanationScreen, TopApp
-from tests.observability.test_explain import SECRET, Traffic
+from tests.features.explanations.test_explain import SECRET, Traffic
 
 GOOD_STEP = Step((1, 2, 3), (DecodeStep(3, 2, 3),))
 REJECTED = Step((1,), (DecodeStep(3, 0, 1),))

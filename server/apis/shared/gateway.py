@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from eaglegate.canary.runner import CanaryRunner
 from eaglegate.engine.base import AppliedDepth, SupportsPlanning
 from eaglegate.engine.events import NullObserver, Observer
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss
+from eaglegate.features.canary.runner import CanaryRunner
 from eaglegate.server.access.budget import RequestBudget
 from eaglegate.server.access.caller import current_caller
 from eaglegate.server.access.keys import KeyRing
@@ -27,8 +27,8 @@ from eaglegate.server.settings import Settings
 from eaglegate.server.store.sql import SqlResponseStore
 
 if TYPE_CHECKING:
-    from eaglegate.engine.speculation.audit.auditor import Auditor
-    from eaglegate.engine.speculation.doctor.doctor import Doctor
+    from eaglegate.features.audit.auditor import Auditor
+    from eaglegate.features.doctor.doctor import Doctor
 
 SENT_POLL_S = 0.05
 """Seconds between two checks for answers that are still being sent."""

@@ -17,8 +17,8 @@ from textual.containers import Container, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Sparkline, Static
 
-from eaglegate.canary.client import CallFailed
-from eaglegate.server.cli.explain import format_explanation
+from eaglegate.features.canary.client import CallFailed
+from eaglegate.features.explanations.command import format_explanation
 from eaglegate.server.cli.harmless import make_harmless, make_line_harmless
 from eaglegate.server.cli.top.command import explain_failure
 from eaglegate.server.cli.top.panels import (

@@ -11,11 +11,11 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from eaglegate.engine.errors import EngineError
-from eaglegate.engine.speculation.audit.evidence import AuditOutcome, judge_margins
 from eaglegate.engine.speculation.rounding import find_tie
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.features.audit.evidence import AuditOutcome, judge_margins
 from eaglegate.lab.benchmarks.drive import at, greedy, run, run_all, speculation
 from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, running
 from tests.engine.vllm_backend.lora import make_adapter

@@ -13,17 +13,17 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from eaglegate.engine.errors import EngineFailed
-from eaglegate.engine.speculation.audit.evidence import (
+from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.speculation.scores import AnswerScores
+from eaglegate.engine.types import Constraint, EngineRequest, Sampling
+from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.features.audit.evidence import (
     AuditOutcome,
     SequentialTest,
     judge_margins,
 )
-from eaglegate.engine.speculation.audit.grammars import find_breach
-from eaglegate.engine.speculation.audit.scores import AnswerScores
-from eaglegate.engine.speculation.rounding import find_tie
-from eaglegate.engine.types import Constraint, EngineRequest, Sampling
-from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.features.audit.grammars import find_breach
 from eaglegate.lab.benchmarks.drive import run as run_request
 from eaglegate.lab.benchmarks.drive import speculation
 from eaglegate.text.events import FinishReason

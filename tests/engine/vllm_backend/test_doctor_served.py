@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from eaglegate.engine.speculation.doctor.suspicion import LEARN
+from eaglegate.features.doctor.suspicion import LEARN
 from tests.conftest import ADMIN, RunningGateway, serving
 from tests.engine.draft_copies import EAGLE31, change_weights
 from tests.engine.vllm_backend.conftest import SECOND_RUNNER

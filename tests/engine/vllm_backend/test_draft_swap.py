@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.canary.arms import ArmsNow, ArmSums, Collapsed, CollapseLimits
-from eaglegate.canary.drafts import DraftChange
 from eaglegate.engine.errors import DraftRefused, EngineFailed
 from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
 from eaglegate.engine.speculation.swap import DraftManager
@@ -17,6 +15,8 @@ from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import Arm
 from eaglegate.engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
 from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.features.canary.arms import ArmsNow, ArmSums, Collapsed, CollapseLimits
+from eaglegate.features.canary.drafts import DraftChange
 from eaglegate.lab.benchmarks.drive import Outcome, greedy, run_all, speculation
 from tests.engine.draft_copies import EAGLE3, EAGLE31, change_weights, make_noise, perturb
 from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, running

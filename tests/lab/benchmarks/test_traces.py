@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from eaglegate.engine.scripted import Pause, steps
+from eaglegate.features.pacing.cadence import BLOCK
 from eaglegate.lab.benchmarks.client import write_post
 from eaglegate.lab.benchmarks.traces import Trace, area_under_curve, attack, record
-from eaglegate.server.http.cadence import BLOCK
 from eaglegate.server.http.response import StreamTiming
 from tests.server.conftest import Lab, on_a_port
 

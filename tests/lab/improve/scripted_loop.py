@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from eaglegate.canary.client import GatewayClient
+from eaglegate.features.canary.client import GatewayClient
 from eaglegate.lab.improve.config import ImproveConfig, read_config
 from eaglegate.lab.improve.ledger import Ledger
 from eaglegate.lab.improve.loop import ImproveLoop, Switch, lock_state

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from eaglegate.canary.client import GatewayClient
-from eaglegate.capture.files import read_records, write_records
-from eaglegate.capture.record import CapturedChoice, CapturedPrompt, CaptureRecord
+from eaglegate.features.canary.client import GatewayClient
+from eaglegate.features.capture.files import read_records, write_records
+from eaglegate.features.capture.record import CapturedChoice, CapturedPrompt, CaptureRecord
 from eaglegate.lab.improve.command import main
 from eaglegate.lab.improve.config import ConfigInvalid, read_config
 from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger, Stage

@@ -13,11 +13,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from eaglegate.capture.files import read_records, write_records
-from eaglegate.capture.record import CapturedChoice, CapturedPrompt, CapturedStep, CaptureRecord
 from eaglegate.engine.speculation.drafts import fingerprint_draft
 from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
 from eaglegate.engine.types import DecodeStep
+from eaglegate.features.capture.files import read_records, write_records
+from eaglegate.features.capture.record import (
+    CapturedChoice,
+    CapturedPrompt,
+    CapturedStep,
+    CaptureRecord,
+)
 from eaglegate.lab.measure import drafts_command
 from eaglegate.lab.measure.drafts import (
     ALL,

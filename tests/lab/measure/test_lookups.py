@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from eaglegate.capture.files import write_records
-from eaglegate.capture.record import CapturedChoice, CapturedPrompt, CapturedStep, CaptureRecord
+from eaglegate.features.capture.files import write_records
+from eaglegate.features.capture.record import (
+    CapturedChoice,
+    CapturedPrompt,
+    CapturedStep,
+    CaptureRecord,
+)
 from eaglegate.lab.measure import drafts_command
 from eaglegate.lab.measure.drafts import ALL, CostTable
 from eaglegate.lab.measure.lookup_answers import TEXT, LookupAnswer, Twins, read_lookups

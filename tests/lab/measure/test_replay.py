@@ -11,8 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from eaglegate.capture.files import write_records
-from eaglegate.capture.record import CapturedChoice, CapturedPrompt, CapturedStep, CaptureRecord
+from eaglegate.features.capture.files import write_records
+from eaglegate.features.capture.record import (
+    CapturedChoice,
+    CapturedPrompt,
+    CapturedStep,
+    CaptureRecord,
+)
 from eaglegate.lab.measure.bench_command import main as bench
 from eaglegate.lab.measure.datasets import Turn
 from eaglegate.lab.measure.near_ties import FAULT, TIED, UNKNOWN, compare_logprobs

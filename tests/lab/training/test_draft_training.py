@@ -13,10 +13,10 @@ from cryptography.fernet import Fernet
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from eaglegate.capture.files import make_cipher, read_keys, read_records, write_records
-from eaglegate.capture.record import CapturedChoice, CapturedPrompt, CaptureRecord
 from eaglegate.engine.speculation.drafts import DraftPlan
 from eaglegate.engine.speculation.inspection import inspect_draft
+from eaglegate.features.capture.files import make_cipher, read_keys, read_records, write_records
+from eaglegate.features.capture.record import CapturedChoice, CapturedPrompt, CaptureRecord
 from eaglegate.lab.training import draft_training
 from eaglegate.lab.training.alignment import measure_misalignment, place_own_tokens
 from eaglegate.lab.training.batches import Corpus, batches

@@ -1,0 +1,489 @@
+"""Audits of a share of the finished answers, scored again without the draft.
+
+``AuditedEngine`` keeps the tokens of the selected answers until their audit. ``Auditor.run`` scores
+them one at a time, when the engine is idle or has room, for at most ``BUDGET`` of its time. An
+answer that finds no room is dropped and counted. No prompt or answer is logged.
+
+A violation takes speculation from the key's requests of that workload, and violations of several
+keys take it from the workload (``holds.py``). A change of the draft gives it back until the
+violated draft serves again, as in every second slot of a canary. An operator gives it back for
+good.
+
+Constrained answers are judged in another process (``judge.py``), which takes no time of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
+
+from msgspec import structs
+
+from eaglegate.engine.base import DraftSwap, DraftVersion, Engine, ScoresAnswers, never_pause
+from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
+from eaglegate.engine.speculation.policy import draw_position
+from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.speculation.scores import ScoringRules
+from eaglegate.engine.speculation.time_budget import TimeBudget
+from eaglegate.engine.steps import Generate, read_steps
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step, StepSink
+from eaglegate.features.audit.evidence import (
+    AuditOutcome,
+    SequentialTest,
+    judge_margins,
+)
+from eaglegate.features.audit.files import unpack
+from eaglegate.features.audit.holds import AuditHold, AuditHolds, name_hold
+from eaglegate.features.audit.judge import GrammarJudge
+from eaglegate.features.audit.records import (
+    AuditObserver,
+    AuditRecord,
+    EvidenceWriter,
+    FinishedAnswer,
+)
+from eaglegate.text.events import FinishReason
+
+log = logging.getLogger(__name__)
+
+BUDGET = 0.01
+"""Share of the engine's time that audits may take."""
+SAVED_S = 10.0
+"""Most seconds of the budget that are saved for use while the engine is idle."""
+SAVED_BUSY_S = 0.5
+"""Most seconds of the budget that are saved for use while requests run. Audits then slow them by at
+most ``BUDGET``."""
+PATIENCE_S = 30.0
+"""Seconds after which an answer, or a piece of its audit, is dropped if it finds no room."""
+IDLE_S = 5.0
+"""Seconds that a piece of an audit waits for an idle engine before it runs together with
+requests."""
+POLL_S = 0.05
+QUEUE = 32
+"""Most answers that wait for their audit."""
+MOST_TOKENS = 32_768
+"""Most tokens, prompt included, of an audited answer."""
+RECENT = 50
+"""Number of audits that operators see."""
+DEATHS = 2
+"""Losses of the engine during audits after which audits stop."""
+SALT = "audit"
+MIXED = "-"
+"""Stands for the draft of an answer during which the draft was exchanged."""
+
+
+class NoRoom(Exception):
+    """A piece of an audit found no room in the engine in time."""
+
+
+class Auditor:
+    """Auditor of one gateway. ``has_room`` tells if the engine could take an audit now."""
+
+    def __init__(
+        self,
+        share: float,
+        holds: AuditHolds,
+        observer: AuditObserver,
+        decode: Callable[[Sequence[int]], str],
+        has_room: Callable[[], bool],
+        write: EvidenceWriter,
+        clock: Callable[[], float] = time.monotonic,
+        is_idle: Callable[[], bool] | None = None,
+    ) -> None:
+        """Set up without an engine. ``is_idle`` tells if no request runs; None does not wait for
+        that."""
+        self.share = share
+        self.holds = holds
+        self.draft = ""
+        self._observer, self._decode = observer, decode
+        self._has_room, self._write, self.clock = has_room, write, clock
+        self._is_idle = is_idle or has_room
+        self._engine: ScoresAnswers | None = None
+        self._generate: Generate | None = None
+        self._dtype = ""
+        self._waiting: deque[FinishedAnswer] = deque()
+        self._arrived = asyncio.Event()
+        self._judge = GrammarJudge()
+        self._tests: dict[tuple[str, str, str], SequentialTest] = {}
+        """By draft, workload and key."""
+        self._recent: deque[AuditRecord] = deque(maxlen=RECENT)
+        self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S / 10)
+        self._busy_budget = TimeBudget(BUDGET, SAVED_BUSY_S, clock, 0.0)
+        self._took_s = 0.0
+        """Seconds of the engine's time that the current audit has taken."""
+        self._working_since: float | None = None
+        self._deaths = 0
+
+    def attach(
+        self,
+        engine: object,
+        generate: Generate,
+        info: EngineInfo,
+    ) -> None:
+        """Audit with ``engine``, whose model has the data type in ``info``. ``generate`` makes the
+        answers of replays.
+
+        An engine whose settings may change text on purpose is not audited.
+        """
+        if info.speculation.lossy:
+            log.warning("answers are not audited: %s", " ".join(info.speculation.lossy))
+        elif isinstance(engine, ScoresAnswers):
+            self._engine, self._dtype = engine, info.details.get("dtype", "")
+            self._generate = generate
+
+    def watch(self, engine: Engine, may_keep: Callable[[], bool]) -> Engine:
+        """``engine``, with the tokens of selected answers kept for their audit."""
+        return AuditedEngine(engine, self, may_keep)
+
+    def selects(self, request: EngineRequest) -> bool:
+        return draw_position(SALT, request.id) < self.share
+
+    def submit(self, answer: FinishedAnswer) -> None:
+        """Queue an answer for its audit. If it cannot be audited, count the drop."""
+        if self._engine is None or not answer.token_ids:
+            return
+        if answer.request.sampling.thinking_token_budget is not None:
+            self._drop("rules")
+        elif len(answer.request.prompt) + len(answer.token_ids) > MOST_TOKENS:
+            self._drop("length")
+        elif len(self._waiting) >= QUEUE:
+            self._drop("queue")
+        else:
+            self._waiting.append(answer)
+            self._arrived.set()
+
+    def change_draft(self, version: DraftVersion, _: DraftSwap | None = None) -> None:
+        """Release the workloads of the previous draft, and hold those that this draft has lost."""
+        if version.fingerprint == self.draft:
+            return
+        before, self.draft = {*self.holds}, version.fingerprint
+        again = self.holds.change_draft(self.draft)
+        if released := before.difference(again):
+            log.warning(
+                "speculation is on again for %s: the draft changed", ", ".join(sorted(released))
+            )
+        if again:
+            log.warning("speculation is off for %s: this draft has lost it", ", ".join(again))
+        self._tests = {key: test for key, test in self._tests.items() if self.holds.knows(key[0])}
+
+    def release(self, workload: str) -> bool:
+        """Release a workload on behalf of an operator; return False if it was not held."""
+        self._tests = {key: test for key, test in self._tests.items() if key[1] != workload}
+        return self.holds.release(workload)
+
+    async def replay(self, content: Any) -> dict[str, Any]:
+        """Score the answer of a violation's file, and new answers generated with and without
+        drafts.
+
+        Raises ValueError for another file, and EngineError.
+        """
+        request, answer, depth = unpack(content)
+        if self._engine is None or self._generate is None:
+            raise EngineFailed("The engine audits nothing.")
+        out = {"stored": await self._describe_scores(request, answer)}
+        for name, wanted in (("with drafts", depth), ("without drafts", 0)):
+            again = structs.replace(request, id=f"replay-{uuid.uuid4().hex}", depth=wanted)
+            tokens: list[int] = []
+            async with aclosing(read_steps(self._generate, again)) as steps:
+                async for step in steps:
+                    tokens += step.token_ids
+            out[name] = await self._describe_scores(request, tokens)
+        return out
+
+    async def _describe_scores(
+        self, request: EngineRequest, answer: Sequence[int]
+    ) -> dict[str, Any]:
+        """Return the verdict on an answer, and its tokens that are not the target's choice."""
+        assert self._engine is not None
+        rules = ScoringRules.of(request, 0, self._dtype)
+        if request.constraint is not None:
+            breach = await self._judge.find_breach(request.constraint, self._decode(answer))
+            return {"choosing": "grammar", "tokens": len(answer), "breach": breach}
+        scores = await self._engine.score(request, answer, self._dtype)
+        differing = [
+            {
+                "place": place,
+                "token": answer[place],
+                "target": scores.best[place] if scores.best else None,
+                "margin_nats": round(margin, 4) if math.isfinite(margin) else None,
+            }
+            for place, margin in enumerate(scores.margins)
+            if margin > 0
+        ]
+        return {
+            "choosing": rules.choosing,
+            "tokens": len(answer),
+            "outcome": judge_margins(scores, rules.tie),
+            "near_tie_nats": rules.tie,
+            "differing": differing[:RECENT],
+            "evidence_nats": scores.evidence,
+        }
+
+    async def run(self) -> None:
+        """Audit until cancelled, or until audits have cost too many engines."""
+        try:
+            await self._audit_answers()
+        finally:
+            await self._judge.aclose()
+
+    async def _audit_answers(self) -> None:
+        while self._deaths < DEATHS:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._waiting and self._deaths < DEATHS:
+                answer = self._waiting.popleft()
+                if await self._wait_for_room(answer.ended):
+                    await self._audit(answer)
+                else:
+                    self._drop("idle")
+        log.error("audits are off: the engine was lost during %d of them", self._deaths)
+        self._engine = None
+        self._waiting.clear()
+
+    async def _wait_for_room(self, since: float) -> bool:
+        began = self.clock()
+        while (now := self.clock()) - since < PATIENCE_S:
+            is_patient = now - began >= IDLE_S
+            may_run_beside = is_patient and self._busy_budget.has_time() and self._has_room()
+            if self._budget.has_time() and (self._is_idle() or may_run_beside):
+                return True
+            await asyncio.sleep(POLL_S)
+        return False
+
+    async def _pause(self) -> None:
+        """Wait for room between two pieces of an audit. Raises NoRoom."""
+        self._charge()
+        self._working_since = None
+        if not await self._wait_for_room(self.clock()):
+            raise NoRoom
+        self._working_since = self.clock()
+
+    def _charge(self) -> None:
+        """Charge the audit for the time since its last piece began."""
+        if self._working_since is not None:
+            now = self.clock()
+            took_s = now - self._working_since
+            self._working_since = now
+            self._took_s += took_s
+            self._budget.spend(took_s)
+            self._busy_budget.spend(took_s)
+
+    async def _audit(self, answer: FinishedAnswer) -> None:
+        takes_engine = answer.request.constraint is None
+        self._took_s, self._working_since = 0.0, self.clock() if takes_engine else None
+        try:
+            found = await self.judge(answer, self._pause)
+        except NoRoom:
+            self._drop("idle")
+            return
+        except EngineDead:
+            self._deaths += 1
+            self._drop("error")
+            return
+        except Exception as error:
+            why = str(error) if isinstance(error, EngineError) else type(error).__name__
+            log.warning("answer %s was not audited: %s", answer.request.id, why)
+            self._drop("error")
+            return
+        finally:
+            self._charge()
+        self._deaths = 0
+        if found is None:
+            self._drop("unknown" if answer.ends_its_grammar else "rules")
+            return
+        choosing, outcome, detail = found
+        self._conclude(answer, choosing, outcome, detail, self._took_s)
+
+    async def judge(
+        self, answer: FinishedAnswer, pause: Callable[[], Awaitable[None]] = never_pause
+    ) -> tuple[str, AuditOutcome, str] | None:
+        """Return how the answer was chosen, the verdict and its reason; None if no verdict is
+        possible.
+
+        Raises EngineError.
+        """
+        if answer.request.constraint is not None:
+            return await self._judge_grammar(answer)
+        assert self._engine is not None
+        scores = await self._engine.score(answer.request, answer.token_ids, self._dtype, pause)
+        choosing = ScoringRules.of(answer.request, 0, self._dtype).choosing
+        outcome = judge_margins(scores, find_tie(self._dtype))
+        place, worst = scores.worst
+        if outcome is AuditOutcome.VIOLATED:
+            by = "the request's rules exclude it" if worst == float("inf") else f"{worst:.3f} nats"
+            of = len(answer.token_ids)
+            return choosing, outcome, f"token {place} of {of} is not the target's choice: {by}"
+        if scores.evidence is None:
+            return choosing, outcome, f"margin {worst:.4f} nats at most"
+        key = answer.draft, answer.request.workload, answer.request.tenant
+        test = self._tests.setdefault(key, SequentialTest())
+        if not test.add(scores.evidence, scores.judged):
+            return choosing, outcome, f"{test.log_evidence:.1f} nats of evidence"
+        del self._tests[key]
+        detail = (
+            f"{test.tokens} tokens of {test.answers} answers do not follow the requests' "
+            f"distribution ({test.strongest}): {test.log_evidence:.1f} nats of evidence"
+        )
+        return choosing, AuditOutcome.VIOLATED, detail
+
+    async def _judge_grammar(self, answer: FinishedAnswer) -> tuple[str, AuditOutcome, str] | None:
+        constraint = answer.request.constraint
+        if constraint is None or not answer.ends_its_grammar:
+            return None
+        breach = await self._judge.find_breach(constraint, self._decode(answer.text_tokens))
+        if breach is None:
+            return None
+        outcome = AuditOutcome.VIOLATED if breach else AuditOutcome.LOSSLESS
+        return "grammar", outcome, breach or f"the answer keeps its {constraint.kind}"
+
+    def _conclude(
+        self,
+        answer: FinishedAnswer,
+        choosing: str,
+        outcome: AuditOutcome,
+        detail: str,
+        took_s: float,
+    ) -> None:
+        workload, draft = answer.request.workload, answer.draft
+        record = AuditRecord(
+            answer.request.id,
+            workload,
+            choosing,
+            draft,
+            answer.depth,
+            outcome,
+            detail,
+            time.time(),
+            took_s,
+            len(answer.token_ids),
+        )
+        self._recent.append(record)
+        self._observer.record_audit(record)
+        if outcome is AuditOutcome.VIOLATED:
+            self._hold(answer, record)
+
+    def _hold(self, answer: FinishedAnswer, record: AuditRecord) -> None:
+        if not answer.depth or not self.holds.knows(answer.draft):
+            why = "no draft was verified in it" if not answer.depth else "several drafts served it"
+            log.warning("audit: answer %s is violated (%s); %s", record.request, record.detail, why)
+            return
+        workload, key = record.workload, answer.request.tenant
+        if self.holds.covers(workload, key, answer.draft):
+            return
+        file = self._write(answer, record)
+        hold = AuditHold(workload, record.detail, record.draft, record.at, file, key)
+        name = self.holds.add(hold, answer.draft)
+        if answer.draft != self.draft:
+            log.warning(
+                "audit: answer %s is violated (%s); another draft serves now, and speculation is "
+                "off for workload %s when draft %s serves again",
+                record.request, record.detail, name, answer.draft,
+            )  # fmt: skip
+            return
+        again = f" To see it again: eaglegate audit replay {file}" if file else ""
+        log.warning(
+            "speculation is off for workload %s: the audit of answer %s (%s, depth %d, draft %s) "
+            "found: %s. It comes back when the draft changes, or with POST /admin/audit/release "
+            "for this workload.%s",
+            name, record.request, record.choosing, record.depth, record.draft or "-",
+            record.detail, again,
+        )  # fmt: skip
+
+    def _drop(self, reason: str) -> None:
+        self._observer.record_audit_drop(reason)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Describe the holds, the evidence and the last audits for operators."""
+        return {
+            "share": self.share,
+            "waiting": len(self._waiting),
+            "engine_share": round(self._budget.share_spent, 6),
+            "holds": {name: asdict(hold) for name, hold in self.holds.holds.items()},
+            "evidence": {
+                name_hold(workload, key): {
+                    "answers": test.answers,
+                    "tokens": test.tokens,
+                    "nats": round(test.log_evidence, 3),
+                    "alarm_at_nats": round(math.log(test.threshold), 3),
+                    "strongest": test.strongest,
+                }
+                for (draft, workload, key), test in self._tests.items()
+                if draft == self.draft
+            },
+            "recent": [record.to_json() for record in reversed(self._recent)],
+        }
+
+
+class AuditedEngine:
+    """Wrapper of an engine that keeps the tokens of the answers that ``auditor`` selects."""
+
+    def __init__(
+        self, engine: Engine, auditor: Auditor, may_keep: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Wrap ``engine``. ``may_keep`` tells if evidence may hold the tokens of the current
+        request."""
+        self._engine, self._auditor, self._may_keep = engine, auditor, may_keep
+
+    async def start(self) -> EngineInfo:
+        return await self._engine.start()
+
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
+        if self._auditor.selects(request):
+            await self._keep(request, sink)
+        else:
+            await self._engine.generate(request, sink)
+
+    async def _keep(self, request: EngineRequest, sink: StepSink) -> None:
+        draft, kept, may_keep = self._auditor.draft, _KeptTokens(), self._may_keep()
+        try:
+            await self._engine.generate(request, SinkTap(sink, kept.add))
+        except EngineError:
+            kept.failed = True
+            raise
+        finally:
+            if not kept.failed:
+                request = structs.replace(request, trace_headers={})
+                self._auditor.submit(
+                    FinishedAnswer(
+                        request,
+                        tuple(kept.tokens),
+                        kept.finish,
+                        kept.stopped,
+                        kept.depth,
+                        draft if draft == self._auditor.draft else MIXED,
+                        self._auditor.clock(),
+                        may_keep,
+                    )
+                )
+
+    async def health(self) -> Health:
+        return await self._engine.health()
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()
+
+
+class _KeptTokens:
+    """Tokens of an answer, collected step by step."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.depth = 0
+        self.finish: FinishReason | None = None
+        self.stopped = False
+        self.failed = False
+
+    def add(self, step: Step) -> None:
+        self.tokens += step.token_ids
+        self.finish = step.finish
+        self.stopped = step.stop_token is not None
+        for decode in step.decode:
+            if decode.drafted > self.depth:
+                self.depth = decode.drafted

@@ -1,0 +1,61 @@
+"""Metrics of the audits of finished answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from eaglegate.observability.metrics.base import MetricGroup
+
+if TYPE_CHECKING:
+    from eaglegate.features.audit.records import AuditRecord
+
+
+class Audits(MetricGroup):
+    """Metrics of answers that the target scored again without the draft; absent without
+    ``--audit-share``.
+
+    ``sum by (workload) (rate(eaglegate_audits_total{outcome="violated"}[15m]))
+    / sum by (workload) (rate(eaglegate_audits_total[15m]))``
+    """
+
+    def declare(self) -> None:
+        labels = ("workload", "choosing", "draft", "depth", "outcome")
+        self._audits = self.counter(
+            "audits",
+            "Audited answers: lossless, near_tie or violated, by how their tokens were chosen "
+            "(greedy, seeded, sampled, grammar) and the most drafts that a step verified",
+            labels,
+        )
+        self._drops = self.counter(
+            "audits_dropped",
+            "Answers selected for an audit and not audited: queue, idle, length, rules, "
+            "unknown, error",
+            ("reason",),
+        )
+        self._seconds = self.counter("audit_seconds", "Time of audits in the engine", ("workload",))
+        self.computed_metric(
+            "audit_hold",
+            "1 for each workload that has lost speculation, for one key or for all, because of a "
+            "violation",
+            ("workload",),
+            self._read_holds,
+        )
+
+    def record_audit(self, record: AuditRecord, workload: str) -> None:
+        depth = str(min(record.depth, self.scope.settings.max_depth))
+        outcome = record.outcome.value
+        self._audits(workload, record.choosing, record.draft, depth, outcome).inc()
+        self._seconds(workload).inc(record.took_s)
+
+    def record_audit_drop(self, reason: str) -> None:
+        self._drops(reason).inc()
+
+    def drop_draft(self, draft: str) -> None:
+        self._audits.remove(draft=draft)
+
+    def _read_holds(self) -> Iterable[tuple[tuple[str], float]]:
+        return [((workload,), 1.0) for workload in self.scope.holds()]
+
+
+GROUPS: tuple[type[MetricGroup], ...] = (Audits,)

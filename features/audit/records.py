@@ -1,0 +1,82 @@
+"""Answers that wait for their audit, and the results of audits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from eaglegate.engine.types import EngineRequest
+from eaglegate.features.audit.evidence import AuditOutcome
+from eaglegate.text.events import FinishReason
+
+
+@dataclass(slots=True)
+class FinishedAnswer:
+    """An answer that waits for its audit."""
+
+    request: EngineRequest
+    token_ids: tuple[int, ...]
+    finish: FinishReason | None
+    stopped: bool
+    """True if the last token is a stop token."""
+    depth: int
+    """Most drafts that a step of the answer verified."""
+    draft: str
+    ended: float
+    """Time of the auditor's clock at the end of the answer."""
+    may_keep: bool = True
+    """True if an evidence file may hold the answer's tokens."""
+
+    @property
+    def ends_its_grammar(self) -> bool:
+        """True if only the end of its grammar can have ended the answer, not a token or repetition
+        that the client named."""
+        sampling = self.request.sampling
+        named = sampling.repetition is not None or self.token_ids[-1] in sampling.stop_token_ids
+        return self.finish is FinishReason.STOP and not named
+
+    @property
+    def text_tokens(self) -> tuple[int, ...]:
+        return self.token_ids[:-1] if self.stopped else self.token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """Result of an audit, without any text. ``at`` is Unix time in seconds."""
+
+    request: str
+    workload: str
+    choosing: str
+    """greedy, seeded, sampled or grammar"""
+    draft: str
+    depth: int
+    outcome: AuditOutcome
+    detail: str
+    at: float
+    took_s: float
+    tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class AuditObserver(Protocol):
+    """Receiver of audit results."""
+
+    def record_audit(self, record: AuditRecord) -> None: ...
+
+    def record_audit_drop(self, reason: str) -> None:
+        """Record that an answer was selected but not audited: queue, idle, length, rules, unknown
+        or error."""
+        ...
+
+
+class EvidenceWriter(Protocol):
+    """Writer of evidence. Returns the file's name; empty if there is none."""
+
+    def __call__(self, answer: FinishedAnswer, record: AuditRecord) -> str: ...
+
+
+def write_nothing(answer: FinishedAnswer, record: AuditRecord) -> str:  # noqa: ARG001
+    """Return no file: the ``EvidenceWriter`` of gateways without a folder for evidence."""
+    return ""

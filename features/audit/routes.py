@@ -1,0 +1,71 @@
+"""Operator endpoints under /admin/audit: state of the audits, release of workloads, and replay."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from eaglegate.engine.errors import EngineError, RequestRejected
+from eaglegate.server.apis.operations.admin import AdminModel, require_controls
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.apis.shared.openapi import describe_body
+from eaglegate.server.apis.shared.request import parse, read_body
+from eaglegate.server.errors import Conflict, InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from eaglegate.features.audit.auditor import Auditor
+
+
+class HeldModel(AdminModel):
+    """A workload whose speculation an audit has turned off."""
+
+    workload: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(prefix="/admin/audit")
+
+    @routes.get("")
+    async def audit() -> dict[str, Any]:
+        """Return the workloads without speculation, the evidence so far, and the last audits."""
+        return dict(_require_auditor(gateway).describe())
+
+    @routes.post("/release", openapi_extra=describe_body(HeldModel))
+    async def release_workload(request: Request) -> dict[str, Any]:
+        """Turn speculation back on for a workload after an audit turned it off."""
+        given = parse(await read_body(request, gateway.settings.max_body_bytes), HeldModel)
+        auditor = _require_auditor(gateway)
+        if not auditor.release(given.workload):
+            held = ", ".join(auditor.holds) or "none"
+            raise InvalidRequest(
+                f"'workload' must be one that an audit holds ({held}); given "
+                f"'{given.workload[:80]}'.",
+                param="workload",
+            )
+        return dict(auditor.describe())
+
+    @routes.post("/replay")
+    async def replay_violation(request: Request) -> dict[str, Any]:
+        """Score the answer in a violation's file again, and generate it with and without drafts."""
+        gateway.require()
+        body = await read_body(request, gateway.settings.max_body_bytes)
+        try:
+            return await _require_auditor(gateway).replay(json.loads(body))
+        except (ValueError, RequestRejected) as error:
+            raise InvalidRequest(str(error), code="bad_evidence") from None
+        except EngineError as error:
+            raise Unavailable(str(error), retry_after_s=5) from None
+
+    return routes
+
+
+def _require_auditor(gateway: Gateway) -> Auditor:
+    auditor = require_controls(gateway).auditor
+    if auditor is None:
+        raise Conflict(
+            "Nothing is audited. Start the gateway with --audit-share.", code="no_audits"
+        )
+    return auditor

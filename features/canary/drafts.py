@@ -1,0 +1,165 @@
+"""Canary of another draft."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from eaglegate.engine.base import DraftVersion
+from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineError
+from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.types import Arm
+from eaglegate.features.canary.arms import (
+    ArmsNow,
+    ArmSums,
+    Collapsed,
+    CollapseLimits,
+    Interrupted,
+)
+
+if TYPE_CHECKING:
+    from eaglegate.observability.observation import RequestRecord
+    from eaglegate.observability.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+NO_LONGER_SERVES = "the candidate no longer serves: the engine restarted or an operator intervened"
+
+
+class DraftChange:
+    """Trial of another draft. An engine has one draft at a time, so the arms alternate in slots."""
+
+    kind = "draft"
+    by_slots = True
+
+    def __init__(
+        self,
+        path: str,
+        drafts: DraftManager,
+        traffic: Telemetry,
+        limits: CollapseLimits | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.path = path
+        self.version: DraftVersion | None = None
+        self._promoted: DraftVersion | None = None
+        self._drafts, self._traffic = drafts, traffic
+        self._limits, self._clock = limits or CollapseLimits(), clock
+        self._slots: list[tuple[float, Arm]] = []
+        """Start time and arm of each slot."""
+        self._began = Totals()
+        """The candidate's steps before this canary."""
+        self._slot = Totals()
+        """The candidate's steps before the current slot."""
+        self._arm = Arm.CONTROL
+        """The arm that should be serving, unless the engine restarted."""
+
+    @property
+    def control(self) -> str:
+        return "" if self._promoted is None else self._promoted.fingerprint
+
+    @property
+    def candidate(self) -> str:
+        return "" if self.version is None else self.version.fingerprint
+
+    async def start(self) -> None:
+        """Load the candidate for the first time. Raises DraftRefused, EngineError and others."""
+        self._promoted = self._drafts.promoted
+        await self._drafts.swap(self.path, trial=True)
+        self.version = self._drafts.serving
+        self._began = self._traffic.total_of(self.candidate)
+        if not self._drafts.in_trial:
+            raise DraftRefused("The candidate is the promoted draft itself.")
+        self._arm = Arm.CANDIDATE
+
+    async def enter(self, arm: Arm) -> None:
+        """Switch to the draft of this arm.
+
+        Raises Interrupted, or Collapsed if the engine was lost while the candidate served.
+        """
+        serving = self._drafts.serving
+        if serving is None or serving.fingerprint not in (self.control, self.candidate):
+            raise Interrupted("a draft could not be exchanged: another draft has been loaded")
+        assert self.version is not None
+        if self._arm is Arm.CANDIDATE and serving.fingerprint != self.candidate:
+            raise Collapsed(NO_LONGER_SERVES)
+        try:
+            if arm is Arm.CANDIDATE:
+                await self._drafts.try_again(self.version)
+            elif self._drafts.in_trial:
+                await self._drafts.rollback()
+        except (EngineError, DraftRefused, DraftSwapBusy) as error:
+            if self._arm is Arm.CANDIDATE and isinstance(error, EngineDead):
+                raise Collapsed(NO_LONGER_SERVES) from error
+            raise Interrupted(f"a draft could not be exchanged: {error}") from error
+        self._arm = arm
+        self._slots.append((self._clock(), arm))
+        self._slot = self._traffic.total_of(self.candidate)
+
+    def find_arm(self, record: RequestRecord) -> Arm | None:
+        """Return the request's arm; None if the draft was swapped during the request."""
+        return self.find_start(record) if len(record.drafts) == 1 else None
+
+    def find_start(self, record: RequestRecord) -> Arm | None:
+        """Return the arm of the request's first draft, or of the slot in which it was admitted if
+        it failed before a draft served it.
+        """
+        if record.drafts:
+            arms = {self.control: Arm.CONTROL, self.candidate: Arm.CANDIDATE}
+            return arms.get(record.drafts[0])
+        admitted = record.facts.admitted
+        return next((arm for began, arm in reversed(self._slots) if began <= admitted), None)
+
+    def check(self, arms: ArmsNow) -> None:
+        """Raise Collapsed if the candidate no longer serves or its acceptance collapsed."""
+        serving = self._drafts.serving
+        if serving is None or serving.fingerprint != self.candidate:
+            raise Collapsed(NO_LONGER_SERVES)
+        now, control = (self._traffic.total_of(name) for name in (self.candidate, self.control))
+        steps, least = now.verify_steps - self._slot.verify_steps, self._limits.steps
+        if steps < least or control.verify_steps < least:
+            return
+        ours = (now.accepted - self._slot.accepted) / steps
+        theirs = control.accepted / control.verify_steps
+        worst = self._limits.acceptance * theirs
+        if ours < worst and all(_accepts_less(rest.candidate, worst) for rest in arms.others):
+            raise Collapsed(
+                f"acceptance collapsed: {ours:.2f} accepted tokens per verify step, "
+                f"{theirs:.2f} with the promoted draft"
+            )
+
+    async def promote(self) -> None:
+        assert self.version is not None
+        await self._drafts.promote(self.version)
+
+    async def roll_back(self) -> None:
+        """Do nothing: ``leave`` rolls back."""
+
+    async def leave(self) -> None:
+        await self._drafts.wait_idle()
+        if not self._drafts.in_trial:
+            return
+        try:
+            await self._drafts.rollback()
+        except (EngineError, DraftRefused, DraftSwapBusy) as error:
+            log.error("the candidate could not be rolled back: %s", error)
+
+    def describe(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def measure_cost(self) -> dict[str, float]:
+        """Return the trial's verify steps, and the number of them beyond the control's rate."""
+        ours, theirs = (self._traffic.total_of(name) for name in (self.candidate, self.control))
+        steps = ours.verify_steps - self._began.verify_steps
+        tokens = steps + ours.accepted - self._began.accepted
+        usual = tokens * theirs.verify_steps / ((theirs.verify_steps + theirs.accepted) or 1)
+        extra = round(steps - usual, 1) if theirs.verify_steps else 0.0
+        return {"tokens": tokens, "verify_steps": steps, "extra_steps": extra}
+
+
+def _accepts_less(sums: ArmSums, limit: float) -> bool:
+    """Return True if fewer tokens than ``limit`` were accepted per verify step."""
+    return sums.verify_steps > 0 and sums.accepted < limit * sums.verify_steps

@@ -1,0 +1,65 @@
+"""A canary's test whose verdict never rests on the requests of a single API key.
+
+A client sees the arm of its requests and can make those of one arm fail, or be slow. Its share of
+the traffic is its own choice as well. A verdict therefore has to hold without any one key's
+requests. A gateway whose requests all have one key, or none, is tested as a whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
+
+from eaglegate.features.canary.outcomes import CanaryVerdict
+from eaglegate.features.canary.sequential import CanaryFindings, CanaryTest, SessionValues, SlotPair
+
+MAX_KEYS = 50
+"""Most keys that are left out in turn. A key beyond the largest 50 has at most 2 % of the sessions,
+which is the smallest margin."""
+
+
+class KeyedTest:
+    """Judges blocks whose sessions are pairs of an API key's name and a session."""
+
+    def __init__(self, test: CanaryTest) -> None:
+        self._test = test
+        self._rests: dict[str | None, CanaryTest] = {}
+        """The test without the requests of a key, by key."""
+        self._num_sessions: Counter[str | None] = Counter()
+
+    def add(self, block: SlotPair) -> None:
+        sessions = Counter(session[0] for session in block.sessions)  # type: ignore[index]
+        for name, _ in sessions.most_common(MAX_KEYS):
+            if name not in self._rests:
+                self._rests[name] = deepcopy(self._test)  # it had hardly any request before
+        self._num_sessions += sessions
+        largest = sorted(self._rests, key=self._num_sessions.__getitem__)[-MAX_KEYS:]
+        self._rests = {key: self._rests[key] for key in largest}
+        for key, rest in self._rests.items():
+            rest.add(_leave_out(block, key))
+        self._test.add(block)
+
+    def judge(self) -> CanaryFindings:
+        """Return the current verdict; undecided while it needs the requests of one key."""
+        findings = self._test.judge()
+        if findings.verdict is CanaryVerdict.UNDECIDED or len(self._rests) < 2:
+            return findings
+        for key, rest in self._rests.items():
+            if rest.judge().verdict is not findings.verdict:
+                reason = f"{findings.reason}, but only with the requests of the key {key}"
+                last = findings.blocks >= self._test.rules.max_blocks
+                return replace(findings, verdict=CanaryVerdict.UNDECIDED, reason=reason, ended=last)
+        return findings
+
+
+def _leave_out(block: SlotPair, key: str | None) -> SlotPair:
+    def filter_sessions(values: SessionValues) -> SessionValues:
+        return {session: found for session, found in values.items() if session[0] != key}  # type: ignore[index]
+
+    return SlotPair(
+        *(
+            {metric: filter_sessions(values) for metric, values in arm.items()}
+            for arm in (block.control, block.candidate)
+        )
+    )

@@ -1,0 +1,125 @@
+"""Canary of one worker of a fleet, which has another draft or some other change."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from eaglegate.engine.fleet.fleet import Fleet
+from eaglegate.engine.fleet.routing import find_owner
+from eaglegate.engine.fleet.types import WorkerState, WorkerStatus
+from eaglegate.engine.speculation.policy import PolicyTrial, SpeculationPolicy
+from eaglegate.engine.types import Arm
+from eaglegate.features.canary.arms import (
+    ArmsNow,
+    Collapsed,
+    CollapseLimits,
+    Interrupted,
+    check_collapse,
+    draw_arm,
+)
+from eaglegate.features.canary.outcomes import ChangeRefused
+
+if TYPE_CHECKING:
+    from eaglegate.observability.observation import RequestRecord
+
+log = logging.getLogger(__name__)
+
+
+class WorkerChange:
+    """Trial of one worker against the others, by session.
+
+    The candidate's sessions are those that hash to it, so no session moves when the canary starts
+    or succeeds. Requests without a session are assigned by their id, because the usual routing by
+    load and cached prefixes would make the arms differ. A request counts for its assigned arm, even
+    if a failure moved it to another worker.
+    """
+
+    kind = "worker"
+    by_slots = False
+
+    def __init__(
+        self,
+        worker: str,
+        fleet: Fleet,
+        policy: SpeculationPolicy,
+        limits: CollapseLimits | None = None,
+    ) -> None:
+        self.candidate = worker
+        self._fleet, self._policy = fleet, policy
+        self._limits = limits or CollapseLimits()
+        self._names: list[str] = []
+        self._openings = 0
+
+    @property
+    def control(self) -> str:
+        """The number of other workers when the canary began, in words."""
+        return f"{len(self._names) - 1} other workers"
+
+    async def start(self) -> None:
+        """Begin the trial. Raises ChangeRefused."""
+        known = {one.name: one for one in self._fleet.list_status()}
+        found = known.get(self.candidate)
+        if found is None:
+            raise ChangeRefused(
+                f"There is no worker {self.candidate!r}. Workers: {', '.join(known) or 'none'}."
+            )
+        if found.state not in (WorkerState.SERVING, WorkerState.HELD):
+            raise ChangeRefused(f"The worker {found.name} does not serve: it is {found.state}.")
+        others = [
+            name
+            for name, one in known.items()
+            if one.state is WorkerState.SERVING and one is not found
+        ]
+        if not others:
+            raise ChangeRefused("No other worker serves, so there is nothing to compare with.")
+        self._names, self._openings = [found.name, *others], found.openings
+        self._fleet.reservations.candidate = found.name
+        self._fleet.reservations.held.discard(found.name)
+        self._policy.trial = PolicyTrial(self._draw)
+
+    def _draw(self, unit: str) -> Arm:
+        return draw_arm(find_owner(unit, self._names) == self.candidate)
+
+    async def enter(self, arm: Arm) -> None:
+        """Do nothing, since there are no slots."""
+
+    def find_arm(self, record: RequestRecord) -> Arm | None:
+        return record.facts.arm
+
+    def find_start(self, record: RequestRecord) -> Arm | None:
+        return record.facts.arm
+
+    def check(self, arms: ArmsNow) -> None:
+        """Raise Collapsed or Interrupted if the trial cannot continue."""
+        found = self._find_status()
+        if found is None or found.state is WorkerState.DRAINING:
+            raise Interrupted("the worker was removed from the fleet")
+        if found.state is not WorkerState.SERVING or found.openings > self._openings:
+            reason = found.reason or "its circuit opened"
+            raise Collapsed(f"the worker failed while it was tried: {reason}")
+        check_collapse(arms, self._limits)
+
+    def _find_status(self) -> WorkerStatus | None:
+        found = (one for one in self._fleet.list_status() if one.name == self.candidate)
+        return next(found, None)
+
+    async def promote(self) -> None:
+        log.warning(
+            "worker %s is better: apply its change to the other workers as well", self.candidate
+        )
+
+    async def roll_back(self) -> None:
+        """Send new requests to the other workers until an operator releases the candidate."""
+        self._fleet.reservations.held.add(self.candidate)
+        log.warning("worker %s is held: it gets no new requests", self.candidate)
+
+    async def leave(self) -> None:
+        self._policy.trial = None
+        self._fleet.reservations.candidate = None
+
+    def describe(self) -> dict[str, Any]:
+        return {"worker": self.candidate}
+
+    def measure_cost(self) -> dict[str, float]:
+        return {}

@@ -1,0 +1,448 @@
+"""Capture files: written off the event loop, bounded in size and age, and read back by commands.
+
+One thread empties a bounded queue once per second: waking it for each request would cost more than
+the writing. Records that do not fit or cannot be written are dropped and counted; requests never
+wait. A record is one ``write``. A partly written record, as on a full disk, is removed again. Files
+are named ``capture-TIME-PID-N.jsonl`` and have mode 0600, in a folder of mode 0700. ``audits.py``
+uses the same writer for files whose names begin with ``audits``.
+
+A record is one line, so a truncated file is readable up to its last complete record. With a key, a
+line is the record's Fernet token (AES-128-CBC with HMAC-SHA256). Rotated files may be gzipped. This
+module and ``record.py`` define the format; they import nothing else of the gateway except
+``limits.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import logging
+import os
+import stat
+import time
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, TypeVar
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from eaglegate.features.capture.limits import PARTS, CaptureLimits
+from eaglegate.features.capture.record import (
+    CaptureError,
+    CaptureRecord,
+    DamagedRecord,
+    format_record,
+    parse_record,
+)
+
+logger = logging.getLogger(__name__)
+
+QUEUE_REQUESTS = 2048
+QUEUE_BYTES = 64 << 20
+GATHER_S = 1.0
+"""Seconds between two batches of writes."""
+PRUNE_EVERY_S = 60.0
+RETRY_S = 10.0
+"""Seconds after a failed write during which records are dropped before the disk is tried again."""
+LOG_EVERY_S = 60.0
+CLOSE_S = 5.0
+
+QUEUE, DISK, SIZE, SLOW, FAULT = REASONS = ("queue", "disk", "size", "slow", "fault")
+"""Reasons for dropping a record."""
+
+
+class RecordDropped(Exception):
+    """The formatter refuses to write a record. ``reason`` is for the metric, the message for the
+    log.
+    """
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason
+
+
+SUFFIXES = (".jsonl", ".jsonl.gz")
+RECORDS, AUDITS = "capture", "audits"
+"""File name prefixes, by content."""
+KEY_FILE_VARIABLE = "EAGLEGATE_CAPTURE_KEY_FILE"
+_TOKEN = b"gAAAA"
+"""The first bytes of every Fernet token."""
+_GZIP = b"\x1f\x8b"
+CHUNK_BYTES = 1 << 20
+
+
+def make_cipher(keys: Sequence[str]) -> MultiFernet | None:
+    """Make a cipher: the first key encrypts, all keys decrypt. Return None without keys.
+
+    Raises ValueError for an invalid key.
+    """
+    return MultiFernet([Fernet(key) for key in keys]) if keys else None
+
+
+def read_keys(path: Path) -> list[str]:
+    """Read Fernet keys, one per line. Raises OSError."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def add_key_file_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--key-file",
+        type=Path,
+        default=os.environ.get(KEY_FILE_VARIABLE),
+        metavar="FILE",
+        help=f"Fernet keys of an encrypted capture [{KEY_FILE_VARIABLE}]",
+    )
+
+
+def load_cipher(key_file: Path | None) -> MultiFernet | None:
+    """Make a cipher from the keys in a file. Raises OSError, and ValueError for an invalid key."""
+    return make_cipher(read_keys(key_file)) if key_file else None
+
+
+def write_records(
+    path: Path,
+    records: Iterable[CaptureRecord],
+    cipher: MultiFernet | None = None,
+    compress: bool = False,
+) -> int:
+    """Write a new file of records, and return their number."""
+    return write_lines(path, map(format_record, records), cipher, compress)
+
+
+def write_lines(
+    path: Path, lines: Iterable[bytes], cipher: MultiFernet | None, compress: bool
+) -> int:
+    """Write a new file of lines, encrypted with ``cipher``, and return their number."""
+    count = 0
+    with gzip.open(path, "wb") if compress else path.open("wb") as file:
+        for line in lines:
+            file.write((cipher.encrypt(line) if cipher else line) + b"\n")
+            count += 1
+    return count
+
+
+Skip = Callable[[str], None]
+Line = TypeVar("Line")
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+def read_records(
+    path: Path, cipher: MultiFernet | None = None, skip: Skip = _ignore
+) -> Iterator[CaptureRecord]:
+    """Read the records of a file, or of all files of a capture folder in order of their names.
+
+    ``skip`` is called with a sentence for each damaged or truncated line. Raises CaptureError for a
+    file that does not exist, contains no readable record, or is encrypted when no key was given.
+    """
+    for file in list_files(path):
+        whole = 0
+        for record in parse_lines(file, cipher, skip, parse_record):
+            whole += 1
+            yield record
+        if not whole and path == file:
+            raise CaptureError(f"{file} holds no capture record")
+
+
+def parse_lines(
+    file: Path, cipher: MultiFernet | None, skip: Skip, parse: Callable[[bytes], Line]
+) -> Iterator[Line]:
+    """Yield the parsed lines of a file, skipping those for which ``parse`` raises DamagedRecord."""
+    for number, line in enumerate(read_lines(file, skip), 1):
+        try:
+            yield parse(decrypt_line(line, cipher, file))
+        except DamagedRecord as error:
+            skip(f"{file.name}:{number}: {error}")
+
+
+def list_files(path: Path, content: str = RECORDS) -> list[Path]:
+    """Return the file ``path``, or the files of a folder: the audits, or all others.
+
+    Raises CaptureError if ``path`` does not exist.
+    """
+    if path.is_dir():
+        files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES)]
+        return sorted(
+            file for file in files if file.name.startswith(f"{AUDITS}-") == (content == AUDITS)
+        )
+    if not path.is_file():
+        raise CaptureError(f"{path} is neither a capture file nor a folder of them")
+    return [path]
+
+
+def read_lines(path: Path, skip: Skip = _ignore) -> Iterator[bytes]:
+    """Yield the lines that are not empty. The last one may be truncated."""
+    rest = b""
+    with path.open("rb") as file:
+        chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
+        if is_gzipped(path):
+            chunks = _inflate(chunks, lambda why: skip(f"{path.name}: {why}"))
+        for chunk in chunks:
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from (line for line in lines if line.strip())
+    if rest.strip():
+        yield rest
+
+
+def is_gzipped(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_GZIP)) == _GZIP
+
+
+def _inflate(chunks: Iterable[bytes], skip: Skip) -> Iterator[bytes]:
+    """Decompress all gzip members in turn: compressed files may have been concatenated."""
+    member = None
+    for chunk in chunks:
+        rest = chunk
+        while rest := rest if member else rest.lstrip(b"\0"):
+            member = member or zlib.decompressobj(wbits=31)
+            try:
+                yield member.decompress(rest)
+            except zlib.error:
+                skip("its gzip data is damaged: the rest cannot be read")
+                return
+            rest, member = member.unused_data, None if member.eof else member
+    if member:
+        skip("its gzip data is truncated: the rest cannot be read")
+
+
+def decrypt_line(line: bytes, cipher: MultiFernet | None, file: Path) -> bytes:
+    """Decrypt a line if it is encrypted. Raises DamagedRecord, or CaptureError without a key."""
+    if not line.startswith(_TOKEN):
+        return line
+    if cipher is None:
+        raise CaptureError(f"{file} is encrypted: give its key with --key-file")
+    try:
+        return cipher.decrypt(line)
+    except InvalidToken:
+        raise DamagedRecord("damaged, or encrypted with another key") from None
+
+
+def make_private(directory: Path) -> None:
+    """Create the folder, or remove other users' access to it and its captures. Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _tighten(directory, 0o700)
+    for path in directory.iterdir():
+        if path.name.endswith(SUFFIXES):
+            _tighten(path, 0o600)
+
+
+def _tighten(path: Path, mode: int) -> None:
+    if not is_open_to_others(path):
+        return
+    with suppress(PermissionError):
+        path.chmod(mode)
+    if is_open_to_others(path):
+        raise OSError(
+            f"{path} is open to other users, and its mode cannot be changed to {mode:o}: "
+            "give a folder that belongs to the gateway's user, or one that does not exist yet"
+        )
+
+
+def is_open_to_others(path: Path) -> bool:
+    return bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
+
+
+class CaptureFolder:
+    """The files of one writer, and the age and size of all files in its folder."""
+
+    def __init__(
+        self,
+        directory: Path,
+        limits: CaptureLimits,
+        wall: Callable[[], float] = time.time,
+        content: str = RECORDS,
+    ) -> None:
+        """Open the folder, creating it if needed. Raises OSError."""
+        make_private(directory)
+        self._directory = directory
+        self.limits = limits
+        self._wall, self._content = wall, content
+        self._file = -1
+        self._path = directory
+        self._size = 0
+        self._opened = 0.0
+        self._others = 0
+        """Total bytes of all other files when last counted."""
+        self._pruned = 0.0
+        self._number = 0
+        self.prune()
+
+    def open_sibling(self, content: str) -> CaptureFolder:
+        """Return a folder object for another writer's files in the same folder. Raises OSError."""
+        return CaptureFolder(self._directory, self.limits, self._wall, content)
+
+    def append(self, line: bytes) -> None:
+        """Write one record in one system call, unless the disk fills up.
+
+        Raises OSError and leaves no part of the record in the file.
+        """
+        if self._file < 0 or self._is_full(len(line)):
+            self._open_next()
+        if self._others + self._size + len(line) > self.limits.max_bytes or (
+            self._wall() - self._pruned > PRUNE_EVERY_S
+        ):
+            self.prune(len(line))
+        try:
+            rest = line
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            self._take_back()
+            raise
+        self._size += len(line)
+
+    def _is_full(self, more: int) -> bool:
+        old = self._wall() - self._opened > self.limits.max_age_s / PARTS
+        large = self._size > 0 and self._size + more > self.limits.part_bytes
+        return old or large or os.fstat(self._file).st_nlink == 0
+
+    def _open_next(self) -> None:
+        self.close()
+        self._number += 1
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self._wall()))
+        name = f"{self._content}-{stamp}-{os.getpid()}-{self._number:04}.jsonl"
+        path = self._directory / name
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o600)
+        self._path, self._size, self._opened = path, 0, self._wall()
+        self.prune()
+
+    def _take_back(self) -> None:
+        """Remove a partly written record; if that fails, close the file so that the next record
+        starts a new one.
+        """
+        try:
+            os.ftruncate(self._file, self._size)
+        except OSError:
+            self.close()
+
+    def prune(self, more: int = 0) -> None:
+        """Delete the oldest files until ``more`` bytes fit, and every file beyond its age."""
+        self._pruned = now = self._wall()
+        found = []
+        for path in self._directory.iterdir():
+            if path.name.endswith(SUFFIXES) and not (self._file >= 0 and path == self._path):
+                try:
+                    found.append((path.stat().st_mtime, path.name, path.stat().st_size, path))
+                except FileNotFoundError:
+                    continue
+        self._others = sum(size for _, _, size, _ in found)
+        for changed, _, size, path in sorted(found):
+            fits = self._others + self._size + more <= self.limits.max_bytes
+            if fits and now - changed <= self.limits.max_age_s:
+                break
+            path.unlink(missing_ok=True)
+            self._others -= size
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureCounts:
+    """Counts since the start of the process."""
+
+    records: int
+    bytes: int
+    dropped: dict[str, int]
+
+
+class CaptureWriter:
+    """Writes items on its own thread. ``put`` never waits; ``format`` turns an item into a line."""
+
+    def __init__(self, folder: CaptureFolder, format: Callable[[Any], bytes]) -> None:
+        self._folder = folder
+        self._format = format
+        self._queue: deque[tuple[Any, int]] = deque()
+        self._ready, self._closing = Event(), Event()
+        self._put_bytes = self._taken_bytes = 0
+        self._records = 0
+        self._bytes = 0
+        self._dropped = Counter(dict.fromkeys(REASONS, 0))
+        self._retry_at = 0.0
+        self._log_at = 0.0
+        self._thread = self._start()
+
+    def _start(self) -> Thread:
+        thread = Thread(target=self._run, name="capture", daemon=True)
+        thread.start()
+        return thread
+
+    def put(self, item: Any, size: int) -> None:
+        """Queue an item. ``size`` is its approximate memory in bytes."""
+        waiting = self._put_bytes - self._taken_bytes
+        if waiting + size > QUEUE_BYTES or len(self._queue) >= QUEUE_REQUESTS:
+            self._drop(QUEUE, "the writer is behind")
+            return
+        self._queue.append((item, size))
+        self._put_bytes += size
+        if not self._thread.is_alive() and not self._closing.is_set():
+            logger.error("capture writer thread died; starting a new one")
+            self._thread = self._start()
+        if not self._ready.is_set():
+            self._ready.set()
+
+    def counts(self) -> CaptureCounts:
+        dropped = dict(self._dropped)
+        return CaptureCounts(self._records, self._bytes, dropped)
+
+    def close(self) -> None:
+        """Write the queued items, for at most a few seconds."""
+        self._closing.set()
+        self._ready.set()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._ready.wait()
+            self._closing.wait(GATHER_S)
+            self._ready.clear()
+            self._write_all()
+        self._write_all()  # items queued since the last pass
+        self._folder.close()
+
+    def _write_all(self) -> None:
+        while self._queue:
+            item, size = self._queue.popleft()
+            self._taken_bytes += size
+            try:
+                self._write(item)
+            except RecordDropped as drop:
+                self._drop(drop.reason, str(drop))
+            except Exception as error:
+                self._drop(FAULT, type(error).__name__)
+
+    def _write(self, item: Any) -> None:
+        if time.monotonic() < self._retry_at:
+            self._drop(DISK, "the last write failed")
+            return
+        line = self._format(item) + b"\n"
+        if len(line) > self._folder.limits.part_bytes:
+            self._drop(SIZE, f"{len(line)} bytes are more than a file may hold")
+            return
+        try:
+            self._folder.append(line)
+        except OSError as error:
+            self._retry_at = time.monotonic() + RETRY_S
+            self._drop(DISK, os.strerror(error.errno) if error.errno else str(error))
+            return
+        self._records += 1
+        self._bytes += len(line)
+
+    def _drop(self, reason: str, why: str) -> None:
+        self._dropped[reason] += 1
+        if time.monotonic() >= self._log_at:
+            self._log_at = time.monotonic() + LOG_EVERY_S
+            total = self._dropped.total()
+            logger.warning("capture dropped a request: %s (%d since the start)", why, total)

@@ -1,0 +1,132 @@
+"""Application of cures, the smallest first, and measurement of their effects."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineError
+from eaglegate.engine.types import EngineRequest
+from eaglegate.features.doctor.diagnosis import Cure, Treatment
+from eaglegate.features.doctor.trials import PairedTrial, is_cured, measure_fall
+
+log = logging.getLogger(__name__)
+
+MOST_CURES = 6
+"""Most cures in ``CURES_S`` seconds. Further ones are left to an operator."""
+CURES_S = 3600.0
+FEW_FAULTS = 3
+"""Faults of cached blocks in ``CURES_S`` seconds that are cured one prefix at a time. More faults
+suggest that the whole cache is at fault, and would use up the cures before the last prefix is
+cured.
+"""
+
+
+@runtime_checkable
+class Remedies(Protocol):
+    """Cures that an engine provides. All raise EngineError."""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the running engine became ready; 0 while there is none."""
+        ...
+
+    async def drop_prefix(self, request: EngineRequest | None) -> int:
+        """Drop the cached blocks of a prompt's prefix, or all blocks, and return their number."""
+        ...
+
+    async def restart(self, reason: str) -> None:
+        """Replace the engine. Running requests continue on the new one."""
+        ...
+
+
+Reload = Callable[[], Awaitable[object]]
+Measure = Callable[[], Awaitable[Sequence[PairedTrial]]]
+
+
+class Cures:
+    """Cures of one engine and its draft."""
+
+    def __init__(
+        self, reload: Reload | None, applied: Callable[[], None], clock: Callable[[], float]
+    ) -> None:
+        """Set up without an engine. ``applied`` is called after each cure, before its effect is
+        measured."""
+        self._reload, self._applied, self._clock = reload, applied, clock
+        self._remedies: Remedies | None = None
+        self._times: deque[float] = deque(maxlen=MOST_CURES)
+        self._cache_faults: deque[float] = deque(maxlen=FEW_FAULTS)
+
+    @property
+    def engine_age_s(self) -> float:
+        return 0.0 if self._remedies is None else self._remedies.age_s
+
+    def attach(self, remedies: Remedies) -> None:
+        self._remedies = remedies
+
+    async def treat_cache(
+        self, bad: Sequence[EngineRequest], trials: Sequence[PairedTrial], measure: Measure
+    ) -> tuple[Treatment, ...]:
+        """Cure cached blocks. ``bad`` has one request of each prefix at fault."""
+
+        async def drop() -> None:
+            assert self._remedies is not None
+            for request in bad:
+                await self._remedies.drop_prefix(request)
+
+        cures = [(Cure.DROP_CACHE, self._drop_all)]
+        if self._has_place(self._cache_faults):
+            cures = [(Cure.DROP_PREFIX, drop), *cures]
+        self._cache_faults.append(self._clock())
+        return await self._treat(cures, trials, measure)
+
+    async def treat_weights(
+        self, trials: Sequence[PairedTrial], measure: Measure
+    ) -> tuple[Treatment, ...]:
+        async def reload() -> None:
+            assert self._reload is not None
+            await self._reload()
+            await self._drop_all()
+
+        cures = [(Cure.RELOAD, reload)] if self._reload is not None else []
+        return await self._treat(cures, trials, measure)
+
+    async def _drop_all(self) -> None:
+        assert self._remedies is not None
+        await self._remedies.drop_prefix(None)
+
+    async def _restart(self) -> None:
+        assert self._remedies is not None
+        await self._remedies.restart("doctor: acceptance stays low")
+
+    async def _treat(
+        self,
+        cures: Sequence[tuple[Cure, Callable[[], Awaitable[None]]]],
+        trials: Sequence[PairedTrial],
+        measure: Measure,
+    ) -> tuple[Treatment, ...]:
+        """Apply the cures, and finally a restart, until one works."""
+        left, done = measure_fall(trials), list[Treatment]()
+        for cure, apply in (*cures, (Cure.RESTART, self._restart)):
+            if not self._has_place(self._times):
+                break
+            began, before, cured = self._clock(), left, False
+            self._times.append(began)
+            try:
+                await apply()
+                self._applied()
+                again = await measure()
+                left, cured = measure_fall(again), is_cured(again)
+            except (EngineError, DraftRefused, DraftSwapBusy) as error:
+                log.warning("doctor: cure '%s' failed: %s", cure, error)
+            done.append(Treatment(cure, before, left, self._clock() - began, cured))
+            if cured:
+                break
+        return tuple(done)
+
+    def _has_place(self, times: deque[float]) -> bool:
+        """Return True if ``times`` may take another entry, because it is not full or its oldest is
+        older than ``CURES_S``."""
+        return len(times) < (times.maxlen or 0) or self._clock() - times[0] > CURES_S

@@ -1,0 +1,402 @@
+"""Search for the cause of fallen acceptance by trials, and choice of the smallest cure that works.
+
+``DoctoredEngine`` shows finished answers to the ``Doctor``, whose history raises suspicions.
+``Doctor.run`` settles them one at a time, when the engine has room. It runs recent prompts again,
+from the prefix cache and with their own cache salt. If the cached run accepts less, the cached
+blocks of that prefix are at fault. If prompts of an earlier record accept less than before, the
+draft's weights are at fault. Otherwise traffic has changed, and nothing is done.
+
+The last few prompts of each prefix stay in memory. They are never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from eaglegate.engine.base import DraftSwap, DraftVersion, Engine
+from eaglegate.engine.errors import EngineError
+from eaglegate.engine.speculation.time_budget import TimeBudget
+from eaglegate.engine.steps import Generate
+from eaglegate.engine.types import (
+    DecodeStep,
+    EngineInfo,
+    EngineRequest,
+    Health,
+    SinkTap,
+    Step,
+    StepSink,
+)
+from eaglegate.features.doctor.cures import Cures, Reload, Remedies
+from eaglegate.features.doctor.diagnosis import (
+    Cause,
+    Cure,
+    Diagnosis,
+    Treatment,
+    log_diagnosis,
+)
+from eaglegate.features.doctor.pace import ClientPace
+from eaglegate.features.doctor.suspicion import History, PositionCounts
+from eaglegate.features.doctor.trial_runs import EarlierRecord, TrialRunner
+from eaglegate.features.doctor.trials import (
+    PairedTrial,
+    differs_in_text,
+    has_fallen,
+    measure_fall,
+)
+
+log = logging.getLogger(__name__)
+
+PREFIX_TOKENS = 64
+"""Number of first tokens that identify a prefix."""
+PREFIXES = 256
+"""Number of prefixes with their own history."""
+RECENT = 8
+"""Number of prompts of a prefix that are kept for trials."""
+RECORD = 16
+"""Number of prompts in the earlier record."""
+MOST_PROMPT = 8192
+"""Most tokens of a prompt that is kept."""
+BUDGET = 0.02
+"""Share of the engine's time that trials may take."""
+SAVED_S = 120.0
+"""Most seconds of the budget that are saved, enough for the record and a few examinations on a slow
+engine."""
+SPARE_S = 60.0
+"""Seconds of the saved budget that the record leaves for examinations."""
+POLL_S = 0.05
+PATIENCE_S = 120.0
+"""Seconds after which a suspicion whose turn has come is dropped if it finds no room."""
+DIAGNOSES = 50
+"""Number of diagnoses that operators see."""
+ALL = ""
+"""Name for all prefixes together."""
+
+
+class Mode(StrEnum):
+    """Whether the doctor applies cures, or only says why acceptance fell."""
+
+    WATCH = "watch"
+    CURE = "cure"
+
+
+class DoctorObserver(Protocol):
+    """Receiver of diagnoses."""
+
+    def record_diagnosis(self, diagnosis: Diagnosis) -> None: ...
+
+
+@dataclass(slots=True)
+class Prefix:
+    """History and latest prompts of one prefix."""
+
+    tenant: str = ""
+    """Public name of the API key that sent it first."""
+    history: History = field(default_factory=History)
+    recent: OrderedDict[tuple[int, ...], EngineRequest] = field(default_factory=OrderedDict)
+
+    def keep(self, request: EngineRequest) -> None:
+        self.recent.pop(request.prompt, None)
+        self.recent[request.prompt] = request
+        while len(self.recent) > RECENT:
+            self.recent.popitem(last=False)
+
+
+class Doctor:
+    """Doctor of one gateway. ``has_room`` tells if the engine could take a trial now."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        observer: DoctorObserver,
+        has_room: Callable[[], bool],
+        reload: Reload | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Set up without an engine. ``reload`` loads the draft's weights again; None if that is
+        impossible."""
+        self.mode = mode
+        self.draft = ""
+        self.era = 0
+        """Number that changes with the draft and with each cure. Answers of an earlier era are
+        ignored."""
+        self._observer, self._has_room = observer, has_room
+        self.clock = clock
+        self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S)
+        self._runner = TrialRunner(self._budget, clock)
+        self._record = EarlierRecord(self._runner)
+        self._cures = Cures(reload, self._begin_era, clock)
+        self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
+        self._all = Prefix()
+        self._suspected: dict[str, float] = {}
+        """Times at which suspicions arose, by prefix."""
+        self._dropped = 0
+        """Number of suspicions that found no room."""
+        self._arrived = asyncio.Event()
+        self._diagnoses: deque[Diagnosis] = deque(maxlen=DIAGNOSES)
+
+    def attach(self, remedies: Remedies, generate: Generate, info: EngineInfo) -> None:
+        self._cures.attach(remedies)
+        self._runner.attach(generate, info)
+
+    def watch(self, engine: Engine) -> Engine:
+        """``engine``, with finished answers shown to the doctor."""
+        return DoctoredEngine(engine, self)
+
+    def change_draft(self, version: DraftVersion, _: DraftSwap | None = None) -> None:
+        """Start again with a new draft, whose acceptance cannot be compared with the old one's."""
+        if version.fingerprint != self.draft:
+            self.draft = version.fingerprint
+            self.era += 1
+            self._prefixes.clear()
+            self._all = Prefix()
+            self._record.clear()
+            self._suspected.clear()
+
+    @property
+    def pace(self) -> ClientPace:
+        """The pace of clients' requests, by which trials beside them are charged."""
+        return self._runner.pace
+
+    def observe(self, request: EngineRequest, steps: Sequence[DecodeStep]) -> None:
+        """Add the decode steps of a finished answer."""
+        counts = PositionCounts.of(steps)
+        if not counts.reached:
+            return
+        name = name_prefix(request)
+        prefix = self._prefixes.setdefault(name, Prefix(request.tenant))
+        self._prefixes.move_to_end(name)
+        if len(self._prefixes) > PREFIXES:
+            self._forget_prefix()
+        if len(request.prompt) <= MOST_PROMPT:
+            prefix.keep(request)
+            self._all.keep(request)
+        self._compare(name, prefix, counts)
+        self._arrived.set()
+
+    def _forget_prefix(self) -> None:
+        """Forget the oldest prefix of the key with the most, so that no key displaces others."""
+        counts = Counter(prefix.tenant for prefix in self._prefixes.values())
+        largest = max(counts, key=counts.__getitem__)
+        del self._prefixes[next(n for n, p in self._prefixes.items() if p.tenant == largest)]
+
+    def _compare(self, name: str, prefix: Prefix, counts: PositionCounts) -> None:
+        """Compare an answer's acceptance with the history of its prefix, and of all prefixes
+        together.
+
+        In the latter, an answer is compared with its own prefix's history, so that another mix of
+        known prefixes raises no suspicion. An answer of a new prefix is compared with the history
+        of all.
+        """
+        own, whole = prefix.history, self._all.history
+        if own.is_learnt:
+            if own.compare(counts, own):
+                self._suspect(name)
+        else:
+            own.learn(counts)
+        if not whole.is_learnt:
+            whole.learn(counts)
+        elif whole.compare(counts, own if own.is_learnt else whole):
+            self._suspect(ALL)
+
+    def _suspect(self, name: str) -> None:
+        self._suspected.setdefault(name, self.clock())
+
+    async def run(self) -> None:
+        """Settle suspicions until cancelled."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            try:
+                await self._complete_record()
+                while self._suspected:
+                    name = self._choose_suspicion()
+                    if await self._wait_for_room():
+                        await self.examine(name)
+                    else:
+                        self._dropped += 1
+                        self._settle(name)
+            except EngineError as error:
+                log.warning("doctor: a trial failed: %s", error)
+                self._suspected.clear()
+            except Exception as error:
+                log.error("doctor: a trial failed: %s", type(error).__name__)
+                self._suspected.clear()
+
+    def _choose_suspicion(self) -> str:
+        """Return the oldest suspicion. That of all prefixes together comes last, as a single one
+        may explain it."""
+        return min(self._suspected, key=lambda name: (name == ALL, self._suspected[name]))
+
+    async def _wait_for_room(self) -> bool:
+        since = self.clock()
+        while self.clock() - since < PATIENCE_S:
+            if self._budget.has_time() and self._has_room():
+                return True
+            await asyncio.sleep(POLL_S)
+        return False
+
+    async def _complete_record(self) -> None:
+        """Add a recent prompt to the earlier record, unless there is a suspicion."""
+        if self._suspected or len(self._record) >= RECORD:
+            return
+        new = [one for one in self._all.recent.values() if one not in self._record]
+        if new and self._budget.has_time(SPARE_S) and self._has_room():
+            run = await self._runner.run(new[-1], fresh=True)
+            if not self._suspected:
+                self._record.add(new[-1], run)
+
+    async def examine(self, name: str) -> Diagnosis:
+        """Settle a suspicion. Raises EngineError."""
+        prefix = self._prefixes.get(name, self._all)
+        cached = await self._runner.try_cached([*prefix.recent.values()], each=name == ALL)
+        if has_fallen(cached) or differs_in_text(cached):
+            return await self._treat_cache(name, cached)
+        recorded = await self._record.try_again()
+        if has_fallen(recorded):
+            return await self._treat_weights(name, recorded)
+        compared = any(trial.agrees for trial in recorded)
+        cause = Cause.TRAFFIC if compared else Cause.UNKNOWN
+        return self._conclude(name, cause, measure_fall(recorded), len(cached) + len(recorded))
+
+    async def _treat_cache(self, name: str, trials: Sequence[PairedTrial]) -> Diagnosis:
+        bad = {
+            name_prefix(trial.request): trial.request
+            for trial in trials
+            if not trial.agrees or trial.now.steps > trial.other.steps
+        }
+        age_s, treatments = self._cures.engine_age_s, tuple[Treatment, ...]()
+        if self.mode is Mode.CURE:
+            with self._budget.pause():  # the number of cures is limited
+                treatments = await self._cures.treat_cache(
+                    [*bad.values()], trials, lambda: self._runner.try_again(trials, fresh=False)
+                )
+        fall = measure_fall(trials)
+        return self._conclude(name, Cause.CACHE, fall, len(trials), treatments, age_s)
+
+    async def _treat_weights(self, name: str, trials: Sequence[PairedTrial]) -> Diagnosis:
+        age_s, treatments = self._cures.engine_age_s, tuple[Treatment, ...]()
+        if self.mode is Mode.CURE:
+            with self._budget.pause():
+                treatments = await self._cures.treat_weights(trials, self._record.try_again)
+        fall = measure_fall(trials)
+        return self._conclude(name, Cause.WEIGHTS, fall, len(trials), treatments, age_s)
+
+    def _begin_era(self) -> None:
+        self.era += 1
+
+    def _conclude(
+        self,
+        name: str,
+        cause: Cause,
+        fall: float,
+        trials: int,
+        treatments: tuple[Treatment, ...] = (),
+        age_s: float | None = None,
+    ) -> Diagnosis:
+        prefix = self._prefixes.get(name, self._all)
+        diagnosis = Diagnosis(
+            at=time.time(),
+            draft=self.draft,
+            prefix=name,
+            engine_age_s=self._cures.engine_age_s if age_s is None else age_s,
+            cause=cause,
+            fall=fall,
+            trials=trials,
+            answers=prefix.history.since,
+            treatments=treatments,
+        )
+        is_cured = diagnosis.outcome == "cured"
+        concerns_all = name == ALL or (is_cured and treatments[-1].cure is not Cure.DROP_PREFIX)
+        self._settle(name, relearn=not is_cured, cured_all=is_cured and concerns_all)
+        self._diagnoses.append(diagnosis)
+        self._observer.record_diagnosis(diagnosis)
+        log_diagnosis(diagnosis)
+        return diagnosis
+
+    def _settle(self, name: str, *, relearn: bool = False, cured_all: bool = False) -> None:
+        """End a suspicion. After a cure the history stays valid; after a change of traffic it does
+        not.
+
+        A finding on one prefix explains the evidence of all prefixes together. A cure of the
+        weights, of the whole cache or of the engine explains the evidence of every prefix.
+        """
+        self._suspected.pop(name, None)
+        self._suspected.pop(ALL, None)
+        if name == ALL and relearn:
+            self._all.history = History()
+        elif relearn and name in self._prefixes:
+            self._prefixes[name].history = History()
+        for one in (self._all, *(self._prefixes.values() if cured_all else ())):
+            one.history.clear_evidence()
+        if cured_all:
+            self._suspected.clear()
+        elif name in self._prefixes:
+            self._prefixes[name].history.clear_evidence()
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the histories, the suspicions and the last diagnoses for operators."""
+        return {
+            "mode": self.mode,
+            "draft": self.draft,
+            "engine_age_s": round(self._cures.engine_age_s, 1),
+            "engine_share": round(self._budget.share_spent, 6),
+            "record": len(self._record),
+            "all": _describe(self._all.history),
+            "prefixes": {name: _describe(one.history) for name, one in self._prefixes.items()},
+            "suspected": [*self._suspected],
+            "dropped": self._dropped,
+            "diagnoses": [one.to_json() for one in reversed(self._diagnoses)],
+        }
+
+
+def _describe(history: History) -> dict[str, Any]:
+    places = range(len(history.counts.reached))
+    return {
+        "answers": history.answers,
+        "learnt": history.is_learnt,
+        "conditional_acceptance": [round(history.counts.rate(place), 4) for place in places],
+        "evidence_nats": round(history.evidence, 3),
+    }
+
+
+def name_prefix(request: EngineRequest) -> str:
+    """Return a hash of the inputs that determine a prompt's first cached block."""
+    first = (request.cache_salt, request.adapter, request.prompt[:PREFIX_TOKENS])
+    return blake2b(repr(first).encode(), digest_size=6).hexdigest()
+
+
+class DoctoredEngine:
+    """Wrapper of an engine that shows finished answers to ``doctor``."""
+
+    def __init__(self, engine: Engine, doctor: Doctor) -> None:
+        self._engine, self._doctor = engine, doctor
+
+    async def start(self) -> EngineInfo:
+        return await self._engine.start()
+
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
+        steps = list[DecodeStep]()
+        era, pace = self._doctor.era, self._doctor.pace
+
+        def keep(step: Step) -> None:
+            pace.count_steps(len(step.decode))
+            steps.extend(step.decode)
+
+        with pace.count_request():
+            await self._engine.generate(request, SinkTap(sink, keep))
+        if era == self._doctor.era:
+            self._doctor.observe(request, steps)
+
+    async def health(self) -> Health:
+        return await self._engine.health()
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()

@@ -1,0 +1,211 @@
+"""Judgement of constrained answers: what clients write is read within limits, and proves a fault
+only where grammars are enforced."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eaglegate.engine.types import Constraint
+from eaglegate.features.audit.grammars import find_breach
+from eaglegate.features.audit.judge import GrammarJudge
+
+INTEGER = Constraint("json_schema", '{"type": "integer"}')
+PLACES = {
+    "$ref": lambda uri: {"$ref": uri},
+    "not": lambda uri: {"not": {"$ref": uri}},
+    "if": lambda uri: {"if": {"$ref": uri}, "then": False},
+    "contains": lambda uri: {"properties": {"n": {"contains": {"$ref": uri}}}},
+    "dependentSchemas": lambda uri: {"dependentSchemas": {"n": {"$ref": uri}}},
+    "propertyNames": lambda uri: {"propertyNames": {"$ref": uri}},
+    "unevaluatedProperties": lambda uri: {"unevaluatedProperties": {"$ref": uri}},
+    "$dynamicRef": lambda uri: {"not": {"$dynamicRef": uri}},
+    "$id": lambda uri: {"$id": uri, "not": {"$ref": "other.json"}},
+    "$schema": lambda uri: {"$schema": uri, "type": "object"},
+    "items": lambda uri: {"properties": {"n": {"items": {"$ref": uri}}}},
+}
+
+
+@pytest.fixture
+async def judge() -> AsyncIterator[GrammarJudge]:
+    child = GrammarJudge()
+    yield child
+    await child.aclose()
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[str, list[str]]]:
+    """A server's URL, and the paths that it was asked for."""
+    paths: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"type": "string"}')
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever).start()
+    yield f"http://127.0.0.1:{server.server_port}/schema.json", paths
+    server.shutdown()
+    server.server_close()
+
+
+def constrain(schema: Any, in_tag: bool = False) -> Constraint:
+    if not in_tag:
+        return Constraint("json_schema", json.dumps(schema))
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    return Constraint("structural_tag", json.dumps(tag))
+
+
+@pytest.mark.parametrize("in_tag", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_reference_never_leaves_its_document(
+    judge: GrammarJudge,
+    listener: tuple[str, list[str]],
+    tmp_path: Path,
+    place: str,
+    in_tag: bool,
+) -> None:
+    url, paths = listener
+    verdicts = set()
+    for content in ("true", "false", '{"type": "object"}', None):
+        file = tmp_path / f"{content}.json".replace(" ", "").replace("/", "")
+        if content is not None:
+            file.write_text(content)
+        constraint = constrain(PLACES[place](file.as_uri()), in_tag)
+        verdicts.add(await judge.find_breach(constraint, '{"n": [1]}'))
+    verdicts.add(await judge.find_breach(constrain(PLACES[place](url), in_tag), '{"n": [1]}'))
+    assert not paths
+    assert len(verdicts) == 1, "the verdict does not depend on a file"
+    assert verdicts <= {None, ""}
+
+
+async def test_a_pattern_is_matched_in_linear_time(judge: GrammarJudge) -> None:
+    constraint = Constraint("regex", "(?:(?:a+)+x|a{60})y")
+    assert await judge.find_breach(constraint, "a" * 60 + "y") == ""
+    assert await judge.find_breach(constraint, "a" * 59 + "y")
+
+
+DOUBLING = {
+    "$defs": {
+        f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(40)
+    }
+    | {"d40": {"type": "string"}},
+    "not": {"not": {"$ref": "#/$defs/d0"}},
+}
+HOSTILE = {
+    "anyOf of 40 levels": (constrain(DOUBLING), "1"),
+    "anyOf of 40 levels in a tag": (constrain(DOUBLING, in_tag=True), "1"),
+    "nested text": (constrain({"not": {}}), "[" * 100_000),
+    "nested schema": (Constraint("json_schema", '{"not":' * 50_000 + "{}" + "}" * 50_000), "1"),
+    "large pattern": (Constraint("regex", "(?:(?:(?:a?){30}){30}){30}"), "a" * 27_000),
+    "huge pattern": (Constraint("regex", "(?:(?:(?:a{1000}){1000}){1000}){1000}"), "a"),
+    "many ends": (
+        Constraint(
+            "structural_tag",
+            json.dumps(
+                {
+                    "format": {
+                        "type": "sequence",
+                        "elements": [{"type": "regex", "pattern": "[a-z]*"}] * 9
+                        + [{"type": "const_string", "value": "1"}],
+                    }
+                }
+            ),
+        ),
+        "a" * 5000,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_judgement_beyond_its_limits_is_unknown(judge: GrammarJudge, name: str) -> None:
+    assert await judge.find_breach(*HOSTILE[name]) is None
+    assert await judge.find_breach(INTEGER, "1") == ""
+    assert await judge.find_breach(INTEGER, "true")
+
+
+async def test_a_judge_that_was_killed_is_replaced(judge: GrammarJudge) -> None:
+    assert await judge.find_breach(INTEGER, "1") == ""
+    assert judge._child is not None
+    judge._child.kill()
+    await judge._child.wait()
+    assert await judge.find_breach(INTEGER, "1") == ""
+
+
+OBJECT = {"type": "object", "additionalProperties": True}
+BEHIND_ANOTHER = [
+    (OBJECT | {"if": {"required": ["a"]}, "then": {"required": ["b"]}}, {"a": 1}),
+    (OBJECT | {"if": {"required": ["a"]}, "else": {"required": ["b"]}}, {"c": 1}),
+    (OBJECT | {"patternProperties": {"^a": {"type": "string"}}}, {"a": 1}),
+    (OBJECT | {"dependentSchemas": {"a": {"required": ["b"]}}}, {"a": 1}),
+    ({"allOf": [{"type": "string"}, {"type": "integer"}]}, 1),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}, "type": "string"}, 1),
+    ({"enum": [1], "type": "string"}, 1),
+    ({"type": "string", "pattern": "a^b"}, "ab"),
+    ({"type": "string", "pattern": "a$b"}, "ab"),
+    ({"type": "string", "pattern": r"^\S$"}, "\u00a0"),
+    ({"type": "array", "uniqueItems": True, "items": {"type": "integer"}}, [1, 1]),
+    ({"minLength": 3}, "ab"),
+    ({"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["b"]}, {"a": 2}),
+]
+
+
+@pytest.mark.parametrize("in_tag", [False, True])
+@pytest.mark.parametrize(("schema", "value"), BEHIND_ANOTHER)
+def test_a_keyword_that_grammars_ignore_proves_nothing(
+    schema: Any, value: Any, in_tag: bool
+) -> None:
+    text = json.dumps(value, ensure_ascii=False)
+    assert find_breach(constrain(schema, in_tag), text) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "integer"}}}, {"a": "x"}),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}, "x"),
+        ({"type": "array", "items": {"type": "integer", "minimum": 2}}, [3, 1]),
+        ({"type": "array", "prefixItems": [{"type": "string"}], "items": False}, [1]),
+        ({"type": "string", "pattern": r"^\d{2}$"}, "ab"),
+        ({"type": "object", "properties": {"~/a": {"enum": [1]}}}, {"~/a": 2}),
+    ],
+)
+def test_a_keyword_that_grammars_enforce_on_its_whole_path_is_proof(
+    schema: Any, value: Any
+) -> None:
+    assert find_breach(constrain(schema), json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [("a^b", "ab"), ("a$b", "ab"), (r"\s", "\u00a0"), (r"\W", "\u00e9"), ("[[:alpha:]]", "h]"),
+     (r"\Qa\E", "QaE"), (r"\A", "A"), ("(?i)a", "B")],
+)  # fmt: skip
+def test_a_pattern_that_dialects_read_differently_proves_nothing(pattern: str, text: str) -> None:
+    assert find_breach(Constraint("regex", pattern), text) is None
+
+
+def test_numbers_and_names_of_any_length_are_read() -> None:
+    assert find_breach(INTEGER, "1" * 5000) is None
+    escaped = constrain({"type": "object", "properties": {"n": {"type": "integer"}}})
+    assert find_breach(escaped, '{"n": 1, "\\u006e": "x"}') is None
+
+
+@pytest.mark.parametrize("in_tag", [False, True])
+def test_numbers_beyond_a_float_prove_nothing(in_tag: bool) -> None:
+    """They are correct, and a client could have them counted as a violation."""
+    schema = {"type": "object", "properties": {"n": {"type": "number"}}}
+    tag = {"format": {"type": "json_schema", "json_schema": schema}}
+    kind, value = ("structural_tag", tag) if in_tag else ("json_schema", schema)
+    constraint = Constraint(kind, json.dumps(value))
+    assert find_breach(constraint, '{"n": 1e999}') is None
+    assert find_breach(constraint, '{"n": 1e99}') == ""

@@ -1,0 +1,164 @@
+"""Audits over HTTP: /admin/audit, its command, and a gateway that holds a workload."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from eaglegate.engine.speculation.scores import AnswerScores
+from eaglegate.engine.supervision.draft_blame import DraftHold
+from eaglegate.engine.types import EngineRequest, Sampling
+from eaglegate.features.audit import command
+from eaglegate.features.audit.auditor import Auditor
+from eaglegate.features.audit.evidence import AuditOutcome
+from eaglegate.features.audit.files import pack
+from eaglegate.features.audit.holds import AuditHold, AuditHolds
+from eaglegate.features.audit.records import (
+    AuditRecord,
+    FinishedAnswer,
+    write_nothing,
+)
+from eaglegate.features.canary.client import complete_url
+from eaglegate.observability.engine import SupervisionObserver
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.pages import render_metrics, summarize_speculation
+from eaglegate.observability.telemetry import Telemetry
+from eaglegate.server.apis.shared.gateway import Controls
+
+RECORD = AuditRecord(
+    "chatcmpl-1", "chat", "greedy", "abc", 3, AuditOutcome.VIOLATED, "token 1 is wrong", 1.0, 0.1, 2
+)
+ANSWER = FinishedAnswer(
+    EngineRequest("chatcmpl-1", (1, 2), Sampling(4, temperature=0.0)),
+    (7, 8),
+    None,
+    False,
+    3,
+    "abc",
+    0.0,
+)
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    return Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
+
+
+@pytest.fixture
+def audited(lab: Any, telemetry: Telemetry) -> Any:
+    lab.holds = AuditHolds()
+    lab.auditor = Auditor(1.0, lab.holds, telemetry, str, lambda: True, write_nothing)
+    telemetry.scope.audits, telemetry.scope.holds = lab.auditor.describe, lambda: lab.auditor.holds
+
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError
+
+    lab.gateway.controls = Controls(nothing, nothing, auditor=lab.auditor)
+    return lab
+
+
+async def test_without_audits_the_paths_say_how_to_begin(lab: Any) -> None:
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError
+
+    lab.gateway.controls = Controls(nothing, nothing)
+    answer = await lab.get("/admin/audit")
+    assert answer.status == 409
+    assert "--audit-share" in answer.json["error"]["message"]
+
+
+async def test_a_held_workload_is_shown_and_released(audited: Any, telemetry: Telemetry) -> None:
+    audited.holds.add(AuditHold("chat", "token 1 is wrong", "abc", 1.0))
+    telemetry.record_audit(RECORD)
+    telemetry.record_audit_drop("idle")
+    shown = (await audited.get("/admin/audit")).json
+    assert shown["holds"]["chat"]["reason"] == "token 1 is wrong"
+    page = render_metrics(telemetry.registry).decode()
+    assert 'eaglegate_audit_hold{workload="chat"} 1.0' in page
+    assert 'choosing="greedy",depth="3",draft="abc",outcome="violated"' in page
+    assert 'eaglegate_audits_dropped_total{reason="idle"} 1.0' in page
+    assert summarize_speculation(telemetry)["audit"]["holds"]["chat"]["draft"] == "abc"
+    wrong = await audited.call("POST", "/admin/audit/release", {"workload": "tools"})
+    assert wrong.status == 400
+    assert "(chat)" in wrong.json["error"]["message"]
+    done = await audited.call("POST", "/admin/audit/release", {"workload": "chat"})
+    assert done.json["holds"] == {}
+    assert "chat" not in audited.holds
+
+
+async def test_a_depth_that_is_held_off_is_shown_and_released(
+    audited: Any, telemetry: Telemetry
+) -> None:
+    hold = DraftHold("eagle3", 5, 2, 1.0)
+    observer = SupervisionObserver(telemetry)
+    observer.record_draft_death("eagle3", 5)
+    observer.record_draft_hold(hold, held=True)
+    labels = '{depth="5",engine="default",method="eagle3"} 1.0'
+    page = render_metrics(telemetry.registry).decode()
+    assert f"eaglegate_draft_deaths_total{labels}" in page
+    assert f"eaglegate_draft_hold{labels}" in page
+    assert summarize_speculation(telemetry)["draft_holds"][0]["bound"] == 2
+    held = [hold]
+
+    def release() -> tuple[DraftHold, ...]:
+        released = tuple(held)
+        held.clear()
+        return released
+
+    audited.gateway.controls = replace(audited.gateway.controls, release_drafts=release)
+    done = await audited.call("POST", "/admin/speculation/release", {})
+    assert done.json["released"][0]["depth"] == 5
+    again = await audited.call("POST", "/admin/speculation/release", {})
+    assert (again.status, again.json["error"]["code"]) == (409, "nothing_held")
+    observer.record_draft_hold(hold, held=False)
+    assert "eaglegate_draft_hold{" not in render_metrics(telemetry.registry).decode()
+
+
+class Scorer:
+    async def score(self, request: Any, answer: Any, dtype: str) -> AnswerScores:
+        assert request.prompt == (1, 2)
+        assert dtype == "float32"
+        return AnswerScores((0.0, 1.5), (7, 9))
+
+
+async def test_a_file_is_replayed(audited: Any) -> None:
+    info = replace(audited.gateway.pipeline.info, details={"dtype": "float32"})
+    audited.says("x")
+    audited.auditor.attach(Scorer(), audited.engine.generate, info)
+    content = json.loads(json.dumps(pack(ANSWER, RECORD, "m")))
+    answer = await audited.call("POST", "/admin/audit/replay", content)
+    assert answer.status == 200, answer.json
+    lines = [*command.format_replay(content, answer.json)]
+    assert lines[:3] == [
+        "found: token 1 is wrong",
+        "stored: violated, 2 tokens (greedy)",
+        "  token 1: 8 instead of 9, 1.5 nats worse",
+    ]
+    assert [request.depth for request in audited.engine.requests[-2:]] == [3, 0]
+    bad = await audited.call("POST", "/admin/audit/replay", {"prompt": []})
+    assert (bad.status, bad.json["error"]["code"]) == (400, "bad_evidence")
+
+
+def test_the_command_shows_what_there_is(audited: Any) -> None:
+    audited.holds.add(AuditHold("chat", "token 1 is wrong", "abc", 1.0))
+    lines = "\n".join(command.format_audits(audited.auditor.describe()))
+    assert "chat: no speculation: token 1 is wrong (draft abc)" in lines
+
+
+def test_addresses_need_no_scheme() -> None:
+    assert complete_url("10.0.0.5:9000/") == "http://10.0.0.5:9000"
+    assert complete_url("https://gateway.example") == "https://gateway.example"
+
+
+def test_the_command_says_when_nobody_answers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert command.main(["show", "--url", "http://127.0.0.1:9"]) == 1
+    assert command.main(["replay", str(tmp_path / "none.json")]) == 1
+    assert capsys.readouterr().err.count("eaglegate audit: ") == 2

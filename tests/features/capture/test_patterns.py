@@ -1,0 +1,165 @@
+"""Patterns of the redaction: what they mean, which are refused, and how long they take."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from eaglegate.features.capture.files import RecordDropped
+from eaglegate.features.capture.patterns import compile_pattern
+from eaglegate.features.capture.redaction import REDACTED, Redactor
+
+EMAIL = r"[\w.+-]+@[\w-]+\.[\w.]+"
+
+
+def redact(pattern: str, value: object) -> object:
+    redactor = Redactor.of([pattern], [])
+    redactor.begin()
+    return redactor.redact(value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "expected"),
+    [
+        (EMAIL, "to jörg.müller@example.com, please", "to [redacted], please"),
+        (r"\d{4}", "in the year ٢٠٢٦", "in the year [redacted]"),
+        (r"^\w+$", "Zürich", REDACTED),
+        (r"^\w+$", "Zürich\n", REDACTED),
+        (r"^\w+$", "in Zürich", "in Zürich"),
+        (r"\AZürich\Z", "Zürich", REDACTED),
+        (r"(?m)^key .*$", "one\nkey two\nthree", "one\n[redacted]\nthree"),
+        (r"a\sb", "a\u00a0b", REDACTED),
+        (r"[^\s]+:\S+", "x a:b y", "x [redacted] y"),
+        (r"[[:alpha:]\d]+!", "a1!", REDACTED),
+        (r"[]\d]x", "]x", REDACTED),
+        (r"[^]\d]y", "]y 3y ay", "]y 3y [redacted]"),
+        (r"[^\d]y$", "1y ay", "1y [redacted]"),
+        (r"[\]\w]+!", "]é!", REDACTED),
+        (r"[\\w]", "aw\\", "a[redacted]"),
+        (r"[\p{Lu}\d]+#", "ÄÖ٣#", REDACTED),
+        (r"\p{Lu}+#", "äÖ#", "ä[redacted]"),
+        (r"[$]$", "$5$", "$5[redacted]"),
+        (r"\Qa.b\E", "a.b axb", "[redacted] axb"),
+        (r"[$^]5", "$5 or ^5", "[redacted] or [redacted]"),
+        (r"\$\d", "$5", REDACTED),
+        (r"(?i)straSSe", "Strasse", REDACTED),
+    ],
+)
+def test_patterns_mean_what_python_means(pattern: str, text: str, expected: str) -> None:
+    assert redact(pattern, text) == expected
+
+
+def test_matches_that_touch_are_replaced_once() -> None:
+    assert redact("[a-z]", "1ab2") == "1[redacted]2"
+
+
+def test_an_empty_match_is_no_find() -> None:
+    redactor = Redactor.of([r"\b|x+"], [])
+    redactor.begin()
+    assert redactor.redact("ab") == "ab" and not redactor.found
+
+
+def test_what_two_patterns_match_is_replaced_once() -> None:
+    redactor = Redactor.of(["zanzibar", "bar[0-9]+", "red"], [])
+    redactor.begin()
+    assert redactor.redact("a zanzibar12, b") == "a [redacted], b"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("(", "missing )"),
+        (r"(?=secret)", "invalid perl operator"),
+        (r"(a)\1", "invalid escape"),
+        (r"[.-\w]", "invalid"),
+        ("a*", "matches the empty string"),
+        ("^$", "matches the empty string"),
+        (r"\bÖsterreich", "ASCII"),
+    ],
+)
+def test_a_pattern_that_cannot_be_taken_is_refused_with_the_reason(pattern: str, why: str) -> None:
+    with pytest.raises(ValueError, match=r"regular expression|empty string|ASCII") as refused:
+        compile_pattern(pattern)
+    assert why in str(refused.value) and f"'{pattern}'" in str(refused.value)
+
+
+def test_other_threads_run_while_a_pattern_is_searched_for() -> None:
+    """This text would take Python's own regular expressions days."""
+    redactor = Redactor.of([EMAIL], [])
+    redactor.limit_s = 60.0
+    redactor.begin()
+    done = threading.Event()
+
+    def search() -> None:
+        for _ in range(20):
+            redactor.redact("a" * 3_200_000)
+        done.set()
+
+    thread = threading.Thread(target=search)
+    thread.start()
+    turns = 0
+    while not done.is_set():
+        turns += 1
+        time.sleep(0)
+    thread.join()
+    assert turns > 20
+
+
+def test_a_record_that_takes_too_long_is_dropped() -> None:
+    """``a.*z`` looks at all that follows for each of the letters."""
+    redactor = Redactor.of(["a.*z|a"], [])
+    redactor.begin()
+    with pytest.raises(RecordDropped, match="than 50 ms") as dropped:
+        redactor.redact("a" * 200_000)
+    assert dropped.value.reason == "slow"
+
+
+def test_many_small_texts_take_time_as_well() -> None:
+    seconds = iter(range(1000))
+    redactor = Redactor.of(["x"], [])
+    redactor.limit_s, redactor.clock = 100.0, lambda: float(next(seconds))
+    redactor.begin()
+    assert redactor.redact(["y"] * 20) == ["y"] * 20
+    with pytest.raises(RecordDropped):
+        redactor.redact(["y"] * 500)
+
+
+def test_time_begins_anew_with_each_record() -> None:
+    now = 0.0
+    redactor = Redactor.of(["x"], [])
+    redactor.clock = lambda: now
+    for _ in range(3):
+        redactor.begin()
+        now += 0.04
+        assert redactor.redact("x") == REDACTED
+
+
+def test_the_last_moment_is_in_time() -> None:
+    now = 0.0
+    redactor = Redactor.of(["x"], [])
+    redactor.limit_s, redactor.clock = 1.0, lambda: now
+    redactor.begin()
+    now = 1.0
+    assert redactor.redact("x") == REDACTED
+
+
+def test_the_time_that_decoding_takes_is_not_that_of_the_patterns() -> None:
+    now = 0.0
+
+    def decode(_: object) -> str:
+        nonlocal now
+        now += 10.0
+        return "y"
+
+    redactor = Redactor.of(["x"], [])
+    redactor.clock, redactor.decode = lambda: now, decode
+    now = 5.0
+    redactor.begin()
+    redactor.read([1])
+    redactor.read([2])
+    assert redactor.keeps_ids
+    now += 0.1
+    with pytest.raises(RecordDropped):
+        redactor.read([3])
