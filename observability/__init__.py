@@ -2,7 +2,7 @@
 
 ``telemetry.py`` collects the reports of ``engine.events.Observer`` and of the wrapped engine
 (``engine.py``). ``metrics`` has one class per group of Prometheus metrics, ``pages.py`` the
-operator's pages, ``middleware.py`` request ids and the access log. ``tracing.py`` sends traces, and
-``explain.py`` accounts for the time of one request. ``server.cli.serve`` puts them together. A new
+operator's pages, ``middleware.py`` request ids and the access log. ``tracing.py`` sends traces.
+``facts.py`` is the bus of rare facts. ``server.cli.serve`` puts them together. A new
 metric is a class in a module of ``metrics`` and a row of its ``GROUPS``.
 """

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 
 from eaglegate.engine.base import DraftSwap
+from eaglegate.engine.events import RequestFacts
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo
 
 if TYPE_CHECKING:
+    from eaglegate.observability.middleware import HttpExchange
     from eaglegate.observability.observation import RequestObservation, RequestRecord
 
 Fact = TypeVar("Fact", bound=Struct)
@@ -60,11 +62,24 @@ class StorageFailed(Struct, frozen=True):
     """An answer could not be stored as it should have been."""
 
 
+class RequestBegan(Struct, frozen=True):
+    """A request was admitted, and the engine has not seen it yet."""
+
+    observation: RequestObservation
+    facts: RequestFacts
+
+
 class RequestEnded(Struct, frozen=True):
     """A request that had begun has ended. Its last progress was recorded before."""
 
     observation: RequestObservation
     record: RequestRecord
+
+
+class ExchangeEnded(Struct, frozen=True):
+    """The response to an HTTP request is complete, or its client has left."""
+
+    exchange: HttpExchange
 
 
 class RequestInterrupted(Struct, frozen=True):
@@ -73,6 +88,17 @@ class RequestInterrupted(Struct, frozen=True):
     outcome: str
     """The way in which it continued."""
     request: str
+
+
+class AnswerAudited(Struct, frozen=True):
+    """The target has scored one choice of a finished request without the draft."""
+
+    sequence: str
+    """``EngineRequest.id`` of the choice."""
+    outcome: str
+    """lossless, near_tie or violated"""
+    result: Mapping[str, Any]
+    """The whole result, without any text: choosing, draft, depth, detail, at, took_s, tokens."""
 
 
 class TemplateForgotten(Struct, frozen=True):

@@ -21,7 +21,6 @@ from starlette.routing import Route
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineInfo
-from eaglegate.features.explanations.ring import ExplanationRing, explain, summarize
 from eaglegate.observability.metrics.base import AdmissionQueue
 from eaglegate.observability.metrics.engine import summarize_planner
 from eaglegate.observability.problems import find_problem, list_problems
@@ -88,11 +87,8 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
         "running": telemetry.num_running,
         "tokens_per_s": compute_throughput(telemetry, now),
         "draft": telemetry.draft,
-        "canary": telemetry.scope.canary(),
         "admission": _describe_admission(telemetry.scope.admission()),
         "gpus": [{"index": gpu.index, **asdict(gpu.read())} for gpu in telemetry.gpus],
-        "audit": telemetry.scope.audits(),
-        "doctor": telemetry.scope.doctor(),
         "draft_holds": [asdict(hold) for hold in telemetry.draft_holds],
         "engines": {lane: _describe_engine(info) for lane, info in telemetry.engines.items()},
         "workers": [_describe_worker(worker) for worker in telemetry.scope.workers()],
@@ -101,7 +97,7 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
         "all": summarize_window(window, now),
         "slices": slices,
         "history": list_history(telemetry, now),
-    }
+    } | {name: value for part in telemetry.parts for name, value in part.describe().items()}
 
 
 def summarize_window(window: SlidingWindow, now: float) -> Row:
@@ -245,53 +241,20 @@ def _make_empty_window(telemetry: Telemetry) -> SlidingWindow:
     return SlidingWindow(telemetry.settings.window_s, telemetry.settings.baseline_half_life_s)
 
 
-NOT_KEPT = (
-    "No request with the id '{id}' is kept, only the newest, slowest, worst accepted and "
-    "failed ones. GET /debug/requests lists them."
-)
-
-
-def _show(body: Any, status: int = 200) -> Response:
+def show_json(body: Any, status: int = 200) -> Response:
     text = orjson.dumps(body, option=orjson.OPT_INDENT_2)
     headers = {"cache-control": "no-store"}
     return Response(text, status, media_type="application/json", headers=headers)
 
 
-def _refuse(message: str, status: int, code: str | None, param: str) -> Response:
+def refuse(message: str, status: int, code: str | None, param: str) -> Response:
     error = {"message": message, "type": "invalid_request_error", "code": code, "param": param}
-    return _show({"error": error}, status)
+    return show_json({"error": error}, status)
 
 
-def _refuse_kind(given: str) -> Response:
+def refuse_kind(given: str) -> Response:
     message = f"'kind' must be one of {', '.join(KINDS)}; given '{given[:100]}'."
-    return _refuse(message, 400, None, "kind")
-
-
-def make_explanation_routes(telemetry: Telemetry, ring: ExplanationRing) -> list[Route]:
-    """Return the routes below ``/debug/requests``: the list of explainable requests, and one
-    explanation."""
-
-    async def listing(request: Request) -> Response:
-        asked = request.query_params
-        kind = asked.get("kind", "")
-        if kind and kind not in KINDS:
-            return _refuse_kind(kind)
-        return _show(ring.list(kind=kind, name=asked.get("name", "")))
-
-    async def one(request: Request) -> Response:
-        name = request.path_params["id"]
-        entries = ring.find(name)
-        if not entries:
-            return _refuse(NOT_KEPT.format(id=name[:100]), 404, "not_found", "id")
-        entry, *others = entries
-        await telemetry.refresh_planner()
-        explanation = explain(entry, telemetry.planner)
-        return _show(explanation | {"same_request_id": [*map(summarize, others)]})
-
-    return [
-        Route("/debug/requests", listing, methods=["GET"]),
-        Route("/debug/requests/{id}", one, methods=["GET"]),
-    ]
+    return refuse(message, 400, None, "kind")
 
 
 PAGE_HEADERS = {
@@ -329,7 +292,7 @@ def make_page_routes() -> list[Route]:
     ]
 
 
-def make_routes(telemetry: Telemetry, ring: ExplanationRing | None = None) -> list[Route]:
+def make_routes(telemetry: Telemetry) -> list[Route]:
     """Return the routes ``/metrics`` for Prometheus, ``/debug`` for programs and ``/`` for
     people."""
 
@@ -340,20 +303,19 @@ def make_routes(telemetry: Telemetry, ring: ExplanationRing | None = None) -> li
 
     async def debug(_: Request) -> Response:
         await telemetry.refresh_planner(RECENT_STEPS)
-        return _show(summarize_speculation(telemetry))
+        return show_json(summarize_speculation(telemetry))
 
     async def history(request: Request) -> Response:
         asked = request.query_params
         kind = asked.get("kind", ALL)
         if kind not in KINDS:
-            return _refuse_kind(kind)
+            return refuse_kind(kind)
         telemetry.settle()
-        return _show(telemetry.history.describe(kind, asked.get("name", "")))
+        return show_json(telemetry.history.describe(kind, asked.get("name", "")))
 
     return [
         Route("/metrics", metrics, methods=["GET"]),
         Route("/debug/speculation", debug, methods=["GET"]),
         Route("/debug/history", history, methods=["GET"]),
         *make_page_routes(),
-        *(make_explanation_routes(telemetry, ring) if ring is not None else ()),
     ]

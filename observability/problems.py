@@ -5,7 +5,6 @@ Problems that need rates or a baseline are alerts of ``deploy/prometheus/rules``
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from eaglegate.engine.speculation.totals import WORTHLESS, Totals
@@ -13,9 +12,6 @@ from eaglegate.observability.telemetry import Telemetry
 
 MIN_VERIFY_STEPS = 200
 """Verify steps needed for a judgement."""
-UNCURED = ("not cured", "not treated")
-UNCURED_S = 3600.0
-"""Seconds for which a cause that was not cured is a problem."""
 
 
 def find_problem(totals: Totals) -> str | None:
@@ -48,8 +44,8 @@ def list_problems(telemetry: Telemetry, whole: Totals) -> Iterator[str]:
             f"Drafts of {hold.method} killed the engine at depth {hold.depth}, which is held off: "
             "eaglegate audit release --drafts (docs/audit.md)."
         )
-    yield from _list_unsound_answers(telemetry)
-    yield from _list_uncured_causes(telemetry)
+    for part in telemetry.parts:
+        yield from part.list_problems()
     if telemetry.scope.process().get("memory_shedding"):
         yield "New requests are refused because memory is low."
     for worker in telemetry.scope.workers():
@@ -57,24 +53,3 @@ def list_problems(telemetry: Telemetry, whole: Totals) -> Iterator[str]:
             yield f"{worker.name}: {problem}"
         for finding in worker.findings:
             yield f"{worker.name}: {finding.text}"
-
-
-def _list_unsound_answers(telemetry: Telemetry) -> Iterator[str]:
-    audits = telemetry.scope.audits()
-    for workload in sorted(audits["holds"] if audits else ()):
-        yield (
-            f"An audit found answers of {workload} that are not the target's, and switched its "
-            f"speculation off: eaglegate audit release {workload} (docs/audit.md)."
-        )
-
-
-def _list_uncured_causes(telemetry: Telemetry) -> Iterator[str]:
-    doctor = telemetry.scope.doctor()
-    diagnoses = doctor["diagnoses"] if doctor else ()
-    causes = {
-        diagnosis["cause"]
-        for diagnosis in diagnoses
-        if diagnosis["outcome"] in UNCURED and diagnosis["at"] > time.time() - UNCURED_S
-    }
-    for cause in sorted(map(str, causes)):
-        yield f"Acceptance fell, and the doctor has not cured the cause: {cause} (docs/doctor.md)."

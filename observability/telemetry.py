@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -28,6 +28,7 @@ from eaglegate.observability.facts import (
     FactBus,
     FieldsIgnored,
     KeyForgotten,
+    RequestBegan,
     RequestEnded,
     RequestInterrupted,
     RequestRefused,
@@ -51,7 +52,7 @@ from eaglegate.observability.metrics.base import (
     MetricGroup,
     MetricScope,
 )
-from eaglegate.observability.middleware import attach, note_refusal, take_body
+from eaglegate.observability.middleware import attach, note_refusal
 from eaglegate.observability.observation import (
     ChoiceObservation,
     PendingMetrics,
@@ -66,16 +67,19 @@ from eaglegate.observability.windows import KEY, TEMPLATE, SliceWindows
 
 if TYPE_CHECKING:
     from eaglegate.engine.speculation.swap import DraftManager
-    from eaglegate.features.audit.records import AuditRecord
-    from eaglegate.features.capture.capture import RequestCapture
-    from eaglegate.features.capture.redaction import Decode
-    from eaglegate.features.doctor.diagnosis import Diagnosis
-    from eaglegate.features.explanations.ring import ExplanationRing
 
 
 PlannerReader = Callable[[int], Awaitable[Mapping[str, Any]]]
 COUNT_EVERY_S = 5.0
 """Interval well below a bucket of the windows, so that they stay current between scrapes."""
+
+
+class PagePart(Protocol):
+    """A part of the live page that comes from elsewhere."""
+
+    def describe(self) -> Mapping[str, object]: ...
+
+    def list_problems(self) -> Iterable[str]: ...
 
 
 class Telemetry:
@@ -107,7 +111,6 @@ class Telemetry:
         self._drafts = RecentNames(settings.drafts)
         self._keys = KnownNames.of(())
         self._by_draft: dict[str, Totals] = {}
-        self._explanations: ExplanationRing | None = None
         self.draft_holds: list[DraftHold] = []
         """Depths that are not used because they killed engines."""
         self.down: set[str] = set()
@@ -117,7 +120,6 @@ class Telemetry:
         self._live: set[RequestObservation | DirectRequest] = set()
         self._sequences: dict[str, SequenceTimeline] = {}
         self._losing: dict[str, SupportsUnclaimed] = {}
-        self._capture: RequestCapture | None = None
         self._planner: PlannerReader | None = None
         self.planner: Mapping[str, Any] = {}
         """Last description by the depth planner."""
@@ -138,7 +140,6 @@ class Telemetry:
             gpus,
             self._read_unclaimed,
             self._read_running,
-            lambda: None if self._capture is None else self._capture.counts(),
             lambda: self.planner,
         )
         """Sources in the rest of the gateway for metrics and pages."""
@@ -146,6 +147,11 @@ class Telemetry:
         """The last day, for the page."""
         self.groups = [*(make(self.scope) for make in groups), self.history]
         self.catalogue: list[MetricDeclaration] = self.scope.catalogue
+        self.parts: list[PagePart] = []
+        """Further parts of the page and its problems."""
+
+    def add_group(self, make: Callable[[MetricScope], MetricGroup]) -> None:
+        self.groups.append(make(self.scope))
 
     def begin(self, facts: RequestFacts) -> Observation:
         observation = RequestObservation(
@@ -160,11 +166,7 @@ class Telemetry:
         self.history.begin_request(facts.id)
         self._sequences.update(observation.sequences)
         attach(observation)
-        if self._capture is not None and (sent := take_body()) is not None:
-            session = self._capture.select(facts)
-            observation.capture(session, sent)
-            if session is not None:
-                self._capture.audits.expect(facts, session)
+        self.facts.publish(RequestBegan(observation, facts))
         return observation
 
     def record_refusal(self, api: str, code: str) -> None:
@@ -264,10 +266,6 @@ class Telemetry:
             self.book.forget(KEY, key)
             self.facts.publish(KeyForgotten(key))
 
-    def keep_explanations(self, explanations: ExplanationRing) -> None:
-        """Add every finished request to ``explanations``."""
-        self._explanations = explanations
-
     def total_of(self, draft: str) -> Totals:
         """Return the totals of all steps so far that the draft with this fingerprint served."""
         self.settle()
@@ -289,33 +287,6 @@ class Telemetry:
             self._by_draft.pop(forgotten, None)
             self.facts.publish(DraftForgotten(forgotten))
 
-    def record_audit(self, record: AuditRecord) -> None:
-        for group in self.groups:
-            group.record_audit(record, self._workloads(record.workload))
-        if self._explanations is not None:
-            self._explanations.add_audit(record)
-        if self._capture is not None:
-            self._capture.audits.record(record)
-
-    def record_diagnosis(self, diagnosis: Diagnosis) -> None:
-        for group in self.groups:
-            group.record_diagnosis(diagnosis)
-
-    def record_audit_drop(self, reason: str) -> None:
-        for group in self.groups:
-            group.record_audit_drop(reason)
-
-    def watch_capture(self, capture: RequestCapture | None, decode: Decode) -> None:
-        """Give finished requests to ``capture`` if it selected them. None captures nothing."""
-        self._capture = capture
-        if capture is not None:
-            capture.set_decode(decode)
-
-    def close(self) -> None:
-        """Write the remaining captured requests, for a few seconds at most."""
-        if self._capture is not None:
-            self._capture.close()
-
     def _read_unclaimed(self) -> Iterator[tuple[str, Totals]]:
         return ((name, losing.unclaimed) for name, losing in self._losing.items())
 
@@ -332,16 +303,8 @@ class Telemetry:
         self.history.end_request(record.facts.id)
         for id_ in record.facts.sequences:
             self._sequences.pop(id_, None)
-        if self._capture is not None and observation.session is not None:
-            timelines = tuple(observation.sequences.values())
-            info = next(iter(self.engines.values()), None)
-            speculation = info.speculation if info else None
-            sent = observation.sent
-            self._capture.submit(record, observation.session, timelines, sent, speculation)
         self._batch.add_record(record)
         self.facts.publish(RequestEnded(observation, record))
-        if self._explanations is not None:
-            self._explanations.add(observation, record)
         if self.clock() >= self._count_at:
             self._count()
 
@@ -375,6 +338,10 @@ class Telemetry:
     def _name_direct_slices(self, request: EngineRequest, model: str) -> SliceNames:
         labels = self._make_labels(model, request.lane, request.workload)
         return SliceNames(labels, name_context(len(request.prompt)), NO_TEMPLATE, self.draft)
+
+    def name_workload(self, workload: str) -> str:
+        """Return the label of a workload."""
+        return self._workloads(workload)
 
     def _make_labels(self, model: str, lane: str, workload: str) -> Labels:
         return Labels(self._models(model), self._lanes(lane), self._workloads(workload))

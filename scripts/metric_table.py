@@ -17,6 +17,7 @@ from eaglegate.observability.labels import LABELS, TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.metrics.base import MetricDeclaration
 from eaglegate.observability.telemetry import Telemetry
+from eaglegate.server.cli.feature_table import list_metric_groups
 
 BEGIN = "<!-- made by python -m scripts.metric_table: begin -->\n"
 END = "<!-- end -->\n"
@@ -24,12 +25,14 @@ END = "<!-- end -->\n"
 
 def list_metrics() -> list[MetricDeclaration]:
     """Return every metric."""
-    return Telemetry(GROUPS, TelemetrySettings(models=()), CollectorRegistry()).catalogue
+    groups = (*GROUPS, *list_metric_groups())
+    return Telemetry(groups, TelemetrySettings(models=()), CollectorRegistry()).catalogue
 
 
 def render_markdown(metrics: Iterable[MetricDeclaration]) -> str:
     """Render a section per group: its docstring, then its metrics."""
-    about = {group.__name__: inspect.cleandoc(group.__doc__ or "") for group in GROUPS}
+    groups = (*GROUPS, *list_metric_groups())
+    about = {group.__name__: inspect.cleandoc(group.__doc__ or "") for group in groups}
     return "\n".join(
         _render_section(name, about[name], list(members))
         for name, members in groupby(metrics, key=lambda metric: metric.group)

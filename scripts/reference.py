@@ -16,11 +16,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from eaglegate.features.audit.settings import AuditSettings
+from eaglegate.features.capture.settings import CaptureSettings
+from eaglegate.features.doctor.settings import DoctorSettings
+from eaglegate.features.improve.settings import ImproveSettings
+from eaglegate.features.pacing.settings import PacingSettings
 from eaglegate.lab.prove.settings import ProveSettings
 from eaglegate.server.__main__ import main as run_command
 from eaglegate.server.cli.check import CheckSettings
 from eaglegate.server.cli.command_line import ModelArguments
-from eaglegate.server.cli.observing import AuditSettings, CaptureSettings, DoctorSettings
 from eaglegate.server.flags import ENV_PREFIX, flag, list_settings
 from eaglegate.server.settings import Settings
 
@@ -41,6 +45,8 @@ KINDS: Mapping[str, type] = {
     "Capture and metrics": CaptureSettings,
     "Audits": AuditSettings,
     "Doctor": DoctorSettings,
+    "Improvement": ImproveSettings,
+    "Paced streams": PacingSettings,
     "check": CheckSettings,
     "prove": ProveSettings,
 }

@@ -25,6 +25,7 @@ from eaglegate.server.cli.command_line import (
     read_engine_arguments,
 )
 from eaglegate.server.cli.console import StartupProgress, describe_last_start, find_log_format
+from eaglegate.server.cli.feature_table import find_command
 from eaglegate.server.cli.first_read import open_ports, read_first
 from eaglegate.server.errors import ConfigError
 
@@ -74,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, rest: list[str]) -> int:
+    if (module := find_command(command)) is not None:
+        return int(import_module(module).main([command, *rest] if command == "canary" else rest))
     match command:
         case "check":
             return _with_settings(command, rest)
@@ -81,26 +84,14 @@ def _run(command: str, rest: list[str]) -> int:
             return _prove(rest)
         case "parse":
             return int(import_module("eaglegate.server.cli.parse").main(rest))
-        case "canary":
-            return int(
-                import_module("eaglegate.features.canary.draft_command").main(["canary", *rest])
-            )
-        case "draft":
-            return int(import_module("eaglegate.features.canary.draft_command").main(rest))
         case "bench" | "replay":
             return int(_lab(f"measure.{command}_command").main(rest))
-        case "capture":
-            return int(import_module("eaglegate.features.capture.command").main(rest))
         case "drafts" if rest[:1] == ["log"]:
             return int(_lab("improve.ledger_command").main(rest[1:]))
         case "improve":
             return int(_lab("improve.command").main(rest))
         case "drafts":
             return int(_lab("measure.drafts_command").main(rest))
-        case "audit":
-            return int(import_module("eaglegate.features.audit.command").main(rest))
-        case "explain":
-            return int(import_module("eaglegate.features.explanations.command").main(rest))
         case "top":
             return int(import_module("eaglegate.server.cli.top.command").main(rest))
         case "key":

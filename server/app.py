@@ -32,9 +32,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from eaglegate.features.audit import routes as audit
-from eaglegate.features.canary import routes as canary
-from eaglegate.features.doctor import routes as doctor
 from eaglegate.server.access.budget import current_charge
 from eaglegate.server.apis.chat.request import ChatRequest
 from eaglegate.server.apis.chat.response import ChatFold, ChatStream
@@ -102,9 +99,6 @@ def create_app(
     )
     for routes in (
         admin.router(gateway),
-        canary.router(gateway),
-        audit.router(gateway),
-        doctor.router(gateway),
         _make_generation_routes(gateway),
         info.router(gateway),
         *stateful,

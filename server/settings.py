@@ -129,9 +129,6 @@ class Settings:
         "across restarts. The default is a temporary folder",
         metavar="FOLDER",
     )
-    improve: str | None = setting(
-        None, "configuration of a loop that tunes the draft on captured traffic", metavar="FILE"
-    )
     preflight: bool = setting(True, "refuse to start if `eaglegate check` finds an obstacle")
     allow_untested_vllm: bool = setting(
         False, "start with a version of vLLM that the gateway is not tested with"
@@ -244,13 +241,6 @@ class Settings:
     )
     keep_alive_s: float = setting_of(
         StreamTiming, "keep_alive_s", "seconds of silence in a stream before a comment is sent"
-    )
-    stream_cadence: float = setting_of(
-        StreamTiming,
-        "cadence_ms",
-        "milliseconds between the blocks of a stream, all of one size, so that neither sizes nor "
-        "gaps show which drafts were accepted; 0, the default, sends frames as they are produced",
-        metavar="MS",
     )
     unknown_fields: str = setting(
         "ignore",
@@ -395,11 +385,6 @@ class Settings:
         if self.stream_interval_ms is not None and not 0 <= self.stream_interval_ms <= 1000:
             raise ConfigError(
                 f"--stream-interval-ms must be 0 to 1000; given {self.stream_interval_ms:g}"
-            )
-        if self.stream_cadence and not 1 <= self.stream_cadence <= 1000:
-            raise ConfigError(
-                "--stream-cadence must be 1 to 1000 milliseconds, or 0 for none; given "
-                f"{self.stream_cadence:g}"
             )
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ConfigError(

@@ -15,7 +15,6 @@ FOLDERS = ("server", "engine", "text", "observability", "features", "lab")
 KNOWS_ALL = {
     "server/cli/serve.py",
     "server/cli/feature.py",
-    "server/cli/observing.py",
     "server/app.py",
 }
 HTTP_CLIENTS = ("engine/remote/", "engine/machine.py", "lab/")

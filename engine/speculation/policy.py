@@ -127,9 +127,17 @@ class SpeculationPolicy:
 
     def __init__(self, rules: SpeculationRules | None = None, holds: Holds | None = None) -> None:
         self.rules = rules or SpeculationRules()
-        self._holds = holds
+        self.holds = holds
+        self.listeners: list[Callable[[], None]] = []
+        """Called after an operator has set rules."""
         self.trial: PolicyTrial | None = None
         """Trial of the running canary."""
+
+    def set_rules(self, rules: SpeculationRules) -> None:
+        """Set the rules that an operator asked for."""
+        self.rules = rules
+        for listener in self.listeners:
+            listener()
 
     def decide(
         self,
@@ -141,7 +149,7 @@ class SpeculationPolicy:
     ) -> SpeculationDecision:
         """Decide a request's depth and lane. ``key`` is the API key's public name, ``depth`` the
         request's own."""
-        if self._holds is not None and self._holds.covers(workload, key or ""):
+        if self.holds is not None and self.holds.covers(workload, key or ""):
             return SpeculationDecision(0, PLAIN, DepthSource.AUDIT)
         trial, rules, arm = self.trial, self.rules, None
         if trial is not None:

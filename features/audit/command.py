@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eaglegate.features.canary.client import CallFailed, add_gateway_options, send
+from eaglegate.server.cli.client import CallFailed, add_gateway_options, send
 
 Row = Mapping[str, Any]
 MOST = 20

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from eaglegate.observability.metrics.base import MetricGroup
+from eaglegate.observability.facts import DraftForgotten
+from eaglegate.observability.metrics.base import MetricGroup, MetricScope
 
 if TYPE_CHECKING:
     from eaglegate.features.audit.records import AuditRecord
@@ -18,6 +19,11 @@ class Audits(MetricGroup):
     ``sum by (workload) (rate(eaglegate_audits_total{outcome="violated"}[15m]))
     / sum by (workload) (rate(eaglegate_audits_total[15m]))``
     """
+
+    def __init__(self, scope: MetricScope, read_holds: Callable[[], Iterable[str]] = tuple) -> None:
+        """``read_holds`` returns the workloads that have lost speculation."""
+        self._list_holds = read_holds
+        super().__init__(scope)
 
     def declare(self) -> None:
         labels = ("workload", "choosing", "draft", "depth", "outcome")
@@ -41,21 +47,20 @@ class Audits(MetricGroup):
             ("workload",),
             self._read_holds,
         )
+        self.on(DraftForgotten, lambda fact: self._audits.remove(draft=fact.draft))
 
-    def record_audit(self, record: AuditRecord, workload: str) -> None:
+    def count(self, record: AuditRecord, workload: str) -> None:
+        """Count an audit; ``workload`` is its label."""
         depth = str(min(record.depth, self.scope.settings.max_depth))
         outcome = record.outcome.value
         self._audits(workload, record.choosing, record.draft, depth, outcome).inc()
         self._seconds(workload).inc(record.took_s)
 
-    def record_audit_drop(self, reason: str) -> None:
+    def count_drop(self, reason: str) -> None:
         self._drops(reason).inc()
 
-    def drop_draft(self, draft: str) -> None:
-        self._audits.remove(draft=draft)
-
     def _read_holds(self) -> Iterable[tuple[tuple[str], float]]:
-        return [((workload,), 1.0) for workload in self.scope.holds()]
+        return [((workload,), 1.0) for workload in self._list_holds()]
 
 
 GROUPS: tuple[type[MetricGroup], ...] = (Audits,)

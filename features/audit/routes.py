@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from eaglegate.engine.errors import EngineError, RequestRejected
-from eaglegate.server.apis.operations.admin import AdminModel, require_controls
+from eaglegate.server.apis.operations.admin import AdminModel
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.openapi import describe_body
 from eaglegate.server.apis.shared.request import parse, read_body
@@ -17,6 +17,7 @@ from eaglegate.server.errors import Conflict, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from eaglegate.features.audit.auditor import Auditor
+    from eaglegate.features.audit.feature import AuditFeature
 
 
 class HeldModel(AdminModel):
@@ -63,9 +64,9 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 def _require_auditor(gateway: Gateway) -> Auditor:
-    auditor = require_controls(gateway).auditor
-    if auditor is None:
+    feature: AuditFeature | None = gateway.features.get("audit")
+    if feature is None:
         raise Conflict(
             "Nothing is audited. Start the gateway with --audit-share.", code="no_audits"
         )
-    return auditor
+    return feature.auditor

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eaglegate.features.canary.client import CallFailed, add_gateway_options, send
 from eaglegate.features.canary.effects import describe_effect
+from eaglegate.server.cli.client import CallFailed, add_gateway_options, send
 
 
 def main(argv: Sequence[str]) -> int:

@@ -20,7 +20,6 @@ from eaglegate.server.apis.operations.admin import (
     check_path,
     check_rules,
     convert_draft_errors,
-    require_controls,
     require_drafts,
 )
 from eaglegate.server.apis.shared.gateway import Gateway
@@ -32,6 +31,7 @@ from eaglegate.server.generation.pipeline import Pipeline
 if TYPE_CHECKING:
     from eaglegate.features.canary.arms import CanaryChange
     from eaglegate.features.canary.canary import CanaryPlan
+    from eaglegate.features.canary.feature import CanaryFeature
 
 
 class CanaryModel(AdminModel):
@@ -125,10 +125,10 @@ def _convert_errors() -> Iterator[None]:
 
 
 def _require_canaries(gateway: Gateway) -> CanaryRunner:
-    canaries = require_controls(gateway).canaries
-    if canaries is None:
+    feature: CanaryFeature | None = gateway.features.get("canary")
+    if feature is None:
         raise Unavailable("This gateway runs no canaries.")
-    return canaries
+    return feature.runner
 
 
 def _make_change(

@@ -18,7 +18,6 @@ import orjson
 from cryptography.fernet import MultiFernet
 
 from eaglegate.engine.events import RequestFacts
-from eaglegate.features.audit.records import AuditRecord
 from eaglegate.features.capture.files import (
     AUDITS,
     CaptureFolder,
@@ -29,6 +28,7 @@ from eaglegate.features.capture.files import (
 )
 from eaglegate.features.capture.record import VERSION, CaptureError, DamagedRecord, check_version
 from eaglegate.features.capture.redaction import Redactor, SaltedHashes
+from eaglegate.observability.facts import AnswerAudited
 
 AUDIT_BYTES = 1024
 """Approximate memory of an audit that waits to be written, in bytes."""
@@ -119,29 +119,30 @@ class AuditCapture:
         while len(self._captured) > REMEMBERED:
             self._captured.popitem(last=False)
 
-    def record(self, audit: AuditRecord) -> None:
+    def record(self, audit: AnswerAudited) -> None:
         """Queue a finished audit if its request was captured. Never waits."""
-        if (found := self._captured.pop(audit.request, None)) is not None:
+        if (found := self._captured.pop(audit.sequence, None)) is not None:
             self._writer.put((audit, *found), AUDIT_BYTES)
 
     def close(self) -> None:
         self._writer.close()
 
-    def _format(self, item: tuple[AuditRecord, RequestFacts, str]) -> bytes:
+    def _format(self, item: tuple[AnswerAudited, RequestFacts, str]) -> bytes:
         audit, facts, session = item
+        result = audit.result
         if self._redactor is not None:
             self._redactor.begin()
         captured = CapturedAudit(
             id=name_request(facts.id, self._redactor, self._hashes),
             session=self._hashes.hash_text(session),
-            choice=facts.sequences.index(audit.request),
-            outcome=audit.outcome.value,
-            choosing=audit.choosing,
-            detail=audit.detail,
-            depth=audit.depth,
-            draft=audit.draft,
-            tokens=audit.tokens,
-            at=round(audit.at, 6),
+            choice=facts.sequences.index(audit.sequence),
+            outcome=audit.outcome,
+            choosing=result["choosing"],
+            detail=result["detail"],
+            depth=result["depth"],
+            draft=result["draft"],
+            tokens=result["tokens"],
+            at=round(result["at"], 6),
             key=facts.key,
         )
         line = format_audit(captured)

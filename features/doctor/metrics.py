@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from eaglegate.observability.facts import DraftForgotten
 from eaglegate.observability.metrics.base import MetricGroup
 
 if TYPE_CHECKING:
@@ -29,14 +30,12 @@ class Diagnoses(MetricGroup):
             "engine), and whether acceptance came back to within 2 %",
             ("cure", "cured"),
         )
+        self.on(DraftForgotten, lambda fact: self._diagnoses.remove(draft=fact.draft))
 
-    def record_diagnosis(self, diagnosis: Diagnosis) -> None:
+    def count(self, diagnosis: Diagnosis) -> None:
         self._diagnoses(diagnosis.draft, diagnosis.cause.value, diagnosis.outcome).inc()
         for one in diagnosis.treatments:
             self._cures(one.cure.value, "true" if one.cured else "false").inc()
-
-    def drop_draft(self, draft: str) -> None:
-        self._diagnoses.remove(draft=draft)
 
 
 GROUPS: tuple[type[MetricGroup], ...] = (Diagnoses,)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 
-from eaglegate.server.apis.operations.admin import require_controls
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.errors import Conflict
+
+if TYPE_CHECKING:
+    from eaglegate.features.doctor.feature import DoctorFeature
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -19,12 +21,12 @@ def router(gateway: Gateway) -> APIRouter:
         """Return the histories of acceptance, the suspicions, and the last diagnoses with their
         cures.
         """
-        found = require_controls(gateway).doctor
-        if found is None:
+        feature: DoctorFeature | None = gateway.features.get("doctor")
+        if feature is None:
             raise Conflict(
                 "There is no doctor. Start the gateway with --doctor watch or --doctor cure.",
                 code="no_doctor",
             )
-        return found.describe()
+        return feature.doctor.describe()
 
     return routes

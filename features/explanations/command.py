@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from eaglegate.features.canary.client import CallFailed, add_gateway_options, send
+from eaglegate.server.cli.client import CallFailed, add_gateway_options, send
 from eaglegate.server.cli.harmless import make_harmless
 
 Row = Mapping[str, Any]

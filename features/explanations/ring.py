@@ -18,18 +18,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
 from operator import attrgetter, sub
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eaglegate.engine.events import Ending
 from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.types import DecodeStep, UndraftedReason
+from eaglegate.observability.facts import AnswerAudited
 from eaglegate.observability.middleware import HttpExchange
 from eaglegate.observability.observation import ChoiceRecord, RequestObservation, RequestRecord
 from eaglegate.observability.sequence import TRACKED, SequenceTimeline
 from eaglegate.observability.windows import PHASE, name_slices
-
-if TYPE_CHECKING:
-    from eaglegate.features.audit.records import AuditRecord
 
 RECENT, SLOWEST, WORST, FAILED = 256, 32, 32, 64
 """Number of requests kept of each kind."""
@@ -220,14 +218,14 @@ class ExplanationRing:
         if length is not None and record.totals.verify_steps >= ENOUGH_STEPS:
             self._worst.add(-length, self._serial, entry)
 
-    def add_audit(self, record: AuditRecord) -> None:
+    def add_audit(self, audit: AnswerAudited) -> None:
         """Add an audit's result to its request, if that is still kept."""
         for entry in reversed(self._recent):
             if isinstance(entry, ExplainedRequest) and (
-                record.request in entry.record.facts.sequences
+                audit.sequence in entry.record.facts.sequences
             ):
-                choice = entry.record.facts.sequences.index(record.request)
-                entry.audits.append({"choice": choice, **record.to_json()})
+                choice = entry.record.facts.sequences.index(audit.sequence)
+                entry.audits.append({"choice": choice, **audit.result})
                 return
 
     def complete(self, exchange: HttpExchange) -> None:

@@ -1,1 +1,1 @@
-"""Streams whose frames reveal nothing of the accepted drafts: a fixed pace, padded frames."""
+"""Streams at a fixed pace, whose blocks reveal nothing of the accepted drafts."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from eaglegate.engine.events import (
@@ -33,7 +34,7 @@ from eaglegate.engine.events import (
     Usage,
     UsageDelta,
 )
-from eaglegate.features.pacing.filling import make_filling
+from eaglegate.server.http.filling import make_filling
 from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallDelta
 
 BLOCK = 1024
@@ -42,6 +43,26 @@ MOST_BYTES = 64 << 10
 MOST_STEPS = 256
 """Steps waiting to become frames above which the engine is held back."""
 DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """A fixed pace (``eaglegate.server.http.response.Pacing``): one block every ``ms``
+    milliseconds.
+    """
+
+    ms: float
+
+    def open_output(
+        self,
+        stream: ByteStream,
+        encode: Callable[[int, list[Event]], bytes],
+        hurry: asyncio.Event,
+    ) -> PacedSink:
+        return PacedSink(stream, encode, self.ms / 1000, hurry)
+
+    def open_stream(self, stream: ByteStream, hurry: asyncio.Event) -> PacedStream:
+        return PacedStream(stream, self.ms / 1000, hurry=hurry)
 
 
 class ByteStream(Protocol):

@@ -38,6 +38,7 @@ from eaglegate.engine.scripted import ScriptedEngine, steps
 from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
 from eaglegate.features.capture.capture import RequestCapture
+from eaglegate.features.capture.feature import CaptureSubscriber
 from eaglegate.features.capture.files import GATHER_S, CaptureFolder
 from eaglegate.features.capture.limits import CaptureLimits
 from eaglegate.features.capture.redaction import Redactor, SaltedHashes, load_salt
@@ -122,7 +123,9 @@ def make_app(engine: Engine, observing: bool, folder: File | None = None) -> ASG
     )
     gateway.observer = telemetry
     if folder is not None:
-        telemetry.watch_capture(open_capture(folder), renderer.decode)
+        capture = open_capture(folder)
+        capture.set_decode(renderer.decode)
+        CaptureSubscriber(capture, telemetry)
     observed = InstrumentedEngine(engine, telemetry)
     gateway.open(Pipeline(observed, INFO, renderer, parsers, served, SpeculationPolicy()))
     log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))

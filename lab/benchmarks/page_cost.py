@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -26,13 +27,16 @@ from eaglegate.engine.types import (
     SpeculationInfo,
     Step,
 )
+from eaglegate.features.explanations.feature import follow
 from eaglegate.features.explanations.ring import ExplanationRing
+from eaglegate.features.explanations.routes import router
 from eaglegate.observability.facts import EngineStarted
 from eaglegate.observability.history import SLOT_S, SLOTS
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import make_routes
 from eaglegate.observability.telemetry import Telemetry
+from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.text.events import ContentDelta
 
 POLLS = {
@@ -97,9 +101,12 @@ def main() -> None:
     )
     telemetry.history.set_wall_clock(lambda: clock[0])
     ring = ExplanationRing()
-    telemetry.keep_explanations(ring)
+    follow(ring, telemetry.facts)
+    gateway = Gateway(models=("m",), created=1)
+    gateway.features["explanations"] = SimpleNamespace(ring=ring, telemetry=telemetry)
     fill_day(telemetry, clock)
-    found = asyncio.run(measure(Starlette(routes=make_routes(telemetry, ring))))
+    app = Starlette(routes=[*make_routes(telemetry), *router(gateway).routes])
+    found = asyncio.run(measure(app))
     share = sum(found[path] / 1000 / seconds for path, seconds in POLLS.items())
     for path, ms in found.items():
         print(f"{path:20} {ms:6.2f} ms every {POLLS[path]:g} s")

@@ -28,6 +28,7 @@ from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.types import EngineInfo, EngineRequest, Step, StepSink
 from eaglegate.engine.vllm_backend.step_queue import SinkFlusher, StepQueue
+from eaglegate.features.capture.feature import CaptureSubscriber
 from eaglegate.lab.benchmarks.observing import INFO, Renderer, open_capture, scripted
 from eaglegate.lab.benchmarks.wire import clock_of
 from eaglegate.observability.engine import InstrumentedEngine
@@ -207,7 +208,9 @@ def make_app(variant: Variant, folder: Path) -> ASGIApp:
     )
     gateway.observer = telemetry
     if variant.capture:
-        telemetry.watch_capture(open_capture(folder), renderer.decode)
+        capture = open_capture(folder)
+        capture.set_decode(renderer.decode)
+        CaptureSubscriber(capture, telemetry)
     gateway.open(replace(pipeline, engine=InstrumentedEngine(engine, telemetry)))
     log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     app = create_app(gateway, make_routes(telemetry), stateful)

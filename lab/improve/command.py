@@ -18,10 +18,10 @@ from types import FrameType
 
 from eaglegate.engine.errors import DraftRefused
 from eaglegate.engine.speculation.drafts import find_folder
-from eaglegate.features.canary.client import complete_url
 from eaglegate.lab.improve.config import ConfigInvalid, ImproveConfig, read_config
 from eaglegate.lab.improve.ledger import Ledger
 from eaglegate.lab.improve.loop import LoopRunning, Switch, lock_state, make_loop
+from eaglegate.server.cli.client import complete_url
 
 WRONG_USAGE = 2
 

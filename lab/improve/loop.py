@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from eaglegate.features.canary.client import CallFailed, GatewayClient
 from eaglegate.features.capture.record import CaptureError
 from eaglegate.lab.improve.config import ImproveConfig
 from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger
 from eaglegate.lab.improve.stages import LoopStopped, NotYet, StageFailed, Stages
+from eaglegate.server.cli.client import CallFailed, GatewayClient
 
 log = logging.getLogger(__name__)
 

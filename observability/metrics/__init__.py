@@ -3,15 +3,6 @@
 No call site is needed, because ``eaglegate.observability.telemetry`` reports to every group.
 """
 
-from eaglegate.features.audit import metrics as audit
-from eaglegate.features.doctor import metrics as doctor
 from eaglegate.observability.metrics import engine, requests, sharing, speculation
 
-GROUPS = (
-    requests.GROUPS
-    + speculation.GROUPS
-    + audit.GROUPS
-    + doctor.GROUPS
-    + engine.GROUPS
-    + sharing.GROUPS
-)
+GROUPS = requests.GROUPS + speculation.GROUPS + engine.GROUPS + sharing.GROUPS

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -23,11 +23,6 @@ from eaglegate.observability.labels import LABELS, Labels, TelemetrySettings
 from eaglegate.observability.observation import DecodeProgress, RequestRecord
 from eaglegate.observability.sequence import MonotonicClock
 from eaglegate.observability.windows import SliceWindows
-
-if TYPE_CHECKING:
-    from eaglegate.features.audit.records import AuditRecord
-    from eaglegate.features.capture.files import CaptureCounts
-    from eaglegate.features.doctor.diagnosis import Diagnosis
 
 M = TypeVar("M", Counter, Gauge)
 Samples = Iterable[tuple[Sequence[str], float]]
@@ -92,8 +87,6 @@ class MetricScope:
     """Returns each engine's steps for requests whose client had left."""
     running: Callable[[], Iterable[Labels]]
     """Returns the labels of every request in the engine."""
-    capture: Callable[[], CaptureCounts | None]
-    """Returns the counts of the request capture, if there is one."""
     planner: Callable[[], Mapping[str, Any]]
     """Returns the depth planner's last description; empty without a planner."""
     admission: Callable[[], AdmissionQueue | None] = _find_nothing
@@ -102,16 +95,6 @@ class MetricScope:
     """Returns the workers of a fleet, if the engine is a fleet."""
     process: Callable[[], Mapping[str, float]] = dict
     """Returns the gateway process's use of its limits, by metric name."""
-    canary: Callable[[], Mapping[str, Any] | None] = _find_nothing
-    """Returns the running canary of a draft, or the last one."""
-    verdicts: Callable[[], Mapping[str, int]] = dict
-    """Returns the number of canaries by verdict."""
-    audits: Callable[[], Mapping[str, Any] | None] = _find_nothing
-    """Returns the holds and the last audits; None if nothing is audited."""
-    doctor: Callable[[], Mapping[str, Any] | None] = _find_nothing
-    """Returns the doctor's histories and diagnoses; None without a doctor."""
-    holds: Callable[[], Iterable[str]] = tuple
-    """Returns the workloads that lost speculation because of an audit."""
     catalogue: list[MetricDeclaration] = field(default_factory=list)
 
 
@@ -140,15 +123,6 @@ class MetricGroup:
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         """Record ended requests with these labels. Their last progress was recorded before."""
-
-    def record_audit(self, record: AuditRecord, workload: str) -> None:
-        """Record the audit of an answer; ``workload`` is its label."""
-
-    def record_diagnosis(self, diagnosis: Diagnosis) -> None:
-        """Record that the doctor settled a suspicion."""
-
-    def record_audit_drop(self, reason: str) -> None:
-        """Record that an answer was selected for an audit but not audited."""
 
     def counter(
         self, name: str, help_: str, labels: Iterable[str] = LABELS

@@ -261,49 +261,6 @@ class Process(MetricGroup):
         self.computed_metric(name, help_, (), read)
 
 
-class Canaries(MetricGroup):
-    """Trials of drafts and other changes on live traffic (docs/canary.md).
-
-    An effect above 0 is in the candidate's favour; ``low`` and ``high`` are the ends of its
-    interval, absent while it is open.
-    """
-
-    def declare(self) -> None:
-        self.computed_metric(
-            "canaries_total", "Canaries that ended, by verdict", ("verdict",), self._verdicts
-        )
-        self.computed_metric(
-            "canary_running", "1 while a candidate is tried", (), lambda: self._read("running")
-        )
-        self.computed_metric(
-            "canary_blocks",
-            "Blocks so far: pairs of slots, or spans of equal length in both arms",
-            (),
-            lambda: self._read("blocks"),
-        )
-        self.computed_metric(
-            "canary_effect",
-            "Candidate against control: mean, low and high",
-            ("metric", "end"),
-            self._effects,
-        )
-
-    def _verdicts(self) -> Samples:
-        return (((verdict,), count) for verdict, count in self.scope.verdicts().items())
-
-    def _read(self, name: str) -> Samples:
-        canary = self.scope.canary()
-        if canary is not None:
-            yield (), canary[name]
-
-    def _effects(self) -> Samples:
-        canary = self.scope.canary() or {"evidence": ()}
-        for row in canary["evidence"]:
-            for end in ("mean", "low", "high"):
-                if row["blocks"] and row[end] is not None:
-                    yield (row["metric"], end), row[end]
-
-
 class PlannedDepths(MetricGroup):
     """Depths that the planner chooses, with the reasons; absent if the depth is fixed.
 
@@ -412,7 +369,6 @@ def _divide(part: float, whole: float) -> float | None:
 GROUPS: tuple[type[MetricGroup], ...] = (
     PlannedDepths,
     PlannerCalibration,
-    Canaries,
     EngineState,
     Gpus,
     Workers,

@@ -298,42 +298,6 @@ class ToolCalls(MetricGroup):
             self._repairs(*labels, repair.value).inc(count)
 
 
-class CapturedRequests(MetricGroup):
-    """The capture of requests (``--capture``); absent without one.
-
-    Lost records: ``sum by (reason) (rate(eaglegate_capture_dropped_total[5m]))``. ``queue``: the
-    writer did not keep up. ``disk``: a write failed. ``size``: the record exceeds the size limit of
-    a file. ``slow``: its redaction took too long. ``fault``: an error of the gateway.
-    """
-
-    def declare(self) -> None:
-        self.computed_metric(
-            "capture_records_total", "Requests written to the capture", (), self._read_records
-        )
-        self.computed_metric(
-            "capture_bytes_total", "Bytes written to the capture", (), self._read_bytes
-        )
-        self.computed_metric(
-            "capture_dropped_total",
-            "Requests selected for the capture but not written, by reason",
-            ("reason",),
-            self._read_dropped,
-        )
-
-    def _read_records(self) -> Iterator[tuple[tuple[()], float]]:
-        if counts := self.scope.capture():
-            yield (), counts.records
-
-    def _read_bytes(self) -> Iterator[tuple[tuple[()], float]]:
-        if counts := self.scope.capture():
-            yield (), counts.bytes
-
-    def _read_dropped(self) -> Iterator[tuple[tuple[str], float]]:
-        if counts := self.scope.capture():
-            for reason, count in counts.dropped.items():
-                yield (reason,), count
-
-
 GROUPS: tuple[type[MetricGroup], ...] = (
     Requests,
     Refusals,
@@ -346,5 +310,4 @@ GROUPS: tuple[type[MetricGroup], ...] = (
     UserSpeed,
     Tokens,
     ToolCalls,
-    CapturedRequests,
 )

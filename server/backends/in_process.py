@@ -33,7 +33,6 @@ from eaglegate.server.cli.command_line import (
     read_engine_arguments,
     refuse_unknown_parsers,
 )
-from eaglegate.server.cli.observing import is_doctor_on
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.settings import Settings
 from eaglegate.text.parsing.parser import ParserFallback
@@ -55,7 +54,7 @@ class InProcessBackend:
         self._echo = _choose_echo(settings)
         self._planning = "auto" if settings.depth == "auto" else "off"
         self._timing_s = settings.step_timing_s
-        self._tracks_prefixes = is_doctor_on(line.namespace)
+        self._tracks_prefixes = any(feature.tracks_prefixes for feature in line.features)
         interval_ms = settings.stream_interval_ms
         self._stream_interval_s = None if interval_ms is None else interval_ms / 1000
         self._arguments = arguments = read_engine_arguments(line.namespace, settings.depth)

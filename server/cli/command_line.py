@@ -18,7 +18,11 @@ from typing import Any, ClassVar
 import orjson
 
 from eaglegate.engine.bounded_yaml import InvalidYaml, read_yaml
-from eaglegate.server.cli.observing import AuditSettings, CaptureSettings, DoctorSettings
+from eaglegate.server.cli.feature_table import (
+    FeatureSettings,
+    list_settings_classes,
+    read_features,
+)
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import (
     ENV_PREFIX,
@@ -41,13 +45,10 @@ TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
 SERVICE_LINK = re.compile(r"service_(host|port)(_\w+)?|port_\d+_(tcp|udp|sctp)(_\w+)?")
 
 
-OF_PARTS = (CaptureSettings, AuditSettings, DoctorSettings)
-"""Settings of parts beside the requests, which are read only where they are opened."""
-
-
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add the flags of every setting of a gateway."""
-    for kind in (Settings, *OF_PARTS):
+    kinds: tuple[type, ...] = (Settings, *list_settings_classes())
+    for kind in kinds:
         add_arguments(parser, kind)
 
 
@@ -268,6 +269,8 @@ class CommandLine:
     model: ModelArguments | None = None
     """Model of a gateway without vLLM; None otherwise."""
     backend: str = VLLM
+    features: Sequence[FeatureSettings] = ()
+    """Settings of the features that are on."""
     listeners: Sequence[socket.socket] = ()
     """Sockets of the API and operator ports, if they are already bound."""
     inspection: subprocess.Popen[bytes] | None = None
@@ -307,7 +310,8 @@ def read_command_line(
         settings = replace(settings, tool_call_parser=DEMO_TOOL_PARSER)
     if settings.depth is None:
         settings = replace(settings, depth="auto")
-    return CommandLine(namespace, settings, demo=named is None, argv=argv)
+    features = read_features(namespace)
+    return CommandLine(namespace, settings, demo=named is None, argv=argv, features=features)
 
 
 def _read_without_vllm(
@@ -352,7 +356,7 @@ def _read_without_vllm(
             "cannot be checked here; give the flag to the gateways that are workers"
         )
     model = replace(arguments, model=named)
-    return CommandLine(namespace, settings, False, argv, model, place)
+    return CommandLine(namespace, settings, False, argv, model, place, read_features(namespace))
 
 
 def _replace_underscores(argument: str) -> str:

@@ -22,13 +22,13 @@ from eaglegate.server.access.isolation import check_names
 from eaglegate.server.access.key_classes import assign_classes
 from eaglegate.server.access.keys import load_keys
 from eaglegate.server.cli.command_line import (
-    OF_PARTS,
     add_settings,
     find_backend,
     gather_arguments,
     list_given_names,
     refuse_unknown_parsers,
 )
+from eaglegate.server.cli.feature_table import read_features
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import (
     add_arguments,
@@ -38,7 +38,6 @@ from eaglegate.server.flags import (
     make_part,
     name_value,
     parse_json_object,
-    read_into,
 )
 from eaglegate.server.http.connection import TlsSettings
 from eaglegate.server.http.cross_origin import CrossOriginPolicy
@@ -112,8 +111,7 @@ def read_first(command: str, argv: Sequence[str], own: type | None = None) -> Fi
     first = FirstRead(read_settings(namespace), named)
     if (sentence := describe_untested()) and not first.settings.allow_untested_vllm:
         raise ConfigError(f"{sentence}; --allow-untested-vllm tries it anyway")
-    for kind in OF_PARTS:
-        read_into(kind, namespace)
+    read_features(namespace)
     _check_files(first)
     list(check_front_end_flags(namespace))  # raises for the refused ones
     if command == "serve":  # check reports all obstacles together

@@ -22,14 +22,9 @@ from eaglegate.engine.speculation.policy import (
     SpeculationRules,
 )
 from eaglegate.engine.supervision.policy import SupervisionTimeouts
-from eaglegate.engine.supervisor import SupervisedEngine
 from eaglegate.engine.types import WORKLOADS, EngineInfo
-from eaglegate.features.canary.changes import CanaryChanges
-from eaglegate.features.canary.promoted import PromotedRules
-from eaglegate.features.canary.runner import CanaryRunner
-from eaglegate.features.explanations.ring import ExplanationRing
 from eaglegate.observability.engine import InstrumentedEngine, SupervisionObserver
-from eaglegate.observability.facts import GatewayStarted, ParserChosen
+from eaglegate.observability.facts import ExchangeEnded, GatewayStarted, ParserChosen
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import (
@@ -38,7 +33,6 @@ from eaglegate.observability.middleware import (
     NoTracing,
     TelemetryMiddleware,
     Tracing,
-    may_capture,
 )
 from eaglegate.observability.pages import make_routes
 from eaglegate.observability.telemetry import Telemetry
@@ -62,6 +56,8 @@ from eaglegate.server.cli.console import (
     open_log,
     save_start,
 )
+from eaglegate.server.cli.feature import ActiveFeature, Core, build_features
+from eaglegate.server.cli.feature_table import list_routers
 from eaglegate.server.cli.listener import (
     LAST_WORDS_S,
     Drain,
@@ -70,12 +66,6 @@ from eaglegate.server.cli.listener import (
     find_admin_port,
     format_url,
     serve,
-)
-from eaglegate.server.cli.observing import (
-    open_audit,
-    open_capture,
-    open_doctor,
-    open_improve,
 )
 from eaglegate.server.cli.reload import (
     load_encryption_keys,
@@ -106,11 +96,6 @@ from eaglegate.server.store.sql import SqlResponseStore
 if TYPE_CHECKING:
     from eaglegate.engine.base import Engine
     from eaglegate.engine.fleet.types import WorkerStatus
-    from eaglegate.features.audit.auditor import Auditor
-    from eaglegate.features.audit.records import EvidenceWriter
-    from eaglegate.features.capture.capture import RequestCapture
-    from eaglegate.features.doctor.cures import Reload
-    from eaglegate.features.doctor.doctor import Doctor, Mode
 
 
 class ServeCommand:
@@ -140,105 +125,60 @@ class ServeCommand:
         self._start_s |= backend.start_s
         self._backend = backend
         self._parsers = _make_parsers(backend, settings)
-        self._improve = open_improve(settings, backend.drafts is not None)
-        self._improving: asyncio.Task[None] | None = None
-        capture = open_capture(line.namespace, progress)
         self._telemetry = Telemetry(
             GROUPS, _make_telemetry_settings(backend, settings), gpus=find_gpu_monitors()
         )
-        self._explanations = ExplanationRing()
-        self._telemetry.keep_explanations(self._explanations)
         self._telemetry.name_keys(keys.given_names)
         self._tracing = _open_tracing(settings.otlp_endpoint)
         self._resilient = backend.create_engine(
             make_part(SupervisionTimeouts, settings), SupervisionObserver(self._telemetry)
         )
-        self._auditor = open_audit(
-            line.namespace, backend.names[0], self._resilient, backend.drafts, self._make_auditor
+        self._policy = SpeculationPolicy(
+            SpeculationRules(depth=settings.fixed_depth, key_depths=keys.depths)
         )
-        self._doctor = open_doctor(
-            line.namespace, self._resilient, backend.drafts, self._make_doctor
-        )
-        self._engine = self._wrap_engine()
-        promoted = PromotedRules(settings.draft_store, SpeculationRules(depth=settings.fixed_depth))
-        rules = replace(promoted.choose(), key_depths=keys.depths)
-        self._policy = SpeculationPolicy(rules, self._auditor.holds if self._auditor else None)
-        self._changes = self._make_changes(promoted)
         self._admission = Admission(make_part(AdmissionLimits, settings), classes=keys.classes)
-        self._watch(capture)
+        self._watch()
         self._gateway = self._new_gateway(keys)
+        self._features = self._build_features()
+        self._engine: Engine = InstrumentedEngine(self._resilient, self._telemetry)
+        for feature in self._features:
+            self._engine = feature.wrap(self._engine)
         self._runs = BackgroundRuns()
         access_log = AccessLog(settings.log_level, errors, settings.log_format)
 
         def record(exchange: HttpExchange) -> None:
             access_log(exchange)
-            self._explanations.complete(exchange)
+            self._telemetry.facts.publish(ExchangeEnded(exchange))
 
+        keep_bodies = any(feature.keeps_bodies for feature in self._features)
         self._app = TelemetryMiddleware(
-            self._make_app(), record, self._tracing, keep_bodies=capture is not None
+            self._make_app(), record, self._tracing, keep_bodies=keep_bodies
         )
 
-    def _make_auditor(self, share: float, write: EvidenceWriter) -> Auditor:
-        from eaglegate.features.audit.auditor import Auditor
-        from eaglegate.features.audit.holds import AuditHolds
-
-        decode = self._backend.renderer.decode
-        return Auditor(
-            share,
-            AuditHolds(),
-            self._telemetry,
-            decode,
-            self._has_room,
-            write,
-            is_idle=lambda: self._resilient.is_live and not self._admission.running,
-        )
-
-    def _make_doctor(self, mode: Mode, reload: Reload | None) -> Doctor:
-        from eaglegate.features.doctor.doctor import Doctor
-
-        return Doctor(mode, self._telemetry, self._has_room, reload)
-
-    def _has_room(self) -> bool:
-        """Return True if an engine runs, no request waits, and at most a quarter of the places are
-        taken.
-        """
-        admission, is_live = self._admission, self._resilient.is_live
-        has_places = 4 * admission.running <= admission.bounds.running
-        return is_live and not admission.queued and has_places
-
-    def _wrap_engine(self) -> Engine:
-        """Return the engine for requests: observed, and doctored and audited if configured."""
-        observed: Engine = InstrumentedEngine(self._resilient, self._telemetry)
-        if self._doctor is not None:
-            self._telemetry.scope.doctor = self._doctor.describe
-            observed = self._doctor.watch(observed)
-        if self._auditor is None:
-            return observed
-        scope, auditor = self._telemetry.scope, self._auditor
-        scope.audits, scope.holds = auditor.describe, lambda: auditor.holds
-        return auditor.watch(observed, may_capture)
-
-    def _make_changes(self, promoted: PromotedRules) -> CanaryChanges:
-        return CanaryChanges(
+    def _build_features(self) -> list[ActiveFeature]:
+        core = Core(
+            self._settings,
+            self._backend,
+            self._resilient,
             self._telemetry,
             self._policy,
-            promoted,
-            lambda: self._resilient.losses,
-            self._backend.drafts,
-            self._backend.fleet,
+            self._admission,
+            self._gateway,
+            self._progress,
+            format_url(self._listeners[-1], self._tls),
         )
+        return build_features(core, self._line.features)
 
     def _make_app(self) -> ASGIApp:
-        stateful = [route.router(self._gateway, self._runs)]
-        return create_app(self._gateway, make_routes(self._telemetry, self._explanations), stateful)
+        routers = [route.router(self._gateway, self._runs), *list_routers(self._gateway)]
+        return create_app(self._gateway, make_routes(self._telemetry), routers)
 
-    def _watch(self, capture: RequestCapture | None) -> None:
+    def _watch(self) -> None:
         """Connect telemetry to its sources other than requests."""
         telemetry, backend = self._telemetry, self._backend
         for parser in self._parsers.describe():
             telemetry.facts.publish(ParserChosen(*parser))
         telemetry.watch_drafts(backend.drafts)
-        telemetry.watch_capture(capture, backend.renderer.decode)
         telemetry.scope.workers = self._list_workers
         telemetry.scope.process = self._read_usage
         telemetry.scope.admission = lambda: self._admission
@@ -268,20 +208,10 @@ class ServeCommand:
             store=_open_store(settings, self._progress),
             cipher=_open_cipher(settings, self._progress),
         )
-        engine, canaries = self._resilient, CanaryRunner(self._changes)
-        drafts = self._backend.drafts
+        engine = self._resilient
         gateway.controls = Controls(
-            self._reload,
-            engine.set_depth,
-            drafts,
-            canaries,
-            engine,
-            engine.release_drafts,
-            self._auditor,
-            self._doctor,
+            self._reload, engine.set_depth, self._backend.drafts, engine, engine.release_drafts
         )
-        scope = self._telemetry.scope
-        scope.canary, scope.verdicts = canaries.describe, lambda: canaries.verdicts
         return gateway
 
     def _refuse_connection(self) -> None:
@@ -313,19 +243,15 @@ class ServeCommand:
         finally:
             for task in beside:
                 task.cancel()
-            if self._improving is not None:
-                self._improving.cancel()
-                await asyncio.wait({self._improving})
+            await asyncio.wait(beside)
             await self._aclose()
 
     def _list_work(self) -> Iterator[Coroutine[Any, Any, None]]:
         """List the work that goes on beside the requests until the gateway stops."""
         yield self._gateway.memory.run()
         yield maintain_store(self._gateway.store, self._runs)
-        if self._auditor is not None:
-            yield self._auditor.run()
-        if self._doctor is not None:
-            yield self._doctor.run()
+        for feature in self._features:
+            yield feature.run()
 
     async def _supervise(self) -> None:
         await self._start()
@@ -356,10 +282,8 @@ class ServeCommand:
             CacheIsolation(frozenset(self._settings.shared_prefix_cache)),
             None if probe is None else ConstraintTrials(probe),
         )
-        if self._auditor is not None:
-            self._auditor.attach(self._resilient, self._resilient.generate, info)
-        if self._doctor is not None and isinstance(self._resilient, SupervisedEngine):
-            self._doctor.attach(self._resilient, self._resilient.generate, info)
+        for feature in self._features:
+            feature.start(info)
         self._gateway.open(pipeline)
         self._gateway.memory.settle()
         _freeze()
@@ -373,8 +297,6 @@ class ServeCommand:
             url, operator, name, info, self._parsers, seconds, clients, bool(keys)
         )
         self._progress.announce(banner, url, operator)
-        if self._improve is not None:
-            self._improving = asyncio.create_task(self._improve.run(operator))
 
     def _record_start(self, info: EngineInfo, seconds: float) -> EngineInfo:
         """Add the gateway's parts to those of the engine's start, and publish them."""
@@ -396,7 +318,8 @@ class ServeCommand:
         await self._engine.aclose()
         await self._backend.aclose()
         await self._tracing.aclose()
-        await asyncio.to_thread(self._telemetry.close)
+        for feature in self._features:
+            await feature.aclose()
         if self._gateway.store is not None:
             await self._runs.finish(LAST_WORDS_S)
             await self._gateway.store.aclose()

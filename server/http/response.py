@@ -15,7 +15,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 from starlette.responses import Response
@@ -30,9 +30,6 @@ from eaglegate.server.errors import (
     openai_body,
 )
 from eaglegate.server.http.middleware import CLOSED_WRITER, BodyWriter, WhileConnected, find_writer
-
-if TYPE_CHECKING:
-    from eaglegate.features.pacing.cadence import PacedSink
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +81,43 @@ class Fold(Protocol):
     def result(self) -> dict[str, Any]: ...
 
 
+class StreamOutput(EventSink, Protocol):
+    """Output of a stream: encodes the events that it gets, and sends their frames."""
+
+    def flush(self) -> None:
+        """Encode the waiting events, before the encoder is closed."""
+        ...
+
+    async def close(self, end: bytes) -> None:
+        """Send the last frames, and end the stream."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+class PacedFrames(Protocol):
+    """Output of a stream of frames that are already encoded."""
+
+    async def put(self, frames: bytes) -> None: ...
+
+    async def close(self, end: bytes) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Pacing(Protocol):
+    """Sends streams at a pace of its own. Once ``hurry`` is set, a complete stream ends."""
+
+    def open_output(
+        self,
+        stream: EventStream,
+        encode: Callable[[int, list[Event]], bytes],
+        hurry: asyncio.Event,
+    ) -> StreamOutput: ...
+
+    def open_stream(self, stream: EventStream, hurry: asyncio.Event) -> PacedFrames: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StreamTiming:
     """Times of a stream, in seconds: grace period before the status line is sent without an event,
@@ -93,10 +127,8 @@ class StreamTiming:
     first_event_grace_s: float = 10.0
     keep_alive_s: float = 15.0
     reader_s: float = 60.0
-    cadence_ms: float = 0.0
-    """Milliseconds between the blocks of a paced stream (``cadence.py``); 0 sends frames as they
-    are produced.
-    """
+    pacing: Pacing | None = None
+    """Sends streams at a pace of its own; None sends frames as they are produced."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
     """Set when the gateway stops. Paced streams whose answer is complete then end."""
 
@@ -184,17 +216,12 @@ class StreamedResponse(DisconnectAwareResponse):
             output.stop()
             stream.stop()
 
-    def _open_output(self, stream: EventStream) -> _EncodingSink | PacedSink:
-        if not self._timing.cadence_ms:
+    def _open_output(self, stream: EventStream) -> StreamOutput:
+        if (pacing := self._timing.pacing) is None:
             return _EncodingSink(stream, self._encoder)
-        from eaglegate.features.pacing.cadence import PacedSink
+        return pacing.open_output(stream, self._encoder.encode, self._timing.hurry)
 
-        timing, encode = self._timing, self._encoder.encode
-        return PacedSink(stream, encode, timing.cadence_ms / 1000, timing.hurry)
-
-    async def _stream(
-        self, stream: EventStream, output: _EncodingSink | PacedSink, send: Send
-    ) -> None:
+    async def _stream(self, stream: EventStream, output: StreamOutput, send: Send) -> None:
         try:
             await self._run(output)
             output.flush()
@@ -228,11 +255,8 @@ class ReplayedResponse(DisconnectAwareResponse):
 
     async def _answer(self, send: Send) -> None:
         stream = EventStream(send, self._writer, self._timing)
-        paced = None
-        if interval_ms := self._timing.cadence_ms:
-            from eaglegate.features.pacing.cadence import PacedStream
-
-            paced = PacedStream(stream, interval_ms / 1000, hurry=self._timing.hurry)
+        pacing = self._timing.pacing
+        paced = None if pacing is None else pacing.open_stream(stream, self._timing.hurry)
         try:
             with suppress(ReaderTooSlow):
                 await stream.open()

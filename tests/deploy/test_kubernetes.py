@@ -15,8 +15,8 @@ import subprocess
 import kubernetes_validate
 import pytest
 
+from eaglegate.server.cli.feature_table import list_settings_classes
 from eaglegate.server.cli.listener import LAST_WORDS_S
-from eaglegate.server.cli.observing import AuditSettings, CaptureSettings
 from eaglegate.server.flags import ENV_PREFIX
 from eaglegate.server.http.auth import OPEN_PATHS
 from eaglegate.server.http.connection import CLOSE_S
@@ -161,7 +161,9 @@ def test_secrets_come_from_secrets(overlay):
 def test_settings_exist(overlay):
     for name in settings(overlay):
         if name.startswith(ENV_PREFIX):
-            known = (*Settings.__slots__, *CaptureSettings.__slots__, *AuditSettings.__slots__)
+            known = [
+                name for kind in (Settings, *list_settings_classes()) for name in kind.__slots__
+            ]
             assert name.removeprefix(ENV_PREFIX).lower() in known
     assert gateway(overlay)["enableServiceLinks"] is False
 

@@ -22,7 +22,6 @@ import pytest
 import uvicorn
 import websockets
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
 
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
 from eaglegate.engine.fleet.types import FindingKind, WorkerFinding, WorkerState, WorkerStatus
@@ -36,14 +35,15 @@ from eaglegate.engine.types import (
     Step,
     UndraftedReason,
 )
+from eaglegate.features.explanations.feature import follow
 from eaglegate.features.explanations.ring import ExplanationRing
 from eaglegate.observability.facts import EngineStarted
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import HttpExchange
-from eaglegate.observability.pages import make_routes
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallStart
+from tests.features.served import make_app
 
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium")
@@ -108,9 +108,7 @@ def step(dice, odds) -> Step:
 
 @asynccontextmanager
 async def serving(telemetry: Telemetry, ring: ExplanationRing | None = None) -> AsyncIterator[str]:
-    config = uvicorn.Config(
-        Starlette(routes=make_routes(telemetry, ring)), log_level="error", lifespan="off"
-    )
+    config = uvicorn.Config(make_app(telemetry, ring), log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         running = asyncio.create_task(server.serve(sockets=[listener]))
@@ -215,7 +213,7 @@ async def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(tmp_path):
         GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), clock=clock
     )
     ring = ExplanationRing()
-    telemetry.keep_explanations(ring)
+    follow(ring, telemetry.facts)
     traffic(telemetry, clock)
     telemetry.scope.workers = lambda: WORKERS
     async with (
@@ -266,7 +264,7 @@ async def test_the_page_explains_a_request(tmp_path):
         GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), clock=clock
     )
     ring = ExplanationRing()
-    telemetry.keep_explanations(ring)
+    follow(ring, telemetry.facts)
     for at in range(20):
         one(telemetry, clock, random.Random(at), at, "chat", odds=0.8)
     refused = HttpExchange("r-hostile", "POST", HOSTILE, "", 1.0, 400)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.telemetry import Telemetry
+from eaglegate.server.cli.feature_table import list_metric_groups
 from scripts.metric_table import list_metrics, rewrite_document
 
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
@@ -21,7 +22,10 @@ def test_the_document_lists_what_is_declared():
 def test_everything_registered_is_declared_with_base_units():
     registry = CollectorRegistry()
     names = {
-        d.name for d in Telemetry(GROUPS, TelemetrySettings(models=("m",)), registry).catalogue
+        d.name
+        for d in Telemetry(
+            (*GROUPS, *list_metric_groups()), TelemetrySettings(models=("m",)), registry
+        ).catalogue
     }
     registered = {
         family.name + ("_total" if family.type == "counter" else "")

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.telemetry import Telemetry
+from eaglegate.server.cli.feature_table import list_metric_groups
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
@@ -34,7 +35,9 @@ def rules() -> list[dict]:
 @pytest.fixture(scope="module")
 def known() -> set[str]:
     """Every name a query may use: declared metrics, their parts, and recorded series."""
-    declared = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry()).catalogue
+    declared = Telemetry(
+        (*GROUPS, *list_metric_groups()), TelemetrySettings(models=("m",)), CollectorRegistry()
+    ).catalogue
     parts = ("", "_bucket", "_sum", "_count")
     names = {
         metric.name + part

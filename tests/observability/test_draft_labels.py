@@ -101,20 +101,6 @@ def test_only_the_last_drafts_keep_their_series() -> None:
     assert found["c"] == 3
 
 
-def test_a_canary_is_in_the_metrics_and_on_the_page() -> None:
-    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
-    assert summarize_speculation(telemetry)["canary"] is None
-    row = {"metric": "tpot", "mean": 0.1, "low": None, "high": 0.3, "blocks": 4}
-    telemetry.scope.canary = lambda: {"running": True, "blocks": 4, "evidence": [row]}
-    telemetry.scope.verdicts = lambda: {"promote": 2}
-    sample = telemetry.registry.get_sample_value
-    assert sample("eaglegate_canaries_total", {"verdict": "promote"}) == 2
-    assert sample("eaglegate_canary_running") == 1
-    assert sample("eaglegate_canary_effect", {"metric": "tpot", "end": "high"}) == 0.3
-    assert sample("eaglegate_canary_effect", {"metric": "tpot", "end": "low"}) is None
-    assert summarize_speculation(telemetry)["canary"]["blocks"] == 4
-
-
 def test_ended_requests_and_steps_are_handed_on() -> None:
     drafts = Drafts()
     telemetry = make_telemetry(drafts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
 
 from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
@@ -17,15 +16,16 @@ from eaglegate.engine.types import (
     SpeculationInfo,
     Step,
 )
+from eaglegate.features.explanations.feature import follow
 from eaglegate.features.explanations.ring import ExplanationRing
 from eaglegate.observability import history
 from eaglegate.observability.facts import DraftSwapped, EngineLost, EngineStarted
 from eaglegate.observability.history import MOST_SLICES, SLOT_S, SLOTS, round_batch
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
-from eaglegate.observability.pages import make_routes
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, Outcome, ToolCallEnd, ToolCallStart
+from tests.features.served import make_app
 
 INFO = EngineInfo("m", 4096, 2048, SpeculationInfo("eagle3.1", 3, "draft", "K = 3"))
 
@@ -40,7 +40,7 @@ class Day:
         )
         self.telemetry.history.set_wall_clock(lambda: self.now)
         self.ring = ExplanationRing(lambda: self.now)
-        self.telemetry.keep_explanations(self.ring)
+        follow(self.ring, self.telemetry.facts)
         self.num = 0
 
     def begin(self, workload: str = "chat"):
@@ -151,7 +151,7 @@ def test_events_tell_the_lives_of_engines_and_drafts(day):
 async def test_the_routes_give_the_day_and_the_requests_of_a_slice(day):
     day.answer("chat")
     day.answer("tools")
-    app = Starlette(routes=make_routes(day.telemetry, day.ring))
+    app = make_app(day.telemetry, day.ring)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         asked = {"kind": "workload", "name": "tools"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -54,22 +53,9 @@ def test_a_depth_is_a_problem_while_it_is_held_off(telemetry):
     assert get_problem(telemetry) == ""
 
 
-def test_a_workload_is_a_problem_while_an_audit_holds_it(telemetry):
-    audits: dict[str, Any] = {"holds": {"tools": {}}, "recent": []}
-    telemetry.scope.audits = lambda: audits
-    assert "eaglegate audit release tools" in get_problem(telemetry)
-    audits["holds"].clear()
-    assert get_problem(telemetry) == ""
-
-
-@pytest.mark.parametrize(
-    "outcome, age_s, problems",
-    [("not cured", 0, 1), ("not treated", 0, 1), ("cured", 0, 0), ("not cured", 4000, 0)],
-)
-def test_an_uncured_cause_is_a_problem_for_an_hour(telemetry, outcome, age_s, problems):
-    diagnosis = {"cause": "draft weights", "outcome": outcome, "at": time.time() - age_s}
-    telemetry.scope.doctor = lambda: {"diagnoses": [diagnosis, diagnosis]}
-    assert get_problem(telemetry).count("draft weights") == problems
+def test_the_problems_of_further_parts_are_listed(telemetry):
+    telemetry.parts.append(SimpleNamespace(describe=dict, list_problems=lambda: ["It is late."]))
+    assert get_problem(telemetry) == "It is late."
 
 
 def test_low_memory_is_a_problem(telemetry):

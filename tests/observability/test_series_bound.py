@@ -14,6 +14,7 @@ from eaglegate.observability.labels import CONTEXTS, TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import summarize_speculation
 from eaglegate.observability.telemetry import Telemetry
+from eaglegate.server.cli.feature_table import list_metric_groups
 from eaglegate.text.events import (
     ContentDelta,
     FinishReason,
@@ -76,7 +77,7 @@ def hostile(telemetry: Telemetry, random: Random, at: int) -> None:
 
 @pytest.mark.thorough
 def test_series_are_bounded_under_hostile_input():
-    telemetry = Telemetry(GROUPS, SETTINGS, CollectorRegistry())
+    telemetry = Telemetry((*GROUPS, *list_metric_groups()), SETTINGS, CollectorRegistry())
     telemetry.name_keys(KEYS)
     random = Random(7)
     counts = []

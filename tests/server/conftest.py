@@ -25,6 +25,7 @@ from eaglegate.server.apis.responses import route
 from eaglegate.server.apis.responses.background import BackgroundRuns
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.app import create_app
+from eaglegate.server.cli.feature_table import list_routers
 from eaglegate.server.generation.grammar import ParserFactory
 from eaglegate.server.generation.job import ServedModel
 from eaglegate.server.generation.pipeline import Pipeline
@@ -79,7 +80,8 @@ class PlainRenderer:
 
 def make_app(lab: Lab, more_routes: Iterable[BaseRoute] = ()) -> FastAPI:
     """The application of ``lab``, with the APIs that store answers."""
-    return create_app(lab.gateway, more_routes, [route.router(lab.gateway, lab.runs)])
+    routers = [route.router(lab.gateway, lab.runs), *list_routers(lab.gateway)]
+    return create_app(lab.gateway, more_routes, routers)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -33,7 +34,9 @@ def swappable(lab):
     policy = lab.gateway.require().policy
     memory = PromotedRules(None, policy.rules)
     canaries = CanaryRunner(CanaryChanges(lab.traffic, policy, memory, drafts=lab.drafts))
-    lab.gateway.controls = Controls(reload, bound, lab.drafts, canaries)
+    lab.gateway.controls = Controls(reload, bound, lab.drafts)
+    lab.gateway.features["canary"] = SimpleNamespace(runner=canaries)
+    policy.listeners.append(memory.forget)
     return lab
 
 

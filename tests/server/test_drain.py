@@ -9,6 +9,7 @@ import pytest
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import Step
+from eaglegate.features.pacing.cadence import Cadence
 from eaglegate.server.cli.listener import Drain
 from eaglegate.server.http.response import StreamTiming
 from tests.server.conftest import Lab
@@ -107,7 +108,7 @@ async def test_those_in_the_queue_are_told_too(slow):
 @pytest.mark.parametrize(("grace_s", "is_whole"), [(60, True), (0.05, False)])
 async def test_a_paced_stream_is_sent_to_its_end(grace_s, is_whole):
     """Its engine ends long before its last block. At the end of the grace that comes at once."""
-    lab = Lab(timing=StreamTiming(cadence_ms=40))
+    lab = Lab(timing=StreamTiming(pacing=Cadence(40)))
     lab.says("one two three four", [1, 4])
     running = asyncio.create_task(lab.chat(stream=True))
     while not lab.gateway.in_flight:  # noqa: ASYNC110
@@ -121,7 +122,7 @@ async def test_a_paced_stream_is_sent_to_its_end(grace_s, is_whole):
 
 
 async def test_a_paced_stream_that_is_lost_ends_with_an_error_frame(slow):
-    slow.gateway.timing = StreamTiming(cadence_ms=400)
+    slow.gateway.timing = StreamTiming(pacing=Cadence(400))
     running = asyncio.create_task(slow.chat(stream=True))
     await slow.began.wait()
     assert await drain(slow, 0.01).run() == 1

@@ -9,12 +9,12 @@ import pytest
 from textual.widgets import DataTable, Static
 
 from eaglegate.engine.types import DecodeStep, Step
-from eaglegate.features.canary.client import CallFailed
 from eaglegate.features.explanations.ring import explain
 from eaglegate.observability.facts import EngineChecked
 from eaglegate.observability.middleware import HttpExchange
 from eaglegate.observability.pages import render_metrics, summarize_speculation
 from eaglegate.server.__main__ import main
+from eaglegate.server.cli.client import CallFailed
 from eaglegate.server.cli.top import command, panels
 from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading, MetricsPage
 from eaglegate.server.cli.top.screen import ExplanationScreen, TopApp

@@ -154,9 +154,8 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
         if given.bound is not None:
             done = await _bound_depth(gateway, given.bound)
             out |= {"bound": done.bound, "bound_pending": done.pending}
-        pipeline.policy.rules = rules
-        if (canaries := require_controls(gateway).canaries) is not None:
-            canaries.changes.memory.forget()
+        require_controls(gateway)
+        pipeline.policy.set_rules(rules)
         return asdict(rules) | out
 
     @routes.post("/speculation/release")

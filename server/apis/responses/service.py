@@ -14,7 +14,6 @@ from fastapi import Request
 from starlette.responses import Response
 
 from eaglegate.engine.events import EventSink, Observer
-from eaglegate.features.pacing.padding import PaddedStream, pad_each
 from eaglegate.server.access.budget import current_charge
 from eaglegate.server.apis.responses.background import (
     HOLD_S,
@@ -51,6 +50,7 @@ from eaglegate.server.generation.generate import generate
 from eaglegate.server.generation.job import Conversation, Job, ServedModel
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.generation.prompt import render
+from eaglegate.server.http.padding import PaddedStream, pad_each
 from eaglegate.server.http.response import (
     FoldedResponse,
     ReplayedResponse,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eaglegate.engine.base import AppliedDepth, SupportsPlanning
 from eaglegate.engine.events import NullObserver, Observer
@@ -13,7 +13,6 @@ from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss
-from eaglegate.features.canary.runner import CanaryRunner
 from eaglegate.server.access.budget import RequestBudget
 from eaglegate.server.access.caller import current_caller
 from eaglegate.server.access.keys import KeyRing
@@ -25,10 +24,6 @@ from eaglegate.server.http.cross_origin import CrossOriginPolicy
 from eaglegate.server.http.response import StreamTiming
 from eaglegate.server.settings import Settings
 from eaglegate.server.store.sql import SqlResponseStore
-
-if TYPE_CHECKING:
-    from eaglegate.features.audit.auditor import Auditor
-    from eaglegate.features.doctor.doctor import Doctor
 
 SENT_POLL_S = 0.05
 """Seconds between two checks for answers that are still being sent."""
@@ -44,18 +39,12 @@ class Controls:
     """Set the maximum depth of every request, including running ones."""
     drafts: DraftManager | None = None
     """Swaps the engine's draft; None if no engine in this process has one."""
-    canaries: CanaryRunner | None = None
-    """Runs canaries; None if this gateway cannot."""
     planner: SupportsPlanning | None = None
     """The engine, if it can plan the depth of its steps."""
     release_drafts: Callable[[], tuple[DraftHold, ...]] = tuple
     """Release the depths that were blocked because their drafts crashed engines, and return
     them.
     """
-    auditor: Auditor | None = None
-    """Audits answers; None without ``--audit-share``."""
-    doctor: Doctor | None = None
-    """Diagnoses drops in acceptance; None without ``--doctor``."""
 
 
 @dataclass(slots=True)
@@ -79,6 +68,8 @@ class Gateway:
     cipher: ReasoningCipher = field(default_factory=ReasoningCipher.ephemeral)
     """Encrypts the reasoning that clients store."""
     controls: Controls | None = None
+    features: dict[str, Any] = field(default_factory=dict)
+    """Features that are on, by name; their routes read them."""
     workers: Callable[[], Iterable[WorkerStatus]] = tuple
     """The workers of a fleet; empty for a local engine."""
     losses: Callable[[], Iterable[EngineLoss]] = tuple

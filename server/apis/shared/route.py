@@ -12,7 +12,6 @@ from typing import Any, Generic
 from fastapi import Request
 from starlette.responses import Response
 
-from eaglegate.features.pacing.padding import PaddedStream
 from eaglegate.server.access.budget import current_charge
 from eaglegate.server.access.caller import current_caller
 from eaglegate.server.apis.shared.gateway import Gateway
@@ -22,6 +21,7 @@ from eaglegate.server.errors import context_overflow
 from eaglegate.server.generation.generate import generate
 from eaglegate.server.generation.job import Deadline, Job, ServedModel
 from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.http.padding import PaddedStream
 from eaglegate.server.http.response import (
     ErrorBody,
     Fold,

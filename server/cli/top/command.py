@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from eaglegate.features.canary.client import CallFailed, add_gateway_options, complete_url
+from eaglegate.server.cli.client import CallFailed, add_gateway_options, complete_url
 from eaglegate.server.cli.top.panels import format_plain
 from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading
 

@@ -165,7 +165,7 @@ def list_states(reading: GatewayReading, before: GatewayReading | None = None) -
         State("fallback", _describe_fallback(report["all"])),
         State("engines", *_describe_lives(reading)),
         State("drafts", _describe_drafts(reading)),
-        State("canary", *_describe_canary(report["canary"])),
+        State("canary", *_describe_canary(report.get("canary"))),
         *(State("worker", *_describe_worker(worker)) for worker in report["workers"]),
     ]
     if used := metrics.total("memory_bytes"):

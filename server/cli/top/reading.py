@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.request import Request
 
-from eaglegate.features.canary.client import CallFailed, complete_url, fetch
+from eaglegate.server.cli.client import CallFailed, complete_url, fetch
 
 Row = Mapping[str, Any]
 TIMEOUT_S = 5.0

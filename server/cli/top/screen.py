@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import cycle, islice
 from typing import ClassVar
 from urllib.parse import quote
@@ -17,8 +18,8 @@ from textual.containers import Container, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Sparkline, Static
 
-from eaglegate.features.canary.client import CallFailed
-from eaglegate.features.explanations.command import format_explanation
+from eaglegate.server.cli.client import CallFailed
+from eaglegate.server.cli.feature_table import find_command
 from eaglegate.server.cli.harmless import make_harmless, make_line_harmless
 from eaglegate.server.cli.top.command import explain_failure
 from eaglegate.server.cli.top.panels import (
@@ -234,8 +235,11 @@ class TopApp(App[None]):
 
     @work(thread=True, exclusive=True, group="explain")
     def _explain(self, name: str) -> None:
+        if (module := find_command("explain")) is None:
+            return
         try:
-            text = "\n".join(format_explanation(self._reader.explain(quote(name, safe=""))))
+            row = self._reader.explain(quote(name, safe=""))
+            text = "\n".join(import_module(module).format_explanation(row))
         except CallFailed as error:
             text = explain_failure(error)
         self.call_from_thread(self.push_screen, ExplanationScreen(text))

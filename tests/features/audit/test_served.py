@@ -11,25 +11,28 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.speculation.scores import AnswerScores
+from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.features.audit import command
-from eaglegate.features.audit.auditor import Auditor
 from eaglegate.features.audit.evidence import AuditOutcome
 from eaglegate.features.audit.files import pack
-from eaglegate.features.audit.holds import AuditHold, AuditHolds
+from eaglegate.features.audit.holds import AuditHold
 from eaglegate.features.audit.records import (
     AuditRecord,
     FinishedAnswer,
-    write_nothing,
 )
-from eaglegate.features.canary.client import complete_url
+from eaglegate.features.audit.settings import AuditSettings
 from eaglegate.observability.engine import SupervisionObserver
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import render_metrics, summarize_speculation
+from eaglegate.observability.problems import list_problems
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.apis.shared.gateway import Controls
+from eaglegate.server.cli.client import complete_url
+from eaglegate.server.cli.feature import build_features
+from tests.features.served import make_core
 
 RECORD = AuditRecord(
     "chatcmpl-1", "chat", "greedy", "abc", 3, AuditOutcome.VIOLATED, "token 1 is wrong", 1.0, 0.1, 2
@@ -52,22 +55,13 @@ def telemetry() -> Telemetry:
 
 @pytest.fixture
 def audited(lab: Any, telemetry: Telemetry) -> Any:
-    lab.holds = AuditHolds()
-    lab.auditor = Auditor(1.0, lab.holds, telemetry, str, lambda: True, write_nothing)
-    telemetry.scope.audits, telemetry.scope.holds = lab.auditor.describe, lambda: lab.auditor.holds
-
-    async def nothing(*_: Any) -> Any:
-        raise AssertionError
-
-    lab.gateway.controls = Controls(nothing, nothing, auditor=lab.auditor)
+    (lab.feature,) = build_features(make_core(lab, telemetry), [AuditSettings(1.0)])
+    lab.auditor = lab.feature.auditor
+    lab.holds = lab.auditor.holds
     return lab
 
 
 async def test_without_audits_the_paths_say_how_to_begin(lab: Any) -> None:
-    async def nothing(*_: Any) -> Any:
-        raise AssertionError
-
-    lab.gateway.controls = Controls(nothing, nothing)
     answer = await lab.get("/admin/audit")
     assert answer.status == 409
     assert "--audit-share" in answer.json["error"]["message"]
@@ -75,8 +69,8 @@ async def test_without_audits_the_paths_say_how_to_begin(lab: Any) -> None:
 
 async def test_a_held_workload_is_shown_and_released(audited: Any, telemetry: Telemetry) -> None:
     audited.holds.add(AuditHold("chat", "token 1 is wrong", "abc", 1.0))
-    telemetry.record_audit(RECORD)
-    telemetry.record_audit_drop("idle")
+    audited.feature.record_audit(RECORD)
+    audited.feature.record_audit_drop("idle")
     shown = (await audited.get("/admin/audit")).json
     assert shown["holds"]["chat"]["reason"] == "token 1 is wrong"
     page = render_metrics(telemetry.registry).decode()
@@ -84,6 +78,7 @@ async def test_a_held_workload_is_shown_and_released(audited: Any, telemetry: Te
     assert 'choosing="greedy",depth="3",draft="abc",outcome="violated"' in page
     assert 'eaglegate_audits_dropped_total{reason="idle"} 1.0' in page
     assert summarize_speculation(telemetry)["audit"]["holds"]["chat"]["draft"] == "abc"
+    assert "eaglegate audit release chat" in " ".join(list_problems(telemetry, Totals()))
     wrong = await audited.call("POST", "/admin/audit/release", {"workload": "tools"})
     assert wrong.status == 400
     assert "(chat)" in wrong.json["error"]["message"]
@@ -111,7 +106,10 @@ async def test_a_depth_that_is_held_off_is_shown_and_released(
         held.clear()
         return released
 
-    audited.gateway.controls = replace(audited.gateway.controls, release_drafts=release)
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError
+
+    audited.gateway.controls = Controls(nothing, nothing, release_drafts=release)
     done = await audited.call("POST", "/admin/speculation/release", {})
     assert done.json["released"][0]["depth"] == 5
     again = await audited.call("POST", "/admin/speculation/release", {})

@@ -335,7 +335,9 @@ def give_controls(machine: Machine) -> CanaryRunner:
         return {}
 
     runner = CanaryRunner(machine.changes)
-    machine.lab.gateway.controls = Controls(reload, None, canaries=runner)  # type: ignore[arg-type]
+    machine.lab.gateway.controls = Controls(reload, None)  # type: ignore[arg-type]
+    machine.lab.gateway.features["canary"] = SimpleNamespace(runner=runner)
+    machine.changes.policy.listeners.append(machine.changes.memory.forget)
     return runner
 
 

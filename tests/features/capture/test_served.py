@@ -18,16 +18,17 @@ from prometheus_client import CollectorRegistry
 from eaglegate.engine.events import Ending
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import DecodeStep, Step
-from eaglegate.features.audit.evidence import AuditOutcome
-from eaglegate.features.audit.records import AuditRecord
 from eaglegate.features.capture.audits import read_audits
 from eaglegate.features.capture.capture import RequestCapture
+from eaglegate.features.capture.feature import CaptureSubscriber
 from eaglegate.features.capture.files import CaptureFolder, make_cipher, read_records
 from eaglegate.features.capture.limits import CaptureLimits
+from eaglegate.features.capture.metrics import CapturedRequests
 from eaglegate.features.capture.record import CaptureRecord
 from eaglegate.features.capture.redaction import Redactor, SaltedHashes, load_salt
 from eaglegate.lab.measure.load import NOT_CAPTURED
 from eaglegate.observability.engine import InstrumentedEngine
+from eaglegate.observability.facts import AnswerAudited
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import TelemetryMiddleware
@@ -83,7 +84,9 @@ def bench(
         cipher,
     )
     telemetry = Telemetry(GROUPS, TelemetrySettings(models=("demo",)), CollectorRegistry())
-    telemetry.watch_capture(capture, lab.renderer.decode)
+    capture.set_decode(lab.renderer.decode)
+    CaptureSubscriber(capture, telemetry)
+    telemetry.add_group(lambda scope: CapturedRequests(scope, capture.counts))
     lab.gateway.observer = telemetry
     path = lab.path()
     lab.gateway.open(replace(path, engine=InstrumentedEngine(lab.engine, telemetry)))
@@ -359,11 +362,9 @@ async def test_an_audit_is_written_beside_its_record(
         await made.post("/v1/chat/completions", body)
         sequences = [request.id for request in lab.engine.requests[-2:]]
         for sequence in (sequences[1], "of another request"):
-            made.telemetry.record_audit(
-                AuditRecord(
-                    sequence, "chat", "greedy", "abc", 3, AuditOutcome.LOSSLESS, "", 1.0, 0.1, 2
-                )
-            )
+            result = {"choosing": "greedy", "draft": "abc", "depth": 3, "detail": ""}
+            result |= {"tokens": 2, "at": 1.0}
+            made.telemetry.facts.publish(AnswerAudited(sequence, "lossless", result))
         (record,) = made.records()
         (audit,) = read_audits(tmp_path)
         assert (audit.id, audit.session) == (record.id, record.session)

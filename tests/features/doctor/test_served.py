@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
+import time
 from typing import Any
 
 import pytest
@@ -11,21 +11,17 @@ from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.scripted import ScriptedEngine
-from eaglegate.engine.supervisor import SupervisedEngine
-from eaglegate.features.doctor.cures import Reload
 from eaglegate.features.doctor.diagnosis import Cause, Cure, Treatment
 from eaglegate.features.doctor.doctor import Doctor, Mode
+from eaglegate.features.doctor.feature import DoctorFeature, list_uncured_causes
+from eaglegate.features.doctor.settings import DoctorSettings
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import render_metrics, summarize_speculation
 from eaglegate.observability.telemetry import Telemetry
-from eaglegate.server.apis.shared.gateway import Controls
-from eaglegate.server.cli.observing import open_doctor
+from eaglegate.server.cli.feature import build_features
 from eaglegate.server.errors import ConfigError
-
-
-async def nothing(*_: Any) -> Any:
-    raise AssertionError
+from tests.features.served import make_core
 
 
 @pytest.fixture
@@ -34,28 +30,34 @@ def telemetry() -> Telemetry:
 
 
 @pytest.fixture
-def doctor(telemetry: Telemetry) -> Doctor:
-    made = Doctor(Mode.CURE, telemetry, lambda: True)
-    made.change_draft(DraftVersion("abc", "", ""))
-    telemetry.scope.doctor = made.describe
-    return made
+def doctor(lab: Any, telemetry: Telemetry) -> Doctor:
+    (feature,) = build_features(make_core(lab, telemetry), [DoctorSettings("cure")])
+    assert isinstance(feature, DoctorFeature)
+    feature.doctor.change_draft(DraftVersion("abc", "", ""))
+    return feature.doctor
 
 
-def test_the_engine_of_this_process_has_a_doctor(telemetry: Telemetry) -> None:
-    def make(mode: Mode, reload: Reload | None) -> Doctor:
-        return Doctor(mode, telemetry, lambda: True, reload)
-
-    engine = SupervisedEngine(ScriptedEngine)
-    found = open_doctor(Namespace(doctor="cure"), engine, None, make)
-    assert found is not None
-    assert found.mode is Mode.CURE
-    assert open_doctor(Namespace(doctor="off"), engine, None, make) is None
+def test_the_engine_of_this_process_has_a_doctor(lab: Any, telemetry: Telemetry) -> None:
+    settings = DoctorSettings("cure")
+    assert settings.is_on
+    assert DoctorFeature(make_core(lab, telemetry), settings).doctor.mode is Mode.CURE
+    assert not DoctorSettings().is_on
     with pytest.raises(ConfigError, match="workers have none"):
-        open_doctor(Namespace(doctor="cure"), ScriptedEngine(), None, make)  # type: ignore[arg-type]
+        DoctorFeature(make_core(lab, telemetry, ScriptedEngine()), settings)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "age_s", "problems"),
+    [("not cured", 0, 1), ("not treated", 0, 1), ("cured", 0, 0), ("not cured", 4000, 0)],
+)
+def test_an_uncured_cause_is_a_problem_for_an_hour(
+    outcome: str, age_s: float, problems: int
+) -> None:
+    diagnosis = {"cause": "draft weights", "outcome": outcome, "at": time.time() - age_s}
+    assert len([*list_uncured_causes([diagnosis, diagnosis])]) == problems
 
 
 async def test_without_a_doctor_the_path_says_how_to_begin(lab: Any) -> None:
-    lab.gateway.controls = Controls(nothing, nothing)
     answer = await lab.get("/admin/doctor")
     assert answer.status == 409
     assert "--doctor watch" in answer.json["error"]["message"]
@@ -64,7 +66,6 @@ async def test_without_a_doctor_the_path_says_how_to_begin(lab: Any) -> None:
 async def test_diagnoses_are_shown_counted_and_logged(
     lab: Any, doctor: Doctor, telemetry: Telemetry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lab.gateway.controls = Controls(nothing, nothing, doctor=doctor)
     done = (Treatment(Cure.RELOAD, 0.3, 0.01, 1.5, True),)
     with caplog.at_level(logging.INFO):
         doctor._conclude("", Cause.WEIGHTS, 0.3, 8, done)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,7 +12,6 @@ import orjson
 import pytest
 from msgspec import structs
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
 
 from eaglegate.engine.events import Ending, Finish, RequestFacts, RequestTimes, Usage
 from eaglegate.engine.speculation.totals import DepthReason
@@ -22,14 +20,15 @@ from eaglegate.features.audit.evidence import AuditOutcome
 from eaglegate.features.audit.records import AuditRecord
 from eaglegate.features.explanations import ring as explain
 from eaglegate.features.explanations.command import format_explanation, format_lists
+from eaglegate.features.explanations.feature import follow
 from eaglegate.features.explanations.ring import ExplanationRing
-from eaglegate.observability.facts import RequestInterrupted
+from eaglegate.observability.facts import AnswerAudited, RequestInterrupted
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import HttpExchange
-from eaglegate.observability.pages import make_routes
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, FinishReason
+from tests.features.served import make_app
 
 SECRET = "the prompt nobody may read"
 PLANNER = {
@@ -51,7 +50,7 @@ class Traffic:
         self.telemetry = Telemetry(
             GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), lambda: self.now
         )
-        self.telemetry.keep_explanations(self.ring)
+        follow(self.ring, self.telemetry.facts)
         self.num = 0
 
     def answer(
@@ -135,8 +134,9 @@ def test_an_audit_is_shown_with_its_request() -> None:
     found = AuditRecord(
         sequence, "chat", "greedy", "d", 3, AuditOutcome.NEAR_TIE, "margin 0.004", 1.0, 0.1, 2
     )
-    traffic.telemetry.record_audit(found)
-    traffic.telemetry.record_audit(replace(found, request="forgotten"))
+    for sequence in (found.request, "forgotten"):
+        audited = AnswerAudited(sequence, found.outcome.value, found.to_json())
+        traffic.telemetry.facts.publish(audited)
     shown = explain.explain(entry, {})
     assert [audit["outcome"] for audit in shown["audits"]] == ["near_tie"]
     assert "audit of choice 0: near_tie (margin 0.004)" in "\n".join(format_explanation(shown))
@@ -293,7 +293,7 @@ async def test_another_client_s_request_id_explains_no_request_of_mine(traffic: 
         exchange.ended, exchange.refused = 1.25, "spoofed"
         traffic.ring.complete(exchange)
     assert traffic.explain(name)["outcome"] == "completed"
-    app = Starlette(routes=make_routes(traffic.telemetry, traffic.ring))
+    app = make_app(traffic.telemetry, traffic.ring)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://gateway"
     ) as client:
@@ -309,7 +309,7 @@ async def test_another_client_s_request_id_explains_no_request_of_mine(traffic: 
 
 async def test_the_endpoints_list_and_explain(traffic: Traffic) -> None:
     name = traffic.answer(STEPS)
-    app = Starlette(routes=make_routes(traffic.telemetry, traffic.ring))
+    app = make_app(traffic.telemetry, traffic.ring)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://gateway"
     ) as client:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,11 +18,18 @@ from eaglegate.engine.errors import EngineDead, EngineOverloaded
 from eaglegate.engine.events import Finish, LogprobsDelta, TokensDelta, Usage
 from eaglegate.engine.scripted import Pause
 from eaglegate.features.pacing import cadence
-from eaglegate.features.pacing.cadence import BLOCK, MOST_STEPS, PacedSink, fill, join, round_ticks
+from eaglegate.features.pacing.cadence import (
+    BLOCK,
+    MOST_STEPS,
+    Cadence,
+    PacedSink,
+    fill,
+    join,
+    round_ticks,
+)
+from eaglegate.features.pacing.settings import PacingSettings
 from eaglegate.server.errors import ConfigError
-from eaglegate.server.flags import make_part
 from eaglegate.server.http.response import ReplayedResponse, StreamTiming
-from eaglegate.server.settings import Settings
 from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallEnd
 from tests.server.conftest import Lab, call, on_a_port
 
@@ -40,7 +46,7 @@ MS = 10
 
 @pytest.fixture
 def paced() -> Lab:
-    return Lab(timing=StreamTiming(cadence_ms=MS))
+    return Lab(timing=StreamTiming(pacing=Cadence(MS)))
 
 
 def says_slowly(lab: Lab, cuts: tuple[int, ...] = (), every_s: float = 0.004) -> None:
@@ -170,7 +176,7 @@ async def test_a_client_that_leaves_ends_its_request(paced):
 
 
 async def test_a_reader_that_does_not_read_is_cut_off():
-    lab = Lab(timing=StreamTiming(cadence_ms=1, reader_s=0.05))
+    lab = Lab(timing=StreamTiming(pacing=Cadence(1), reader_s=0.05))
     says_slowly(lab)
     lab.engine.script = [*lab.engine.script[:-1]] * 50
     body = json.dumps({"model": "demo", "stream": True, "messages": HI, "max_tokens": 4000})
@@ -421,7 +427,7 @@ async def test_a_replay_that_is_not_read_is_cut_off():
     async def receive():
         await asyncio.Event().wait()
 
-    answer = ReplayedResponse(frames(), StreamTiming(cadence_ms=1, reader_s=0.05))
+    answer = ReplayedResponse(frames(), StreamTiming(pacing=Cadence(1), reader_s=0.05))
     async with asyncio.timeout(10):
         await answer({"type": "http"}, receive, stall)
 
@@ -457,10 +463,11 @@ def url_of():
 
 
 def test_the_setting_is_checked() -> None:
-    assert make_part(StreamTiming, Settings(stream_cadence=50)).cadence_ms == 50
+    assert PacingSettings(50).is_on
+    assert not PacingSettings().is_on
     for wrong in (-1, 0.5, 1001, float("nan")):
         with pytest.raises(ConfigError, match="--stream-cadence must be 1 to 1000"):
-            replace(Settings(), stream_cadence=wrong)
+            PacingSettings(wrong)
 
 
 async def test_a_timer_that_fires_early_sends_no_more_blocks(monkeypatch):

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from eaglegate.engine.scripted import Pause, steps
-from eaglegate.features.pacing.cadence import BLOCK
+from eaglegate.features.pacing.cadence import BLOCK, Cadence
 from eaglegate.lab.benchmarks.client import write_post
 from eaglegate.lab.benchmarks.traces import Trace, area_under_curve, attack, record
 from eaglegate.server.http.response import StreamTiming
@@ -32,7 +32,7 @@ def ask(pattern: int, **options: bool) -> bytes:
 
 
 async def record_rounds(cadence_ms: float, rounds: int, **options: bool) -> list[tuple[int, Trace]]:
-    lab = Lab(timing=StreamTiming(cadence_ms=cadence_ms))
+    lab = Lab(timing=StreamTiming(pacing=Cadence(cadence_ms) if cadence_ms else None))
     ids = lab.renderer.encode(TEXT, False)
     traces = []
     with ExitStack() as stack:

@@ -13,8 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from eaglegate.engine.events import Event
-from eaglegate.features.pacing.filling import make_filling
 from eaglegate.server.errors import GatewayError
+from eaglegate.server.http.filling import make_filling
 from eaglegate.server.http.response import StreamEncoder
 
 BLOCK = 512

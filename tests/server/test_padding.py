@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaglegate.features.pacing.padding import BLOCK, pad_frames
+from eaglegate.server.http.padding import BLOCK, pad_frames
 
 ASKS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},

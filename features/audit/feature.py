@@ -1,0 +1,89 @@
+"""The audits of a gateway: settings to auditor, and the auditor to the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from eaglegate.engine.base import Engine, ScoresAnswers
+from eaglegate.engine.types import EngineInfo
+from eaglegate.features.audit.auditor import Auditor
+from eaglegate.features.audit.files import EvidenceFolder
+from eaglegate.features.audit.holds import AuditHolds
+from eaglegate.features.audit.metrics import Audits
+from eaglegate.features.audit.records import AuditRecord, EvidenceWriter, write_nothing
+from eaglegate.features.audit.settings import AuditSettings
+from eaglegate.observability.facts import AnswerAudited
+from eaglegate.observability.metrics.base import MetricScope
+from eaglegate.observability.middleware import may_capture
+from eaglegate.server.cli.feature import ActiveFeature, Core
+from eaglegate.server.errors import ConfigError
+
+
+class AuditFeature(ActiveFeature):
+    """Audits of one gateway. It publishes each audit as an ``AnswerAudited``."""
+
+    def __init__(self, core: Core, settings: AuditSettings) -> None:
+        """Raises ConfigError if the engine or the folder for evidence cannot be used."""
+        if not isinstance(core.engine, ScoresAnswers):
+            raise ConfigError(
+                "--audit-share needs the engine in this process; workers have no audits"
+            )
+        self._core = core
+        self.auditor = Auditor(
+            settings.audit_share,
+            AuditHolds(),
+            self,
+            core.backend.renderer.decode,
+            core.has_room,
+            _open_evidence(settings.audit_evidence, core.backend.names[0]),
+            is_idle=core.is_idle,
+        )
+        if (drafts := core.backend.drafts) is not None:
+            drafts.follow(self.auditor.change_draft)
+        core.policy.holds = self.auditor.holds
+        self.metrics = (self._make_metrics,)
+
+    def _make_metrics(self, scope: MetricScope) -> Audits:
+        self._metrics = Audits(scope, lambda: self.auditor.holds)
+        return self._metrics
+
+    def wrap(self, engine: Engine) -> Engine:
+        return self.auditor.watch(engine, may_capture)
+
+    def describe(self) -> Mapping[str, object]:
+        return {"audit": self.auditor.describe()}
+
+    def list_problems(self) -> Iterable[str]:
+        for workload in sorted(self.auditor.holds.holds):
+            yield (
+                f"An audit found answers of {workload} that are not the target's, and switched its "
+                f"speculation off: eaglegate audit release {workload} (docs/audit.md)."
+            )
+
+    def start(self, info: EngineInfo) -> None:
+        self.auditor.attach(self._core.engine, self._core.engine.generate, info)
+
+    def run(self) -> Coroutine[Any, Any, None]:
+        return self.auditor.run()
+
+    def record_audit(self, record: AuditRecord) -> None:
+        self._metrics.count(record, self._core.telemetry.name_workload(record.workload))
+        self._core.telemetry.facts.publish(
+            AnswerAudited(record.request, record.outcome.value, record.to_json())
+        )
+
+    def record_audit_drop(self, reason: str) -> None:
+        self._metrics.count_drop(reason)
+
+
+def _open_evidence(folder: str | None, model: str) -> EvidenceWriter:
+    """Raises ConfigError if the folder cannot be written."""
+    if folder is None:
+        return write_nothing
+    path = Path(folder).expanduser()
+    try:
+        return EvidenceFolder(path, model)
+    except OSError as error:
+        raise ConfigError(f"--audit-evidence {path}: {error}") from None

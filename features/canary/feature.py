@@ -1,0 +1,42 @@
+"""Canaries of a gateway, and the rules that earlier ones promoted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from eaglegate.features.canary.changes import CanaryChanges
+from eaglegate.features.canary.metrics import Canaries
+from eaglegate.features.canary.promoted import PromotedRules
+from eaglegate.features.canary.runner import CanaryRunner
+from eaglegate.features.canary.settings import CanarySettings
+from eaglegate.observability.metrics.base import MetricScope
+from eaglegate.server.cli.feature import ActiveFeature, Core
+
+
+class CanaryFeature(ActiveFeature):
+    """Runs canaries, one at a time. Promoted rules replace those of the command line."""
+
+    def __init__(self, core: Core, _: CanarySettings) -> None:
+        policy, engine = core.policy, core.engine
+        configured = replace(policy.rules, key_depths={})
+        promoted = PromotedRules(core.settings.draft_store, configured)
+        policy.rules = replace(promoted.choose(), key_depths=policy.rules.key_depths)
+        policy.listeners.append(promoted.forget)
+        self.runner = CanaryRunner(
+            CanaryChanges(
+                core.telemetry,
+                policy,
+                promoted,
+                lambda: engine.losses,
+                core.backend.drafts,
+                core.backend.fleet,
+            )
+        )
+        self.metrics = (self._make_metrics,)
+
+    def _make_metrics(self, scope: MetricScope) -> Canaries:
+        return Canaries(scope, self.runner.describe, lambda: self.runner.verdicts)
+
+    def describe(self) -> Mapping[str, object]:
+        return {"canary": self.runner.describe()}

@@ -1,0 +1,1 @@
+"""The improvement loop of the lab, run beside a gateway (docs/improve.md)."""

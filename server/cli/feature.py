@@ -1,0 +1,104 @@
+"""The frame of features: what each may use of the gateway, and what it may add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from eaglegate.engine.base import Engine, ResilientEngine
+from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.types import EngineInfo
+from eaglegate.server.access.admission import Admission
+from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.backends import Backend
+from eaglegate.server.cli.feature_table import FeatureSettings, load
+from eaglegate.server.settings import Settings
+
+if TYPE_CHECKING:
+    from eaglegate.observability.metrics.base import MetricGroup, MetricScope
+    from eaglegate.observability.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The gateway, as a feature sees it before the engine starts."""
+
+    settings: Settings
+    backend: Backend
+    engine: ResilientEngine
+    telemetry: Telemetry
+    policy: SpeculationPolicy
+    admission: Admission
+    gateway: Gateway
+    progress: Callable[[str], None]
+    """Prints a line for the operator while the gateway starts."""
+    operator_url: str
+    """Address of the operator paths."""
+
+    def has_room(self) -> bool:
+        """Return True if an engine runs, no request waits, and at most a quarter of the places are
+        taken.
+        """
+        admission = self.admission
+        has_places = 4 * admission.running <= admission.bounds.running
+        return self.engine.is_live and not admission.queued and has_places
+
+    def is_idle(self) -> bool:
+        """Return True if an engine runs, and no request."""
+        return self.engine.is_live and not self.admission.running
+
+
+class ActiveFeature:
+    """A feature that is on. Every default does nothing.
+
+    It receives facts by subscribing to ``core.telemetry.facts``.
+    """
+
+    metrics: Sequence[Callable[[MetricScope], MetricGroup]] = ()
+    keeps_bodies: bool = False
+    """True if it reads the bodies of requests."""
+
+    def wrap(self, engine: Engine) -> Engine:
+        """Return the engine for requests."""
+        return engine
+
+    def describe(self) -> Mapping[str, object]:
+        """Return the feature's parts of ``/debug/speculation`` and of the live page, by name."""
+        return {}
+
+    def list_problems(self) -> Iterable[str]:
+        """Return the problems of this moment, as sentences for an operator."""
+        return ()
+
+    def start(self, info: EngineInfo) -> None:
+        """Begin. The engine is ready, and no request has been admitted."""
+
+    async def run(self) -> None:
+        """Run beside the requests until cancelled. Called before the engine starts."""
+
+    async def aclose(self) -> None:
+        """Finish, after the last request."""
+
+
+class Feature(Protocol):
+    """A feature's class, as ``FeatureSettings.FEATURE`` names it."""
+
+    def __call__(self, core: Core, settings: FeatureSettings) -> ActiveFeature:
+        """Build the feature. Raises ConfigError."""
+        ...
+
+
+def build_features(core: Core, settings: Iterable[FeatureSettings]) -> list[ActiveFeature]:
+    """Build the features that are on, and add their metrics and descriptions to telemetry. Raises
+    ConfigError.
+    """
+    built: list[ActiveFeature] = []
+    for one in settings:
+        feature: ActiveFeature = load(one.FEATURE)(core, one)
+        for make in feature.metrics:
+            core.telemetry.add_group(make)
+        core.telemetry.parts.append(feature)
+        core.gateway.features[one.NAME] = feature
+        built.append(feature)
+    return built

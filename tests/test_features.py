@@ -1,0 +1,137 @@
+"""Each folder of ``features/`` can be removed: the rest imports, passes its tests and answers."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import ROOT
+from tests.workers import GATEWAY, scripted_worker
+
+pytestmark = pytest.mark.slow
+
+FEATURES = sorted(path.parent.name for path in (ROOT / "features").glob("*/__init__.py"))
+CORE = ("engine", "observability", "server", "src", "text")
+WHOLE = ("test_house.py", "test_layers.py", "test_package.py", "test_site.py", "test_features.py")
+"""Tests of the whole tree and of its pages, which name every feature."""
+PAGES = ("deploy", "mutation", "clients", "e2e", "faults", "lab", "attacks", "examples", "gpu_path")
+"""Folders with tests of everything together, of the lab, or of real engines."""
+CHOSEN = (
+    *(f"tests/observability/test_{name}.py" for name in (
+        "dashboards", "draft_labels", "middleware", "pages", "problems", "supervision", "workers",
+    )),
+    *(f"tests/server/test_{name}.py" for name in (
+        "admin", "chat", "commandline", "completions", "door", "first_read", "messages", "openapi",
+        "reload", "responses", "steps", "top",
+    )),
+)  # fmt: skip
+"""A sample of every room that might miss a feature, for the time it takes."""
+REPORT = re.compile(r"(\d+) passed")
+ADDRESS = re.compile(r"eaglegate serves (http://[^/\s]+)")
+
+
+def find_names(path: Path) -> set[str]:
+    """The modules that a file imports, and those that it names in strings."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value.partition(":")[0])
+    return names
+
+
+@pytest.mark.parametrize("folder", ["engine", "observability", "server", "text"])
+def test_only_the_table_names_features(folder: str) -> None:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        inside = path.relative_to(ROOT).as_posix()
+        named = {name for name in find_names(path) if name.startswith("eaglegate.features")}
+        assert not named or inside == "server/cli/feature_table.py", (inside, named)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the tree, with links to the folders that stay as they are."""
+    for name in (*CORE, "features", "tests", "docs"):
+        ignored = shutil.ignore_patterns("__pycache__", "demo")
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)
+    (tmp_path / "engine" / "demo").symlink_to(ROOT / "engine" / "demo")
+    for name in ("pyproject.toml", "lab", "deploy", "scripts", "README.md", "requirements"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def remove(tree: Path, feature: str) -> list[str]:
+    """Remove a feature and the tests that import it; return what pytest has to leave out."""
+    shutil.rmtree(tree / "features" / feature)
+    shutil.rmtree(tree / "tests" / "features" / feature, ignore_errors=True)
+    package = f"eaglegate.features.{feature}"
+    for path in sorted((tree / "tests").rglob("*.py")):
+        if any(f"{name}.".startswith(f"{package}.") for name in find_names(path)):
+            path.unlink()
+    left_out = [*WHOLE, *PAGES]
+    return [f"--ignore=tests/{name}" for name in left_out]
+
+
+@contextmanager
+def serving(tree: Path) -> Iterator[str]:
+    """A gateway of the tree before a scripted worker; its address."""
+    with scripted_worker(tree / "worker.log") as worker:
+        worker.until_healthy()
+        command = [sys.executable, "-m", "eaglegate.server", "serve", "--port", "0", *GATEWAY]
+        process = subprocess.Popen(
+            [*command, "--upstream", worker.url], cwd=tree, env=environment(tree),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            banner = ""
+            for line in process.stdout:
+                banner += line
+                if found := ADDRESS.search(line):
+                    yield found[1]
+                    return
+            raise AssertionError(banner)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+
+
+def environment(tree: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": ""}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_can_be_removed(copy: Path, feature: str) -> None:
+    ignored = remove(copy, feature)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=short", "-p", "no:cacheprovider"]
+    selected = ["-m", "not slow and not thorough", *ignored, *CHOSEN]
+    done = subprocess.run(
+        [*command, *selected], cwd=copy, env=environment(copy), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    passed = REPORT.search(done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 100
+    with serving(copy) as url:
+        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"]
+        assert httpx.get(f"{url}/debug/speculation").status_code == 200
+        assert "eaglegate_requests_total" in httpx.get(f"{url}/metrics").text
