@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -18,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from eaglegate import __version__
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineInfo
@@ -82,7 +82,7 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
     window = next((w for _, w in telemetry.book.of_kind(ALL)), _make_empty_window(telemetry))
     del slices[ALL]
     return {
-        "version": version("eaglegate"),
+        "version": __version__,
         "window_s": telemetry.settings.window_s,
         "running": telemetry.num_running,
         "tokens_per_s": compute_throughput(telemetry, now),

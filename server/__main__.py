@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import version
 from types import ModuleType
 
+from eaglegate import __version__
 from eaglegate.engine.errors import EngineDead, EngineStartError
 from eaglegate.engine.orphan import die_with_parent
 from eaglegate.server.access.keys import generate_key_entry
@@ -97,7 +97,7 @@ def _run(command: str, rest: list[str]) -> int:
         case "key":
             return _key(rest)
         case "version" | "--version":
-            print(version("eaglegate"))
+            print(__version__)
             return 0
         case "" | "-h" | "--help" | "help":
             print(USAGE)

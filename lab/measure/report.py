@@ -8,12 +8,12 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
+from eaglegate import __version__
 from eaglegate.lab.measure.statistics import Estimate, Verdict
 
 SECRET_FLAGS = ("--header", "--api-key", "--capture-key", "--key")
@@ -64,13 +64,9 @@ class Conclusion(NamedTuple):
 
 def describe_run(tool: str, argv: Sequence[str]) -> dict[str, Any]:
     """Describe the command and its machine: the first keys of every report."""
-    try:
-        own = version("eaglegate")
-    except PackageNotFoundError:
-        own = "unknown"
     return {
         "command": shlex.join(("eaglegate", tool, *hide_secrets(argv))),
-        "version": own,
+        "version": __version__,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from eaglegate import __version__
+
 pytestmark = pytest.mark.thorough
 
 
@@ -41,3 +43,7 @@ async def test_errors_of_the_router_have_the_shape_of_the_api(lab):
     wrong = await lab.get("/v1/chat/completions")
     assert wrong.status == 405
     assert wrong.json["error"]["code"] == "method_not_allowed"
+
+
+async def test_version_is_that_of_the_package(lab):
+    assert (await lab.get("/version")).json == {"version": __version__}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
+from eaglegate import __version__
 from eaglegate.server.access.budget import current_charge
 from eaglegate.server.access.caller import current_caller
 from eaglegate.server.apis.chat.request import ChatMessage, ChatTool
@@ -50,7 +50,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/version")
     async def versions() -> dict[str, str]:
-        return {"version": version("eaglegate")}
+        return {"version": __version__}
 
     return routes
 
