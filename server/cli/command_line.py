@@ -30,8 +30,11 @@ from eaglegate.server.flags import (
     add_arguments,
     add_front_end_flags,
     check_front_end_flags,
+    describe_renamings,
     flag,
     read_into,
+    rename,
+    rename_flag,
     setting,
 )
 from eaglegate.server.settings import Settings, describe_changes, read_settings
@@ -61,6 +64,7 @@ def gather_arguments(
     ``--config`` itself is left out, since vLLM's parser would read the file again. Raises
     ConfigError for an unreadable file and for names that no flag has.
     """
+    argv = [rename_flag(argument) for argument in argv]
     path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
     known = _list_flags(parser)
     given = _list_names(argv)
@@ -74,6 +78,11 @@ def gather_arguments(
 
 def list_given_names(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
     """Return the names of all given settings, before any parser knows which settings exist."""
+    return set(map(rename, _list_written_names(argv, environ)))
+
+
+def _list_written_names(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
+    """Return the names of all given settings as they are written, former names included."""
     path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
     names = {name.replace("-", "_") for name in (_read_file(Path(path)) if path else ())}
     return (
@@ -131,7 +140,7 @@ def _read_file_arguments(path: Path, known: Mapping[str, argparse.Action]) -> di
     """Return the arguments in the file by flag name. Raises ConfigError."""
     out: dict[str, list[str]] = {}
     for key, value in _read_file(path).items():
-        name = key.replace("-", "_")
+        name = rename(key.replace("-", "_"))
         if name != "model_tag" and name not in known:
             raise ConfigError(f"--config {path}: there is no flag --{key}{_suggest(name, known)}")
         if name == "model_tag":
@@ -151,7 +160,7 @@ def _read_environment(
     out: dict[str, list[str]] = {}
     for key, value in environ.items():
         ours = key.startswith(ENV_PREFIX) or key in ALIASES
-        name = ALIASES.get(key, key.removeprefix(ENV_PREFIX).lower())
+        name = rename(ALIASES.get(key, key.removeprefix(ENV_PREFIX).lower()))
         if not ours or name == "config" or not value or _is_service_link(name, value):
             continue
         if name not in known:
@@ -288,7 +297,10 @@ def read_command_line(
 
     ``own`` is a class of settings that only this command has.
     """
-    if found := find_backend(list_given_names(argv, os.environ)):
+    names = _list_written_names(argv, os.environ)
+    for notice in describe_renamings(names):
+        progress(f"note: {notice}")
+    if found := find_backend(set(map(rename, names))):
         return _read_without_vllm(command, argv, progress, *found)
     progress("loading vLLM")
     from eaglegate.engine.vllm_backend.arguments import add_engine_arguments, make_engine_parser
