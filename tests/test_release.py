@@ -1,4 +1,4 @@
-"""A release names one version everywhere."""
+"""A release names one version everywhere, and the workflows run the parts of ``.ci/run``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from eaglegate import __version__
 from eaglegate.server.__main__ import main
@@ -35,3 +36,31 @@ def test_package_is_built_with_the_version() -> None:
 )
 def test_files_name_the_version(path: str, pattern: str) -> None:
     assert set(re.findall(pattern, read(path))) == {__version__}
+
+
+def list_targets() -> set[str]:
+    makefiles = read("Makefile") + read("lab/training/training.mk")
+    return set(re.findall(r"^([\w-]+):(?!=)", makefiles, re.MULTILINE))
+
+
+def list_ci_parts() -> list[str]:
+    (parts,) = re.findall(r"^parts=\((.*)\)$", read(".ci/run"), re.MULTILINE)
+    return parts.split()
+
+
+def test_ci_names_targets_that_exist() -> None:
+    reports = re.findall(r"^report \d+ ([\w-]+)", read(".ci/run"), re.MULTILINE)
+    assert len(reports) > 3
+    assert {*list_ci_parts(), *reports} - {"image"} <= list_targets()
+
+
+def test_workflow_runs_the_parts_of_ci() -> None:
+    (job,) = yaml.safe_load(read(".github/workflows/checks.yml"))["jobs"].values()
+    assert job["strategy"]["matrix"]["part"] == list_ci_parts()
+    assert job["steps"][-1] == {"run": ".ci/run ${{ matrix.part }}"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=str)
+def test_workflows_name_targets_that_exist(path: Path) -> None:
+    named = re.findall(r"\bmake ([\w-]+)", path.read_text(encoding="utf-8"))
+    assert set(named) <= list_targets()
