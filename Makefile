@@ -10,7 +10,7 @@ PROCESSES := -n auto --maxprocesses 8 --dist worksteal
 # tests/conftest.py, not those of most tests first.
 ENGINES := -n 2 --dist loadfile --no-loadscope-reorder --durations 30
 
-.PHONY: serve prove prove-gpu-path install install-dev install-light test test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips held-out mutants lint format docs bench lock audit clean
+.PHONY: serve prove prove-gpu-path install install-dev install-light test test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips held-out mutants lint format docs bench lock audit dist clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -103,6 +103,12 @@ lock:  ## resolve requirements/*.in anew (needs uv)
 VLLM ?=
 compat: install-dev  ## compare what we touch of vLLM with another version: VLLM=0.33.0, or the newest
 	@$(BIN)/python -m scripts.compat $(VLLM)
+
+dist: install-light  ## the files of a release in dist/: wheel, SBOMs, checksums; docs/release.md
+	@rm -rf build dist && mkdir dist
+	@.venv-light/bin/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir dist .
+	@.venv-light/bin/python -m scripts.sbom dist
+	@cd dist && sha256sum *.whl *.json > SHA256SUMS
 
 audit:  ## check the locks against the advisories PyPI knows; fails, too, where it cannot
 	@$(PYTHON) scripts/audit.py
