@@ -64,3 +64,23 @@ def test_workflow_runs_the_parts_of_ci() -> None:
 def test_workflows_name_targets_that_exist(path: Path) -> None:
     named = re.findall(r"\bmake ([\w-]+)", path.read_text(encoding="utf-8"))
     assert set(named) <= list_targets()
+
+
+KINDS = ("Added", "Changed", "Fixed", "Removed")
+
+
+def test_changelog_has_its_form() -> None:
+    _, *sections = re.split(r"^## ", read("CHANGELOG.md"), flags=re.MULTILINE)
+    titles = [section.partition("\n")[0] for section in sections]
+    assert titles[0] == "Unreleased"
+    assert titles[1].split()[0] == __version__
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+( \(\d{4}-\d\d-\d\d\))?", title) for title in titles[1:])
+    for section in sections:
+        kinds = re.findall(r"^### (.*)$", section, re.MULTILINE)
+        assert kinds == [kind for kind in KINDS if kind in kinds]
+    assert re.findall(r"^### (.*)$", sections[0], re.MULTILINE) == list(KINDS)
+
+
+def test_changelog_names_pages_that_exist() -> None:
+    pages = re.findall(r"\bdocs/[\w-]+\.md", read("CHANGELOG.md"))
+    assert pages and all((ROOT / page).exists() for page in pages)
