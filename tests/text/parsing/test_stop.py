@@ -51,9 +51,8 @@ def test_equals_the_naive_matcher_for_every_cut(text, wanted, include, cuts):
 def test_only_stops_that_end_after_the_switch_count(text, stops, start, cut):
     out: list[str] = []
     matcher = StopText(tuple(stops), out.append)
-    halves = text[:start], text[start:]
-    for half in halves:
-        matcher.is_off = half is halves[0]
+    for half, is_off in ((text[:start], True), (text[start:], False)):
+        matcher.is_off = is_off
         for at in range(0, len(half), cut):
             if matcher.stopped is None:
                 matcher.text(half[at : at + cut])
