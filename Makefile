@@ -36,7 +36,7 @@ test: install-dev  ## every test: the fast ones, those with real engines, those 
 	@$(BIN)/python -m pytest -m "slow and not alone" $(ENGINES) $(ARGS) || [ $$? -eq 5 ]
 	@$(BIN)/python -m pytest -m alone --durations 10 $(ARGS) || [ $$? -eq 5 ]
 
-test-fast: install-light  ## most tests, in a minute; they need no engine, nor vLLM or torch installed
+test-fast: install-light  ## most tests, in some minutes; they need no engine, nor vLLM or torch installed
 	@.venv-light/bin/python -m pytest -m "not slow and not thorough" $(PROCESSES) $(ARGS)
 
 test-light: install-light  ## all tests that need no engine, nor vLLM or torch installed
