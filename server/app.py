@@ -6,9 +6,9 @@ A request passes, from the socket inwards:
     FastWriteMiddleware  server/http/middleware.py      frames go straight to the transport
     TelemetryMiddleware  observability/middleware.py    access log, metrics, traces
     RootPathMiddleware   server/http/middleware.py      with --root-path
-    ApiCorsMiddleware    server/http/auth.py            with --allowed-origins
+    ApiCorsMiddleware    server/access/auth.py            with --allowed-origins
     HeadMiddleware       server/http/middleware.py      HEAD is GET without a body
-    AuthMiddleware       server/http/auth.py            host, origin, key, memory, charge
+    AuthMiddleware       server/access/auth.py            host, origin, key, memory, charge
     NoticeHeader         server/apis/shared/request.py  lists the ignored fields
     DirectRoutes         below                          APIs that generate, without FastAPI
     FastAPI              server/apis/operations/        everything else
@@ -32,6 +32,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from eaglegate.server.access.auth import OPEN_PATHS, ApiCorsMiddleware, AuthMiddleware
 from eaglegate.server.access.budget import current_charge
 from eaglegate.server.apis.chat.request import ChatRequest
 from eaglegate.server.apis.chat.response import ChatFold, ChatStream
@@ -58,7 +59,6 @@ from eaglegate.server.errors import (
     openai_body,
 )
 from eaglegate.server.generation.prompt import render
-from eaglegate.server.http.auth import OPEN_PATHS, ApiCorsMiddleware, AuthMiddleware
 from eaglegate.server.http.middleware import HeadMiddleware, RootPathMiddleware
 from eaglegate.server.http.routing import method_error, path_error
 

@@ -18,10 +18,10 @@ from eaglegate.engine.fleet.types import FleetSettings
 from eaglegate.engine.remote.upstream import ConnectionSettings
 from eaglegate.engine.supervision.policy import SupervisionTimeouts
 from eaglegate.server.access.admission import AdmissionLimits
+from eaglegate.server.access.cross_origin import CrossOriginPolicy
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import Heading, flag, read_into, setting, setting_of
 from eaglegate.server.http.connection import TlsSettings
-from eaglegate.server.http.cross_origin import CrossOriginPolicy
 from eaglegate.server.http.response import StreamTiming
 from eaglegate.server.store.base import Retention
 

@@ -18,10 +18,10 @@ from typing import TextIO, cast
 from eaglegate.engine.logs import WrappedLines, make_head, open_root_log, write_line
 from eaglegate.engine.speculation.drafts import write_json
 from eaglegate.engine.types import EngineInfo
+from eaglegate.server.access.cross_origin import parse_names
 from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.generation.grammar import ParserFactory
-from eaglegate.server.http.cross_origin import parse_names
 from eaglegate.server.settings import Settings
 
 HEARTBEAT_S = 5.0

@@ -18,6 +18,7 @@ from typing import Any
 
 from eaglegate.engine import vllm_flags
 from eaglegate.engine.vllm_contract import describe_untested, find_vllm
+from eaglegate.server.access.cross_origin import CrossOriginPolicy
 from eaglegate.server.access.isolation import check_names
 from eaglegate.server.access.key_classes import assign_classes
 from eaglegate.server.access.keys import load_keys
@@ -40,7 +41,6 @@ from eaglegate.server.flags import (
     parse_json_object,
 )
 from eaglegate.server.http.connection import TlsSettings
-from eaglegate.server.http.cross_origin import CrossOriginPolicy
 from eaglegate.server.settings import Settings, read_settings
 
 COMMON = {

@@ -37,6 +37,7 @@ from eaglegate.observability.middleware import (
 from eaglegate.observability.pages import make_routes
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.access.admission import Admission, AdmissionLimits
+from eaglegate.server.access.cross_origin import CrossOriginPolicy
 from eaglegate.server.access.isolation import CacheIsolation, check_names
 from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.access.memory import MemoryMonitor, find_sources
@@ -86,7 +87,6 @@ from eaglegate.server.http.connection_limits import (
     ConnectionLimits,
     raise_file_limit,
 )
-from eaglegate.server.http.cross_origin import CrossOriginPolicy
 from eaglegate.server.http.response import StreamTiming
 from eaglegate.server.settings import Settings
 from eaglegate.server.store.base import Retention, StoreLimits

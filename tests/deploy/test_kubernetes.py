@@ -15,10 +15,10 @@ import subprocess
 import kubernetes_validate
 import pytest
 
+from eaglegate.server.access.auth import OPEN_PATHS
 from eaglegate.server.cli.feature_table import list_settings_classes
 from eaglegate.server.cli.listener import LAST_WORDS_S
 from eaglegate.server.flags import ENV_PREFIX
-from eaglegate.server.http.auth import OPEN_PATHS
 from eaglegate.server.http.connection import CLOSE_S
 from eaglegate.server.settings import Settings
 from tests.deploy.overlays import (

@@ -32,13 +32,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "server/access/prompt_turns.py": ("tests/server/test_prompt_turns.py",),
     "server/access/isolation.py": ("tests/server/test_cache_isolation.py",),
     "server/access/key_classes.py": ("tests/server/test_key_classes.py",),
-    "server/http/auth.py": (
+    "server/access/auth.py": (
         "tests/server/test_door.py",
         "tests/server/test_admin.py",
         "tests/server/test_quota.py",
         "tests/server/test_model_access.py",
     ),
-    "server/http/rate_limits.py": ("tests/server/test_quota.py",),
+    "server/access/rate_limits.py": ("tests/server/test_quota.py",),
     "server/http/connection_limits.py": ("tests/server/test_connections.py",),
     "server/apis/responses/conversations.py": (
         "tests/server/test_conversations.py",

@@ -6,9 +6,9 @@ import orjson
 import pytest
 
 from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.cross_origin import CrossOriginPolicy, parse_host, parse_names
 from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.errors import ConfigError
-from eaglegate.server.http.cross_origin import CrossOriginPolicy, parse_host, parse_names
 from tests.server.conftest import call
 from tests.server.test_door import pages, routes
 

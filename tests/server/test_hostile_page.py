@@ -11,8 +11,8 @@ from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
+from eaglegate.server.access.cross_origin import CrossOriginPolicy
 from eaglegate.server.apis.shared.gateway import Controls
-from eaglegate.server.http.cross_origin import CrossOriginPolicy
 from tests.observability.test_browser import CHROMIUM, browser
 from tests.server.conftest import make_app, on_a_port
 from tests.server.test_door import pages

@@ -16,8 +16,8 @@ from schemathesis.specs.openapi.checks import (
 
 from eaglegate.engine.errors import EngineDead, EngineFailed, EngineOverloaded
 from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.cross_origin import CrossOriginPolicy
 from eaglegate.server.access.keys import KeyRing, hash_key
-from eaglegate.server.http.cross_origin import CrossOriginPolicy
 
 OPERATIONS = [
     ("/v1/chat/completions", "POST"),

@@ -15,12 +15,12 @@ from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss
 from eaglegate.server.access.budget import RequestBudget
 from eaglegate.server.access.caller import current_caller
+from eaglegate.server.access.cross_origin import CrossOriginPolicy
 from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.access.memory import MemoryMonitor
 from eaglegate.server.apis.responses.encryption import ReasoningCipher
 from eaglegate.server.errors import Unavailable
 from eaglegate.server.generation.pipeline import Pipeline
-from eaglegate.server.http.cross_origin import CrossOriginPolicy
 from eaglegate.server.http.response import StreamTiming
 from eaglegate.server.settings import Settings
 from eaglegate.server.store.sql import SqlResponseStore

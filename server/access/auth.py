@@ -7,7 +7,7 @@ operator paths need an admin's key. With a separate admin port, operator paths e
 Without any keys everything is open except ``/admin``, which then needs that port: behind a proxy on
 this machine, remote clients look like local ones.
 
-If no key is required, web pages of other origins are kept out (server/http/cross_origin.py).
+If no key is required, web pages of other origins are kept out (server/access/cross_origin.py).
 
 Operator paths that are viewed in a browser also accept the key as the password of HTTP Basic, since
 a browser has no other way to ask for one. Paths that change something do not, because browsers add
@@ -28,7 +28,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eaglegate.server.access.budget import RequestCharge, current_charge
 from eaglegate.server.access.caller import ApiKey, Caller, current_caller
+from eaglegate.server.access.cross_origin import (
+    SAFE_METHODS,
+    CrossOriginPolicy,
+    RequestHeaders,
+    check_content_type,
+    read_host,
+)
 from eaglegate.server.access.keys import KeyRing
+from eaglegate.server.access.rate_limits import add_rate_limits
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.errors import (
     Forbidden,
@@ -41,15 +49,7 @@ from eaglegate.server.errors import (
     error_body,
 )
 from eaglegate.server.http.connection_limits import group_address
-from eaglegate.server.http.cross_origin import (
-    SAFE_METHODS,
-    CrossOriginPolicy,
-    RequestHeaders,
-    check_content_type,
-    read_host,
-)
 from eaglegate.server.http.middleware import find_writer
-from eaglegate.server.http.rate_limits import add_rate_limits
 from eaglegate.server.http.response import send_json
 from eaglegate.server.http.routing import list_methods
 
