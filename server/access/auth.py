@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eaglegate.server.access.budget import RequestCharge, current_charge
+from eaglegate.engine.events import Observer
+from eaglegate.server.access.admission import Admission
+from eaglegate.server.access.budget import RequestBudget, RequestCharge, current_charge
 from eaglegate.server.access.caller import ApiKey, Caller, current_caller
 from eaglegate.server.access.cross_origin import (
     SAFE_METHODS,
@@ -36,8 +38,8 @@ from eaglegate.server.access.cross_origin import (
     read_host,
 )
 from eaglegate.server.access.keys import KeyRing
+from eaglegate.server.access.memory import MemoryMonitor
 from eaglegate.server.access.rate_limits import add_rate_limits
-from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.errors import (
     Forbidden,
     GatewayError,
@@ -81,12 +83,55 @@ def is_page(path: str) -> bool:
     return is_operator(path) and path != "/admin" and not path.startswith("/admin/")
 
 
+class AccessSettings(Protocol):
+    """The settings that authentication reads."""
+
+    @property
+    def session_header(self) -> str: ...
+
+    @property
+    def request_timeout_s(self) -> float: ...
+
+    @property
+    def body_timeout_s(self) -> float: ...
+
+
+class AdmittingPipeline(Protocol):
+    """The pipeline of a ready gateway, as far as authentication sees it."""
+
+    @property
+    def admission(self) -> Admission: ...
+
+
+class GuardedGateway(Protocol):
+    """The state that authentication reads for each request, since a reload replaces parts of it."""
+
+    keys: KeyRing
+    admin_port: int | None
+    cross_origin: CrossOriginPolicy
+    budget: RequestBudget
+    observer: Observer
+    memory: MemoryMonitor
+    in_flight: int
+    """Number of in-flight requests that may use memory. The middleware counts them."""
+
+    @property
+    def settings(self) -> AccessSettings: ...
+
+    @property
+    def pipeline(self) -> AdmittingPipeline | None: ...
+
+    def require(self) -> AdmittingPipeline:
+        """Return the pipeline. Raises Unavailable if the engine is not ready."""
+        ...
+
+
 class AuthMiddleware:
     """ASGI middleware that authorizes requests and sets ``current_caller`` and
     ``current_charge``.
     """
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: ASGIApp, gateway: GuardedGateway) -> None:
         self._app = app
         self._gateway = gateway
 
