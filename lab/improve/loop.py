@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eaglegate.features.capture.record import CaptureError
+from eaglegate.lab.improve.client import GatewayClient
 from eaglegate.lab.improve.config import ImproveConfig
 from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger
 from eaglegate.lab.improve.stages import LoopStopped, NotYet, StageFailed, Stages
-from eaglegate.server.cli.client import CallFailed, GatewayClient
+from eaglegate.server.cli.client import CallFailed
 
 log = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ import yaml
 
 from eaglegate.features.capture.files import read_records, write_records
 from eaglegate.features.capture.record import CapturedChoice, CapturedPrompt, CaptureRecord
+from eaglegate.lab.improve.client import GatewayClient
 from eaglegate.lab.improve.command import main
 from eaglegate.lab.improve.config import ConfigInvalid, read_config
 from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger, Stage
 from eaglegate.lab.improve.ledger_command import main as show_log
 from eaglegate.lab.improve.loop import LoopRunning, Switch, lock_state
 from eaglegate.lab.improve.stages import LoopStopped, Stages
-from eaglegate.server.cli.client import GatewayClient
 from tests.conftest import ROOT
 from tests.engine.speculation.test_drafts import DEMO, copy_draft
 from tests.lab.improve.scripted_commands import make_report
