@@ -16,7 +16,12 @@ from eaglegate.observability.pages import render_metrics, summarize_speculation
 from eaglegate.server.__main__ import main
 from eaglegate.server.cli.client import CallFailed
 from eaglegate.server.cli.top import command, panels
-from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading, MetricsPage
+from eaglegate.server.cli.top.reading import (
+    GatewayReader,
+    GatewayReading,
+    MetricsPage,
+    explain_failure,
+)
 from eaglegate.server.cli.top.screen import ExplanationScreen, TopApp
 from tests.features.explanations.test_explain import SECRET, Traffic
 
@@ -208,4 +213,4 @@ def test_no_gateway_is_an_error_in_words(capsys):
     "status, hint", [(401, "EAGLEGATE_ADMIN_API_KEY"), (404, "admin port"), (500, "")]
 )
 def test_a_refusal_says_what_to_do(status, hint):
-    assert hint in command.explain_failure(CallFailed("no", status))
+    assert hint in explain_failure(CallFailed("no", status))

@@ -10,16 +10,10 @@ from importlib import import_module
 
 from eaglegate.server.cli.client import CallFailed, add_gateway_options, complete_url
 from eaglegate.server.cli.top.panels import format_plain
-from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading
+from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading, explain_failure
 
 SCREEN = ("textual", "rich")
 """Packages of the extra ``top``."""
-DENIED = (401, 403)
-KEYS = "The gateway has keys: give an admin's with --key or EAGLEGATE_ADMIN_API_KEY."
-ELSEWHERE = (
-    "There are no operator pages here. With an admin port, give its address; the gateway prints "
-    "it when it starts."
-)
 WITHOUT_SCREEN = (
     "eaglegate: the screen needs textual: pip install '.[top]' in eaglegate's checkout; "
     "`eaglegate top --once` prints the same numbers without it"
@@ -67,13 +61,6 @@ def main(argv: Sequence[str]) -> int:
     else:
         return _show(reader, reading, options.interval)
     return 0
-
-
-def explain_failure(error: CallFailed) -> str:
-    """Explain why there is no reading, and what to do."""
-    if error.status in DENIED:
-        return f"{error} {KEYS}"
-    return f"{error} {ELSEWHERE}" if error.status == 404 else str(error)
 
 
 def format_json(reading: GatewayReading) -> str:

@@ -14,6 +14,12 @@ from eaglegate.server.cli.client import CallFailed, complete_url, fetch
 
 Row = Mapping[str, Any]
 TIMEOUT_S = 5.0
+DENIED = (401, 403)
+KEYS = "The gateway has keys: give an admin's with --key or EAGLEGATE_ADMIN_API_KEY."
+ELSEWHERE = (
+    "There are no operator pages here. With an admin port, give its address; the gateway prints "
+    "it when it starts."
+)
 SAMPLE = re.compile(r"^eaglegate_([a-z_]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -109,3 +115,10 @@ class GatewayReader:
         except ValueError as error:
             raise CallFailed(str(error)) from None
         return fetch(request, self._timeout_s)
+
+
+def explain_failure(error: CallFailed) -> str:
+    """Explain why there is no reading, and what to do."""
+    if error.status in DENIED:
+        return f"{error} {KEYS}"
+    return f"{error} {ELSEWHERE}" if error.status == 404 else str(error)

@@ -21,7 +21,6 @@ from textual.widgets import DataTable, Footer, Sparkline, Static
 from eaglegate.server.cli.client import CallFailed
 from eaglegate.server.cli.feature_table import find_command
 from eaglegate.server.cli.harmless import make_harmless, make_line_harmless
-from eaglegate.server.cli.top.command import explain_failure
 from eaglegate.server.cli.top.panels import (
     LISTS,
     Figure,
@@ -34,7 +33,7 @@ from eaglegate.server.cli.top.panels import (
     list_slices,
     list_states,
 )
-from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading
+from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading, explain_failure
 
 TONES = {"good": "green", "warn": "yellow", "bad": "bold red", "": ""}
 """Styles in addition to text: colour alone carries no information."""
