@@ -199,12 +199,12 @@ class RequestFacts:
     id: str
     """The request id in responses and logs."""
     api: str
-    """chat, completions, responses, messages"""
+    """The name of the server's API that the client used."""
     model: str
     lane: str
     workload: str
     template: str
-    """``server.generation.job.fingerprint`` of the system prompt and tool schemas; may be empty."""
+    """A fingerprint of the system prompt and tool schemas; may be empty."""
     stream: bool
     prompt_tokens: int
     """Tokens of the prompt; of the longest one if the request has several."""
