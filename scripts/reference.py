@@ -23,8 +23,8 @@ from eaglegate.features.improve.settings import ImproveSettings
 from eaglegate.features.pacing.settings import PacingSettings
 from eaglegate.lab.prove.settings import ProveSettings
 from eaglegate.server.__main__ import main as run_command
+from eaglegate.server.backends.line import ModelArguments
 from eaglegate.server.cli.check import CheckSettings
-from eaglegate.server.cli.command_line import ModelArguments
 from eaglegate.server.flags import ENV_PREFIX, flag, list_settings
 from eaglegate.server.settings import Settings
 

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 
@@ -16,14 +17,10 @@ from eaglegate import __version__
 from eaglegate.engine.errors import EngineDead, EngineStartError
 from eaglegate.engine.orphan import die_with_parent
 from eaglegate.server.access.keys import generate_key_entry
-from eaglegate.server.cli.class_inspection import start_inspection
-from eaglegate.server.cli.command_line import (
-    CommandLine,
-    load_backend,
-    plan_gateway,
-    read_command_line,
-    read_engine_arguments,
-)
+from eaglegate.server.backends.line import CommandLine, read_engine_arguments
+from eaglegate.server.backends.plan import plan_gateway
+from eaglegate.server.cli.class_inspection import await_inspection, start_inspection
+from eaglegate.server.cli.command_line import load_backend, read_command_line
 from eaglegate.server.cli.console import StartupProgress, describe_last_start, find_log_format
 from eaglegate.server.cli.feature_table import find_command
 from eaglegate.server.cli.first_read import open_ports, read_first
@@ -187,7 +184,9 @@ def _with_settings(command: str, argv: list[str]) -> int:
         progress.use(line.settings.log_format)
         from eaglegate.server.cli.serve import ServeCommand
 
-        line = replace(line, listeners=listeners, inspection=inspection)
+        if inspection is not None:
+            line = replace(line, await_inspection=partial(await_inspection, inspection))
+        line = replace(line, listeners=listeners)
         return ServeCommand(line, progress).run()
     except (ConfigError, EngineStartError, EngineDead) as error:
         progress.fail(error)
@@ -227,7 +226,7 @@ def _plan_adapters(line: CommandLine) -> dict[str, str]:
     given = getattr(line.namespace, "lora_modules", None)
     if not given:
         return {}
-    from eaglegate.server.cli.command_line import read_adapters
+    from eaglegate.server.backends.adapters import read_adapters
 
     names = getattr(line.namespace, "served_model_name", None) or ()
     enabled = bool(getattr(line.namespace, "enable_lora", False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eaglegate.server.cli.feature_table import FeatureSettings
+from eaglegate.server.feature_settings import FeatureSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from eaglegate.features.capture.limits import FULL, HASHES, MODES, CaptureLimits
-from eaglegate.server.cli.feature_table import FeatureSettings
 from eaglegate.server.errors import ConfigError
+from eaglegate.server.feature_settings import FeatureSettings
 from eaglegate.server.flags import Heading, setting, setting_of
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from eaglegate.lab.prove.trial import (
     record_reference,
 )
 from eaglegate.server.backends.in_process import InProcessBackend
-from eaglegate.server.cli.command_line import CommandLine
+from eaglegate.server.backends.line import CommandLine
 from eaglegate.server.cli.console import save_engine_log
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import make_part, read_into

@@ -1,4 +1,4 @@
-"""Backends, which provide a gateway's tokens. The command line chooses one.
+"""Backends, which provide a gateway's tokens. The command line (``line.py``) chooses one.
 
 ``in_process.py`` runs vLLM in this process and its children; ``remote.py`` uses remote workers. A
 backend gives ``server/cli/serve.py`` the engine, the renderer and the vocabulary. A new kind of
@@ -8,19 +8,20 @@ engine is one more module here, with a ``RenderingBackend`` that creates it, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from eaglegate.engine.base import Renderer, ResilientEngine
-from eaglegate.engine.speculation.swap import DraftManager
-from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
-from eaglegate.engine.types import EngineInfo
-from eaglegate.server.generation.trials import ConstraintProbe
-from eaglegate.text.parsing.parser import ParserFallback
-from eaglegate.text.parsing.vocabulary import Vocabulary
-
+# For annotations only: reading a command line imports this package.
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from eaglegate.engine.base import Renderer, ResilientEngine
     from eaglegate.engine.fleet.fleet import Fleet
+    from eaglegate.engine.speculation.swap import DraftManager
+    from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
+    from eaglegate.engine.types import EngineInfo
+    from eaglegate.server.generation.trials import ConstraintProbe
+    from eaglegate.text.parsing.parser import ParserFallback
+    from eaglegate.text.parsing.vocabulary import Vocabulary
 
 
 class Backend(Protocol):

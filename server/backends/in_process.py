@@ -24,15 +24,9 @@ from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.warm_up import StepCosts
-from eaglegate.server.cli.class_inspection import await_inspection
-from eaglegate.server.cli.command_line import (
-    Arguments,
-    CommandLine,
-    find_excess_depth,
-    read_adapters,
-    read_engine_arguments,
-    refuse_unknown_parsers,
-)
+from eaglegate.server.backends.adapters import read_adapters
+from eaglegate.server.backends.line import Arguments, CommandLine, read_engine_arguments
+from eaglegate.server.backends.plan import find_excess_depth, refuse_unknown_parsers
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.settings import Settings
 from eaglegate.text.parsing.parser import ParserFallback
@@ -64,8 +58,8 @@ class InProcessBackend:
         self._draft = _run_preflight(arguments, self.adapters, settings, progress)
         self.drafts = _open_drafts(arguments, settings.draft_store)
         progress("making vLLM's configuration of the model")
-        if line.inspection is not None:
-            await_inspection(line.inspection)
+        if line.await_inspection is not None:
+            line.await_inspection()
         try:
             config = make_engine_config(arguments)
             configured = time.monotonic()

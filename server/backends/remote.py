@@ -25,8 +25,9 @@ from eaglegate.engine.remote.engine import remote_engine
 from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from eaglegate.engine.types import EngineInfo
+from eaglegate.server.backends.line import CommandLine, ModelArguments
+from eaglegate.server.backends.plan import refuse_unknown_parsers
 from eaglegate.server.backends.worker_probe import WorkerProbe
-from eaglegate.server.cli.command_line import CommandLine, ModelArguments, refuse_unknown_parsers
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import make_part
 from eaglegate.server.generation.grammar import ParserFactory

@@ -14,7 +14,7 @@ from eaglegate.engine.machine import Machine, inspect_machine, is_port_free
 from eaglegate.engine.preflight import EnginePlan, preflight
 from eaglegate.engine.speculation.inspection import Severity, SpeculationReport
 from eaglegate.engine.speculation.lossy import find_lossy, refuse_lossy
-from eaglegate.server.cli.command_line import GatewayPlan, find_excess_depth
+from eaglegate.server.backends.plan import GatewayPlan, find_excess_depth
 from eaglegate.server.flags import Heading, setting
 
 

@@ -64,7 +64,8 @@ def _exit_with_parent() -> None:
 
 def fill_cache(argv: list[str]) -> None:
     """Make vLLM's configuration for a command line of ``serve``."""
-    from eaglegate.server.cli.command_line import read_command_line, read_engine_arguments
+    from eaglegate.server.backends.line import read_engine_arguments
+    from eaglegate.server.cli.command_line import read_command_line
 
     line = read_command_line("serve", argv, lambda _: None)
 

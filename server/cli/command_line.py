@@ -6,27 +6,21 @@ import argparse
 import difflib
 import os
 import re
-import socket
-import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import orjson
 
 from eaglegate.engine.bounded_yaml import InvalidYaml, read_yaml
-from eaglegate.server.cli.feature_table import (
-    FeatureSettings,
-    list_settings_classes,
-    read_features,
-)
+from eaglegate.server.backends.line import CommandLine, ModelArguments
+from eaglegate.server.cli.feature_table import list_settings_classes, read_features
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import (
     ENV_PREFIX,
-    Heading,
     add_arguments,
     add_front_end_flags,
     check_front_end_flags,
@@ -35,9 +29,8 @@ from eaglegate.server.flags import (
     read_into,
     rename,
     rename_flag,
-    setting,
 )
-from eaglegate.server.settings import Settings, describe_changes, read_settings
+from eaglegate.server.settings import Settings, read_settings
 
 ALIASES = {"VLLM_API_KEY": "api_key"}
 """Environment names of other programs with the same meaning."""
@@ -222,9 +215,6 @@ def _to_json(value: Any, where: str) -> str:
         raise ConfigError(f"{where} cannot be written as JSON: {error}") from None
 
 
-Arguments = Any
-"""vLLM's AsyncEngineArgs, whose name is only used in engine/vllm_backend."""
-
 DEMO_TOOL_PARSER = "hermes"
 """Tool-call format of the built-in demo. Its reasoning format is an engine flag."""
 
@@ -248,46 +238,6 @@ def load_backend(place: str) -> Any:
     """Import a backend class (``eaglegate.server.backends.Backend``)."""
     module, name = place.split(":")
     return getattr(import_module(module), name)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelArguments:
-    """Facts about the model that a gateway without vLLM needs, named as in ``vllm serve``."""
-
-    MODEL: ClassVar = Heading("Model of the workers")
-    model: str = setting("", "folder or hub name of the model the workers serve")
-    tokenizer: str | None = setting(None, "folder or hub name of its tokenizer, if elsewhere")
-    revision: str | None = setting(None, "branch, tag or commit on the hub")
-    max_model_len: int | None = setting(None, "longest sequence; the workers may allow less")
-    per_request_spec_decode_metrics: str = setting(
-        "none",
-        "speculation metrics in every answer",
-        choices=("none", "summary", "detailed"),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class CommandLine:
-    """A parsed command line. ``argv`` is the original, for reading it again."""
-
-    namespace: argparse.Namespace
-    settings: Settings
-    demo: bool
-    """True if no model was named."""
-    argv: list[str]
-    model: ModelArguments | None = None
-    """Model of a gateway without vLLM; None otherwise."""
-    backend: str = VLLM
-    features: Sequence[FeatureSettings] = ()
-    """Settings of the features that are on."""
-    listeners: Sequence[socket.socket] = ()
-    """Sockets of the API and operator ports, if they are already bound."""
-    inspection: subprocess.Popen[bytes] | None = None
-    """Process that inspects the model's classes for vLLM (``class_inspection.py``)."""
-
-    @property
-    def remote(self) -> bool:
-        return self.model is not None
 
 
 def read_command_line(
@@ -323,7 +273,7 @@ def read_command_line(
     if settings.depth is None:
         settings = replace(settings, depth="auto")
     features = read_features(namespace)
-    return CommandLine(namespace, settings, demo=named is None, argv=argv, features=features)
+    return CommandLine(namespace, settings, named is None, argv, VLLM, features)
 
 
 def _read_without_vllm(
@@ -368,7 +318,8 @@ def _read_without_vllm(
             "cannot be checked here; give the flag to the gateways that are workers"
         )
     model = replace(arguments, model=named)
-    return CommandLine(namespace, settings, False, argv, model, place, read_features(namespace))
+    features = read_features(namespace)
+    return CommandLine(namespace, settings, False, argv, place, features, model)
 
 
 def _replace_underscores(argument: str) -> str:
@@ -385,123 +336,3 @@ def read_again(argv: list[str]) -> CommandLine:
         return read_command_line("serve", argv, lambda _: None)
     except SystemExit:  # argparse has printed the error to standard error
         raise ConfigError("a flag has an invalid value; the log says which") from None
-
-
-def read_engine_arguments(namespace: argparse.Namespace, depth: str | None = None) -> Arguments:
-    """Return vLLM's engine arguments; ``depth`` is as in ``Settings``. Raises ConfigError."""
-    from eaglegate.engine.vllm_backend.arguments import make_engine_arguments
-
-    try:
-        return make_engine_arguments(namespace, depth)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayPlan:
-    """The gateway's part of the command line, as far as startup depends on it."""
-
-    host: str
-    port: int
-    parsers: Mapping[str, str]
-    """Names of the parsers by purpose."""
-    unknown: Sequence[str] = ()
-    """A sentence for each name without a parser."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Changed settings as flag -> value."""
-    require_lossless: bool = False
-    depth: int | None = None
-    """The number of ``--depth``."""
-
-
-def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
-    from eaglegate.text.parsing.registry import reasoning_format, tool_format
-
-    reasoning = getattr(source, "reasoning_parser", None) or settings.reasoning_parser
-    shown: dict[str, str] = {}
-    unknown: list[str] = []
-    for purpose, name, resolve in (
-        ("tool calls", settings.tool_call_parser, tool_format),
-        ("reasoning", reasoning, reasoning_format),
-    ):
-        shown[purpose] = name or "none"
-        if not name or settings.vllm_parser_fallback:  # vLLM may have one
-            continue
-        try:
-            resolve(name)
-        except ValueError as error:
-            shown[purpose] = f"{name} (unknown)"
-            unknown.append(str(error))
-    return GatewayPlan(
-        settings.host,
-        settings.port,
-        shown,
-        unknown,
-        describe_changes(settings),
-        settings.require_lossless,
-        settings.fixed_depth,
-    )
-
-
-def find_excess_depth(depth: int | None, speculation: Mapping[str, Any] | None) -> Iterator[str]:
-    """Say that ``--depth`` is above the draft's own depth, which no step can exceed."""
-    most = (speculation or {}).get("num_speculative_tokens")
-    if depth is not None and isinstance(most, int) and depth > most:
-        yield (
-            f"--depth must be from 0 to {most}, num_speculative_tokens of the draft, or auto; "
-            f"given {depth}"
-        )
-
-
-def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -> None:
-    """Raise ConfigError for unknown parsers; ``no_vllm`` says why vLLM's own parsers cannot be
-    used.
-    """
-    if settings.vllm_parser_fallback and not no_vllm:
-        return
-    ours = replace(settings, vllm_parser_fallback=False)
-    unknown = [*plan_gateway(ours, source).unknown]
-    if unknown and settings.vllm_parser_fallback:
-        unknown.append(f"--vllm-parser-fallback cannot help: {no_vllm}")
-    elif unknown and not no_vllm:
-        unknown.append("--vllm-parser-fallback reads such a format with vLLM's own parser")
-    if unknown:
-        raise ConfigError("; ".join(unknown))
-
-
-ADAPTER_CONFIG = "adapter_config.json"
-
-
-def read_adapters(given: Sequence[str], enabled: bool, models: Collection[str]) -> dict[str, str]:
-    """Return the folders of adapters by name, in the given order. Raises ConfigError."""
-    if given and not enabled:
-        raise ConfigError("--lora-modules needs --enable-lora")
-    adapters: dict[str, str] = {}
-    for item in given:
-        name, path = _read_adapter(item)
-        if name in adapters or name in models:
-            raise ConfigError(f"--lora-modules: there is more than one model named '{name}'")
-        if not (Path(path).expanduser() / ADAPTER_CONFIG).is_file():
-            raise ConfigError(f"--lora-modules {name}: {path} holds no {ADAPTER_CONFIG}")
-        adapters[name] = str(Path(path).expanduser())
-    return adapters
-
-
-def _read_adapter(item: str) -> tuple[str, str]:
-    """Parse ``name=path``, or a JSON object with both."""
-    if item.startswith("{"):
-        return _read_adapter_object(item)
-    name, equals, path = item.partition("=")
-    if not (name and equals and path):
-        raise ConfigError(f"--lora-modules takes name=path or a JSON object; given {item[:80]}")
-    return name, path
-
-
-def _read_adapter_object(item: str) -> tuple[str, str]:
-    try:
-        entry = orjson.loads(item)
-        return str(entry["name"]), str(entry["path"])
-    except (orjson.JSONDecodeError, KeyError) as error:
-        raise ConfigError(
-            f"--lora-modules takes name=path or a JSON object with name and path: {error}"
-        ) from None

@@ -12,7 +12,8 @@ from eaglegate.engine.types import EngineInfo
 from eaglegate.server.access.admission import Admission
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.backends import Backend
-from eaglegate.server.cli.feature_table import FeatureSettings, load
+from eaglegate.server.cli.feature_table import load
+from eaglegate.server.feature_settings import FeatureSettings
 from eaglegate.server.settings import Settings
 
 if TYPE_CHECKING:

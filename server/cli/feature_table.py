@@ -12,10 +12,11 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from fastapi import APIRouter
 
+from eaglegate.server.feature_settings import FeatureSettings
 from eaglegate.server.flags import read_into
 
 FEATURES = (
@@ -38,23 +39,6 @@ COMMANDS = {
     "explain": "eaglegate.features.explanations.command",
 }
 """Modules with the ``main`` of each feature's command."""
-
-
-class FeatureSettings:
-    """Base of the settings of a feature, a dataclass. Its flags, variables and help follow."""
-
-    NAME: ClassVar[str]
-    """Name of the folder. The feature that is on is ``Gateway.features[NAME]``."""
-    FEATURE: ClassVar[str]
-    """Module and class of the feature (``eaglegate.server.cli.feature.Feature``), imported where it
-    is on."""
-    tracks_prefixes: ClassVar[bool] = False
-    """True if the engine must know the cached blocks of each prompt's prefix."""
-
-    @property
-    def is_on(self) -> bool:
-        """True if a gateway with these settings has the feature."""
-        return True
 
 
 @cache

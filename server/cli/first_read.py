@@ -22,12 +22,12 @@ from eaglegate.server.access.cross_origin import CrossOriginPolicy
 from eaglegate.server.access.isolation import check_names
 from eaglegate.server.access.key_classes import assign_classes
 from eaglegate.server.access.keys import load_keys
+from eaglegate.server.backends.plan import refuse_unknown_parsers
 from eaglegate.server.cli.command_line import (
     add_settings,
     find_backend,
     gather_arguments,
     list_given_names,
-    refuse_unknown_parsers,
 )
 from eaglegate.server.cli.feature_table import read_features
 from eaglegate.server.errors import ConfigError

@@ -48,7 +48,8 @@ from eaglegate.server.apis.responses.service import maintain_store
 from eaglegate.server.apis.shared.gateway import Controls, Gateway
 from eaglegate.server.app import create_app
 from eaglegate.server.backends import Backend
-from eaglegate.server.cli.command_line import CommandLine, load_backend
+from eaglegate.server.backends.line import CommandLine
+from eaglegate.server.cli.command_line import load_backend
 from eaglegate.server.cli.console import (
     StartupProgress,
     describe_clients,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from eaglegate.server.cli.command_line import read_adapters, read_command_line
+from eaglegate.server.backends.adapters import read_adapters
+from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.errors import ConfigError
 
 

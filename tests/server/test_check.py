@@ -11,8 +11,8 @@ import pytest
 from eaglegate.engine.machine import GIB, Machine
 from eaglegate.engine.preflight import EnginePlan
 from eaglegate.server.__main__ import main
+from eaglegate.server.backends.plan import GatewayPlan, plan_gateway
 from eaglegate.server.cli.check import check
-from eaglegate.server.cli.command_line import GatewayPlan, plan_gateway
 from eaglegate.server.settings import Settings
 from tests.engine.speculation.test_drafts import change_config, copy_draft
 

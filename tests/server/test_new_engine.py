@@ -28,14 +28,9 @@ from eaglegate.engine.supervisor import SupervisedEngine
 from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling, Step, StepSink
 from eaglegate.server.__main__ import main
 from eaglegate.server.backends import Backend
+from eaglegate.server.backends.line import CommandLine, ModelArguments
 from eaglegate.server.backends.remote import RenderingBackend
-from eaglegate.server.cli.command_line import (
-    BACKENDS,
-    CommandLine,
-    ModelArguments,
-    load_backend,
-    read_command_line,
-)
+from eaglegate.server.cli.command_line import BACKENDS, load_backend, read_command_line
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import setting
 from eaglegate.text.events import FinishReason

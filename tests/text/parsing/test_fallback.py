@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.server.cli.command_line import refuse_unknown_parsers
+from eaglegate.server.backends.plan import refuse_unknown_parsers
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.generation.grammar import ParserFactory
 from eaglegate.server.settings import Settings

@@ -1,0 +1,82 @@
+"""What a command line needs to start: parsers, a port, a depth that the draft has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.settings import Settings, describe_changes
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPlan:
+    """The gateway's part of the command line, as far as startup depends on it."""
+
+    host: str
+    port: int
+    parsers: Mapping[str, str]
+    """Names of the parsers by purpose."""
+    unknown: Sequence[str] = ()
+    """A sentence for each name without a parser."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Changed settings as flag -> value."""
+    require_lossless: bool = False
+    depth: int | None = None
+    """The number of ``--depth``."""
+
+
+def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
+    from eaglegate.text.parsing.registry import reasoning_format, tool_format
+
+    reasoning = getattr(source, "reasoning_parser", None) or settings.reasoning_parser
+    shown: dict[str, str] = {}
+    unknown: list[str] = []
+    for purpose, name, resolve in (
+        ("tool calls", settings.tool_call_parser, tool_format),
+        ("reasoning", reasoning, reasoning_format),
+    ):
+        shown[purpose] = name or "none"
+        if not name or settings.vllm_parser_fallback:  # vLLM may have one
+            continue
+        try:
+            resolve(name)
+        except ValueError as error:
+            shown[purpose] = f"{name} (unknown)"
+            unknown.append(str(error))
+    return GatewayPlan(
+        settings.host,
+        settings.port,
+        shown,
+        unknown,
+        describe_changes(settings),
+        settings.require_lossless,
+        settings.fixed_depth,
+    )
+
+
+def find_excess_depth(depth: int | None, speculation: Mapping[str, Any] | None) -> Iterator[str]:
+    """Say that ``--depth`` is above the draft's own depth, which no step can exceed."""
+    most = (speculation or {}).get("num_speculative_tokens")
+    if depth is not None and isinstance(most, int) and depth > most:
+        yield (
+            f"--depth must be from 0 to {most}, num_speculative_tokens of the draft, or auto; "
+            f"given {depth}"
+        )
+
+
+def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -> None:
+    """Raise ConfigError for unknown parsers; ``no_vllm`` says why vLLM's own parsers cannot be
+    used.
+    """
+    if settings.vllm_parser_fallback and not no_vllm:
+        return
+    ours = replace(settings, vllm_parser_fallback=False)
+    unknown = [*plan_gateway(ours, source).unknown]
+    if unknown and settings.vllm_parser_fallback:
+        unknown.append(f"--vllm-parser-fallback cannot help: {no_vllm}")
+    elif unknown and not no_vllm:
+        unknown.append("--vllm-parser-fallback reads such a format with vLLM's own parser")
+    if unknown:
+        raise ConfigError("; ".join(unknown))

@@ -1,0 +1,22 @@
+"""Settings of a feature, which the command line reads and a backend may look at."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FeatureSettings:
+    """Base of the settings of a feature, a dataclass. Its flags, variables and help follow."""
+
+    NAME: ClassVar[str]
+    """Name of the folder. The feature that is on is ``Gateway.features[NAME]``."""
+    FEATURE: ClassVar[str]
+    """Module and class of the feature (``eaglegate.server.cli.feature.Feature``), imported where it
+    is on."""
+    tracks_prefixes: ClassVar[bool] = False
+    """True if the engine must know the cached blocks of each prompt's prefix."""
+
+    @property
+    def is_on(self) -> bool:
+        """True if a gateway with these settings has the feature."""
+        return True
