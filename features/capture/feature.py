@@ -16,7 +16,7 @@ from eaglegate.observability.facts import AnswerAudited, RequestBegan, RequestEn
 from eaglegate.observability.metrics.base import MetricScope
 from eaglegate.observability.middleware import take_body
 from eaglegate.observability.telemetry import Telemetry
-from eaglegate.server.apis.responses.encryption import read_keys
+from eaglegate.server.apis.shared.encryption import read_keys
 from eaglegate.server.cli.feature import ActiveFeature, Core
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import make_part

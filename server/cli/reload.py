@@ -10,7 +10,7 @@ from eaglegate.engine.speculation.policy import SpeculationPolicy, SpeculationRu
 from eaglegate.server.access.admission import Admission, AdmissionLimits
 from eaglegate.server.access.key_classes import assign_classes
 from eaglegate.server.access.keys import KeyRing, load_keys
-from eaglegate.server.apis.responses.encryption import ReasoningCipher, read_configured_keys
+from eaglegate.server.apis.shared.encryption import ReasoningCipher, read_configured_keys
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.cli.command_line import read_again
 from eaglegate.server.flags import make_part

@@ -42,9 +42,10 @@ from eaglegate.server.access.isolation import CacheIsolation, check_names
 from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.access.memory import MemoryMonitor, find_sources
 from eaglegate.server.access.prompt_turns import PromptTurns
-from eaglegate.server.apis.responses import encryption, route
+from eaglegate.server.apis.responses import route
 from eaglegate.server.apis.responses.background import BackgroundRuns
 from eaglegate.server.apis.responses.service import maintain_store
+from eaglegate.server.apis.shared import encryption
 from eaglegate.server.apis.shared.gateway import Controls, Gateway
 from eaglegate.server.app import create_app
 from eaglegate.server.backends import Backend

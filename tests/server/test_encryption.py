@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from cryptography.fernet import Fernet
 
-from eaglegate.server.apis.responses.encryption import (
+from eaglegate.server.apis.shared.encryption import (
     CannotDecrypt,
     ReasoningCipher,
     load_or_make_keys,

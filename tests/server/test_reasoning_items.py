@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.keys import KeyRing, hash_key
-from eaglegate.server.apis.responses.encryption import ReasoningCipher
+from eaglegate.server.apis.shared.encryption import ReasoningCipher
 from tests.server.test_responses import ask, plain, said
 
 THOUGHT = "<think>\nso it is 42\n</think>\n\nForty-two."

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from eaglegate.server.apis.responses import client_tools
-from eaglegate.server.apis.responses.encryption import CannotDecrypt
 from eaglegate.server.apis.responses.ids import new_id
 from eaglegate.server.apis.responses.request import (
     InputItem,
@@ -17,6 +16,7 @@ from eaglegate.server.apis.responses.request import (
     ReasoningItem,
     ResponsesRequest,
 )
+from eaglegate.server.apis.shared.encryption import CannotDecrypt
 from eaglegate.server.apis.shared.request import ignore
 from eaglegate.server.apis.shared.template import (
     MediaPolicy,

@@ -18,7 +18,7 @@ from eaglegate.server.access.caller import current_caller
 from eaglegate.server.access.cross_origin import CrossOriginPolicy
 from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.access.memory import MemoryMonitor
-from eaglegate.server.apis.responses.encryption import ReasoningCipher
+from eaglegate.server.apis.shared.encryption import ReasoningCipher
 from eaglegate.server.errors import Unavailable
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.http.response import StreamTiming
