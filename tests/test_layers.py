@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,41 @@ VLLM = ("engine/vllm_backend/", "lab/training/", "lab/benchmarks/")
 """Adapters of vLLM, and scripts that run it; keep this short."""
 PROMETHEUS = ("observability/", "lab/benchmarks/")
 MAY_NOT = {
+    "server": ("features",),
     "text": ("server", "engine", "observability", "features", "fastapi"),
     "engine": ("server", "observability", "features", "fastapi"),
-    "observability": ("server",),
+    "observability": ("server", "features"),
     "lab/measure": ("server", "fastapi"),
     "lab/improve": ("server", "fastapi"),
 }
 """The folders, and the folders and packages that each may not import."""
 CLIENT = "eaglegate.server.cli.client"
 """The HTTP client of a running gateway, which imports nothing of the server. The lab may use it."""
+FLOORS = (
+    {"errors"},
+    {"flags"},
+    {"http", "store"},
+    {"access"},
+    {"settings", "feature_settings"},
+    {"generation"},
+    {"apis", "backends"},
+    {"app"},
+    {"cli"},
+    {"__main__"},
+)
+"""The parts of ``server/``, from the bottom up. A part imports parts of lower floors only."""
+BY_NAME = {
+    "server/__main__.py": ("lab",),
+    "server/cli/feature_table.py": ("features",),
+    "features/improve/feature.py": ("lab",),
+}
+"""The files that import upwards by a module's name, so that nothing is loaded before it is used:
+the commands, the table of features, and the improvement loop. Keep this short.
+"""
+MODULE_NAME = re.compile(r"eaglegate(?:\.\w+)+(?:\.|\.\w+|:\w+)")
+"""A string that names a module: ``eaglegate.x.y``, ``eaglegate.x:Class``, or the constant part of
+``f"eaglegate.x.{name}"``.
+"""
 
 
 def sources() -> list[Path]:
@@ -52,10 +79,29 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def find_module_names(source: str) -> set[str]:
+    """The modules of ours that strings in Python code name."""
+    texts = [
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return {text.partition(":")[0].rstrip(".") for text in texts if MODULE_NAME.fullmatch(text)}
+
+
+@cache
+def imports_by_name(path: Path) -> set[str]:
+    """The modules of ours that a file names in strings, except the allowed ones."""
+    allowed = BY_NAME.get(path.relative_to(ROOT).as_posix(), ())
+    found = find_module_names(path.read_text(encoding="utf-8"))
+    return {name for name in found if name.split(".")[1] not in allowed}
+
+
 def names(path: Path, package: str) -> list[str]:
     """The imports of ``path`` that belong to ``package``, ours or another's."""
     full = f"eaglegate.{package}" if package in FOLDERS else package
-    return [name for name in imports(path) if name == full or name.startswith(full + ".")]
+    found = imports(path) | imports_by_name(path)
+    return [name for name in found if name == full or name.startswith(full + ".")]
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -64,7 +110,9 @@ def test_layers(path: Path) -> None:
     for folder, others in MAY_NOT.items():
         if inside.startswith(folder + "/"):
             upward = [found for other in others for found in names(path, other)]
-            assert not [name for name in upward if not name.startswith(CLIENT)]
+            if inside.startswith("lab/"):
+                upward = [name for name in upward if not name.startswith(CLIENT)]
+            assert not upward
     if not inside.startswith("lab/"):
         assert not names(path, "lab"), "the gateway runs without the lab"
     if not inside.startswith(VLLM):
@@ -78,6 +126,71 @@ def test_layers(path: Path) -> None:
         assert not names(path, "observability")
     if not inside.startswith(PROMETHEUS):
         assert not names(path, "prometheus_client")
+
+
+@pytest.mark.parametrize(
+    "source, name",
+    [
+        ('import_module("eaglegate.lab.improve")', "eaglegate.lab.improve"),
+        ('import_module(f"eaglegate.lab.{name}")', "eaglegate.lab"),
+        ('TABLE = {"x": "eaglegate.lab.improve:Loop"}', "eaglegate.lab.improve"),
+        ('TABLE = {"x": "eaglegate.lab:Loop"}', "eaglegate.lab"),
+    ],
+)
+def test_a_module_in_a_string_is_an_import(source: str, name: str) -> None:
+    assert find_module_names(source) == {name}
+
+
+@pytest.mark.parametrize("text", ["eaglegate.access", "see eaglegate.lab.improve", "eaglegate"])
+def test_other_strings_are_no_imports(text: str) -> None:
+    assert not find_module_names(f"print({text!r})")
+
+
+SERVER = ROOT / "server"
+SERVER_SOURCES = sorted(SERVER.rglob("*.py"))
+SERVER_FOLDERS = sorted({path.parent for path in SERVER_SOURCES})
+
+
+def list_server_imports(path: Path) -> set[str]:
+    """The parts of ``server/`` that a file imports, as dotted names below ``server``."""
+    return {name.removeprefix("eaglegate.server.") for name in names(path, "server")} - {
+        "eaglegate.server"
+    }
+
+
+@pytest.mark.parametrize("path", SERVER_SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_part_of_the_server_imports_lower_floors_only(path: Path) -> None:
+    part = path.relative_to(SERVER).parts[0].removesuffix(".py")
+    if part == "__init__":
+        assert not list_server_imports(path)
+        return
+    floors = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
+    targets = {name: name.partition(".")[0] for name in list_server_imports(path)}
+    assert not [
+        name
+        for name, target in targets.items()
+        if target != part and floors[target] >= floors[part]
+    ]
+
+
+def find_child(folder: Path, name: str) -> str | None:
+    """Return the file or folder in ``folder`` that a name below ``server`` belongs to."""
+    parts, inside = name.split("."), [*folder.relative_to(SERVER).parts]
+    if parts[: len(inside)] != inside or len(parts) == len(inside):
+        return None
+    child = parts[len(inside)]
+    is_module = (folder / child).is_dir() or (folder / f"{child}.py").is_file()
+    return child if is_module else "__init__"
+
+
+@pytest.mark.parametrize("folder", SERVER_FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_parts_of_a_folder_import_each_other_in_no_circle(folder: Path) -> None:
+    graph: dict[str, set[str | None]] = {}
+    for path in folder.rglob("*.py"):
+        child = path.relative_to(folder).parts[0].removesuffix(".py")
+        targets = {find_child(folder, name) for name in list_server_imports(path)}
+        graph[child] = graph.get(child, set()) | (targets - {None, child})
+    TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_nothing_imports_a_folder_by_its_own_name() -> None:
