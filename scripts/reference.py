@@ -51,6 +51,9 @@ KINDS: Mapping[str, type] = {
     "prove": ProveSettings,
 }
 SETTINGS_INTRO = """\
+Look up a flag, variable or key of the configuration here. Which of them to set is explained on the
+pages for operators, beginning with [deployment](../deploy.md).
+
 Each setting is a flag of `eaglegate serve` and `check`, a variable of the environment and a key of
 the YAML file that `--config` names. A flag takes precedence over the environment, and the
 environment over the file. `--no-X` switches a switch off. Where the gateway runs vLLM itself, every
@@ -58,12 +61,14 @@ engine flag of `vllm serve` works beside them; [flags of vllm serve](../flags.md
 its front end.
 """
 COMMANDS_INTRO = """\
-The help texts of the commands. [Settings](settings.md) lists the options of `serve`, `check` and
-`prove`.
+Look up the options of a command here. What each command is for is explained on its own page.
+[Settings](settings.md) lists the options of `serve`, `check` and `prove`.
 """
 ENDPOINTS_INTRO = """\
-Every path of the API, as `GET /openapi.json` describes it. [API](../api.md) explains the fields and
-their rules. Error bodies have the shape of the API that they belong to.
+Look up the schema of a request or response here. To learn the API, read [API](../api.md) first.
+
+These are all paths, as `GET /openapi.json` describes them. Error bodies have the shape of
+the API that they belong to.
 """
 
 

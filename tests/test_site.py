@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,21 @@ def test_the_diagrams_are_drawn_from_what_the_pages_say():
     for page in pages:
         (code,) = diagrams.FENCE.findall(page.read_text("utf-8"))
         assert diagrams.mark(code) in page.with_suffix(".svg").read_text("utf-8"), page
+
+
+PAGES = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+PARAGRAPHS = re.compile(r"\n{2,}")
+NO_PROSE = ("#", "|", "```", "    ", "- ", "* ", "!", "<", ">")
+"""Beginnings of headings, tables, code, lists, pictures, HTML and quotes."""
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES), *site_hooks.OUTSIDE])
+def test_a_page_begins_with_prose(page):
+    """The first paragraph says what the page is for."""
+    text = re.sub(r"<!--.*?-->\n*", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
+    title, first, *_ = PARAGRAPHS.split(text)
+    assert title.startswith("# ")
+    assert not first.startswith(NO_PROSE) and first.endswith((".", ":")) and len(first) > 60
 
 
 def test_every_page_from_outside_is_there():

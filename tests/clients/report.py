@@ -20,6 +20,9 @@ PAGE = ROOT / "docs" / "clients.md"
 HEAD = """\
 # Clients
 
+Read this page to see which clients work, at which version and in which mode. To write a client of
+your own, begin with the [examples](examples/README.md) and [API](api.md).
+
 CI runs these coding agents, SDKs, load generators and evaluation harnesses against the gateway, at
 pinned versions. A scripted worker stands behind `--upstream` and calls tools from a script, so that
 an agent goes through whole sessions. Everything between the client and the worker's tokens is real.

@@ -30,6 +30,9 @@ FAILS = "fails"
 HEAD = """\
 # Drafting methods
 
+Read this page before you use another drafting method than EAGLE 3. To choose a depth, read
+[speculation](speculation.md).
+
 This page lists the drafting methods of vLLM 0.32, how each behaves at a step that wants fewer than
 K draft tokens, and which were run. `make methods` runs real engines on the CPU and writes the page.
 The facts come from the table in `engine/speculation/methods.py`, which the scheduler, the warm-up,
