@@ -53,10 +53,35 @@ def test_the_diagrams_are_drawn_from_what_the_pages_say():
         assert diagrams.mark(code) in page.with_suffix(".svg").read_text("utf-8"), page
 
 
+NAV = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
 PAGES = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
 PARAGRAPHS = re.compile(r"\n{2,}")
 NO_PROSE = ("#", "|", "```", "    ", "- ", "* ", "!", "<", ">")
 """Beginnings of headings, tables, code, lists, pictures, HTML and quotes."""
+
+
+def test_sections_are_roles():
+    sections = re.findall(r"^  - (.+):$", NAV, re.MULTILINE)
+    assert sections == [
+        "Start",
+        "Application developers",
+        "Operators",
+        "ML engineers",
+        "Reference",
+        "Results",
+    ]
+
+
+def test_every_page_has_one_place_in_the_navigation():
+    listed = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", NAV, re.MULTILINE)
+    assert sorted(listed) == sorted([*PAGES, *site_hooks.ORIGINS])
+
+
+def test_results_and_proposals_are_one_level_down():
+    _, _, results = NAV.partition("\n  - Results:\n")
+    above = NAV.removesuffix(results)
+    assert not re.findall(r"^ {6}- .*\.md$", results, re.MULTILINE)
+    assert not re.findall(r"\S*-results\.md|upstream/\S+", above)
 
 
 @pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES), *site_hooks.OUTSIDE])
