@@ -114,7 +114,7 @@ def test_without_a_compiler_the_rest_is_installed(install, pip, capsys):
     assert len(pip.asked) == 2
 
 
-def test_nothing_is_done_twice(install, pip):
+def test_installing_twice_changes_nothing(install, pip):
     assert install.main([]) == 0
     pip.asked.clear()
     assert install.main([]) == 0

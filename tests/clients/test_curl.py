@@ -26,7 +26,7 @@ def curl(desk: Desk, path: str, *options: str) -> str:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_one_model_needs_no_name(desk, path):
+def test_a_single_model_needs_no_name(desk, path):
     """posts a body without a model where there is only one"""
     answer = json.loads(curl(desk, path, "--json", json.dumps(BODIES[path])))
     assert answer["model"] == "demo"

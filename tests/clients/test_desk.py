@@ -15,7 +15,7 @@ CHILD = "sleep 300 >/dev/null 2>&1 & echo $!"
 
 
 @pytest.mark.parametrize("command", [CHILD, DAEMON])
-def test_nothing_stays_behind(tmp_path: Path, command: str) -> None:
+def test_no_process_is_left(tmp_path: Path, command: str) -> None:
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     ran = run(("sh", "-c", command), tmp_path, environment, 30)
     pid = int(ran.out)

@@ -50,5 +50,5 @@ def test_an_unknown_field_fails(check, tmp_path, capsys):
     assert "apiVersion" in capsys.readouterr().out
 
 
-def test_nothing_to_check_fails(check, tmp_path):
+def test_an_empty_set_of_resources_fails(check, tmp_path):
     assert check.main(tmp_path, SINGLE) == 1

@@ -27,7 +27,7 @@ def mounted(service: str) -> dict[str, str]:
     return {part[1]: part[0] for part in parts if part[0].startswith("./")}
 
 
-def test_what_is_mounted_exists_and_stays_as_it_is():
+def test_mounted_folders_exist_and_are_read_only():
     for service in SERVICES.values():
         for volume in service.get("volumes", ()):
             source, _, *mode = volume.split(":")
@@ -72,7 +72,7 @@ def test_the_gateway_may_finish_what_it_runs():
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_it_is_shut_in(service):
+def test_services_are_confined(service):
     made = SERVICES[service]
     assert made["read_only"] is True
     assert made["cap_drop"] == ["ALL"]

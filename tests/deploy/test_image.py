@@ -57,13 +57,13 @@ def test_the_base_images_are_pinned():
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_it_runs_as_nobody_in_particular(target):
+def test_the_image_runs_as_an_unprivileged_user(target):
     users = re.findall(r"^USER (\S+)$", stage(target), re.M)
     assert users[-1] == "10001:10001"
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_it_lives_with_a_read_only_root(target):
+def test_the_image_runs_with_a_read_only_root(target):
     assert "HOME=/tmp" in stage(target)
     assert "PYTHONDONTWRITEBYTECODE=1" in stage(target)
     assert re.search(r"^WORKDIR /tmp$", stage(target), re.M)
@@ -77,7 +77,7 @@ def test_signals_arrive_and_health_is_told(target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_it_says_what_it_is(target):
+def test_the_image_has_labels(target):
     for label in ("title", "description", "licenses", "version", "revision", "base.name"):
         assert f"org.opencontainers.image.{label}=" in stage(target)
 

@@ -48,7 +48,7 @@ def test_the_overlays_are_these():
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_it_fits_the_schemas(overlay, version):
+def test_manifests_fit_the_schemas(overlay, version):
     known = [item for item in rendered(overlay) if item["kind"] not in CUSTOM]
     assert len(known) >= 6
     for item in known:
@@ -105,7 +105,7 @@ def test_workers_outlive_their_leader():
 
 
 @pytest.mark.parametrize(("overlay", "part"), EVERY_POD)
-def test_it_is_shut_in(overlay, part):
+def test_pods_are_confined(overlay, part):
     pod = templates(overlay)[part]["spec"]
     security = pod["securityContext"]
     assert security["runAsNonRoot"] is True
@@ -128,7 +128,7 @@ def test_the_namespace_enforces_the_same(overlay):
 
 
 @pytest.mark.parametrize(("overlay", "part"), EVERY_POD)
-def test_it_has_what_it_writes_to(overlay, part):
+def test_pods_have_the_folders_that_they_write_to(overlay, part):
     pod = templates(overlay)[part]["spec"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounts = {
@@ -275,7 +275,7 @@ def test_the_rules_are_prometheus_own():
 
 
 @pytest.mark.parametrize("overlay", [name for name in WITH_GPU if name != "improve"])
-def test_it_scales_on_waiting_requests_and_late_tokens(overlay):
+def test_gateways_scale_on_waiting_requests_and_late_tokens(overlay):
     scaler = only(overlay, "ScaledObject")["spec"]
     target = scaler["scaleTargetRef"]
     assert any(

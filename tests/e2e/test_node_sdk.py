@@ -26,7 +26,7 @@ def installed(tmp_path_factory) -> Path:
     return folder
 
 
-def test_it_chats_streams_calls_and_parses(demo_gateway, installed):
+def test_the_node_sdk_chats_streams_calls_and_parses(demo_gateway, installed):
     command = ["node", SCRIPT.name, f"{demo_gateway.url}/v1"]
     ran = subprocess.run(
         command, cwd=installed, capture_output=True, text=True, timeout=120, check=False

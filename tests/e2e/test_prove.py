@@ -83,7 +83,7 @@ def test_an_interrupted_run_keeps_the_checks_that_were_done(
     assert evidence["continuation"] == "Not done: the run was interrupted."
 
 
-def test_what_cannot_be_proved_is_a_usage_error() -> None:
+def test_unprovable_command_lines_are_usage_errors() -> None:
     assert prove("--quick", "--no-such-flag").returncode == 2
     done = prove("m", "--upstream", "http://127.0.0.1:1")
     assert done.returncode == 2

@@ -233,7 +233,7 @@ def test_a_client_that_leaves_frees_the_worker(gateway, worker):
     idle(worker)
 
 
-def test_what_is_unknown_is_called_unknown(gateway, text_gateway):
+def test_the_banner_names_unknown_speculation(gateway, text_gateway):
     assert "K = 3, in the worker; method and draft unknown" in gateway.banner
     assert "unknown: the worker speaks text only" in text_gateway.banner
 

@@ -38,7 +38,7 @@ def gateway(speculator: Path) -> Iterator[RunningGateway]:
         yield running
 
 
-def test_it_is_inspected_planned_and_told(gateway: RunningGateway, speculator: Path):
+def test_a_speculator_is_inspected_planned_and_described(gateway: RunningGateway, speculator: Path):
     assert "EAGLE 3.1: fc_norm x3, norm_output, speculators format" in gateway.banner
     assert "K=2" in gateway.banner
     assert "depth        auto" in gateway.banner

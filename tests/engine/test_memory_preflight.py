@@ -73,7 +73,9 @@ def test_the_gpus_that_workers_take_need_room(llama: str, machine: Machine, fits
     ],
     ids=str,
 )
-def test_what_makes_weights_smaller_counts(llama: str, changes: dict[str, Any], fits: bool):
+def test_quantization_offload_and_parallelism_reduce_the_memory_of_weights(
+    llama: str, changes: dict[str, Any], fits: bool
+):
     found = find_obstacles(EnginePlan(llama, **changes), make_machine(79, 79))
     assert ("GiB of each GPU" in found) is not fits, found
 

@@ -148,7 +148,7 @@ def test_llama_70b_with_a_narrow_draft(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["s3://bucket/model", "org/model-GGUF:Q4_K_M"])
-def test_what_vllm_may_load_but_is_not_read_is_no_obstacle(name: str):
+def test_uninspected_model_files_are_no_obstacle(name: str):
     found = preflight(demo(model=name, speculative_config=None), LAPTOP, offline)
     assert found.obstacles == ()
     assert found.remarks[0].startswith("the model's files were not inspected")

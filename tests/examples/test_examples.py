@@ -31,7 +31,7 @@ def test_every_example_is_listed_and_run():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
-def test_it_prints_an_answer(demo_gateway, name):
+def test_examples_print_an_answer(demo_gateway, name):
     command = ["bash"] if name.endswith(".sh") else [sys.executable]
     done = subprocess.run(
         [*command, str(FOLDER / name)],

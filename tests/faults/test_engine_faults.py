@@ -271,7 +271,7 @@ def test_a_pattern_that_never_ends_is_refused_and_stops_nobody(gateway):
     assert "too complex" in answer.json()["error"]["message"]
 
 
-def test_what_runs_is_finished_before_leaving(gateway):
+def test_running_requests_finish_before_the_gateway_exits(gateway):
     body = streams.request("chat", 1, 600)
 
     async def heard():

@@ -61,7 +61,7 @@ def test_timing_ends_within_its_limit_on_a_throttled_core(gateways: list[Running
         assert float(taken) < LIMIT_S + LATE_S
 
 
-def test_what_was_not_timed_is_learnt_from_traffic(gateways: list[RunningGateway]) -> None:
+def test_untimed_steps_are_learnt_from_traffic(gateways: list[RunningGateway]) -> None:
     gateway = gateways[-1]
 
     def count_known_steps() -> int:

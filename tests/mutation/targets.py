@@ -7,7 +7,7 @@ FULL_QUEUE = tuple(
     for test in (
         "test_a_full_queue_has_room_for_a_key_below_its_share",
         "test_a_full_queue_has_room_for_a_higher_class_and_none_for_a_lower",
-        "test_one_that_is_still_rendered_gives_way_when_it_asks_for_its_turn",
+        "test_a_request_that_is_still_rendered_gives_way_at_its_turn",
         "test_queued_tokens_are_shared_too",
         "test_a_key_s_own_place_decides_when_to_come_back",
         "test_an_operator_goes_before_everybody",
@@ -99,7 +99,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "server/generation/generate.py": (
         "tests/server/test_generate.py",
         "tests/server/test_adapters.py::test_a_request_names_its_adapter_as_model",
-        "tests/server/test_fairness.py::test_what_was_served_is_learned_from",
+        "tests/server/test_fairness.py::test_the_service_rate_is_learnt_from_served_requests_only",
         "tests/server/test_bounds.py",
         "tests/server/test_quota.py",
         "tests/server/test_choices.py",

@@ -78,7 +78,7 @@ def test_each_statement_of_a_finally_is_moved_out_of_it():
 
 
 @pytest.mark.parametrize(("raises", "paid"), [(True, 0), (False, 1)])
-def test_what_is_moved_out_of_a_finally_runs_only_where_nothing_is_raised(raises, paid):
+def test_code_moved_out_of_a_finally_is_skipped_after_an_exception(raises, paid):
     source = "def f(raises, pay):\n    try:\n        raises()\n    finally:\n        pay()\n"
     (mutant,) = (m for m in mutants_of(source) if m.change == "out of finally")
     made: dict[str, Any] = {}

@@ -55,11 +55,11 @@ class Nvml:
     nvmlDeviceGetPowerUsage = nvmlDeviceGetUtilizationRates
 
 
-def test_what_a_driver_does_not_support_is_none():
+def test_readings_that_a_driver_does_not_support_are_none():
     assert NvmlGpu(Nvml(), 0).read() == GpuReading(5, 8, None, None)
 
 
-def test_what_is_found_can_be_read():
+def test_monitors_of_this_machine_can_be_read():
     for gpu in find_gpu_monitors():
         assert gpu.read().memory_total_bytes != 0
 

@@ -112,7 +112,7 @@ async def test_a_client_s_id_is_kept_and_returned(given):
 
 
 @pytest.mark.parametrize("given", ["", "x" * 129, 'a"}\n{"b', "über"])
-async def test_what_is_no_id_is_replaced(given):
+async def test_invalid_request_ids_are_replaced(given):
     headers, _ = await exchange(logged(Gateway(stream=False))[0], x_request_id=given)
     assert len(headers["x-request-id"]) == 32
 
@@ -218,7 +218,7 @@ async def test_without_tracing_the_client_s_context_reaches_the_engine():
     assert request.trace_headers == {"traceparent": parent}
 
 
-async def test_what_failed_is_an_error_span():
+async def test_failed_requests_have_error_spans():
     app, memory = traced(Gateway(stream=True, ending=Ending.ENGINE, status=500))
     await exchange(app)
     generation, http = memory.get_finished_spans()

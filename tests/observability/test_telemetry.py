@@ -170,7 +170,7 @@ async def test_choices_of_one_request_are_counted_apart(telemetry):
     assert telemetry.registry.get_sample_value(name, by_phase) == 8
 
 
-async def test_what_no_server_announced_is_counted_by_its_own_words(telemetry):
+async def test_requests_without_an_observation_are_counted_by_their_own_labels(telemetry):
     observed = InstrumentedEngine(ScriptedEngine(steps(range(5), cuts=[1, 4])), telemetry)
     await observed.start()
     request = EngineRequest("warm-up", (1,), Sampling(max_tokens=100))
@@ -194,7 +194,7 @@ def test_lossy_speculation_is_a_metric_and_told(telemetry, lossy, value):
     assert told == lossy
 
 
-async def test_what_the_engine_did_for_nobody_is_told_by_the_engine(telemetry):
+async def test_unclaimed_steps_come_from_the_engine(telemetry):
     engine = ScriptedEngine()
     engine.unclaimed = Totals(verify_steps=2, proposed=6, accepted=3, cut=1)
     InstrumentedEngine(engine, telemetry)

@@ -76,7 +76,7 @@ def test_the_page_gets_them():
     assert summarize_speculation(watching())["workers"] == []
 
 
-def test_what_the_probe_found_is_a_series_and_a_sentence_on_the_page():
+def test_findings_of_the_probe_are_in_the_metrics_and_on_the_page():
     text = "it has another chat template: start both with the same --chat-template"
     finding = WorkerFinding(FindingKind.TEMPLATE, text)
     telemetry = watching(replace(status("http://a"), findings=(finding,)), status("http://b"))

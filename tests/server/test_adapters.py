@@ -34,7 +34,7 @@ def test_adapters_are_named_as_in_vllm(folder: str) -> None:
         ("sql=/nowhere", "holds no adapter_config.json"),
     ],
 )
-def test_what_is_no_adapter_stops_the_start(folder: str, item: str, words: str) -> None:
+def test_invalid_adapters_stop_the_start(folder: str, item: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_adapters([item.replace("{}", folder)], True, ("demo",))
 

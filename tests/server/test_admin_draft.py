@@ -63,7 +63,7 @@ async def test_a_draft_is_swapped_and_rolled_back(swappable, tmp_path):
         ({}, 400, None),
     ],
 )
-async def test_what_cannot_be_swapped_is_refused(swappable, body, status, code):
+async def test_invalid_drafts_are_refused(swappable, body, status, code):
     answer = await swappable.call("POST", "/admin/draft", body)
     assert (answer.status, answer.json["error"]["code"]) == (status, code)
     assert not swappable.loader.loaded

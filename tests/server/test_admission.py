@@ -81,7 +81,7 @@ async def test_a_class_goes_before_the_next():
     assert order == clients[::-1]
 
 
-async def test_one_that_leaves_the_queue_takes_nobody_s_place():
+async def test_a_request_that_leaves_the_queue_takes_no_place():
     admission = Admission(AdmissionLimits(running=1))
     clients = [Client(admission) for _ in range(3)]
     await settle()
@@ -93,7 +93,7 @@ async def test_one_that_leaves_the_queue_takes_nobody_s_place():
     assert admission.num_in_flight == 0
 
 
-async def test_one_let_in_while_leaving_gives_its_place_on():
+async def test_a_request_admitted_while_leaving_passes_on_its_place():
     admission = Admission(AdmissionLimits(running=1))
     clients = [Client(admission) for _ in range(3)]
     await settle()
@@ -170,7 +170,7 @@ async def test_a_key_has_so_many_requests_at_a_time():
     await Client(admission, Requester("c", concurrency=1)).leave()
 
 
-async def test_what_cannot_be_in_time_is_refused_at_once():
+async def test_unreachable_deadlines_are_refused_at_once():
     clock = Clock()
     admission = Admission(AdmissionLimits(running=1), clock)
     for _ in range(5):
@@ -286,7 +286,7 @@ async def test_an_answer_of_several_choices_takes_as_many_of_a_key_s_places():
     assert not admission.num_in_flight
 
 
-async def test_what_a_full_queue_refuses_costs_no_request():
+async def test_requests_refused_by_a_full_queue_do_not_count_for_the_quota():
     clock = Clock()
     admission, quota = (
         Admission(AdmissionLimits(running=1, queued=0), clock),
@@ -298,7 +298,7 @@ async def test_what_a_full_queue_refuses_costs_no_request():
 
 
 @pytest.mark.parametrize(("left_s", "is_served"), [(6.0, True), (4.9, False)])
-async def test_what_came_too_late_to_its_turn_gives_it_on(left_s, is_served):
+async def test_requests_too_late_for_their_deadline_pass_on_their_turn(left_s, is_served):
     clock = Clock()
     admission = Admission(AdmissionLimits(running=1), clock)
     admission.rate.note(4.0)
@@ -334,7 +334,7 @@ def test_the_rate_is_learned_from_how_long_places_are_held():
     assert rate.wait_s(12, 2) == pytest.approx(11)
 
 
-def test_what_the_rate_says_is_between_one_second_and_two_minutes():
+def test_retry_after_is_between_one_second_and_two_minutes():
     clock = Clock()
     rate = ServiceRate(clock)
     assert (rate.retry_after_s(10, 2), rate.typical_s, rate.wait_s(1, 1)) == (5, 0, None)
@@ -403,7 +403,7 @@ def test_tokens_are_paid_late_and_block_until_they_are_paid():
     quota.take()
 
 
-async def test_one_refused_for_its_tokens_takes_no_place_in_the_queue():
+async def test_a_request_refused_for_its_tokens_takes_no_place_in_the_queue():
     admission = Admission(AdmissionLimits(running=1, queued=2, queued_tokens=15))
     clients = []
     for _ in range(3):

@@ -169,7 +169,7 @@ async def test_a_fault_that_cannot_be_stored_says_so_in_its_last_event(lab):
     assert (await lab.get(at)).json == events[-1]["response"]
 
 
-async def test_one_that_runs_shows_what_it_has_so_far(lab):
+async def test_a_running_response_shows_its_output_so_far(lab):
     endless(lab)
     made = await begin(lab)
     at = f"{URL}/{made['id']}"
@@ -315,7 +315,7 @@ async def test_another_gateway_can_cancel_and_delete_it(lab, twin):
             assert status == 404 or answer.json["status"] == "cancelled"
 
 
-async def test_one_that_ends_after_another_gateway_cancelled_it_stays_cancelled(lab, twin):
+async def test_a_response_cancelled_by_another_gateway_stays_cancelled(lab, twin):
     go = asyncio.Event()
     word = tuple(lab.renderer.encode("late", False))
 
@@ -496,7 +496,7 @@ async def test_a_second_cancel_leaves_the_engine_time_to_end_the_first(lab, monk
     await asyncio.gather(first, second)
 
 
-async def test_one_that_has_not_begun_can_be_cancelled(lab):
+async def test_a_waiting_response_can_be_cancelled(lab):
     class Stream:
         log = FrameLog()
 
@@ -545,7 +545,7 @@ def test_the_last_256_of_64_mib_stay(num_bytes, left):
     assert ids == list(range(300 - left, 300))
 
 
-def test_one_that_runs_is_never_dropped():
+def test_running_responses_are_never_dropped():
     runs = BackgroundRuns()
     for at in range(300):
         runs.add(EndedRun(at, 1 << 20, ended=False))

@@ -29,7 +29,7 @@ def keyed(lab, **limits):
 
 
 @pytest.mark.parametrize("url", FREE)
-async def test_what_generates_nothing_counts_as_a_request(lab, url):
+async def test_endpoints_that_generate_nothing_count_for_the_request_limit(lab, url):
     keyed(lab, requests=5)
     statuses = [(await lab.post(url, FREE[url], headers=HEADERS)).status for _ in range(7)]
     assert statuses == [200] * 5 + [429] * 2

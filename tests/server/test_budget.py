@@ -66,7 +66,7 @@ def test_the_last_byte_of_a_key_counts_in_its_share():
         third.hold(50)
 
 
-def test_what_no_door_opened_is_not_bounded():
+def test_requests_without_a_charge_are_not_bounded():
     Context().run(current_charge.get).hold(1 << 40)
 
 
@@ -149,7 +149,7 @@ def test_the_estimate_is_paid_before_and_what_was_used_after():
 
 
 @pytest.mark.parametrize(("tokenized", "left"), [(False, 100), (True, 60)])
-def test_what_is_refused_pays_the_estimate_once_its_prompt_is_tokenized(tokenized, left):
+def test_refused_requests_pay_the_estimate_once_their_prompt_is_tokenized(tokenized, left):
     quota, charge = open_charge(100, 40 * BYTES_PER_TOKEN)
     if tokenized:
         charge.begin_tokenizing()
@@ -157,7 +157,7 @@ def test_what_is_refused_pays_the_estimate_once_its_prompt_is_tokenized(tokenize
     assert level(quota) == left
 
 
-def test_what_is_refused_after_its_reservation_pays_the_estimate():
+def test_requests_refused_after_their_reservation_pay_the_estimate():
     quota, charge = open_charge(100, 40 * BYTES_PER_TOKEN)
     charge.begin_tokenizing()
     charge.reserve(60, 30)
@@ -165,7 +165,7 @@ def test_what_is_refused_after_its_reservation_pays_the_estimate():
     assert level(quota) == 60
 
 
-def test_what_has_no_room_for_a_reservation_pays_nothing():
+def test_requests_without_room_for_a_reservation_pay_nothing():
     quota, charge = open_charge(100, 40 * BYTES_PER_TOKEN)
     charge.begin_tokenizing()
     quota.pay(60)
@@ -251,7 +251,7 @@ async def test_work_that_fails_gives_its_turn_on():
         assert budget._taken == 1
 
 
-async def test_one_that_leaves_gives_its_turn_on():
+async def test_a_request_that_leaves_passes_on_its_turn():
     budget = RequestBudget(turns=1)
     async with budget.turn("a"):
         leaving = asyncio.create_task(budget.turn("b").__aenter__())
@@ -264,7 +264,7 @@ async def test_one_that_leaves_gives_its_turn_on():
     await asyncio.wait_for(staying, 1)
 
 
-async def test_one_that_leaves_as_its_turn_comes_gives_it_on():
+async def test_a_request_that_leaves_as_its_turn_comes_passes_it_on():
     budget = RequestBudget(turns=1)
     async with budget.turn("a"):
         leaving = asyncio.create_task(budget.turn("b").__aenter__())

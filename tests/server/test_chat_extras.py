@@ -167,7 +167,7 @@ async def test_token_ids_come_back_when_asked_for(lab):
         ),
     ],
 )
-async def test_what_cannot_be_done_is_refused_by_name(lab, fields, param):
+async def test_unsupported_chat_fields_are_refused_by_name(lab, fields, param):
     answer = await lab.chat(**fields)
     assert answer.status == 400
     assert answer.json["error"]["param"] == param

@@ -67,7 +67,7 @@ def test_a_busy_port():
     assert f"port {port} on 127.0.0.1 is in use" in found.text
 
 
-def test_what_stops_it_is_told_apart_from_a_wrong_command_line():
+def test_obstacles_are_reported_apart_from_invalid_command_lines():
     found = check(plan(depth=0), wanted(), LAPTOP)
     assert found.status == 1
     assert "The command line is valid. It cannot start here:" in found.text

@@ -81,7 +81,7 @@ async def test_versions_differ_as_they_are_documented(lab):
     assert "undo_edit" not in parameters(lab, "command")["enum"]
 
 
-async def test_one_can_be_demanded_and_strict(lab):
+async def test_a_client_tool_can_be_required_and_strict(lab):
     call = {"name": "bash", "arguments": {"command": "ls"}}
     lab.says(f"<tool_call>\n{json.dumps(call)}\n</tool_call>")
     choice = {"type": "tool", "name": "bash"}

@@ -109,7 +109,7 @@ async def test_echo_with_logprobs_covers_the_prompt(lab):
         ({"prompt": "word " * 300}, "prompt"),
     ],
 )
-async def test_what_cannot_be_done_is_refused_by_name(lab, fields, param):
+async def test_unsupported_completion_fields_are_refused_by_name(lab, fields, param):
     answer = await complete(lab, **fields)
     assert answer.status == 400
     assert answer.json["error"]["param"] == param

@@ -192,7 +192,7 @@ def test_an_empty_value_of_the_environment_counts_as_not_given():
     assert read([], environ)[1] == Settings()
 
 
-def test_what_kubernetes_sets_for_a_service_of_this_name_is_no_setting():
+def test_service_variables_of_kubernetes_are_no_settings():
     environ = {
         "EAGLEGATE_SERVICE_HOST": "10.0.0.1",
         "EAGLEGATE_SERVICE_PORT": "8000",

@@ -152,7 +152,7 @@ NEWER = {
 }
 
 
-async def test_what_the_document_does_not_have_the_sdk_has(lab):
+async def test_summaries_and_namespaces_have_the_types_of_the_sdk(lab):
     """Summaries and namespaces, by the types of OpenAI's own SDK."""
     lab.says(THOUGHT + CALL.replace("get_weather", "sky__get_weather"), [1, 2, 1, 3])
     made = openai.types.responses.Response.model_validate(

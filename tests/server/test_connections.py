@@ -273,7 +273,7 @@ async def test_an_ordinary_head_and_a_large_body_pass():
         assert (await answered(reader)).startswith(b"HTTP/1.1 200")
 
 
-async def test_what_is_no_request_is_refused_in_the_api_s_shape():
+async def test_invalid_http_is_refused_in_the_api_s_shape():
     async with serving(SMALL) as served:
         reader, _ = await served.connect(b"GET / HTTP/9.9\r\n\r\n")
         said = await rest(reader)

@@ -72,7 +72,7 @@ async def test_a_response_reads_the_conversation_and_adds_to_it(lab, stream):
         ({"conversation": "x", "previous_response_id": "y"}, 400, "conversation"),
     ],
 )
-async def test_what_is_refused(lab, fields, status, param):
+async def test_invalid_conversations_of_a_response_are_refused(lab, fields, status, param):
     answer = await lab.post("/v1/responses", {"model": "demo", "input": "x"} | fields)
     assert (answer.status, answer.json["error"]["param"]) == (status, param)
 
@@ -98,7 +98,7 @@ async def test_one_owner_s_conversation_is_nobody_else_s(lab, monkeypatch):
     assert (await lab.delete(f"{URL}/{made['id']}")).status == 404
 
 
-async def test_what_nobody_uses_goes_with_its_items(lab, tmp_path):
+async def test_expired_conversations_are_deleted_with_their_items(lab, tmp_path):
     lab.gateway.store = store = SqlResponseStore(f"sqlite:///{tmp_path}/x.sqlite", Retention(3600))
     kept = (await lab.post(URL, {"items": [HELLO]})).json["id"]
     store._retention = Retention(-1)

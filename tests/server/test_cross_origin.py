@@ -57,7 +57,7 @@ async def test_an_encoded_body_is_refused_as_such(open_lab, encoding, path):
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-async def test_what_a_browser_says_of_itself_counts_without_an_origin(open_lab, site):
+async def test_sec_fetch_site_counts_without_an_origin(open_lab, site):
     assert (await post(open_lab, sec_fetch_site=site)).status == 403
     assert not open_lab.engine.requests
 

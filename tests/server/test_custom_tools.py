@@ -105,7 +105,7 @@ async def test_a_call_can_be_forced(lab, choice):
     assert body["tool_choice"] == forced
 
 
-async def test_what_is_no_json_is_delivered_as_it_is(lab):
+async def test_custom_tool_input_of_another_shape_is_delivered_unchanged(lab):
     lab.says('<tool_call>\n{"name": "run", "arguments": ["ls"]}\n</tool_call>', CUTS)
     body = (await lab.chat(tools=[CUSTOM])).json
     assert body["choices"][0]["message"]["tool_calls"][0]["custom"]["input"] == '["ls"]'

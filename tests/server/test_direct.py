@@ -86,7 +86,7 @@ def test_a_client_that_does_not_read_stops_the_writing_until_it_does():
     assert body.count(b"x") == sizes[0]
 
 
-def test_what_is_written_after_the_client_has_left_is_dropped():
+def test_writes_after_the_client_has_left_are_dropped():
     gone, taken = threading.Event(), []
 
     async def app(scope, receive, send):

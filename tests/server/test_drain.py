@@ -51,7 +51,7 @@ async def test_with_nothing_inside_it_is_over_at_once(lab):
     assert not cut
 
 
-async def test_what_runs_may_finish(lab):
+async def test_running_requests_finish_during_a_drain(lab):
     lab.says("one two three", [1, 1])
     lab.engine.script = [lab.engine.script[0], Pause(0.05), *lab.engine.script[1:]]
     running = asyncio.create_task(lab.chat(stream=True))

@@ -44,7 +44,7 @@ OTHERS = ReasoningCipher([TWO]).encrypt("text", "")
 @pytest.mark.parametrize(
     "token", ["", "x", "größer", "gAAAA", OTHERS], ids=["empty", "x", "text", "cut", "other"]
 )
-def test_what_was_not_made_here_is_not_read(token):
+def test_tokens_of_other_keys_are_not_decrypted(token):
     with pytest.raises(CannotDecrypt, match="other encryption keys"):
         ReasoningCipher([ONE]).decrypt(token, "")
 

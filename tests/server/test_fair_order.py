@@ -85,7 +85,7 @@ def test_a_place_counts_for_a_second_before_any_was_held(order):
     assert order.charge(add_flow(order, "a"), sequences=3, typical_s=0.0) == 3
 
 
-def test_what_a_request_cost_replaces_what_was_expected(order):
+def test_the_real_cost_of_a_request_replaces_the_expected_cost(order):
     flow = add_flow(order, "a", weight=2)
     expected = order.charge(flow, sequences=2, typical_s=4)
     order.settle(flow, expected, sequences=2, seconds=10)

@@ -165,7 +165,7 @@ async def test_a_full_queue_has_room_for_a_higher_class_and_none_for_a_lower():
         assert (admission.queued, admission.queued_tokens) == (0, 0)
 
 
-async def test_one_that_is_still_rendered_gives_way_when_it_asks_for_its_turn():
+async def test_a_request_that_is_still_rendered_gives_way_at_its_turn():
     admission = Admission(AdmissionLimits(running=1, queued=2), Clock())
     with ExitStack() as inside:
         first, second, _ = [
@@ -282,7 +282,7 @@ async def test_a_flood_is_what_a_full_queue_refuses(busy):
     assert (admission.running, admission.queued, admission.queued_tokens) == (0, 0, 0)
 
 
-async def test_what_was_served_is_learned_from(lab):
+async def test_the_service_rate_is_learnt_from_served_requests_only(lab):
     lab.says("x")
     rate = lab.gateway.pipeline.admission.rate
     assert rate.wait_s(1, 1) is None

@@ -120,7 +120,7 @@ async def test_numbers_and_switches_may_come_as_text(lab, fields):
      ("temperature", True), ("max_tokens", True), ("stream", "perhaps"), ("stream", 2),
      ("user", 7)],
 )  # fmt: skip
-async def test_what_would_lose_something_is_refused(lab, name, value):
+async def test_lossy_conversions_of_values_are_refused(lab, name, value):
     answer = await lab.chat(**{name: value})
     assert (answer.status, answer.json["error"]["param"]) == (400, name)
 

@@ -181,7 +181,7 @@ async def test_events_without_anything_in_them_are_not_made(lab, recorder):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_stop_leaves_in_its_step_is_neither_delivered_nor_paid(lab, stream):
+async def test_tokens_after_a_stop_are_neither_delivered_nor_billed(lab, stream):
     ids = lab.renderer.encode("one two three four five", False)
     lab.engine.script = [Step(tuple(ids), finish=FinishReason.LENGTH)]
     kept = len(lab.renderer.encode("one two three", False))

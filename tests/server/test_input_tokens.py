@@ -28,7 +28,7 @@ async def test_the_count_is_that_of_the_response(lab, more):
 
 
 @pytest.mark.parametrize("kind", ["previous_response_id", "conversation"])
-async def test_what_was_said_before_counts_and_nothing_is_added(lab, kind):
+async def test_earlier_turns_are_counted_and_nothing_is_stored(lab, kind):
     lab.says("An animal.")
     if kind == "conversation":
         id = (await lab.post("/v1/conversations", {"items": [ITEM]})).json["id"]

@@ -83,7 +83,7 @@ async def test_items_of_conversations_can_be_named(lab):
 
 
 @pytest.mark.parametrize("how", ["previous_response_id", "conversation"])
-async def test_what_is_there_already_is_not_said_twice(lab, how):
+async def test_referenced_items_of_the_history_are_not_repeated(lab, how):
     lab.says(THOUGHT + CALL)
     made = (await ask(lab, input=[QUESTION], tools=[WEATHER])).json
     thought, call = made["output"]
@@ -99,7 +99,7 @@ async def test_what_is_there_already_is_not_said_twice(lab, how):
 
 
 @pytest.mark.parametrize("where", ["unknown", "unstored", "deleted", "no store"])
-async def test_one_that_is_not_there_is_a_404_that_says_what_to_do(lab, where):
+async def test_a_missing_item_is_a_404_with_advice(lab, where):
     item = {"id": "rs_0123"}
     if where == "unstored":
         item = (await called(lab, store=False))[0]
@@ -143,7 +143,7 @@ async def test_an_id_is_a_short_text(lab, id):
     assert (answer.status, answer.json["error"]["param"]) == (400, "input[0].id")
 
 
-async def test_what_goes_from_the_store_goes_from_its_index(tmp_path):
+async def test_deleted_responses_leave_the_item_index(tmp_path):
     def stored(at: int, age_s: float) -> StoredResponse:
         item = {"id": f"msg_{at}", "type": "message"}
         return StoredResponse(

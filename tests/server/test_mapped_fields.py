@@ -60,7 +60,7 @@ async def test_reasoning_can_be_excluded(lab):
         ("/v1/chat/completions", {"messages": USER}, ""),
     ],
 )
-async def test_one_model_needs_no_name(lab, url, body, model):
+async def test_a_single_model_needs_no_name(lab, url, body, model):
     lab.says("x")
     answer = await lab.post(url, body if model is None else {"model": model} | body)
     assert (answer.status, answer.json["model"]) == (200, "demo")

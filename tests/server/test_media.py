@@ -117,7 +117,7 @@ async def test_an_image_of_the_user_s(lab):
     assert "messages[0].content[1]" in answer.json["error"]["message"]
 
 
-async def test_what_hosted_tools_left_in_the_history(lab):
+async def test_hosted_tool_blocks_of_the_history_become_notes(lab):
     said = [
         {"role": "user", "content": "search"},
         {"role": "assistant", "content": [

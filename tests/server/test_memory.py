@@ -77,7 +77,7 @@ async def test_new_work_is_refused_over_the_bound_and_taken_again_below_it(lab, 
     assert lab.gateway.in_flight == 0
 
 
-async def test_what_is_refused_alone_would_be_refused_for_ever(lab, tank):
+async def test_a_request_alone_is_served_although_memory_is_short(lab, tank):
     lab.says("x")
     fill(lab, tank, 9.9)
     assert lab.gateway.memory.shedding
@@ -168,7 +168,7 @@ def test_a_control_group_s_limit_is_found_and_its_cache_left_out(tmp_path, versi
     assert [(group.limit, group.used()) for group in found] == [(1 << 30, 700), (1 << 29, 700)]
 
 
-def test_what_is_watched_follows_the_setting():
+def test_memory_sources_follow_the_setting():
     assert find_sources(0) == []
     assert [type(source) for source in find_sources(1 << 40)][-1] is ProcessTree
     watched = find_sources(None)

@@ -87,7 +87,7 @@ def test_a_tool_runner_goes_on_with_the_whole_conversation(lab, url):
             {"type": "tool_addition", "tool": {"type": "mcp_tool_reference", "name": "a"}}]}]),
     ],
 )  # fmt: skip
-async def test_what_would_change_the_answer_is_refused(lab, field, value):
+async def test_unsupported_fields_that_change_the_answer_are_refused(lab, field, value):
     answer = await ask(lab, **{field: value})
     assert answer.status == 400
     expected = "task_budget" if field == "output_config" else field.rstrip("s")

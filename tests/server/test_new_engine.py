@@ -79,7 +79,7 @@ async def test_a_backend_is_a_class_and_a_row(toy: list[str]) -> None:
     await backend.aclose()
 
 
-def test_it_can_be_checked(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_engine_can_be_checked(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", *toy, "--port", "0"]) == 0
     assert "Nothing found would stop it" in capsys.readouterr().out
 

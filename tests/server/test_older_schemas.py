@@ -180,5 +180,5 @@ def test_all_of_is_enforced(name):
     ],
     ids=["patterns", "types", "forbidden", "anyOf", "endless", "wide"],
 )
-def test_what_cannot_be_merged_stays(schema):
+def test_unmergeable_schemas_are_kept(schema):
     assert merge_all_of(schema) == schema

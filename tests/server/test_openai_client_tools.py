@@ -122,7 +122,7 @@ async def test_arguments_that_cannot_be_read_run_nothing(lab, arguments):
         {"type": "allowed_tools", "mode": "required", "tools": [{"type": "shell"}]},
     ],
 )
-async def test_one_can_be_demanded(lab, choice):
+async def test_a_client_tool_can_be_required(lab, choice):
     lab.says(written(SHELL, {"commands": ["ls"]}))
     answer = await ask(lab, "hi", tools=[SHELL, PATCH], tool_choice=choice)
     assert answer.status == 200, answer.json

@@ -64,7 +64,7 @@ CHECKS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "method", "mode"), TRIED)
-def test_nothing_makes_a_server_error(lab, path, method, mode):
+def test_no_request_causes_a_server_error(lab, path, method, mode):
     lab.says("It rains.", [1, 2])
     lab.gateway.cross_origin = CrossOriginPolicy(hosts=("testserver",))
     operation = schemathesis.openapi.from_asgi("/openapi.json", lab.app)[path][method]

@@ -147,7 +147,7 @@ async def test_keys_of_its_class_go_past_a_wide_request_up_to_their_share():
     assert (admission.running, admission.queued, admission.queued_tokens) == (0, 0, 0)
 
 
-async def test_one_that_must_leave_places_free_is_looked_at_again_without_anybody_leaving():
+async def test_a_request_that_leaves_places_free_is_reconsidered_over_time():
     clock, alarms = Clock(), []
     admission = Admission(
         AdmissionLimits(running=2),
@@ -191,7 +191,7 @@ async def test_a_key_that_held_its_places_long_goes_later():
     await end_all(long, short)
 
 
-async def test_one_that_leaves_the_queue_is_not_counted_in_it():
+async def test_a_request_that_leaves_the_queue_is_not_counted():
     admission = Admission(AdmissionLimits(running=1))
     running, waiting = Client(admission, Requester("a")), Client(admission, Requester("b"))
     await settle()

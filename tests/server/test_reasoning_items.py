@@ -75,7 +75,7 @@ async def test_encrypted_reasoning_survives_without_a_store(lab, summary):
     assert thought(lab) == "so it is 42"
 
 
-async def test_what_is_encrypted_counts_more_than_what_stands_beside_it(lab):
+async def test_encrypted_reasoning_takes_precedence_over_its_plain_text(lab):
     item = await sealed(lab)
     assert item["content"] == [{"type": "reasoning_text", "text": "so it is 42"}]
     await again(lab, item | {"content": [{"type": "reasoning_text", "text": "changed"}]})
@@ -93,7 +93,7 @@ async def test_the_stream_has_it_when_the_item_is_done(lab):
     assert thought(lab) == "so it is 42"
 
 
-async def test_none_is_made_unless_it_is_asked_for(lab):
+async def test_reasoning_is_encrypted_only_on_request(lab):
     lab.says(THOUGHT)
     assert "encrypted_content" not in (await ask(lab)).json["output"][0]
 

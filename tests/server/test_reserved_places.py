@@ -108,7 +108,7 @@ async def test_the_event_loop_looks_again():
     await asyncio.wait_for(again.wait(), 5)
 
 
-async def test_one_that_just_left_the_queue_does_not_stop_the_end_of_the_others():
+async def test_a_request_that_left_the_queue_does_not_block_the_others():
     admission = Admission(AdmissionLimits(running=1))
     (running,) = await run(admission, "a", 1)
     waiting = [Client(admission) for _ in range(2)]

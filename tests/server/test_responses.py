@@ -131,7 +131,7 @@ async def test_stored_responses_can_be_fetched_listed_and_deleted(lab):
     assert (await lab.delete(f"{URL}/{made['id']}")).status == 404
 
 
-async def test_nothing_is_stored_unless_it_may_be(lab):
+async def test_responses_are_stored_only_if_allowed(lab):
     lab.says("yes")
     made = (await ask(lab, store=False)).json
     assert made["store"] is False
@@ -205,7 +205,7 @@ async def test_truncation_leaves_out_the_oldest(lab):
         ),
     ],
 )
-async def test_what_cannot_be_done_is_refused_by_name(lab, fields, param):
+async def test_unsupported_response_fields_are_refused_by_name(lab, fields, param):
     answer = await ask(lab, **fields)
     assert answer.status in (400, 404)
     assert answer.json["error"]["param"] == param
@@ -274,7 +274,7 @@ async def test_a_background_stream_can_be_taken_up_again(lab):
     assert again == events[4:]
 
 
-async def test_one_that_was_running_when_the_gateway_stopped_has_failed(lab):
+async def test_a_response_that_ran_when_the_gateway_stopped_has_failed(lab):
     lab.engine.script = [Pause(60)]
     made = (await ask(lab, background=True)).json
     await asyncio.sleep(0)

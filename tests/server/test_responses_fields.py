@@ -137,7 +137,7 @@ async def test_a_session_of_vllm_is_an_affinity(lab):
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_what_would_change_the_answer_is_refused_by_name(lab, fields):
+async def test_unsupported_fields_that_change_the_answer_are_refused_by_name(lab, fields):
     answer = await ask(lab, **fields)
     assert (answer.status, answer.json["error"]["param"]) == (400, next(iter(fields)))
     assert answer.json["error"]["code"] == "unsupported_parameter"

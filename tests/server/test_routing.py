@@ -76,13 +76,13 @@ async def test_a_path_without_its_prefix_is_told_the_right_one(lab, method, path
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "/v1/nothing"), ("GET", "/chat/completions"), ("GET", "//")]
 )
-async def test_what_leads_nowhere_has_no_hint(lab, method, path):
+async def test_unknown_paths_without_a_neighbour_have_no_hint(lab, method, path):
     answer = await lab.call(method, path, {})
     assert answer.status == 404
     assert "Did you mean" not in answer.json["error"]["message"]
 
 
-async def test_nothing_redirects(lab):
+async def test_no_path_redirects(lab):
     """A redirect would go where the Host header says, and a cache might keep it."""
     evil = {"host": "127.0.0.1:9"}
     for method, path in routes(lab.app):

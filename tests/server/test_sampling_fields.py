@@ -52,7 +52,9 @@ async def test_the_engine_gets_what_was_asked(lab: Any, api: str) -> None:
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ],
 )
-async def test_what_cannot_be_is_refused_by_name(lab: Any, fields: Any, param: str) -> None:
+async def test_invalid_sampling_fields_are_refused_by_name(
+    lab: Any, fields: Any, param: str
+) -> None:
     for api in ("chat", "completions"):
         answer = await ask(lab, api, **fields)
         assert answer.status == 400, answer.json

@@ -46,7 +46,7 @@ def objects(count: int) -> dict:
         ({"properties": {"a": {"anyOf": [{}] * (MAX_BRANCHES + 1)}}}, r"at \$.properties.a"),
     ],
 )
-def test_what_is_too_large_is_refused_by_its_place(schema, words):
+def test_too_large_schemas_are_refused_with_the_place(schema, words):
     with pytest.raises(InvalidRequest, match=words):
         schema_constraint(schema, "response_format", strict=True)
 
@@ -93,7 +93,7 @@ def test_types_and_a_few_pairs():
     assert Exclusion().holds(mixed)
 
 
-def test_what_takes_too_long_is_not_exclusive():
+def test_exclusion_gives_up_after_its_time_limit():
     wide = [
         {"properties": {"a": {"enum": list(range(at, at + 3000))}}, "required": ["a"]}
         for at in range(300)
@@ -195,7 +195,7 @@ def test_a_hostile_schema_costs_little(name):
 
 
 @pytest.mark.parametrize("name", ["repeats", "look-around", "recursion", "self", "chain", "zero"])
-def test_what_is_not_checked_says_so(name):
+def test_hostile_schemas_are_reported_as_unchecked(name):
     schema, value = HOSTILE[name]
     assert ToolSchema("t", schema).judge({"x": value}) is Outcome.UNCHECKED
 
@@ -269,7 +269,7 @@ def test_a_schema_that_means_nothing_is_refused_by_its_place(schema, place):
         {"type": "object", "unknown": 1},
     ],
 )
-def test_what_clients_write_in_other_words_is_taken(schema):
+def test_unusual_spellings_of_schemas_are_accepted(schema):
     check_readable(schema, "tools[0]")
 
 

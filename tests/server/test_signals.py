@@ -75,7 +75,7 @@ def test_a_stream_finishes_while_others_are_sent_away():
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_what_does_not_finish_is_ended_with_a_frame_and_counted(again):
+def test_unfinished_streams_end_with_an_error_frame_and_are_counted(again):
     with (
         scripted(seconds=600, grace_s=600 if again else 0.2) as served,
         httpx.stream("POST", f"{served.url}/v1/chat/completions", json=BODY) as answer,

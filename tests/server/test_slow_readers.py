@@ -43,7 +43,7 @@ async def store_large(lab, num_bytes=MB, owner=""):
 
 
 @pytest.mark.parametrize("path", READ)
-async def test_what_is_read_is_bounded_for_all_and_given_back(lab, path):
+async def test_bytes_of_readers_are_bounded_in_total_and_released(lab, path):
     await store_large(lab)
     lab.gateway.budget = RequestBudget(read_bytes=int(2.5 * MB))
     waiting, served = asyncio.Event(), []
@@ -133,7 +133,7 @@ async def test_an_answer_of_any_size_is_whole(lab, size):
     assert head.headers["content-length"] == answer.headers["content-length"]
 
 
-async def test_one_who_does_not_read_is_cut_off(lab, monkeypatch):
+async def test_a_client_that_does_not_read_is_cut_off(lab, monkeypatch):
     monkeypatch.setattr(http_response, "READ_S", 0.01)
     monkeypatch.setattr(http_response, "MIN_RATE", 1 << 40)
     await store_large(lab)

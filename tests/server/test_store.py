@@ -26,7 +26,7 @@ def stored(id: str, owner: str = "", age_s: float = 0.0) -> StoredResponse:
     )
 
 
-async def test_what_is_put_comes_back_to_its_owner_only():
+async def test_stored_responses_are_returned_to_their_owner_only():
     store = SqlResponseStore("sqlite://")
     await store.put(stored("a", "ann"))
     assert (await store.get("a", "ann")).input == [{"type": "message"}]
@@ -44,7 +44,7 @@ async def test_a_second_put_replaces_the_first():
     assert (await store.get("a", "")).response["status"] == "completed"
 
 
-async def test_what_is_too_old_or_too_much_goes(tmp_path):
+async def test_old_and_surplus_responses_are_deleted(tmp_path):
     url = f"sqlite:///{tmp_path}/deep/responses.sqlite"
     store = SqlResponseStore(url)
     for at in range(6):
@@ -81,7 +81,7 @@ async def test_the_file_is_for_its_owner_alone(tmp_path):
 @pytest.mark.parametrize(
     "url", ["nonsense", "sqlite:////proc/no/way.sqlite", "mysql+nope://u:pw@h/d"]
 )
-def test_one_that_cannot_be_opened_says_so_without_its_password(url):
+def test_an_unreachable_store_is_named_without_its_password(url):
     with pytest.raises(StoreError) as raised:
         SqlResponseStore(url)
     assert "pw" not in str(raised.value)
@@ -130,7 +130,7 @@ async def test_a_full_disk_is_told_without_what_was_to_be_stored(full, caplog):
     assert await full.get("big", "") is None
 
 
-async def test_what_was_stored_survives_a_full_disk(tmp_path):
+async def test_stored_responses_survive_a_full_disk(tmp_path):
     store = SqlResponseStore(f"sqlite:///{tmp_path}/responses.sqlite")
     await store.put(stored("before"))
     fill(store)
@@ -184,7 +184,7 @@ async def test_the_file_shrinks_when_responses_go(tmp_path):
         assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
 
 
-async def test_what_is_old_can_neither_be_read_nor_found_on_the_disk(tmp_path):
+async def test_expired_items_are_neither_readable_nor_on_the_disk(tmp_path):
     path = tmp_path / "responses.sqlite"
     store = SqlResponseStore(f"sqlite:///{path}", Retention(seconds=3600))
     await store.put(StoredResponse("r", "", time.time(), {"output": [{"text": "a secret"}]}, []))

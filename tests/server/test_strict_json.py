@@ -58,7 +58,7 @@ def test_depth_is_counted_in_levels():
 
 
 @given(VALUES)
-def test_what_is_json_is_read_as_it_is(value):
+def test_valid_json_is_read_unchanged(value):
     assert loads(orjson.dumps(value)) == orjson.loads(orjson.dumps(value))
 
 
@@ -93,7 +93,7 @@ def test_the_second_reading_is_never_left_out_where_it_matters(body):
         b'{"a": 1.5, "b": "1e999 ::::", "c": {"a": [{}, [], ""]}}',
     ],
 )
-def test_what_only_looks_unusual_passes(body):
+def test_unusual_but_valid_json_is_read(body):
     assert loads(body) == json.loads(body)
 
 

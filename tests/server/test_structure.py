@@ -85,7 +85,7 @@ def call_text(name: str, tool: str, arguments: str) -> str:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_the_grammar_lets_through_the_parser_reads(lab, name):
+def test_the_parser_reads_calls_that_the_grammar_accepts(lab, name):
     frame = find_frame(name)
     call = call_text(name, "get_weather", CALL)
     text = frame.section[0] + call + frame.separator + call + frame.section[1]
@@ -102,7 +102,7 @@ def test_what_the_grammar_lets_through_the_parser_reads(lab, name):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [n for n in FORMATS if find_frame(n).style == "json"])
-def test_what_is_no_call_is_not_let_through(lab, name):
+def test_the_grammar_rejects_text_that_is_no_call(lab, name):
     frame = find_frame(name)
     wanted = answer_constraint(job(tool_policy=REQUIRED), Phase.CONTENT, THINK, name)
 

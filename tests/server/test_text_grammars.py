@@ -104,7 +104,7 @@ def test_left_recursion_and_what_is_ignored(accepts, text, matches):
         ('!start: _x\n_x: "a"', ["a"], [""]),
     ],
 )
-def test_what_lark_can_say(accepts, grammar, yes, no):
+def test_lark_grammars_accept_their_texts(accepts, grammar, yes, no):
     made = lark_grammar(grammar)
     assert [text for text in yes if not both(accepts, made, text)] == []
     assert [text for text in no if both(accepts, made, text)] == []
@@ -134,7 +134,7 @@ def test_what_lark_can_say(accepts, grammar, yes, no):
         ("start: " + '("a" ' * 3000 + '"a"' + ")?" * 3000, "too deeply"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(grammar, why):
+def test_unsupported_lark_grammars_are_refused_with_a_reason(grammar, why):
     with pytest.raises(BadGrammar, match=re.escape(why)):
         lark_grammar(grammar)
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_is_refused_in_words(grammar, why):
         (r"(" * 5000 + ")" * 5000, "too deeply"),
     ],
 )
-def test_what_is_not_regular_is_refused_in_words(pattern, why):
+def test_irregular_patterns_are_refused_with_a_reason(pattern, why):
     with pytest.raises(BadGrammar, match=why):
         regex_grammar(pattern)
 

@@ -91,7 +91,7 @@ def test_ciphers_can_be_named(certificate):
     assert all("CHACHA20" in name for name in names)
 
 
-def test_what_is_not_tls_disturbs_nobody(certificate):
+def test_connections_without_tls_do_not_disturb_others(certificate):
     with scripted(0.2, 10, certificate) as served:
         where = urlsplit(served.url)
         address = (where.hostname, where.port)
@@ -141,7 +141,7 @@ def test_a_health_check_fails_where_the_port_is_not_ready():
             server.shutdown()
 
 
-def test_what_cannot_be_served_with_is_named_before_the_start(certificate, tmp_path):
+def test_invalid_tls_settings_are_named_before_the_start(certificate, tmp_path):
     other = self_signed(tmp_path / "other.pem")
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("this is no certificate")

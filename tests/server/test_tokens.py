@@ -41,7 +41,7 @@ async def test_tools_count_as_the_model_sees_them(lab):
         ("/detokenize", {"tokens": "abc"}, "tokens"),
     ],
 )
-async def test_what_cannot_be_done_is_refused_by_name(lab, url, body, param):
+async def test_invalid_token_requests_are_refused_by_name(lab, url, body, param):
     answer = await lab.post(url, body)
     assert answer.status in (400, 404)
     assert answer.json["error"]["param"] == param

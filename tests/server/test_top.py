@@ -165,7 +165,7 @@ async def test_a_row_explains_its_request(reader):
         assert not isinstance(app.screen, ExplanationScreen)
 
 
-async def test_what_others_wrote_reaches_the_screen_as_text(reader):
+async def test_foreign_text_is_escaped_on_the_screen(reader):
     app = TopApp(reader, reader.read(), 60)
     async with app.run_test(size=(100, 40)) as pilot:
         await pilot.press("r", "enter")

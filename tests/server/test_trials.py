@@ -105,7 +105,7 @@ async def test_a_verdict_names_the_field():
     await trials.check([None], ANN, "response_format")
 
 
-async def test_one_whose_client_leaves_ends_before_the_next_begins():
+async def test_an_abandoned_trial_ends_before_the_next_begins():
     probe = Probe()
     trials = ConstraintTrials(probe)
     left = asyncio.ensure_future(trials.check(regex("a bad one"), ANN, "f"))

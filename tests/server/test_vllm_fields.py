@@ -208,7 +208,7 @@ async def test_the_rest_is_refused_by_name_and_listed(lab, api):
 
 
 @pytest.mark.parametrize("api", MODELS)
-async def test_what_is_ignored_is_listed(lab, api):
+async def test_ignored_fields_are_listed_in_the_header_and_documented(lab, api):
     url, ours, body = OURS[api]
     lab.says("x")
     for name in sorted(fields(api) - set(ours.model_fields) - set(ours.refused)):

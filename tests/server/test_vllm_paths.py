@@ -101,7 +101,7 @@ async def test_the_tokenizer_s_configuration_is_shown_where_that_is_asked_for(la
     }
 
 
-def test_what_files_say_of_a_tokenizer_is_shown_without_paths(tmp_path):
+def test_tokenizer_files_are_shown_without_paths(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())

@@ -128,7 +128,7 @@ class ChannelWorker(Worker):
         return "<|channel|>analysis<|message|>A word." if waits else '{"answer": "yes"}'
 
 
-async def test_what_is_lost_without_a_reasoning_parser_depends_on_the_format():
+async def test_a_missing_reasoning_parser_is_reported_by_format():
     """The gateway's grammar reads over the reasoning, except where only headers tell its end."""
     found = await inspect(Worker(waits=False))
     assert "own are right" in found[FindingKind.REASONING]

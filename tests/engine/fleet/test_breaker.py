@@ -18,7 +18,7 @@ def closed(chance: float = 0.0) -> CircuitBreaker:
     return breaker
 
 
-def test_it_begins_by_probing():
+def test_a_circuit_begins_with_a_probe():
     assert CircuitBreaker(RULES).state is CircuitState.HALF_OPEN
 
 
@@ -55,7 +55,7 @@ def test_chance_shortens_a_pause_by_its_part_at_most(chance):
     assert 0.5 <= breaker.retry_at <= 1.0
 
 
-def test_what_still_runs_while_it_is_open_moves_nothing():
+def test_failures_of_running_requests_do_not_postpone_the_next_try():
     breaker = closed()
     breaker.open(5.0)
     at = breaker.retry_at

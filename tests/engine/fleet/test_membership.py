@@ -119,7 +119,7 @@ async def test_a_worker_that_comes_back_must_make_a_token_first():
     await place.fleet.aclose()
 
 
-async def test_what_still_runs_behind_an_open_circuit_ends_in_peace():
+async def test_running_requests_finish_behind_an_open_circuit():
     place = await town("a", poll_s=60)
     place["a"].gate.clear()
     steps = read_steps(place.fleet.generate, request := ask(tokens=30))

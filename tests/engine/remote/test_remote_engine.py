@@ -187,7 +187,7 @@ async def test_prompt_logprobs_come_with_an_answer_that_is_not_streamed():
         (502, {}, True, EngineDead),
     ],
 )
-async def test_what_a_status_means(status, headers, healthy, kind):
+async def test_statuses_become_engine_errors(status, headers, healthy, kind):
     worker = StandIn()
     async with engine_of(worker) as engine:
         worker.status, worker.headers, worker.healthy = status, headers, healthy
@@ -262,7 +262,7 @@ async def test_connections_are_used_again():
     assert len({asked.client.port for asked in worker.asked[-3:]}) == 1
 
 
-async def test_what_a_worker_turns_out_to_be():
+async def test_a_worker_is_described_after_the_start():
     async with engine_of(StandIn()) as engine:
         info = engine.info
     assert (info.model, info.max_model_len, info.vocab_size) == ("demo", 4096, 2048)
@@ -345,7 +345,7 @@ async def test_steps_at_depth_0_are_off_and_others_undrafted():
 @pytest.mark.parametrize(
     "given", ["", "worker:8000", "ftp://worker", "http://", "text+", "text+worker"]
 )
-def test_what_is_no_address(given):
+def test_invalid_addresses_are_refused(given):
     with pytest.raises(ValueError, match="http://HOST:PORT"):
         Upstream.parse(given)
 

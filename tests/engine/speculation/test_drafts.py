@@ -241,7 +241,7 @@ def remove(where: Path) -> None:
         (shutil.rmtree, "does not exist"),
     ],
 )
-async def test_what_does_not_fit_is_refused(
+async def test_drafts_that_do_not_fit_are_refused(
     tmp_path: Path, spoil: Callable[[Path], None], why: str
 ) -> None:
     manager, loader = make_manager()

@@ -110,7 +110,7 @@ def test_the_bound_of_the_sampler():
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
-def test_what_the_speculators_conversion_takes_from_the_top(kind: str):
+def test_the_speculators_conversion_reads_the_top_level_fields_that_we_copy(kind: str):
     module = source("transformers_utils/configs/speculators/algos.py")
     update = next(
         node

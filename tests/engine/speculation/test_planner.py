@@ -257,7 +257,9 @@ def test_a_pinned_request_decides_nothing_where_others_draft_deeper_anyway() -> 
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_what_waits_for_a_plan_is_bounded(monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
+def test_observations_that_wait_for_a_plan_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
     """No plan is made while, for example, a request is longer than the draft's context."""
     planner = DepthPlanner(DEPTH)
     names = [f"r{number}" for number in range(64)]
@@ -320,7 +322,7 @@ PHASES = (
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
-def test_it_loses_to_no_fixed_depth(seed: int) -> None:
+def test_the_planner_loses_to_no_fixed_depth(seed: int) -> None:
     """Short phases: the time to learn weighs more here than in ``lab.benchmarks.regret``."""
     lanes = [auto(), *(Lane(f"K={depth}", fixed(depth)) for depth in (0, 1, 3, 5, 7))]
     runs = {lane.name: run(lane, PHASES, seed) for lane in lanes}

@@ -179,7 +179,7 @@ def test_no_probe_is_made_for_nobody() -> None:
     assert choose(make_rich(), best) is not None
 
 
-def test_what_a_probe_verifies_is_paid() -> None:
+def test_a_probe_pays_for_the_tokens_that_it_verifies() -> None:
     """Deeper drafts take no time here, and each token that is verified takes 4 ms."""
     best = make_optimum(extra_s=0.0)
 

@@ -51,7 +51,7 @@ def test_an_entry_that_cannot_be(tmp_path: Path, entry: Any, rule: str):
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4, struct.pack("<Q", 1 << 50), b"\xff" * 64])
-def test_what_is_no_header(tmp_path: Path, content: bytes):
+def test_invalid_headers_are_refused(tmp_path: Path, content: bytes):
     file = tmp_path / "model.safetensors"
     file.write_bytes(content)
     with pytest.raises(InvalidCheckpoint):

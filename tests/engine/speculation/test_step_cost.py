@@ -83,7 +83,7 @@ def test_long_contexts_are_learnt_after_short_prompts_were_timed(
         {"_covariance": 0.0},
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(
+def test_foreign_state_is_refused_and_changes_nothing(
     learnt: StepCostModel, change: dict[str, Any]
 ) -> None:
     model = StepCostModel(DEPTH)

@@ -41,7 +41,7 @@ def test_the_examples_in_the_module() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("table", GPUS, ids=lambda table: table.name)
-def test_it_loses_less_than_five_percent_to_any_fixed_depth(table) -> None:
+def test_the_planner_loses_less_than_five_percent_to_any_fixed_depth(table) -> None:
     runs = {lane.name: run(lane, PHASES, 1) for lane in lanes(table)}
     for number, phase in enumerate(runs["auto"]):
         fixed = [phases[number].rate for name, phases in runs.items() if name.startswith("K=")]

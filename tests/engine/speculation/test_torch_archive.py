@@ -71,7 +71,7 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == ""
 
 
-def test_what_cannot_be_listed_is_noted(tmp_path: Path):
+def test_unreadable_archives_are_noted(tmp_path: Path):
     folder = read_folder(DEMO / "eagle3_1")
     folder.weights = False
     folder.files["pytorch_model.bin"] = b"not a zip"

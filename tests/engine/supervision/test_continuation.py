@@ -238,7 +238,7 @@ def test_a_seeded_answer_goes_on_behind_its_tokens():
         (request(constraint=Constraint("regex", "a+")), False),
     ],
 )
-def test_what_can_be_resumed(given, answer):
+def test_only_requests_determined_by_their_tokens_are_resumed(given, answer):
     assert is_resumable(given) is answer
 
 

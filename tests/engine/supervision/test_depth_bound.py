@@ -198,7 +198,7 @@ async def test_a_planner_is_held_while_the_engine_is_away():
     await engine.aclose()
 
 
-async def test_what_the_planner_said_last_is_shown_while_it_cannot_answer(monkeypatch):
+async def test_the_last_planner_answer_is_shown_while_the_engine_is_silent(monkeypatch):
     monkeypatch.setattr("eaglegate.engine.supervisor.BOUND_S", 0.01)
     cradle = Cradle(depth=3, start_hangs={1})
     planner = HeldPlanner(cradle)

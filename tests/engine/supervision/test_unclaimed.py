@@ -30,7 +30,7 @@ async def test_steps_of_a_replay_that_were_delivered_before_are_unclaimed():
     await engine.aclose()
 
 
-async def test_what_engines_count_outlives_them():
+async def test_unclaimed_totals_outlive_their_engines():
     cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 3)
     cradle.make = lambda: (
         cradle.lives.append(Counting(cradle, len(cradle.lives))) or cradle.lives[-1]

@@ -27,7 +27,7 @@ def output(tokens: int, drafted: int = 0, reached: int = 0, depth: int = 3) -> E
         (output(0), None),
     ],
 )
-def test_what_a_step_says(given: EngineCoreOutput, want: DecodeStep | None) -> None:
+def test_outputs_become_decode_steps(given: EngineCoreOutput, want: DecodeStep | None) -> None:
     assert read_decode_step(given, first=False) == want
 
 

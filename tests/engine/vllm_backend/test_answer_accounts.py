@@ -37,7 +37,7 @@ def test_the_whole_answers_account_comes_with_its_last_output():
     assert totals.imbalance == 0
 
 
-def test_what_has_ended_is_forgotten():
+def test_accounts_of_ended_requests_are_forgotten():
     accounts = RequestAccounts(3)
     accounts.add(output(1), 0, 0)
     accounts.forget_others({"r": None})

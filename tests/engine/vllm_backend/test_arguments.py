@@ -54,7 +54,7 @@ def test_a_configuration_that_vllm_refuses_is_one_sentence(argv: list[str], said
     assert "\n" not in str(found.value)
 
 
-def test_nothing_given_is_the_demo_with_its_draft() -> None:
+def test_an_empty_command_line_is_the_demo_with_its_draft() -> None:
     arguments = make_engine_arguments(parse())
     assert arguments.model == str(DEMO / "target")
     assert arguments.speculative_config == {
@@ -99,7 +99,7 @@ def test_a_vllm_command_line_works_as_it_is() -> None:
     assert (arguments.scheduler_cls, arguments.worker_extension_cls) == (SCHEDULER, WORKER)
 
 
-def test_what_the_user_chose_is_kept_even_where_it_is_a_default() -> None:
+def test_explicit_flags_are_kept_even_at_their_default_values() -> None:
     arguments = make_engine_arguments(
         parse(
             "m", "--no-enforce-eager", "--kv-cache-memory-bytes", "5G",

@@ -66,7 +66,7 @@ def test_the_length_of_a_reasoning(parts: list[list[int]], length: int | None) -
         (1, [*START, 4, 9], [1, 1], [], [None]),
     ],
 )
-def test_what_must_come_after_each_draft(
+def test_the_budget_forces_tokens_after_each_draft(
     budget: int, prompt: list[int], output: list[int], drafts: list[int], forced: list[int | None]
 ) -> None:
     made = ThinkingBudget(budget, prompt, make_config(PHRASE))

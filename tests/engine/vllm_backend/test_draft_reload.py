@@ -90,7 +90,7 @@ def test_a_draft_that_cannot_be_read_is_known_before_the_pause(core, tmp_path):
     assert get_staged(core) == "no draft is being read"
 
 
-def test_what_the_target_shares_is_compared_and_not_kept(core, tmp_path):
+def test_weights_shared_with_the_target_are_compared_and_not_kept(core, tmp_path):
     worker: Any = Worker()
     same = change_weights(tmp_path / "same", lambda name, one: one if "head" in name else -one)
     found = draft_reload.read_draft(worker, same, EAGLE31)

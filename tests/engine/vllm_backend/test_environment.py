@@ -18,7 +18,7 @@ def test_more_workers_than_cores_is_refused_with_both_numbers() -> None:
         vllm_backend.bind_cores([0, 1], 4)
 
 
-def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_AOT_COMPILE", "1")
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")

@@ -21,7 +21,7 @@ from tests.engine.vllm_backend.test_scheduler import Pretence
 ROOT = Path(__file__).parents[3]
 
 
-def test_what_ran_is_read_after_the_engine_was_killed() -> None:
+def test_running_requests_are_read_after_the_engine_was_killed() -> None:
     record = FlightRecord()
     code = (
         "import os, signal\n"

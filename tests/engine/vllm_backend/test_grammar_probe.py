@@ -161,7 +161,7 @@ async def test_a_large_vocabulary_makes_usual_schemas_slow_and_bad_ones_worse(tm
         await probe.aclose()
 
 
-async def test_one_that_leaves_does_not_answer_for_the_next():
+async def test_a_cancelled_check_does_not_answer_the_next():
     probe = GrammarProbe(str(DEMO / "target"))
     try:
         await probe.check(Constraint("regex", "a"))

@@ -101,7 +101,9 @@ async def test_two_lost_children_are_an_error_that_is_not_remembered(probe, tmp_
 
 
 @pytest.mark.parametrize("endings", [(ITS_CLOCK,), (CRASHED, ABORTED), (RAISED, RAISED)])
-async def test_what_ends_every_child_is_a_verdict_and_remembered(probe, tmp_path, endings):
+async def test_a_constraint_that_ends_every_child_is_refused_and_remembered(
+    probe, tmp_path, endings
+):
     (tmp_path / "tries").write_text(" ".join(map(str, endings)))
     for _ in range(3):
         with pytest.raises(RequestRejected, match="too complex"):

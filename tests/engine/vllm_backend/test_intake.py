@@ -68,7 +68,7 @@ async def test_messages_come_in_the_order_they_were_sent() -> None:
         assert heard == [[at] for at in range(50)]
 
 
-async def test_what_came_before_the_intake_is_read() -> None:
+async def test_outputs_sent_before_the_intake_are_read() -> None:
     context: zmq.Context[Any] = zmq.Context()
     lab = Lab(context)
     lab.say(outputs=[EngineCoreOutput("a", [1])])

@@ -25,7 +25,7 @@ def test_every_method_of_the_table_has_a_row():
 
 
 @pytest.mark.parametrize("row", READ, ids=lambda row: row.title)
-def test_what_was_read_still_stands_in_vllm(row: ReadRow):
+def test_quoted_lines_are_still_in_vllm(row: ReadRow):
     spec = find_spec("vllm")
     assert spec is not None and spec.origin is not None
     assert row.words in (Path(spec.origin).parent / row.source).read_text(encoding="utf-8")

@@ -125,7 +125,7 @@ async def test_a_lagging_reader_gets_several_steps_as_one_with_every_account() -
     assert not inbox.take()
 
 
-async def test_what_nobody_took_is_unclaimed() -> None:
+async def test_steps_of_released_requests_are_unclaimed() -> None:
     outputs = processor()
     inbox = begin(outputs)
     outputs.process_outputs([output(1, prefill_stats=FIRST)])
@@ -159,7 +159,7 @@ async def test_a_request_that_the_engine_gives_up_has_not_finished() -> None:
     assert not outputs.request_states
 
 
-async def test_what_came_before_the_engine_died_is_delivered_first() -> None:
+async def test_outputs_before_the_death_of_an_engine_are_delivered_first() -> None:
     outputs = processor()
     steps = read(begin(outputs))
     outputs.process_outputs([output(1)])
@@ -421,7 +421,7 @@ async def test_an_error_comes_after_the_steps_held_for_the_sink() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), OverflowError("int too big"), VLLMError()])
-def test_what_vllm_does_not_take_in_is_the_request_s_fault(error: Exception) -> None:
+def test_intake_errors_reject_the_request_without_their_text(error: Exception) -> None:
     converted = convert_intake_error(error, "a")
     assert isinstance(converted, RequestRejected)
     assert type(error).__name__ in str(converted)

@@ -49,7 +49,7 @@ def test_both_read_the_same(tokenizer, size):
 
 
 @pytest.mark.parametrize("names", [("no_such", None), (None, "no_such"), ("hf", "hf")])
-def test_what_vllm_cannot_read_is_refused(tokenizer, names):
+def test_parsers_that_vllm_lacks_are_refused(tokenizer, names):
     """``hf`` reads a template of the checkpoint, and this one has none."""
     with pytest.raises(ValueError, match="vLLM has no parser"):
         VllmParsers(tokenizer, *names)

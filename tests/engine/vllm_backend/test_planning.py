@@ -92,7 +92,7 @@ def test_modes_can_change_under_running_requests() -> None:
     assert all(1 + sum(s.delivered for s in steps) == 50 for steps in pretence.steps.values())
 
 
-def test_what_the_draft_model_has_not_seen_makes_a_slice_of_its_own() -> None:
+def test_answers_with_many_holes_have_a_slice_of_their_own() -> None:
     pretence = Pretence()
     pretence.scheduler.set_planning("auto")
     pretence.scheduler.planning.freeze(0)

@@ -54,7 +54,7 @@ def test_the_noise_is_the_hash_of_seed_position_and_token(
         assert draw(torch.zeros(1, vocabulary), [seed], [position]).tolist() == [best]
 
 
-def test_what_is_forbidden_is_never_drawn_whatever_the_noise() -> None:
+def test_forbidden_tokens_are_never_drawn() -> None:
     """The hash of the only allowed token may even be the greatest there is."""
     logits = torch.full((SAMPLES, 3), -torch.inf)
     logits[:, 1] = 0.0

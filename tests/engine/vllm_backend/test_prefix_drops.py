@@ -76,7 +76,7 @@ PROMPTS = st.lists(
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60)
 @given(PROMPTS)
-def test_what_is_counted_is_what_a_cache_without_a_draft_would_hit(
+def test_dropped_tokens_are_those_that_a_cache_without_a_draft_would_hit(
     kind: str, prompts: list[tuple[int, int, int]]
 ) -> None:
     with_draft, without = Cache(kind, drops=True), Cache(kind, drops=False)

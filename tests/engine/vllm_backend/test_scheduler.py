@@ -317,7 +317,7 @@ def test_a_fully_cached_prompt_is_not_padded_with_drafts_nobody_made() -> None:
 
 
 @pytest.mark.parametrize("depth", [3, 0])
-def test_what_depth_0_generates_is_not_shared(depth: int) -> None:
+def test_tokens_generated_at_depth_0_are_not_cached(depth: int) -> None:
     """Two blocks of prompt, five of answer; only the prompt's draft KV is whole at depth 0.
 
     vLLM keeps a block or two back from every hit for the draft's sake.
@@ -354,7 +354,7 @@ def test_our_own_declaration_for_gpus_bounds_nothing() -> None:
     assert world.step().num_spec_tokens_to_schedule == 3
 
 
-def test_nothing_is_remembered_of_requests_that_ended() -> None:
+def test_ended_requests_are_forgotten() -> None:
     world = Pretence()
     for number in range(5):
         world.add(f"{number}", number % 2, max_tokens=5)

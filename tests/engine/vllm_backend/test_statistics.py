@@ -93,7 +93,7 @@ def changed(after: dict[Any, float], before: dict[Any, float]) -> set[str]:
 
 
 @pytest.mark.parametrize("count", [1, 7, 255, 256, 257, 900])
-def test_what_is_read_is_what_vllm_counts(config: Any, count: int) -> None:
+def test_batched_metrics_equal_those_of_vllm(config: Any, count: int) -> None:
     theirs = told(PrometheusStatLogger(config), [step(rng) for rng in seeded(count)])
     ours = told(BatchedStatLogger(config), [step(rng) for rng in seeded(count)])
     assert ours == pytest.approx(theirs, rel=1e-9)
@@ -140,7 +140,7 @@ def going_on() -> Recorded:
     return scheduler, iteration
 
 
-def test_what_is_kept_comes_before_a_step_that_is_not(config: Any) -> None:
+def test_batched_steps_are_counted_before_other_steps(config: Any) -> None:
     logger = BatchedStatLogger(config)
     logger.record(*going_on())
     scheduler = SchedulerStats(num_running_reqs=5)

@@ -56,7 +56,7 @@ async def test_every_later_engine_is_given_them() -> None:
     assert (first.given, second.given, third.given) == ([], [LEARNT], [LEARNT])
 
 
-async def test_what_does_not_fit_is_logged_and_timed_anew(
+async def test_costs_that_do_not_fit_are_logged_and_not_handed_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     costs = StepCosts()
@@ -226,7 +226,7 @@ def test_no_batch_is_timed_twice(depth: int) -> None:
     assert len(batches) == len(set(batches))
 
 
-async def test_what_traffic_teaches_is_saved_while_an_engine_serves() -> None:
+async def test_costs_learnt_from_traffic_are_saved_while_an_engine_serves() -> None:
     """A lost engine cannot be asked any more."""
     now = 0.0
     costs, core = StepCosts(lambda: now), Core(LEARNT)

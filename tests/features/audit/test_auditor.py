@@ -515,7 +515,7 @@ def test_grammars_are_checked_by_other_means(constraint: Constraint, good: str, 
         Constraint("json_object", after_reasoning=True),
     ],
 )
-def test_what_nothing_here_reads_is_unknown(constraint: Constraint) -> None:
+def test_unreadable_constraints_have_no_breach(constraint: Constraint) -> None:
     assert find_breach(constraint, "{}") is None
 
 

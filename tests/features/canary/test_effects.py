@@ -69,7 +69,7 @@ def vars_of(interval: Any) -> dict[str, Any]:
     return {name: getattr(interval, name) for name in ("mean", "low", "high", "blocks")}
 
 
-def test_what_is_waited_for_is_counted() -> None:
+def test_the_verdict_counts_missing_blocks_and_sessions() -> None:
     found = judge(0.02, 0.02, 9)
     assert found.reason == "too little data: 9 of 6 blocks, 18 of 20 sessions"
 

@@ -32,7 +32,7 @@ def test_other_rules_on_the_command_line_win(tmp_path: Path) -> None:
     assert PromotedRules(str(tmp_path), other).choose() == other
 
 
-def test_what_an_operator_sets_ends_them(tmp_path: Path) -> None:
+def test_rules_of_an_operator_replace_promoted_rules(tmp_path: Path) -> None:
     memory = PromotedRules(str(tmp_path), CONFIGURED)
     memory.remember(PROMOTED)
     memory.forget()

@@ -244,7 +244,9 @@ async def test_rules_that_an_operator_changes_end_it(machine: Machine) -> None:
 
 
 @HOW
-async def test_what_a_client_asks_for_wins(machine: Machine, share: float | None) -> None:
+async def test_the_depth_of_a_client_takes_precedence_over_the_candidate(
+    machine: Machine, share: float | None
+) -> None:
     """The client's wish wins even if the candidate switches speculation off; its request is in
     neither arm."""
     seen: list[Any] = []
@@ -385,7 +387,7 @@ async def test_rules_that_an_operator_sets_end_the_memory_of_promoted_ones(
         ({"speculation": {}}, None),
     ],
 )
-async def test_what_cannot_be_tried_is_refused(
+async def test_invalid_canaries_are_refused_with_their_parameter(
     machine: Machine, body: dict[str, Any], param: str | None
 ) -> None:
     give_controls(machine)

@@ -29,7 +29,7 @@ from tests.features.canary.simulated_sessions import Values
 RULES = CanaryRules(max_blocks=40)
 
 
-def test_what_the_traffic_is_made_of_does_not_count() -> None:
+def test_the_mix_of_workloads_does_not_affect_acceptance() -> None:
     """Tools accept twice as much as chat, and one arm happened to get more of them."""
     test = CanaryTest(CanaryRules())
     for block in range(6):
@@ -324,7 +324,7 @@ def test_neighbours_that_are_alike_count_for_fewer(rest: list[float], expected: 
     assert measure_dependence(rest) == pytest.approx(wanted, rel=1e-6)
 
 
-def test_what_the_rules_are() -> None:
+def test_default_rules_are_those_of_the_documentation() -> None:
     """The rules are those in docs/canary.md."""
     rules, tpot = CanaryRules(), CanaryRules.for_tpot(max_blocks=7)
     assert (rules.alpha, rules.min_blocks, rules.min_sessions, rules.max_blocks) == (

@@ -221,7 +221,7 @@ async def test_a_worker_is_tried_over_http(machine: FleetMachine) -> None:
         ("canary/release", {}, "worker"),
     ],
 )
-async def test_what_cannot_be_done_is_refused(
+async def test_invalid_worker_canaries_are_refused(
     machine: FleetMachine, url: str, body: dict[str, Any], says: str
 ) -> None:
     give_controls(machine)

@@ -143,7 +143,7 @@ def test_nothing_is_deleted_while_a_part_cannot_be_read(
 
 
 @pytest.mark.parametrize("kind", ["rotated", "damaged", "gzip"])
-def test_what_cannot_be_read_is_deleted_on_demand(
+def test_unreadable_parts_are_deleted_on_demand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     folder = tmp_path / "c"

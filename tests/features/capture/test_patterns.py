@@ -61,7 +61,7 @@ def test_an_empty_match_is_no_find() -> None:
     assert redactor.redact("ab") == "ab" and not redactor.found
 
 
-def test_what_two_patterns_match_is_replaced_once() -> None:
+def test_overlapping_matches_are_replaced_once() -> None:
     redactor = Redactor.of(["zanzibar", "bar[0-9]+", "red"], [])
     redactor.begin()
     assert redactor.redact("a zanzibar12, b") == "a [redacted], b"

@@ -131,7 +131,7 @@ def test_members_are_found_wherever_they_are_cut(
     [(b"no gzip", "damaged"), (gzip.compress(b"x" * 99, mtime=0)[:20], "truncated")],
     ids=["damaged", "truncated"],
 )
-def test_what_is_lost_of_a_gzipped_file_is_named(tmp_path: Path, behind: bytes, why: str) -> None:
+def test_damage_of_a_gzipped_file_is_reported(tmp_path: Path, behind: bytes, why: str) -> None:
     stored = gzip.compress(format_record(RECORD) + b"\n") + behind
     (tmp_path / "a.jsonl.gz").write_bytes(stored)
     named: list[str] = []

@@ -223,7 +223,7 @@ def test_ids_of_an_answer_that_is_found_are_left_out_of_the_prompt_too() -> None
         ("Z\\u00fcrich or Zürich", REDACTED),
     ],
 )
-def test_what_json_spells_otherwise_is_found(content: str, expected: str) -> None:
+def test_escaped_spellings_are_redacted(content: str, expected: str) -> None:
     record = capture(["Zürich"], body=user(content))
     assert record.messages is not None
     assert record.messages[0]["content"] == expected
@@ -233,7 +233,7 @@ def test_what_json_spells_otherwise_is_found(content: str, expected: str) -> Non
 @pytest.mark.parametrize(
     "answer", ['{"a": "Z\\u00fcrich"}', r'"{\"a\": \"Z\\u00fcrich\"}"', "Zürich \\n"]
 )
-def test_what_json_spells_otherwise_is_found_in_answers(answer: str) -> None:
+def test_answers_with_escaped_spellings_lose_their_tokens(answer: str) -> None:
     assert capture(["Zürich"], body=user("hello"), answer=answer).choices[0].token_ids is None
 
 

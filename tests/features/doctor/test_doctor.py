@@ -241,7 +241,7 @@ def test_texts_are_tried_until_a_fall_is_certain_or_unlikely() -> None:
     assert not is_open([pair(11, 9), pair(9, 10)] * (MOST // 2))
 
 
-def test_what_is_left_after_a_cure_may_be_chance() -> None:
+def test_a_small_rest_after_a_cure_may_be_chance() -> None:
     assert is_cured([pair(100, 99)] * 8)
     assert is_cured([pair(100, 97), pair(100, 94), pair(100, 100)])
     assert not is_cured([pair(100, 97)] * 8)

@@ -382,7 +382,7 @@ def test_fields_make_a_baseline_of_the_same_server(server, url, tmp_path):
         (["--url", "http://127.0.0.1:9"], "does not answer"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arguments, says, tmp_path, capsys):
+def test_unmeasurable_command_lines_are_refused(arguments, says, tmp_path, capsys):
     assert main([*arguments, "--out", str(tmp_path), "--quiet"]) == 1
     assert says in capsys.readouterr().err
 

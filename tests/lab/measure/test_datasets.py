@@ -105,7 +105,7 @@ def test_the_mixed_set_has_coding_agents_and_turns():
 @pytest.mark.parametrize(
     ("rows", "says"), [([{"prompt": "a"}], "a row needs one of"), ([3], "not an object")]
 )
-def test_what_is_no_data_set_is_refused(tmp_path, rows, says):
+def test_invalid_data_sets_are_refused(tmp_path, rows, says):
     with pytest.raises(DataError, match=says):
         load(tmp_path, *rows)
 

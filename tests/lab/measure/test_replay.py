@@ -378,7 +378,7 @@ def test_answers_have_one_digest():
         (["http://127.0.0.1:9"], "does not answer"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused(capture, tmp_path, capsys, against, says):
+def test_unreplayable_command_lines_are_refused(capture, tmp_path, capsys, against, says):
     arguments = [part for text in against for part in ("--against", text)]
     assert main([str(capture()), *arguments, "--out", str(tmp_path / "out"), "--quiet"]) == 1
 

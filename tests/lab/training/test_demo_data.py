@@ -182,7 +182,7 @@ def test_of_a_held_answer_only_what_the_model_decides_counts(tokenizer, shape):
         assert "\n" not in counted
 
 
-def test_what_no_request_gives_is_short_and_made_of_what_it_says():
+def test_arguments_that_no_request_gives_are_short_and_made_of_its_words():
     source = Source(2)
     for _ in range(200):
         turn = invented_call(source)

@@ -67,7 +67,7 @@ def test_plain_answers_are_compared_without_the_think_block():
     assert (score + score).asked == 4
 
 
-def test_what_a_grammar_holds_has_to_end_as_an_object():
+def test_constrained_answers_must_end_as_an_object():
     score, held = Score(), Dialogue("held", [{"role": "user", "content": "?"}], None, "", "")
     assert score.add(held, '{"a": "b"}<|im_end|>', True)
     assert not score.add(held, '{"a": "bbbbbb', False)

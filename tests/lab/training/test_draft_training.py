@@ -232,7 +232,7 @@ def test_old_and_new_batches_come_in_an_order_that_can_be_skipped_into(tmp_path)
     ("more", "says"),
     [(("--init", "nowhere"), "nowhere"), (("--keep", "nowhere"), "nowhere")],
 )
-def test_what_is_not_there_is_refused(tmp_path, tokenizer, capsys, more, says):
+def test_missing_files_are_refused(tmp_path, tokenizer, capsys, more, says):
     target = make_target(tmp_path / "target", tokenizer)
     data = write_exchanges(tmp_path / "data.jsonl", 2)
     assert train(target, data, tmp_path / "out", *more) == 2

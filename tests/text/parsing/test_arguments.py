@@ -33,7 +33,7 @@ ROOT = {
         ({"$ref": "#/nowhere"}, TYPES),
     ],
 )
-def test_what_a_schema_allows(schema, types):
+def test_types_allowed_by_a_schema(schema, types):
     assert kinds(schema, ROOT) == types
 
 

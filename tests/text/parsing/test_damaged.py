@@ -41,7 +41,7 @@ def test_without_repairs_arguments_stay_as_written(output, arguments, outcome):
     assert (end.repairs, end.written) == ((), None)
 
 
-def test_what_the_model_wrote_stays_in_the_event():
+def test_events_of_repaired_calls_keep_the_original_text():
     end, folded = _ended('{"name": "city", "arguments": {"city": "P",}}')
     assert folded.calls[0].arguments == '{"city": "P"}'
     assert (end.outcome, end.repairs) == ("valid", (Repair.TRAILING_COMMA,))

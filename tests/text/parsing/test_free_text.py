@@ -28,7 +28,7 @@ characters = st.characters(exclude_categories=["Cs"])
 )
 @example("\U0001f600\\ud83d", True, list(range(60)))
 @example('\\"', False, list(range(60)))
-def test_what_was_put_in_comes_out_for_every_cut(text: str, ascii_: bool, cuts: list[int]) -> None:
+def test_free_text_is_restored_for_every_cut(text: str, ascii_: bool, cuts: list[int]) -> None:
     arguments = json.dumps({"input": text}, ensure_ascii=ascii_)
     assert read(arguments, cuts) == text
 
@@ -73,7 +73,7 @@ def test_a_fragment_stays_and_half_a_pair_does_not(head: str) -> None:
         assert read(f'{head}a{escape}b"}}', [14, 17]) == "a�b"
 
 
-def test_it_is_given_as_it_is_written() -> None:
+def test_free_text_is_delivered_as_it_is_written() -> None:
     text = FreeText()
     pieces = [
         text.write(piece) for piece in ('{"input"', ': "ab', "c\\", "n", "\\ud83d", "\\ude00", '"}')

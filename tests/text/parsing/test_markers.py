@@ -62,7 +62,7 @@ def test_a_marker_of_one_character_never_waits():
     assert stops.find("a|b", 0, True) == (1, 2, "|")
 
 
-def test_what_depends_on_the_vocabulary_alone_is_made_once():
+def test_objects_of_a_vocabulary_are_made_once():
     lexicon, made = Lexicon(()), []
     for _ in range(2):
         lexicon.remember("key", lambda: made.append(1))

@@ -126,7 +126,7 @@ def test_raw_text_shows_events_and_message(parse, tmp_path):
     assert message["tool_calls"][0]["arguments"] == '{"a": 1}'
 
 
-def test_it_shows_tokens_phases_and_what_was_written(parse):
+def test_parse_shows_tokens_phases_and_the_original_text(parse):
     _, lines = parse(HERMES, CALL.replace("1}}", "1,}}"))
     assert lines[0] == "   2042  '<think>'  reasoning"
     assert "   2044  '<tool_call>'  tool_call" in lines
@@ -157,7 +157,7 @@ def test_colours_are_for_terminals(monkeypatch):
     assert not wants_color(terminal)
 
 
-def test_it_shows_where_another_reading_differs(capsys):
+def test_parse_shows_where_another_reading_differs(capsys):
     call = {"name": "f", "arguments": '{"a": 1}', "outcome": "valid"}
     ours = {"reasoning": "Hm.", "content": "Ok.", "tool_calls": [call]}
     same = {"reasoning": "Hm.\n", "content": "Ok.", "tool_calls": [call | {"arguments": '{"a":1}'}]}
@@ -192,12 +192,12 @@ def test_vllm_reads_it_too(parse):
         (["--tokenizer", str(TARGET), "--tools", "/nowhere"], "/nowhere"),
     ],
 )
-def test_what_cannot_start_says_so(parse, capsys, arguments, said):
+def test_invalid_arguments_are_reported(parse, capsys, arguments, said):
     assert main(arguments) == 2
     assert said in capsys.readouterr().err
 
 
-def test_it_starts_without_the_engine(ids):
+def test_parse_starts_without_the_engine(ids):
     """The command imports neither torch nor vLLM, nor other modules that are slow to import."""
     code = (
         "import sys, eaglegate.server.cli.parse; "

@@ -72,7 +72,7 @@ def test_a_whole_stop_is_found_where_a_longer_one_that_began_before_it_stays_ope
     assert read(["ab"], ["abcX", "b"], include=False) == ("a", "b")
 
 
-def test_what_cannot_begin_a_stop_is_passed_on_at_once():
+def test_text_that_cannot_begin_a_stop_is_passed_on_at_once():
     out: list[str] = []
     StopText(("\n\nHuman:",), out.append).text("some text\n\nHu")
     assert out == ["some text"]
@@ -99,7 +99,7 @@ def test_a_stop_ends_the_text_as_soon_as_it_is_complete():
     assert (matcher.stopped, out) == ("ab", ["x"])
 
 
-def test_nothing_empty_is_passed_on():
+def test_empty_text_is_not_passed_on():
     out: list[str] = []
     matcher = StopText(("ab",), out.append)
     matcher.settle()

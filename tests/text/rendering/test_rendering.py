@@ -99,7 +99,7 @@ def test_templates_with_names(tmp_path):
     assert text_of(renderer, [user("Hi")], [TOOL]) == "with tools"
 
 
-def test_what_a_config_says(tmp_path):
+def test_limits_and_defaults_are_read_from_the_config(tmp_path):
     config = {"text_config": {"vocab_size": 9, "max_position_embeddings": 64}}
     model = folder(tmp_path, config, generation_config_json={"top_k": 3, "max_new_tokens": 5})
     files = ModelFiles.find(model, None, None)

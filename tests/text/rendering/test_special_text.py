@@ -41,7 +41,7 @@ FRAME = ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
 
 
 @pytest.mark.parametrize("token", [*SPECIAL, *OTHER])
-def test_what_a_user_writes_stays_as_it_was_without_the_token(renderer, token):
+def test_special_tokens_in_user_text_are_encoded_as_text(renderer, token):
     text = f"{token} a{token}{token}\n b {token}"
     token_ids = renderer.render_chat([user(text)], None)
     assert added(renderer, token_ids) == FRAME
@@ -191,7 +191,7 @@ def timed(work) -> float:
     return time.process_time() - began
 
 
-def test_what_a_text_alone_cannot_say_is_known(renderer):
+def test_spelled_special_tokens_are_told_from_real_ones(renderer):
     for text, spells in (("Hi < there", False), (f"a{EVIL}", True), ("a<think>", True)):
         token_ids = renderer.render_chat([user(text)], None)
         assert renderer.spells_special_tokens(renderer.decode(token_ids), token_ids) is spells

@@ -61,7 +61,7 @@ async def test_there_may_be_none(path, text):
         ("hello there", "no address: hello there"),
     ],
 )
-async def test_what_is_wrong_is_said(path, text, said):
+async def test_errors_name_the_invalid_line(path, text, said):
     with pytest.raises(DiscoveryError, match=said):
         await read(path, text)
 
