@@ -143,6 +143,16 @@ def test_docstrings_name_files_that_exist() -> None:
     assert not wrong, "name the file by its path from the root"
 
 
+def test_names_of_tests_are_sentences() -> None:
+    """``test_unsupported_fields_are_rejected``, not ``test_what_is_rejected``."""
+    names = (
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for name in re.findall(r"def (test_what_\w+)", path.read_text(encoding="utf-8"))
+    )
+    assert not list(names)
+
+
 def test_the_longest_test_files_exist_and_are_slow() -> None:
     """A file that was renamed would begin among the last."""
     assert len(set(LONGEST)) == len(LONGEST)
