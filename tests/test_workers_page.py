@@ -22,7 +22,14 @@ WORKERS = [
     command for command in COMMANDS if command[:2] == ["vllm", "serve"] or command[:3] == MODULE
 ]
 GATEWAYS = [command[2:] for command in COMMANDS if command[:2] == ["eaglegate", "serve"]]
-LOCAL = ("--model", "--served-model-name", "--host", "--enforce-eager", "--kv-cache-memory-bytes")
+LOCAL = (
+    "--model",
+    "--served-model-name",
+    "--host",
+    "--dtype",
+    "--enforce-eager",
+    "--kv-cache-memory-bytes",
+)
 """Flags that the tests' workers need for this machine and for comparison."""
 SPECIAL = (STOCK, (*STOCK, EXTENSION), OURS)
 ALIKE = ("--distributed-executor-backend", "--reasoning-parser", "--structured-outputs-config")
