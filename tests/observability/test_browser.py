@@ -43,7 +43,7 @@ from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import HttpExchange
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallStart
-from tests.features.served import make_app
+from tests.features.explanations.application import make_app
 
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium")

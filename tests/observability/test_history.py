@@ -25,7 +25,7 @@ from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, Outcome, ToolCallEnd, ToolCallStart
-from tests.features.served import make_app
+from tests.features.explanations.application import make_app
 
 INFO = EngineInfo("m", 4096, 2048, SpeculationInfo("eagle3.1", 3, "draft", "K = 3"))
 

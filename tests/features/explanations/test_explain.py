@@ -16,8 +16,6 @@ from prometheus_client import CollectorRegistry
 from eaglegate.engine.events import Ending, Finish, RequestFacts, RequestTimes, Usage
 from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.engine.types import DecodeStep, Step, UndraftedReason
-from eaglegate.features.audit.evidence import AuditOutcome
-from eaglegate.features.audit.records import AuditRecord
 from eaglegate.features.explanations import ring as explain
 from eaglegate.features.explanations.command import format_explanation, format_lists
 from eaglegate.features.explanations.feature import follow
@@ -28,7 +26,7 @@ from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import HttpExchange
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, FinishReason
-from tests.features.served import make_app
+from tests.features.explanations.application import make_app
 
 SECRET = "the prompt nobody may read"
 PLANNER = {
@@ -131,12 +129,9 @@ def test_an_audit_is_shown_with_its_request() -> None:
     entry = traffic.ring._recent[-1]
     assert isinstance(entry, explain.ExplainedRequest)
     (sequence,) = entry.record.facts.sequences
-    found = AuditRecord(
-        sequence, "chat", "greedy", "d", 3, AuditOutcome.NEAR_TIE, "margin 0.004", 1.0, 0.1, 2
-    )
-    for sequence in (found.request, "forgotten"):
-        audited = AnswerAudited(sequence, found.outcome.value, found.to_json())
-        traffic.telemetry.facts.publish(audited)
+    result = {"outcome": "near_tie", "detail": "margin 0.004"}
+    for name in (sequence, "forgotten"):
+        traffic.telemetry.facts.publish(AnswerAudited(name, "near_tie", result))
     shown = explain.explain(entry, {})
     assert [audit["outcome"] for audit in shown["audits"]] == ["near_tie"]
     assert "audit of choice 0: near_tie (margin 0.004)" in "\n".join(format_explanation(shown))
