@@ -112,7 +112,7 @@ def test_a_top_folder_says_what_it_is(folder: str) -> None:
 def test_pages_name_files_that_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = re.findall(
-        r"`((?:server|engine|text|observability|capture|canary|lab|tests|deploy|docs)/[\w./]*)`",
+        r"`((?:server|engine|text|observability|features|lab|tests|deploy|docs)/[\w./]*)`",
         text,
     )
     assert not [path for path in named if not (ROOT / path).exists()]
