@@ -246,9 +246,9 @@ class Observer(Protocol):
 
     def begin(self, facts: RequestFacts) -> Observation: ...
 
-    def record_refusal(self, api: str, code: str) -> None:
+    def record_refusal(self, api: str, code: str, key: str | None = None) -> None:
         """Record that a request was refused; ``code`` is the gateway error's own, from a bounded
-        set."""
+        set, and ``key`` the name of its API key, if it has a valid one."""
         ...
 
     def record_ignored_fields(self, api: str, names: Sequence[str]) -> None:
@@ -276,7 +276,7 @@ class NullObserver:
     def begin(self, facts: RequestFacts) -> Observation:  # noqa: ARG002
         return NullObservation()
 
-    def record_refusal(self, api: str, code: str) -> None:
+    def record_refusal(self, api: str, code: str, key: str | None = None) -> None:
         pass
 
     def record_ignored_fields(self, api: str, names: Sequence[str]) -> None:

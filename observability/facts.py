@@ -43,11 +43,15 @@ class FactBus:
 
 
 class RequestRefused(Struct, frozen=True):
-    """A request was refused before the engine saw it."""
+    """A request or a connection was refused before the engine saw it. Heads that
+    ``server/http/connection.py`` refuses are not published.
+    """
 
     where: str
     """An API's name, or a path."""
     code: str
+    key: str | None = None
+    """Name of its API key, if it has a valid one."""
 
 
 class FieldsIgnored(Struct, frozen=True):

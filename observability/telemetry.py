@@ -169,9 +169,9 @@ class Telemetry:
         self.facts.publish(RequestBegan(observation, facts))
         return observation
 
-    def record_refusal(self, api: str, code: str) -> None:
+    def record_refusal(self, api: str, code: str, key: str | None = None) -> None:
         note_refusal(code)
-        self.facts.publish(RequestRefused(api, code))
+        self.facts.publish(RequestRefused(api, code, key))
 
     def record_ignored_fields(self, api: str, names: Sequence[str]) -> None:
         self.facts.publish(FieldsIgnored(api, names))
@@ -329,10 +329,11 @@ class Telemetry:
         if forgotten is not None:
             self._forget_template(forgotten)
         labels = self._make_labels(facts.model, facts.lane, facts.workload)
-        context, key = name_context(facts.prompt_tokens), self._name_key(facts.key)
+        context, key = name_context(facts.prompt_tokens), self.name_key(facts.key)
         return SliceNames(labels, context, template, self.draft, key)
 
-    def _name_key(self, key: str | None) -> str:
+    def name_key(self, key: str | None) -> str:
+        """Return the label of a key: its name, ``other``, or empty without named keys."""
         return NO_KEY if key is None or not self._keys.known else self._keys(key)
 
     def _name_direct_slices(self, request: EngineRequest, model: str) -> SliceNames:

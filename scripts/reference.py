@@ -11,20 +11,16 @@ import io
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
-from dataclasses import MISSING, Field
+from dataclasses import MISSING, Field, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from eaglegate.features.audit.settings import AuditSettings
-from eaglegate.features.capture.settings import CaptureSettings
-from eaglegate.features.doctor.settings import DoctorSettings
-from eaglegate.features.improve.settings import ImproveSettings
-from eaglegate.features.pacing.settings import PacingSettings
 from eaglegate.lab.prove.settings import ProveSettings
 from eaglegate.server.__main__ import main as run_command
 from eaglegate.server.backends.line import ModelArguments
 from eaglegate.server.cli.check import CheckSettings
+from eaglegate.server.cli.feature_table import list_settings_classes
 from eaglegate.server.flags import ENV_PREFIX, flag, list_settings
 from eaglegate.server.settings import Settings
 
@@ -42,11 +38,7 @@ COMMON = ("400", "401", "403", "404", "408", "413", "415", "429", "431", "500", 
 KINDS: Mapping[str, type] = {
     "serve and check": Settings,
     "Model of the workers, with --upstream": ModelArguments,
-    "Capture and metrics": CaptureSettings,
-    "Audits": AuditSettings,
-    "Doctor": DoctorSettings,
-    "Improvement": ImproveSettings,
-    "Paced streams": PacingSettings,
+    **{f"Feature {kind.NAME}": kind for kind in list_settings_classes() if fields(kind)},
     "check": CheckSettings,
     "prove": ProveSettings,
 }

@@ -34,6 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eaglegate.server.access.auth import OPEN_PATHS, ApiCorsMiddleware, AuthMiddleware
 from eaglegate.server.access.budget import current_charge
+from eaglegate.server.access.caller import current_caller
 from eaglegate.server.apis.chat.request import ChatRequest
 from eaglegate.server.apis.chat.response import ChatFold, ChatStream
 from eaglegate.server.apis.chat.to_job import make_chat_job
@@ -216,7 +217,10 @@ def _add_error_handlers(app: FastAPI, gateway: Gateway) -> Refuse:
 
     async def handle_gateway_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, GatewayError)
-        gateway.observer.record_refusal(request.url.path, error.code or error.type)
+        key = current_caller.get().key
+        gateway.observer.record_refusal(
+            request.url.path, error.code or error.type, None if key is None else key.name
+        )
         return JSONResponse(error_body(request.url.path, error), error.status, error.headers())
 
     async def handle_http_error(request: Request, error: Exception) -> JSONResponse:

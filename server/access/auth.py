@@ -142,7 +142,7 @@ class AuthMiddleware:
         try:
             caller = self._authorize(scope, uses_memory)
         except GatewayError as error:
-            await self._refuse(error, scope["path"], send)
+            await self._refuse(error, scope, send)
             return
         caller_token = current_caller.set(caller)
         charge = self._open_charge(caller)
@@ -255,10 +255,18 @@ class AuthMiddleware:
             )
         return seconds if most is None else min(seconds, most)
 
-    async def _refuse(self, error: GatewayError, path: str, send: Send) -> None:
-        self._gateway.observer.record_refusal(path, error.code or error.type)
+    async def _refuse(self, error: GatewayError, scope: Scope, send: Send) -> None:
+        path, key = scope["path"], self._name_key(scope)
+        self._gateway.observer.record_refusal(path, error.code or error.type, key)
         headers = tuple((k.encode(), v.encode()) for k, v in error.headers().items())
         await send_json(send, error.status, orjson.dumps(error_body(path, error)), headers)
+
+    def _name_key(self, scope: Scope) -> str | None:
+        """Return the name of a refused request's key, if it has a valid one."""
+        try:
+            return self._gateway.keys.find(_read_key(RequestHeaders(scope["headers"]))).name
+        except Unauthenticated:
+            return None
 
 
 def _uses_memory(scope: Scope) -> bool:

@@ -65,7 +65,9 @@ class ActiveFeature:
         return engine
 
     def describe(self) -> Mapping[str, object]:
-        """Return the feature's parts of ``/debug/speculation`` and of the live page, by name."""
+        """Return the feature's parts of ``/debug/speculation``, by name. The live page draws only
+        the parts that its script knows; a sentence on it comes from ``list_problems``.
+        """
         return {}
 
     def list_problems(self) -> Iterable[str]:

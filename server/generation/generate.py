@@ -88,7 +88,7 @@ async def generate(
     """
     deadline = Deadline(job.caller.timeout_s, arrived)
     requester, charge = job.caller.to_requester(deadline.at), current_charge.get()
-    refusals, times = _RefusalReport(observer, job.api), RequestTimes()
+    refusals, times = _RefusalReport(observer, job), RequestTimes()
     with refusals:
         place = pipeline.admission.enter(requester)
     with place:
@@ -153,15 +153,16 @@ async def _prepare(
 class _RefusalReport:
     """Context manager that reports refused requests to the observer."""
 
-    def __init__(self, observer: Observer, api: str) -> None:
+    def __init__(self, observer: Observer, job: Job) -> None:
         self._observer = observer
-        self._api = api
+        self._job = job
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if isinstance(error, GatewayError):
-            self._observer.record_refusal(self._api, error.code or error.type)
+            job = self._job
+            self._observer.record_refusal(job.api, error.code or error.type, job.key)
 
 
 def _find_ending(kind: type[BaseException]) -> Ending:

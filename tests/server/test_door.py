@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.scripted import Pause
 from eaglegate.observability import pages as operator_pages
+from eaglegate.observability.facts import RequestRefused
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.telemetry import Telemetry
@@ -112,6 +113,22 @@ async def test_a_browser_gives_an_admin_s_key_as_a_password(guarded):
             assert again.headers["www-authenticate"].startswith("Basic")
         for broken in ("Basic", "Basic !", "Basic " + "é" * 3, "basic //8="):
             assert (await guarded.get(path, headers={"authorization": broken})).status == 401
+
+
+async def test_a_refusal_names_the_key_that_was_valid(guarded):
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=()), CollectorRegistry())
+    guarded.gateway.observer = telemetry
+    refusals = []
+    telemetry.facts.subscribe(RequestRefused, refusals.append)
+    for method, path, key in (
+        ("GET", "/admin/status", USER),  # by authentication
+        ("GET", "/nowhere", USER),  # by routing
+        ("POST", "/v1/chat/completions", USER),  # by validation
+        ("GET", "/v1/models", "wrong"),
+        ("GET", "/v1/models", OLD),
+    ):
+        assert (await status(guarded, method, path, key)).status >= 400
+    assert [refusal.key for refusal in refusals] == ["user", "user", "user", None, None]
 
 
 async def test_a_password_opens_nothing_that_another_site_could_use(guarded):

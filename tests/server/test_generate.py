@@ -46,7 +46,7 @@ class Recorder(NullObserver):
     def end(self, ending: Ending) -> None:
         self.endings.append(ending)
 
-    def record_refusal(self, api: str, code: str) -> None:
+    def record_refusal(self, api: str, code: str, key: str | None = None) -> None:
         self.refusals.append((api, code))
 
 
