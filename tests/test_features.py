@@ -28,12 +28,9 @@ WHOLE = ("test_house.py", "test_layers.py", "test_package.py", "test_site.py", "
 PAGES = ("deploy", "mutation", "clients", "e2e", "faults", "lab", "attacks", "examples", "gpu_path")
 """Folders with tests of everything together, of the lab, or of real engines."""
 CHOSEN = (
-    *(f"tests/observability/test_{name}.py" for name in (
-        "draft_labels", "middleware", "pages", "problems", "supervision", "workers",
-    )),
+    *(f"tests/observability/test_{name}.py" for name in ("middleware", "pages", "problems")),
     *(f"tests/server/test_{name}.py" for name in (
-        "admin", "chat", "commandline", "completions", "door", "first_read", "messages", "openapi",
-        "reload", "responses", "steps", "top",
+        "admin", "commandline", "completions", "door", "first_read", "openapi", "steps",
     )),
 )  # fmt: skip
 """A sample of every room that might miss a feature, for the time it takes. Dashboards and alerts
