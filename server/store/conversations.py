@@ -63,14 +63,14 @@ def remove_old(connection: Connection, oldest: float) -> None:
 
 def find_items(connection: Connection, ids: Sequence[str], owner: str) -> dict[str, dict[str, Any]]:
     """Return items of the owner's conversations by id."""
-    mine = CONVERSATIONS.c.owner == owner
+    is_owned = CONVERSATIONS.c.owner == owner
     joined = ITEMS.join(CONVERSATIONS, ITEMS.c.conversation == CONVERSATIONS.c.id)
-    found: dict[str, dict[str, Any]] = {}
-    for at in range(0, len(ids), 500):
-        some = ITEMS.c.id.in_(ids[at : at + 500])
-        wanted = select(ITEMS.c.id, ITEMS.c.item).select_from(joined).where(mine, some)
-        found |= {id: orjson.loads(item) for id, item in connection.execute(wanted)}
-    return found
+    items: dict[str, dict[str, Any]] = {}
+    for start in range(0, len(ids), 500):
+        condition = ITEMS.c.id.in_(ids[start : start + 500])
+        query = select(ITEMS.c.id, ITEMS.c.item).select_from(joined).where(is_owned, condition)
+        items |= {id: orjson.loads(item) for id, item in connection.execute(query)}
+    return items
 
 
 class SqlConversationStore:
@@ -92,8 +92,8 @@ class SqlConversationStore:
         await self._run("stored", self._put, conversation)
 
     async def get(self, id: str, owner: str) -> StoredConversation | None:
-        found: StoredConversation | None = await self._run("read", self._get, id, owner)
-        return found
+        conversation: StoredConversation | None = await self._run("read", self._get, id, owner)
+        return conversation
 
     async def delete(self, id: str, owner: str) -> bool:
         """Delete a conversation with its items, and return True if it existed."""
@@ -122,8 +122,8 @@ class SqlConversationStore:
 
     async def items(self, id: str) -> list[dict[str, Any]]:
         """Return the conversation's items, oldest first."""
-        found: list[dict[str, Any]] = await self._run("read", self._items, id)
-        return found
+        items: list[dict[str, Any]] = await self._run("read", self._items, id)
+        return items
 
     async def remove(self, id: str, item: str) -> bool:
         """Remove an item, and return True if the conversation contained it."""
@@ -148,24 +148,24 @@ class SqlConversationStore:
                 connection.execute(insert(CONVERSATIONS).values(row))
 
     def _check_owner(
-        self, connection: Connection, owner: str, more: int, counted: bool = False
+        self, connection: Connection, owner: str, num_bytes: int, counted: bool = False
     ) -> None:
-        """Raise InvalidRequest if ``more`` bytes exceed the owner's limit; ``counted`` if they are
-        already added.
+        """Raise InvalidRequest if ``num_bytes`` more exceed the owner's limit; ``counted`` if they
+        are already added.
         """
         total = func.coalesce(func.sum(CONVERSATIONS.c.num_bytes), 0)
-        wanted = select(total).where(CONVERSATIONS.c.owner == owner)
-        size = connection.execute(wanted).scalar_one()
-        if size + (0 if counted else more) > self._limits.owner_bytes:
+        query = select(total).where(CONVERSATIONS.c.owner == owner)
+        size = connection.execute(query).scalar_one()
+        if size + (0 if counted else num_bytes) > self._limits.owner_bytes:
             raise InvalidRequest(
-                f"With these {more} bytes, the conversations of this API key would exceed their "
-                f"limit of {self._limits.owner_bytes} bytes. Delete some.",
+                f"With these {num_bytes} bytes, the conversations of this API key would exceed "
+                f"their limit of {self._limits.owner_bytes} bytes. Delete some.",
                 code="too_many_conversations",
             )
 
     def _check_number(self, connection: Connection, owner: str) -> None:
-        wanted = select(func.count()).where(CONVERSATIONS.c.owner == owner)
-        if (num := connection.execute(wanted).scalar_one()) >= self._limits.conversations:
+        query = select(func.count()).where(CONVERSATIONS.c.owner == owner)
+        if (num := connection.execute(query).scalar_one()) >= self._limits.conversations:
             raise InvalidRequest(
                 f"This API key has reached its limit of {num} conversations. Delete "
                 "some that are no longer needed.",
@@ -182,12 +182,12 @@ class SqlConversationStore:
         return StoredConversation(id, owner, row["created"], orjson.loads(row["metadata"]))
 
     def _delete(self, id: str, owner: str) -> bool:
-        mine = (CONVERSATIONS.c.id == id) & (CONVERSATIONS.c.owner == owner)
+        condition = (CONVERSATIONS.c.id == id) & (CONVERSATIONS.c.owner == owner)
         with self._engine.begin() as connection:
-            found = connection.execute(delete(CONVERSATIONS).where(mine)).rowcount > 0
-            if found:
+            existed = connection.execute(delete(CONVERSATIONS).where(condition)).rowcount > 0
+            if existed:
                 connection.execute(delete(ITEMS).where(ITEMS.c.conversation == id))
-        return found
+        return existed
 
     def _check(self, id: str, items: list[dict[str, Any]], param: str) -> None:
         size = sum(len(orjson.dumps(item)) for item in items)
@@ -205,13 +205,13 @@ class SqlConversationStore:
             for item, text in zip(items, texts, strict=True)
         ]
         table = CONVERSATIONS.c
-        more = {
+        changes = {
             "used": time.time(),
             "num_items": table.num_items + len(rows),
             "num_bytes": table.num_bytes + size,
         }
         with self._engine.begin() as connection:
-            connection.execute(update(CONVERSATIONS).where(table.id == id).values(more))
+            connection.execute(update(CONVERSATIONS).where(table.id == id).values(changes))
             row = _select_one(connection, id)
             if row is None:
                 return
@@ -241,19 +241,22 @@ class SqlConversationStore:
             )
 
     def _items(self, id: str) -> list[dict[str, Any]]:
-        wanted = select(ITEMS.c.item).where(ITEMS.c.conversation == id).order_by(ITEMS.c.position)
+        query = select(ITEMS.c.item).where(ITEMS.c.conversation == id).order_by(ITEMS.c.position)
         with self._engine.connect() as connection:
-            return [orjson.loads(text) for text in connection.execute(wanted).scalars()]
+            return [orjson.loads(text) for text in connection.execute(query).scalars()]
 
     def _remove(self, id: str, item: str) -> bool:
-        one = (ITEMS.c.conversation == id) & (ITEMS.c.id == item)
+        condition = (ITEMS.c.conversation == id) & (ITEMS.c.id == item)
         table = CONVERSATIONS.c
         with self._engine.begin() as connection:
-            texts = connection.execute(select(ITEMS.c.item).where(one)).scalars().all()
-            connection.execute(delete(ITEMS).where(one))
+            texts = connection.execute(select(ITEMS.c.item).where(condition)).scalars().all()
+            connection.execute(delete(ITEMS).where(condition))
             size = sum(len(text.encode()) for text in texts)
-            less = {"num_items": table.num_items - len(texts), "num_bytes": table.num_bytes - size}
-            connection.execute(update(CONVERSATIONS).where(table.id == id).values(less))
+            changes = {
+                "num_items": table.num_items - len(texts),
+                "num_bytes": table.num_bytes - size,
+            }
+            connection.execute(update(CONVERSATIONS).where(table.id == id).values(changes))
         return bool(texts)
 
 

@@ -78,8 +78,8 @@ def hide_password(url: str) -> str:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         return "the URL given"
-    shown = parsed.set(query={}).render_as_string(hide_password=True)
-    return f"{shown}?..." if parsed.query else shown
+    text = parsed.set(query={}).render_as_string(hide_password=True)
+    return f"{text}?..." if parsed.query else text
 
 
 def hide_secrets(text: str, url: str) -> str:
@@ -88,10 +88,10 @@ def hide_secrets(text: str, url: str) -> str:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         return "it is not a database URL"
-    found = {str(parsed.password or ""), *_list_query_values(parsed)} - {""}
-    for value in sorted(found, key=len, reverse=True):
-        for written in (value, quote(value, safe=""), quote_plus(value)):
-            text = text.replace(written, "***")
+    secrets = {str(parsed.password or ""), *_list_query_values(parsed)} - {""}
+    for value in sorted(secrets, key=len, reverse=True):
+        for spelling in (value, quote(value, safe=""), quote_plus(value)):
+            text = text.replace(spelling, "***")
     return text
 
 
@@ -100,8 +100,8 @@ def _list_query_values(url: URL) -> Iterator[str]:
 
     A short value, such as a number, could be part of any word.
     """
-    for given in url.query.values():
-        values = (given,) if isinstance(given, str) else given
+    for entry in url.query.values():
+        values = (entry,) if isinstance(entry, str) else entry
         yield from (value for value in values if len(value) >= MIN_SECRET)
 
 
@@ -110,8 +110,8 @@ def check_columns(engine: Engine, tables: Iterable[Table]) -> None:
     gateway.
     """
     for table in tables:
-        known = {column["name"] for column in inspect(engine).get_columns(table.name)}
-        missing = [column.name for column in table.columns if column.name not in known]
+        names = {column["name"] for column in inspect(engine).get_columns(table.name)}
+        missing = [column.name for column in table.columns if column.name not in names]
         if missing:
             raise StoreError(
                 f"{table.name} is from an earlier version and has no {' and no '.join(missing)}; "

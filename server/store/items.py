@@ -36,10 +36,10 @@ def add(
     owner = response["owner"]
     ids = list(dict.fromkeys(str(item["id"])[:MAX_ID] for item in items if item.get("id")))
     row = {"owner": owner, "response": response["id"], "created": response["created"]}
-    for some in _batch(ids):
-        mine = (INDEX.c.owner == owner) & INDEX.c.id.in_(some)
-        known = set(connection.execute(select(INDEX.c.id).where(mine)).scalars())
-        if rows := [row | {"id": id} for id in some if id not in known]:
+    for batch in _batch(ids):
+        condition = (INDEX.c.owner == owner) & INDEX.c.id.in_(batch)
+        indexed_ids = set(connection.execute(select(INDEX.c.id).where(condition)).scalars())
+        if rows := [row | {"id": id} for id in batch if id not in indexed_ids]:
             _insert(connection, rows)
 
 
@@ -56,14 +56,14 @@ def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
 
 def find_responses(connection: Connection, ids: Sequence[str], owner: str) -> dict[str, list[str]]:
     """Return the responses that contain any of ``ids``, each with those ids."""
-    found: dict[str, list[str]] = {}
-    for some in _batch(ids):
-        wanted = select(INDEX.c.response, INDEX.c.id).where(
-            INDEX.c.owner == owner, INDEX.c.id.in_(some)
+    responses: dict[str, list[str]] = {}
+    for batch in _batch(ids):
+        query = select(INDEX.c.response, INDEX.c.id).where(
+            INDEX.c.owner == owner, INDEX.c.id.in_(batch)
         )
-        for response, id in connection.execute(wanted):
-            found.setdefault(response, []).append(id)
-    return found
+        for response, id in connection.execute(query):
+            responses.setdefault(response, []).append(id)
+    return responses
 
 
 def remove(connection: Connection, responses: Sequence[str]) -> None:
@@ -76,4 +76,4 @@ def remove_old(connection: Connection, oldest: float) -> None:
 
 
 def _batch(values: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (values[at : at + AT_A_TIME] for at in range(0, len(values), AT_A_TIME))
+    return (values[start : start + AT_A_TIME] for start in range(0, len(values), AT_A_TIME))

@@ -120,12 +120,12 @@ class SqlResponseStore:
     async def get(self, id: str, owner: str) -> StoredResponse | None:
         return await self._run("read", self._get, id, owner)
 
-    async def items(self, ids: list[str], owner: str, most: int) -> dict[str, dict[str, Any]]:
+    async def items(self, ids: list[str], owner: str, max_bytes: int) -> dict[str, dict[str, Any]]:
         """Return items of the owner's responses and conversations by id. Unknown ids are left out.
 
-        Reading stops once the items exceed ``most`` bytes.
+        Reading stops once the items exceed ``max_bytes`` bytes.
         """
-        return await self._run("read", self._items, ids, owner, most)
+        return await self._run("read", self._items, ids, owner, max_bytes)
 
     async def history_bytes(self, id: str, owner: str) -> int | None:
         """Return the size of the response and its predecessors; None if one is missing."""
@@ -157,10 +157,10 @@ class SqlResponseStore:
         await self._run("closed", self._engine.dispose)
         self._threads.shutdown(wait=False)
 
-    async def _run(self, what: str, work: Callable[..., Result], *given: object) -> Result:
+    async def _run(self, what: str, work: Callable[..., Result], *arguments: object) -> Result:
         """Run a query on a database thread. Raises StoreFailed."""
         with self._translate_errors(what):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def _put(self, stored: StoredResponse) -> None:
         with self._engine.begin() as connection:
@@ -179,43 +179,47 @@ class SqlResponseStore:
             self._sweep()
 
     def _settle(self, stored: StoredResponse) -> bool:
-        held = (RESPONSES.c.id == stored.id) & (RESPONSES.c.owner == stored.owner)
-        held &= RESPONSES.c.held_until.is_not(None)
+        condition = (RESPONSES.c.id == stored.id) & (RESPONSES.c.owner == stored.owner)
+        condition &= RESPONSES.c.held_until.is_not(None)
         row = _to_row(stored) | {"held_until": None}
         with self._engine.begin() as connection:
-            found = connection.execute(update(RESPONSES).where(held).values(row)).rowcount > 0
-            if found:
+            existed = (
+                connection.execute(update(RESPONSES).where(condition).values(row)).rowcount > 0
+            )
+            if existed:
                 items.add(connection, row, _list_items(stored))
-        if found:
+        if existed:
             self._note_put(row)
-        return found
+        return existed
 
     def _hold(self, ids: list[str], until: float) -> set[str]:
-        held = RESPONSES.c.id.in_(ids) & RESPONSES.c.held_until.is_not(None)
+        condition = RESPONSES.c.id.in_(ids) & RESPONSES.c.held_until.is_not(None)
         with self._engine.begin() as connection:
-            connection.execute(update(RESPONSES).where(held).values(held_until=until))
-            return set(connection.execute(select(RESPONSES.c.id).where(held)).scalars())
+            connection.execute(update(RESPONSES).where(condition).values(held_until=until))
+            return set(connection.execute(select(RESPONSES.c.id).where(condition)).scalars())
 
     def _get(self, id: str, owner: str) -> StoredResponse | None:
-        wanted = select(RESPONSES).where(RESPONSES.c.id == id, *self._readable(owner))
+        query = select(RESPONSES).where(RESPONSES.c.id == id, *self._readable(owner))
         with self._engine.connect() as connection:
-            row = connection.execute(wanted).mappings().first()
+            row = connection.execute(query).mappings().first()
         return None if row is None else _from_row(row)
 
-    def _items(self, ids: list[str], owner: str, most: int) -> dict[str, dict[str, Any]]:
+    def _items(self, ids: list[str], owner: str, max_bytes: int) -> dict[str, dict[str, Any]]:
         """Read items response by response, because all of them together may be too large."""
         with self._engine.connect() as connection:
-            found = conversations.find_items(connection, ids, owner)
-            left = [id for id in ids if id not in found]
-            wanted = items.find_responses(connection, left, owner)
-        size = sum(len(orjson.dumps(item)) for item in found.values())
-        for response, some in wanted.items():
-            if size > most or (stored := self._get(response, owner)) is None:
+            records = conversations.find_items(connection, ids, owner)
+            missing_ids = [id for id in ids if id not in records]
+            responses = items.find_responses(connection, missing_ids, owner)
+        size = sum(len(orjson.dumps(item)) for item in records.values())
+        for response, item_ids in responses.items():
+            if size > max_bytes or (stored := self._get(response, owner)) is None:
                 continue
-            named = {item["id"]: item for item in _list_items(stored) if item.get("id") in some}
-            size += sum(len(orjson.dumps(item)) for item in named.values())
-            found |= named
-        return found
+            selection = {
+                item["id"]: item for item in _list_items(stored) if item.get("id") in item_ids
+            }
+            size += sum(len(orjson.dumps(item)) for item in selection.values())
+            records |= selection
+        return records
 
     def _readable(self, owner: str) -> tuple[Any, Any]:
         oldest = time.time() - self._retention.seconds
@@ -224,10 +228,10 @@ class SqlResponseStore:
     def _history_bytes(self, id: str, owner: str) -> int | None:
         table = RESPONSES.c
         with self._engine.connect() as connection:
-            found = connection.execute(self._chain(id, owner, table.previous, table.size)).all()
-        if not found or found[0].previous is not None:
+            rows = connection.execute(self._chain(id, owner, table.previous, table.size)).all()
+        if not rows or rows[0].previous is not None:
             return None
-        return sum(int(size) for _, size in found)
+        return sum(int(size) for _, size in rows)
 
     def _history(self, id: str, owner: str) -> list[dict[str, Any]]:
         table = RESPONSES.c
@@ -239,11 +243,11 @@ class SqlResponseStore:
     def _chain(self, id: str, owner: str, *columns: Any) -> Select[Any]:
         """Select columns of the response and its predecessors, oldest first, in one statement."""
         table, readable = RESPONSES.c, self._readable(owner)
-        first = select(table.id, table.previous, literal(0).label("depth"))
-        chain = first.where(table.id == id, *readable).cte("chain", recursive=True)
-        more = select(table.id, table.previous, chain.c.depth + 1)
+        start = select(table.id, table.previous, literal(0).label("depth"))
+        chain = start.where(table.id == id, *readable).cte("chain", recursive=True)
+        predecessors = select(table.id, table.previous, chain.c.depth + 1)
         chain = chain.union_all(
-            more.join(chain, table.id == chain.c.previous).where(
+            predecessors.join(chain, table.id == chain.c.previous).where(
                 chain.c.depth < LONGEST_HISTORY, *readable
             )
         )
@@ -251,14 +255,14 @@ class SqlResponseStore:
         return joined.order_by(chain.c.depth.desc())
 
     def _delete(self, id: str, owner: str) -> bool:
-        gone = delete(RESPONSES).where(RESPONSES.c.id == id, RESPONSES.c.owner == owner)
+        statement = delete(RESPONSES).where(RESPONSES.c.id == id, RESPONSES.c.owner == owner)
         with self._engine.begin() as connection:
-            found = connection.execute(gone).rowcount > 0
-            if found:
+            existed = connection.execute(statement).rowcount > 0
+            if existed:
                 items.remove(connection, [id])
         if self._is_sqlite:
             shrink(self._engine)
-        return found
+        return existed
 
     def _sweep(self) -> None:
         """Remove surplus responses. A failure is only logged: deleting, too, may fail on a full
@@ -318,48 +322,50 @@ def _find_surplus(connection: Connection, retention: Retention) -> dict[str, tup
     return {owner: both for owner, both in surplus.items() if any(both)}
 
 
-def _share(used: dict[str, int], most: int) -> dict[str, int]:
+def _share(used: dict[str, int], total: int) -> dict[str, int]:
     """Return the amount that each owner may keep. Owners below their share keep everything."""
-    kept, left = {}, most
-    for at, (amount, owner) in enumerate(sorted((amount, owner) for owner, amount in used.items())):
-        kept[owner] = min(amount, left // (len(used) - at))
-        left -= kept[owner]
-    return kept
+    shares, room = {}, total
+    for index, (amount, owner) in enumerate(
+        sorted((amount, owner) for owner, amount in used.items())
+    ):
+        shares[owner] = min(amount, room // (len(used) - index))
+        room -= shares[owner]
+    return shares
 
 
 def _remove_oldest(connection: Connection, owner: str, count: int, num_bytes: int) -> None:
     """Remove the owner's oldest responses: at least ``count``, with at least ``num_bytes``."""
     table = RESPONSES.c
-    first = select(table.id, table.num_bytes).where(table.owner == owner).order_by(table.created)
+    query = select(table.id, table.num_bytes).where(table.owner == owner).order_by(table.created)
     ids = []
-    with connection.execute(first) as rows:
+    with connection.execute(query) as rows:
         for id, size in rows:
             if count <= 0 and num_bytes <= 0:
                 break
             ids.append(id)
             count, num_bytes = count - 1, num_bytes - size
     items.remove(connection, ids)
-    for at in range(0, len(ids), 500):
-        connection.execute(delete(RESPONSES).where(RESPONSES.c.id.in_(ids[at : at + 500])))
+    for start in range(0, len(ids), 500):
+        connection.execute(delete(RESPONSES).where(RESPONSES.c.id.in_(ids[start : start + 500])))
 
 
 def _to_row(stored: StoredResponse) -> dict[str, Any]:
     response = stored.response
-    given = orjson.dumps(stored.input)
+    input_json = orjson.dumps(stored.input)
     output = orjson.dumps(response["output"]) if "output" in response else None
     if output is not None:
         response = response | {"output": None}
-    rest = orjson.dumps(response)
+    response_json = orjson.dumps(response)
     return {
         "id": stored.id,
         "owner": stored.owner,
         "created": stored.created,
         "previous": stored.previous,
-        "response": rest.decode(),
-        "input": given.decode(),
+        "response": response_json.decode(),
+        "input": input_json.decode(),
         "output": None if output is None else output.decode(),
-        "size": len(given) + len(output or b""),
-        "num_bytes": len(rest) + len(given) + len(output or b""),
+        "size": len(input_json) + len(output or b""),
+        "num_bytes": len(response_json) + len(input_json) + len(output or b""),
         "held_until": stored.held_until,
     }
 
