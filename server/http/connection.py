@@ -242,9 +242,9 @@ def _transfer_encoding_error(value: bytes) -> InvalidRequest:
     """Return the error for other encodings than chunked, with which the body's end cannot be
     found.
     """
-    given = value.decode("latin-1")[:40]
+    encoding = value.decode("latin-1")[:40]
     return InvalidRequest(
-        f"The transfer encoding of a body must be 'chunked'; given '{given}'.",
+        f"The transfer encoding of a body must be 'chunked'; given '{encoding}'.",
         code="unsupported_transfer_encoding",
     )
 

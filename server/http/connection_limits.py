@@ -96,11 +96,11 @@ def group_address(address: str) -> str:
 def raise_file_limit() -> int:
     """Raise this process's soft limit on open files as far as allowed, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft == resource.RLIM_INFINITY or soft > most:
-        return most
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return most
+    limit = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft > limit:
+        return limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 log = logging.getLogger(__name__)
@@ -281,12 +281,12 @@ def _reject(connection: socket.socket, plain: bool) -> None:
 def build_response(error: GatewayError, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
     """Return a complete error response, after which the connection is closed."""
     body: Any = orjson.dumps(openai_body(error))
-    given = {
+    fields = {
         b"content-type": b"application/json",
         b"content-length": str(len(body)).encode(),
         b"connection": b"close",
         **{name.encode(): value.encode() for name, value in error.headers().items()},
         **dict(headers),
     }
-    lines = [name + b": " + value + b"\r\n" for name, value in given.items()]
+    lines = [name + b": " + value + b"\r\n" for name, value in fields.items()]
     return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])

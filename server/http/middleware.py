@@ -55,8 +55,8 @@ class RootPathMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if path == self._prefix or path.startswith(self._prefix + "/"):
-            rest = path[len(self._prefix) :] or "/"
-            scope = {**scope, "path": rest, "raw_path": rest.encode()}
+            subpath = path[len(self._prefix) :] or "/"
+            scope = {**scope, "path": subpath, "raw_path": subpath.encode()}
         await self._app(scope, receive, send)
 
 
@@ -127,12 +127,12 @@ class FastWriteMiddleware:
         if scope["type"] == "http" and scope["http_version"] == "1.0":
             await self._app(scope, receive, close_delimited(cycle, send))
             return
-        given = scope.get("extensions", {})
-        scope["extensions"] = {**given, EXTENSION: CycleWriter(cycle)}
+        extensions = scope.get("extensions", {})
+        scope["extensions"] = {**extensions, EXTENSION: CycleWriter(cycle)}
         try:
             await self._app(scope, receive, send)
         finally:
-            scope["extensions"] = given  # breaks a reference cycle: the cycle has the scope
+            scope["extensions"] = extensions  # breaks a reference cycle: the cycle has the scope
 
 
 def close_delimited(cycle: Any, send: Send) -> Send:
@@ -230,10 +230,10 @@ class WhileConnected:
         self._writer.unwatch()
         if self._watcher is not None:
             self._watcher.cancel()
-        left = self._gone and not self._task.uncancel() and kind is asyncio.CancelledError
+        is_handled = self._gone and not self._task.uncancel() and kind is asyncio.CancelledError
         if self._gone and self._watcher is None:
             await self._receive()  # report the disconnect to outer middleware, too
-        return left
+        return is_handled
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

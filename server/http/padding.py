@@ -31,15 +31,15 @@ def pad_frames(data: bytes) -> bytes:
 def _pad(frame: bytes) -> bytes:
     if not frame.endswith(b"}"):
         return frame
-    least = len(frame) - 1 + len(MEMBER) - 2 + len(END)
-    missing = -least % BLOCK
+    min_size = len(frame) - 1 + len(MEMBER) - 2 + len(END)
+    missing = -min_size % BLOCK
     return frame[:-1] + MEMBER % make_filling(missing)
 
 
 async def pad_each(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Yield frames that are already encoded, padded. Closes ``frames`` at the end."""
-    async with aclosing(frames) as given:
-        async for frame in given:
+    async with aclosing(frames) as source:
+        async for frame in source:
             yield pad_frames(frame)
 
 

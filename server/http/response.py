@@ -454,7 +454,7 @@ async def send_json(send: Send, status: int, body: bytes, headers: Headers = ())
 
 def cut(data: bytes) -> Iterator[bytes]:
     """Split ``data`` into pieces of at most ``PIECE`` bytes."""
-    return (data[at : at + PIECE] for at in range(0, len(data), PIECE))
+    return (data[start : start + PIECE] for start in range(0, len(data), PIECE))
 
 
 class JsonBytesResponse(Response):
