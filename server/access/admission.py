@@ -99,8 +99,8 @@ class AdmissionTicket:
     def record_served(self) -> None:
         """Count the completed request in the service rate."""
         if self.admitted is not None:
-            held = self.admission.clock() - self.admitted
-            self.admission.rate.note(held, self.sequences)
+            duration = self.admission.clock() - self.admitted
+            self.admission.rate.note(duration, self.sequences)
 
 
 @dataclass(eq=False)
@@ -194,8 +194,10 @@ class Admission:
     async def _admit(self, ticket: AdmissionTicket) -> None:
         if ticket.displaced is not None:
             raise ticket.displaced
-        left = self.bounds.running - self.running - ticket.sequences
-        if not self._order.num_waiting and left >= len(Priority) * (self.bounds.reserved + 1):
+        free_places = self.bounds.running - self.running - ticket.sequences
+        if not self._order.num_waiting and free_places >= len(Priority) * (
+            self.bounds.reserved + 1
+        ):
             self._order.catch_up(ticket.flow)  # the queue is empty and all reserves stay free
             self._start(ticket)
             return
@@ -261,20 +263,20 @@ class Admission:
         """Return True if there is room for the ticket. A ticket larger than the limit runs
         alone.
         """
-        kept = 0 if overdue else self._count_reserved(ticket, shares)
-        left = self.bounds.running - self.running - ticket.sequences
-        return left >= kept or not (self.running or kept)
+        reserve = 0 if overdue else self._count_reserved(ticket, shares)
+        free_places = self.bounds.running - self.running - ticket.sequences
+        return free_places >= reserve or not (self.running or reserve)
 
     def _count_reserved(
         self, ticket: AdmissionTicket, shares: dict[Flow[AdmissionTicket], float]
     ) -> int:
         """Return the number of places that ``ticket`` must leave free; never all of them."""
-        flow, kept = ticket.flow, self.bounds.reserved
+        flow, reserve = ticket.flow, self.bounds.reserved
         active = {other.priority for other in shares}
         above = [level for level in self.classes | active if level < flow.priority]
-        free = sum(kept + (level in active) for level in above)
+        free = sum(reserve + (level in active) for level in above)
         if flow.running + ticket.sequences > shares[flow]:
-            free += kept * any(
+            free += reserve * any(
                 other is not flow
                 and other.priority == flow.priority
                 and other.running + 1 <= shares[other]
@@ -321,8 +323,8 @@ class Admission:
         if ticket.admitted is not None:
             self.running -= ticket.sequences
             flow.running -= ticket.sequences
-            held = now - ticket.admitted
-            self._order.settle(flow, ticket.charged, ticket.sequences, held)
+            duration = now - ticket.admitted
+            self._order.settle(flow, ticket.charged, ticket.sequences, duration)
             self._admit_waiting()
         elif ticket.displaced is None:
             del flow.queued[ticket]
@@ -339,8 +341,8 @@ class Admission:
         """
         if self.queued < self.bounds.queued:
             return None
-        own = (len(flow.queued) + 1) / flow.weight
-        rival = self._order.find_rival(flow, lambda other: other.backlog, own)
+        backlog = (len(flow.queued) + 1) / flow.weight
+        rival = self._order.find_rival(flow, lambda other: other.backlog, backlog)
         if rival is None:
             waiting = f"{self.queued} requests are waiting, which is the limit"
             raise self._queue_full_error(waiting, flow)
@@ -349,20 +351,20 @@ class Admission:
     def _make_room_for_tokens(self, ticket: AdmissionTicket) -> None:
         """Displace waiting requests until the queue's prompt tokens fit. Raises TooManyRequests."""
         excess = self.queued_tokens - self.bounds.queued_tokens
-        flow, chosen = ticket.flow, []
-        left = {other: list(other.waiting) for other in self._order if other.waiting}
-        size = {other: float(other.tokens) for other in left}
+        flow, displaceable = ticket.flow, []
+        candidates = {other: list(other.waiting) for other in self._order if other.waiting}
+        size = {other: float(other.tokens) for other in candidates}
         while excess > 0:
-            own = size[flow] / flow.weight
-            rival = self._order.find_rival(flow, lambda f: size.get(f, 0.0) / f.weight, own)
+            share = size[flow] / flow.weight
+            rival = self._order.find_rival(flow, lambda f: size.get(f, 0.0) / f.weight, share)
             if rival is None:
                 error = self._queued_tokens_error(ticket)
                 self._unqueue(ticket, error)
                 raise error
-            chosen.append(newest := left[rival].pop())
+            displaceable.append(newest := candidates[rival].pop())
             size[rival] -= newest.tokens
             excess -= newest.tokens
-        for other in chosen:
+        for other in displaceable:
             self._displace(other)
 
     def _displace(self, ticket: AdmissionTicket) -> None:
@@ -386,27 +388,28 @@ class Admission:
         self._places[ticket.flow.name] += sequences - ticket.places
         ticket.places = sequences
 
-    def _check_concurrency(self, requester: Requester, wanted: int, own: int = 0) -> None:
-        """Check the key's concurrency limit; ``own`` of the wanted places are already held by this
+    def _check_concurrency(self, requester: Requester, num_answers: int, num_held: int = 0) -> None:
+        """Check the key's concurrency limit; ``num_held`` of the places are already held by this
         request.
         """
-        most = requester.concurrency
-        if most is None:
+        limit = requester.concurrency
+        if limit is None:
             return
-        if wanted > most:
+        if num_answers > limit:
             raise InvalidRequest(
-                f"This request needs {wanted} answers at a time; the API key "
-                f"'{requester.name}' may have {most}. Lower 'n', or the number of prompts.",
+                f"This request needs {num_answers} answers at a time; the API key "
+                f"'{requester.name}' may have {limit}. Lower 'n', or the number of prompts.",
                 param="n",
                 code="key_concurrency_exceeded",
             )
-        inside = self.count_places(requester) - own
-        if inside + wanted > most:
+        in_progress = self.count_places(requester) - num_held
+        if in_progress + num_answers > limit:
             raise TooManyRequests(
-                f"The API key '{requester.name}' has {inside} answers in progress, this request "
-                f"needs {wanted}, and the limit is {most} at a time; wait for one to finish.",
+                f"The API key '{requester.name}' has {in_progress} answers in progress, this "
+                f"request needs {num_answers}, and the limit is {limit} at a time; wait for one to "
+                "finish.",
                 code="key_concurrency_exceeded",
-                retry_after_s=max(1.0, self.rate.typical_s / most),
+                retry_after_s=max(1.0, self.rate.typical_s / limit),
             )
 
     def _check_deadline(self, requester: Requester, ahead: float) -> None:
@@ -415,11 +418,11 @@ class Admission:
             return
         wait = self.rate.wait_s(ahead, self.bounds.running) or 0.0
         needed = wait + SLACK * self.rate.typical_s
-        left = requester.deadline - self.clock()
-        if needed > left:
+        remaining = requester.deadline - self.clock()
+        if needed > remaining:
             raise TooManyRequests(
                 f"This request could not be answered in time: about {needed:.1f} s are needed, "
-                f"{max(0.0, left):.1f} s are left.",
+                f"{max(0.0, remaining):.1f} s are left.",
                 code="deadline_unreachable",
                 retry_after_s=self._retry_after_s(self._flow(requester)),
             )

@@ -239,21 +239,21 @@ class AuthMiddleware:
         """Return the client's timeout or the gateway's, whichever is shorter. Raises
         InvalidRequest.
         """
-        most = self._gateway.settings.request_timeout_s or None
-        given = headers.get(TIMEOUT_HEADER)
-        if given is None:
-            return most
+        limit = self._gateway.settings.request_timeout_s or None
+        header = headers.get(TIMEOUT_HEADER)
+        if header is None:
+            return limit
         try:
-            seconds = float(given)
+            seconds = float(header)
         except ValueError:
             seconds = 0.0
         if not 0 < seconds <= MAX_TIMEOUT_S:
             raise InvalidRequest(
                 f"{TIMEOUT_HEADER} must be a number of seconds above 0 and at most "
-                f"{MAX_TIMEOUT_S:g}; given '{given[:40]}'.",
+                f"{MAX_TIMEOUT_S:g}; given '{header[:40]}'.",
                 param=TIMEOUT_HEADER,
             )
-        return seconds if most is None else min(seconds, most)
+        return seconds if limit is None else min(seconds, limit)
 
     async def _refuse(self, error: GatewayError, scope: Scope, send: Send) -> None:
         path, key = scope["path"], self._name_key(scope)
@@ -332,12 +332,12 @@ def _read_basic_password(headers: RequestHeaders) -> str | None:
 def _read_key(headers: RequestHeaders) -> str | None:
     """Return the key of either scheme. Raises Unauthenticated if two different keys are given."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    given = {bearer.strip()} if scheme.lower() == "bearer" else set()
-    given |= {headers["x-api-key"].strip()} if "x-api-key" in headers else set()
-    given.discard("")
-    if len(given) > 1:
+    keys = {bearer.strip()} if scheme.lower() == "bearer" else set()
+    keys |= {headers["x-api-key"].strip()} if "x-api-key" in headers else set()
+    keys.discard("")
+    if len(keys) > 1:
         raise Unauthenticated("'authorization' and 'x-api-key' hold different API keys.")
-    return given.pop() if given else None
+    return keys.pop() if keys else None
 
 
 def _client_network(scope: Scope) -> str:
@@ -352,19 +352,19 @@ def _limit_duration(receive: Receive, seconds: float) -> Receive:
 
     Later messages have no limit.
     """
-    until = asyncio.get_running_loop().time() + seconds
-    whole = False
+    deadline = asyncio.get_running_loop().time() + seconds
+    is_complete = False
 
     async def receive_in_time() -> Message:
-        nonlocal whole
-        if whole:
+        nonlocal is_complete
+        if is_complete:
             return await receive()
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(deadline):
                 message: dict[str, Any] = dict(await receive())
         except TimeoutError:
             raise RequestTimeout(f"The body did not arrive within {seconds:g} s.") from None
-        whole = not message.get("more_body", False)
+        is_complete = not message.get("more_body", False)
         return message
 
     return receive_in_time

@@ -47,9 +47,9 @@ class RateBucket:
 
         A negative amount is returned to the bucket.
         """
-        before = self.level
-        self._level = min(float(self.per_minute), max(-float(self.per_minute), before - amount))
-        return before - self._level
+        level = self.level
+        self._level = min(float(self.per_minute), max(-float(self.per_minute), level - amount))
+        return level - self._level
 
     def resume(self, earlier: RateBucket) -> None:
         """Continue at the relative fill level of an earlier bucket."""
@@ -133,18 +133,18 @@ class KeyQuota:
         """Yield the current state of each limit of the key."""
         for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None:
-                limit, left = bucket.per_minute, max(0, int(bucket.level))
-                yield LimitState(what, limit, left, bucket.wait_s(limit))
+                limit, remaining = bucket.per_minute, max(0, int(bucket.level))
+                yield LimitState(what, limit, remaining, bucket.wait_s(limit))
 
     def resume(self, earlier: KeyQuota) -> None:
         """Continue with the usage of the quota that this one replaces."""
         self._longest = earlier._longest
-        for bucket, before in (
+        for bucket, predecessor in (
             (self._requests, earlier._requests),
             (self._tokens, earlier._tokens),
         ):
-            if bucket is not None and before is not None:
-                bucket.resume(before)
+            if bucket is not None and predecessor is not None:
+                bucket.resume(predecessor)
 
     def _refuse(self, bucket: RateBucket, what: str, code: str, needed: float = 1) -> None:
         wait = bucket.wait_s(needed)

@@ -129,19 +129,19 @@ class RequestHeaders(dict[str, str]):
         if len(self) == len(self._raw):
             return [self[name]]
         key = name.encode("latin-1")
-        return [_DECODE(value) for given, value in self._raw if given == key]
+        return [_DECODE(value) for header, value in self._raw if header == key]
 
 
 def read_host(headers: RequestHeaders, http_version: str) -> str:
     """Return the request's only host name; empty if HTTP/1.0 gives none. Raises InvalidRequest."""
-    given = headers.getlist("host")
-    if not given and http_version == "1.0":
+    hosts = headers.getlist("host")
+    if not hosts and http_version == "1.0":
         return ""
-    name = parse_host(given[0]) if len(given) == 1 else None
+    name = parse_host(hosts[0]) if len(hosts) == 1 else None
     if name is None:
-        shown = ", ".join(f"'{value[:40]}'" for value in given[:3]) or "none"
+        listing = ", ".join(f"'{value[:40]}'" for value in hosts[:3]) or "none"
         raise InvalidRequest(
-            f"A request needs one Host header, a name or an address; given: {shown}.",
+            f"A request needs one Host header, a name or an address; given: {listing}.",
             code="invalid_host",
         )
     return name
@@ -149,8 +149,8 @@ def read_host(headers: RequestHeaders, http_version: str) -> str:
 
 def parse_host(host: str) -> str | None:
     """Return a Host header without its port; None if it is malformed."""
-    found = HOST.fullmatch(host)
-    return None if found is None else (found[1] or found[2]).lower()
+    match = HOST.fullmatch(host)
+    return None if match is None else (match[1] or match[2]).lower()
 
 
 def check_content_type(method: str, headers: RequestHeaders) -> None:
@@ -159,10 +159,10 @@ def check_content_type(method: str, headers: RequestHeaders) -> None:
     A program may omit the type. A browser must declare it: without permission, pages can only send
     the content types of forms, or none.
     """
-    given = headers.get("content-type", "")
-    if given == JSON or method in SAFE_METHODS or not _has_body(headers):
+    content_type = headers.get("content-type", "")
+    if content_type == JSON or method in SAFE_METHODS or not _has_body(headers):
         return
-    kind = given.partition(";")[0].strip().lower()
+    kind = content_type.partition(";")[0].strip().lower()
     if kind == JSON or kind.endswith("+json"):
         return
     if kind == "" and "origin" not in headers and "sec-fetch-site" not in headers:
@@ -174,13 +174,13 @@ def check_content_type(method: str, headers: RequestHeaders) -> None:
     )
 
 
-def parse_names(given: Sequence[str]) -> tuple[str, ...]:
+def parse_names(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return a list of names, also given as one JSON array as in ``vllm serve``. Raises
     ConfigError.
     """
-    if not given or not given[0].startswith("["):
-        return tuple(given)
-    joined = ",".join(given)  # lists from the environment are split at commas
+    if not arguments or not arguments[0].startswith("["):
+        return tuple(arguments)
+    joined = ",".join(arguments)  # lists from the environment are split at commas
     try:
         names = orjson.loads(joined)
     except orjson.JSONDecodeError as error:
@@ -208,8 +208,8 @@ def _refuse_origin(origin: str, site: str) -> Forbidden:
     """Return the error for an origin. Browser extensions and desktop applications have origins,
     too, such as vscode-webview:// and app://.
     """
-    named = f" --allowed-origins {origin}" if SHOWN_ORIGIN.fullmatch(origin) else ""
-    flag = f"Start it with{named}" if named else "List the origin in --allowed-origins"
+    argument = f" --allowed-origins {origin}" if SHOWN_ORIGIN.fullmatch(origin) else ""
+    flag = f"Start it with{argument}" if argument else "List the origin in --allowed-origins"
     return Forbidden(
         "A web page, a browser extension or a desktop application of another origin "
         f"({origin[:80] or site}) may not use this gateway without an API key. {flag} (or "
@@ -232,7 +232,8 @@ def _is_scheme(allowed: str) -> bool:
 
 def _is_allowed(origin: str, allowed: Iterable[str]) -> bool:
     return any(
-        origin == one or (_is_scheme(one) and origin.startswith(one[:-1])) for one in allowed
+        origin == entry or (_is_scheme(entry) and origin.startswith(entry[:-1]))
+        for entry in allowed
     )
 
 

@@ -77,8 +77,8 @@ class Flow(Generic[Ticket]):
         return bool(self.running or self.queued) or now - self.seen < ACTIVE_S
 
     def learn(self, seconds: float) -> None:
-        before = seconds if self.held_s is None else self.held_s
-        self.held_s = before + LEARNING * (seconds - before)
+        estimate = seconds if self.held_s is None else self.held_s
+        self.held_s = estimate + LEARNING * (seconds - estimate)
 
 
 class FairQueue(Generic[Ticket]):
@@ -96,12 +96,12 @@ class FairQueue(Generic[Ticket]):
 
     def flow(self, priority: Priority, name: str, weight: float) -> Flow[Ticket]:
         """Return the flow of a requester, creating it if needed."""
-        found = self._flows.get((priority, name))
-        if found is None:
+        flow = self._flows.get((priority, name))
+        if flow is None:
             self._forget_idle()
-            found = self._flows[priority, name] = Flow(name, priority)
-        found.weight = weight
-        return found
+            flow = self._flows[priority, name] = Flow(name, priority)
+        flow.weight = weight
+        return flow
 
     def list_by_turn(self) -> list[Flow[Ticket]]:
         """Return the flows with waiting requests, in order of their turns."""
@@ -162,22 +162,22 @@ class FairQueue(Generic[Ticket]):
         return len(flow.queued) + sum(_count_before(other, flow, due) for other in others)
 
     def find_rival(
-        self, flow: Flow[Ticket], size: Callable[[Flow[Ticket]], float], own: float
+        self, flow: Flow[Ticket], size: Callable[[Flow[Ticket]], float], own_size: float
     ) -> Flow[Ticket] | None:
         """Return the flow whose newest request gives way to one of ``flow``; None if there is none.
 
         It is the flow with the largest ``size`` in the lowest class that has any, or in the same
-        class if its size exceeds ``own``.
+        class if its size exceeds ``own_size``.
         """
         for priority in reversed(Priority):
             if priority < flow.priority:
                 break
-            others = (other for other in self if other.priority == priority and size(other) > 0)
-            found = max(others, key=size, default=None)
-            if found is None:
+            flows = (other for other in self if other.priority == priority and size(other) > 0)
+            rival = max(flows, key=size, default=None)
+            if rival is None:
                 continue
-            if priority > flow.priority or (found is not flow and size(found) > own):
-                return found
+            if priority > flow.priority or (rival is not flow and size(rival) > own_size):
+                return rival
         return None
 
     def _forget_idle(self) -> None:
@@ -227,7 +227,7 @@ class ServiceRate:
     def per_s(self) -> float | None:
         """Requests per second over the last minute; None with fewer than two requests."""
         now = self._clock()
-        recent = [at for at, _ in self._ended if at >= now - self.RECENT_S]
+        recent = [end for end, _ in self._ended if end >= now - self.RECENT_S]
         if len(recent) < 2 or recent[0] == now:
             return None
         return (len(recent) - 1) / (now - recent[0])

@@ -25,18 +25,18 @@ class CacheIsolation:
 
     shared: frozenset[str] = frozenset()
 
-    def salt(self, key: ApiKey | None, given: str | None) -> str | None:
+    def salt(self, key: ApiKey | None, client_salt: str | None) -> str | None:
         """Return the salt of a request; None means the common cache.
 
-        ``given`` is the client's own salt. It subdivides the cache of the client's key, or the
-        common one, and never leads into another key's cache: each kind of salt has a prefix of its
-        own, and key names contain no colon.
+        ``client_salt`` is the client's own salt. It subdivides the cache of the client's key, or
+        the common one, and never leads into another key's cache: each kind of salt has a prefix of
+        its own, and key names contain no colon.
         """
         if key is None or not key.named:
-            return given and f"common:{given}"
+            return client_salt and f"common:{client_salt}"
         if ALL in self.shared or key.name in self.shared:
-            return given and f"shared:{given}"
-        return f"key:{key.name}:{given or ''}"
+            return client_salt and f"shared:{client_salt}"
+        return f"key:{key.name}:{client_salt or ''}"
 
 
 def check_names(shared: Collection[str], keys: Collection[str]) -> None:

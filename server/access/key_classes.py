@@ -25,36 +25,36 @@ LIGHTEST, HEAVIEST = 0.01, 1000.0
 def assign_classes(ring: KeyRing, classes: Iterable[str]) -> KeyRing:
     """Return the ring with the classes of ``--key-class`` applied. Raises ConfigError."""
     keys = {key.name: key for key in ring.keys}
-    given: set[str] = set()
+    names: set[str] = set()
     for text in classes:
         name, changed = _apply(text, keys)
-        if name in given:
+        if name in names:
             raise ConfigError(
                 f"--key-class {text!r}: the API key '{name}' has two classes; give one"
             )
-        given.add(name)
+        names.add(name)
         keys[name] = changed
     return replace(ring, keys=tuple(keys[key.name] for key in ring.keys))
 
 
 def _apply(text: str, keys: dict[str, ApiKey]) -> tuple[str, ApiKey]:
-    found = CLASS.fullmatch(text)
-    if found is None:
+    match = CLASS.fullmatch(text)
+    if match is None:
         raise ConfigError(
             f"--key-class {text!r}: write NAME=latency, NAME=latency:30ms (the milliseconds per "
             "output token to keep), NAME=batch or NAME=batch:WEIGHT"
         )
-    name = found["name"]
+    name = match["name"]
     key = keys.get(name)
     if key is None:
         raise ConfigError(
             f"--key-class {text!r}: there is no API key '{name}'; {describe_names(keys)}"
         )
-    if found["latency"]:
+    if match["latency"]:
         # Latency keys also go first in admission: waiting there would break their objective.
         priority = min(key.priority, Priority.HIGH)
-        return name, replace(key, latency_ms=float(found["ms"] or 0), priority=priority)
-    weight = float(found["weight"] or 1)
+        return name, replace(key, latency_ms=float(match["ms"] or 0), priority=priority)
+    weight = float(match["weight"] or 1)
     if not LIGHTEST <= weight <= HEAVIEST:
         raise ConfigError(
             f"--key-class {text!r}: a weight must be between {LIGHTEST:g} and {HEAVIEST:g}"

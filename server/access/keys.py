@@ -91,24 +91,24 @@ class KeyRing:
         """Return True if a key is required."""
         return self.required or bool(self.keys)
 
-    def find(self, given: str | None) -> ApiKey:
-        """Return the key that matches ``given``. Raises Unauthenticated.
+    def find(self, secret: str | None) -> ApiKey:
+        """Return the key that matches ``secret``. Raises Unauthenticated.
 
         The time it takes does not depend on which key matches, if any.
         """
-        if not given:
+        if not secret:
             raise Unauthenticated(
                 "An API key is required: send it as 'Authorization: Bearer KEY' or "
                 "'x-api-key: KEY'.",
                 code="missing_api_key",
             )
-        digest = hash_key(given)
-        found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
-        if not found:
+        digest = hash_key(secret)
+        matches = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
+        if not matches:
             raise Unauthenticated("The API key is invalid: this gateway does not know it.")
-        if found[0].expires is not None and found[0].expires <= self.clock():
+        if matches[0].expires is not None and matches[0].expires <= self.clock():
             raise Unauthenticated("The API key has expired.", code="expired_api_key")
-        return found[0]
+        return matches[0]
 
     def succeed(self, earlier: KeyRing) -> KeyRing:
         """Return this ring as the successor of ``earlier``.
@@ -118,9 +118,9 @@ class KeyRing:
         """
         quotas = {key.name: key.quota for key in earlier.keys}
         for key in self.keys:
-            before = quotas.get(key.name)
-            if key.quota is not None and before is not None:
-                key.quota.resume(before)
+            quota = quotas.get(key.name)
+            if key.quota is not None and quota is not None:
+                key.quota.resume(quota)
         return replace(self, required=bool(self or earlier))
 
     def describe_lockout(self) -> str:
@@ -201,7 +201,7 @@ def load_keys(path: str | None, plain: Iterable[str] = (), admin: str | None = N
     A file without keys still requires one, so every API request is refused.
     """
     keys = [] if path is None else _read_file(Path(path))
-    keys += [_make_unnamed_key(key, f"API key {at}") for at, key in enumerate(plain, 1)]
+    keys += [_make_unnamed_key(key, f"API key {number}") for number, key in enumerate(plain, 1)]
     if admin is not None:
         keys.append(replace(_make_unnamed_key(admin, "the admin's API key"), **ADMIN))
     _check_unique(keys)
@@ -236,11 +236,11 @@ def _describe_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
     if not problem["loc"]:
         return "it must be a list of keys, as `eaglegate key NAME` writes them"
-    where = ".".join(str(part) for part in problem["loc"] if part not in DATES)
+    location = ".".join(str(part) for part in problem["loc"] if part not in DATES)
     rule = _describe_rule(problem)
     hidden = not SECRET_FIELDS.isdisjoint(problem["loc"]) or problem["type"] in UNSHOWN
-    given = "" if hidden else f"; given {str(problem['input'])[:60]!r}"
-    return f"{where}: {rule}{given}"
+    suffix = "" if hidden else f"; given {str(problem['input'])[:60]!r}"
+    return f"{location}: {rule}{suffix}"
 
 
 DATES = ("datetime", "date")

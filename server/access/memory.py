@@ -100,8 +100,8 @@ class MemoryMonitor:
     def settle(self) -> None:
         """Set the bounds above the current use, which is assumed to be permanent."""
         self._used = [source.used() for source in self._sources]
-        for at, source in enumerate(self._sources):
-            self._bounds[at] = max(SHARE * source.limit, (self._used[at] + source.limit) / 2)
+        for index, source in enumerate(self._sources):
+            self._bounds[index] = max(SHARE * source.limit, (self._used[index] + source.limit) / 2)
 
     def sample(self) -> None:
         self._used = [source.used() for source in self._sources]
@@ -140,20 +140,22 @@ class MemoryMonitor:
     @property
     def summary(self) -> str:
         """Use of the tightest memory limit, in words."""
-        at = self._tightest()
+        index = self._tightest()
         return (
-            "" if at is None else f"{self._used[at] / GIB:.2f} of {self.limit / GIB:.2f} GiB used"
+            ""
+            if index is None
+            else f"{self._used[index] / GIB:.2f} of {self.limit / GIB:.2f} GiB used"
         )
 
     @property
     def used(self) -> int:
-        at = self._tightest()
-        return 0 if at is None else self._used[at]
+        index = self._tightest()
+        return 0 if index is None else self._used[index]
 
     @property
     def limit(self) -> int:
-        at = self._tightest()
-        return 0 if at is None else self._sources[at].limit
+        index = self._tightest()
+        return 0 if index is None else self._sources[index].limit
 
     def _tightest(self) -> int | None:
         shares = [
@@ -180,19 +182,19 @@ class MemoryMonitor:
         return min(MOST_S, max(EVERY_S, room / GROWTH))
 
 
-def find_sources(given: int | None) -> list[MemorySource]:
-    """Return the memory sources to watch: the control group, and ``given`` bytes or the machine.
+def find_sources(num_bytes: int | None) -> list[MemorySource]:
+    """Return the memory sources to watch: the control group, and ``num_bytes`` or the machine.
 
-    The list is empty if ``given`` is 0.
+    The list is empty if ``num_bytes`` is 0.
     """
-    if given == 0:
+    if num_bytes == 0:
         return []
     groups: list[MemorySource] = list(find_control_groups(read_text("/proc/self/cgroup")))
     tightest = min(groups, key=lambda group: group.limit, default=None)
-    found: list[MemorySource] = [] if tightest is None else [tightest]
-    if given is not None or not found:
-        found.append(ProcessTree(given or _read_total_memory()))
-    return found
+    sources: list[MemorySource] = [] if tightest is None else [tightest]
+    if num_bytes is not None or not sources:
+        sources.append(ProcessTree(num_bytes or _read_total_memory()))
+    return sources
 
 
 def find_control_groups(memberships: str, root: Path = ROOT) -> Iterator[ControlGroup]:
@@ -249,8 +251,8 @@ def _read_total_memory() -> int:
 
 def _read_field(text: str, name: str) -> int:
     """Return the number after ``name`` at the beginning of a line; 0 without one."""
-    _, _, rest = f"\n{text}".partition(f"\n{name}")
-    return _parse_number(rest.split(maxsplit=1)[0]) if rest else 0
+    _, _, value = f"\n{text}".partition(f"\n{name}")
+    return _parse_number(value.split(maxsplit=1)[0]) if value else 0
 
 
 def _parse_number(text: str) -> int:

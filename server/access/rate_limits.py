@@ -31,8 +31,8 @@ def _list_headers(key: ApiKey, places: int) -> Iterator[tuple[bytes, bytes]]:
         yield from _describe_state(state)
         yield b"x-ratelimit-reset-" + state.what.encode(), _format_duration(state.full_s)
     if key.concurrency is not None:
-        left = max(0, key.concurrency - places)
-        yield from _describe_state(LimitState("concurrency", key.concurrency, left, 0))
+        remaining = max(0, key.concurrency - places)
+        yield from _describe_state(LimitState("concurrency", key.concurrency, remaining, 0))
 
 
 def _describe_state(state: LimitState) -> Headers:
@@ -48,6 +48,6 @@ def _format_duration(seconds: float) -> bytes:
     milliseconds = round(seconds * 1000)
     if milliseconds < 1000:
         return b"%dms" % milliseconds
-    minutes, rest = divmod(milliseconds / 1000, 60)
-    whole = f"{int(minutes)}m" if minutes else ""
-    return f"{whole}{round(rest, 3):g}s".encode()
+    minutes, remainder = divmod(milliseconds / 1000, 60)
+    prefix = f"{int(minutes)}m" if minutes else ""
+    return f"{prefix}{round(remainder, 3):g}s".encode()
