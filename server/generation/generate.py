@@ -107,7 +107,10 @@ async def generate(
                     await accept()
                 await place.admit(len(requests), num_prompt)
         observation = observer.begin(_describe_request(job, prompts, requests, arrived, times))
-        readers = [_make_reader(job, pipeline, prompts[at // job.n]) for at in range(len(requests))]
+        readers = [
+            _make_reader(job, pipeline, prompts[position // job.n])
+            for position in range(len(requests))
+        ]
         timed = _TimedSink(output, times)
         choices = [
             _Choice(index, reader, observation.choice(request.id), timed, times)
@@ -143,9 +146,9 @@ async def _prepare(
     times.rendering = perf_counter() - began
     requests = _make_requests(job, pipeline, prompts)
     if pipeline.trials is not None:
-        wanted = [request.constraint for request in requests]
+        constraints = [request.constraint for request in requests]
         began = perf_counter()
-        await pipeline.trials.check(wanted, requester, job.grammar_param)
+        await pipeline.trials.check(constraints, requester, job.grammar_param)
         times.compiling = perf_counter() - began
     return prompts, requests
 
@@ -168,7 +171,9 @@ class _RefusalReport:
 def _find_ending(kind: type[BaseException]) -> Ending:
     if issubclass(kind, asyncio.CancelledError):
         return Ending.CLIENT_GONE
-    return next((end for known, end in ENDINGS.items() if issubclass(kind, known)), Ending.ERROR)
+    return next(
+        (end for error_type, end in ENDINGS.items() if issubclass(kind, error_type)), Ending.ERROR
+    )
 
 
 def _apply_policy(job: Job, pipeline: Pipeline) -> Job:
@@ -248,10 +253,10 @@ def _make_requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> l
     """Return one engine request per choice. Raises InvalidRequest."""
     longest = pipeline.info.max_model_len
     requests = []
-    for at, prompt in enumerate(prompts):
-        wanted = pipeline.parsers.constrain(job, prompt)
+    for index, prompt in enumerate(prompts):
+        constraint = pipeline.parsers.constrain(job, prompt)
         requests += [
-            job.engine_request(prompt, at * job.n + choice, longest, wanted)
+            job.engine_request(prompt, index * job.n + choice, longest, constraint)
             for choice in range(job.n)
         ]
     return requests
@@ -427,12 +432,12 @@ class _ChoiceReader:
         """
         events: list[ParserEvent] = []
         num_before = self.account.tokens - len(token_ids)
-        for at, token_id in enumerate(token_ids, 1):
-            self.parser.switch_stops(num_before + at > self.job.sampling.min_tokens)
+        for position, token_id in enumerate(token_ids, 1):
+            self.parser.switch_stops(num_before + position > self.job.sampling.min_tokens)
             events.extend(self.parser.feed((token_id,)))
             if self.parser.stopped is not None:
-                self.account.trim(self.account.tokens - (len(token_ids) - at))
-                return events, at
+                self.account.trim(self.account.tokens - (len(token_ids) - position))
+                return events, position
         return events, len(token_ids)
 
     def _finish(self, step: Step) -> Finish:

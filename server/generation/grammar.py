@@ -164,10 +164,10 @@ def _text(value: Any) -> str:
 def _frame(tool_parser: str | None) -> CallFrame:
     frame = find_frame(tool_parser)
     if frame is None:
-        known = ", ".join(framed_names())
+        names = ", ".join(framed_names())
         raise InvalidRequest(
             f"The tool-call parser '{tool_parser}' cannot force calls or make them strict; these "
-            f"can: {known}. Use tool_choice 'auto', and tools without 'strict' or a grammar.",
+            f"can: {names}. Use tool_choice 'auto', and tools without 'strict' or a grammar.",
             param="tool_choice",
         )
     return frame
@@ -301,10 +301,10 @@ class ParserFactory:
 
     def __post_init__(self) -> None:
         """Find the formats. Raises UnknownParser, which lists the known names."""
-        own = self.fallback is None
-        reasoning = fit_reasoning(self.reasoning_parser if own else None, self.vocabulary)
+        is_primary = self.fallback is None
+        reasoning = fit_reasoning(self.reasoning_parser if is_primary else None, self.vocabulary)
         openings = reasoning.openings
-        if own and self.tool_parser is not None:
+        if is_primary and self.tool_parser is not None:
             openings = (*openings, *filter(None, [tool_format(self.tool_parser).opening]))
         object.__setattr__(self, "reasoning", reasoning)
         object.__setattr__(self, "_openings", openings)
@@ -312,8 +312,8 @@ class ParserFactory:
     def describe(self) -> list[tuple[str, str, str]]:
         """Return the purpose, name and origin of each parser."""
         source = "eaglegate" if self.fallback is None else "vllm"
-        given = (("tool_calls", self.tool_parser), ("reasoning", self.reasoning_parser))
-        return [(purpose, name, source) for purpose, name in given if name]
+        parsers = (("tool_calls", self.tool_parser), ("reasoning", self.reasoning_parser))
+        return [(purpose, name, source) for purpose, name in parsers if name]
 
     @property
     def pieces(self) -> Mapping[int, bytes]:

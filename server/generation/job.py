@@ -66,22 +66,22 @@ LEAST = 1
 """Tokens of the context reserved for the answer."""
 
 
-def fit(api: str, num_prompt: int, asked: int, at_least: int, longest: int) -> int:
-    """Return the answer's limit in tokens: the smaller of ``asked`` and the room that the prompt
-    leaves.
+def fit(api: str, num_prompt: int, max_tokens: int, at_least: int, longest: int) -> int:
+    """Return the answer's limit in tokens: the smaller of ``max_tokens`` and the room that the
+    prompt leaves.
 
-    ``asked`` of 0 means no limit; ``at_least`` is the request's minimum. Raises InvalidRequest if
-    the minimum or the prompt does not fit.
+    ``max_tokens`` of 0 means no limit; ``at_least`` is the request's minimum. Raises InvalidRequest
+    if the minimum or the prompt does not fit.
     """
     room = longest - num_prompt
     if room < max(LEAST, at_least):
-        raise context_overflow(api, num_prompt, at_least or asked, longest)
-    return min(asked, room) if asked else room
+        raise context_overflow(api, num_prompt, at_least or max_tokens, longest)
+    return min(max_tokens, room) if max_tokens else room
 
 
 def classify_workload(
-    named: str | None,
-    known: Collection[str],
+    requested_workload: str | None,
+    workloads: Collection[str],
     *,
     tools: bool,
     structured: bool,
@@ -92,8 +92,8 @@ def classify_workload(
 
     Unknown names are ignored, because they would become label values.
     """
-    if named is not None and named in known:
-        return named
+    if requested_workload is not None and requested_workload in workloads:
+        return requested_workload
     if structured:
         return STRUCTURED
     if tools:
@@ -266,8 +266,8 @@ class Job(Struct, frozen=True):
         client with a key can put its requests back, never ahead of another key's."""
         key, limit = self.caller.key, CLASS_PRIORITIES // 2 - 1
         level = Priority.NORMAL if key is None else key.priority
-        least = -limit if key is None else 0
-        in_class = max(least, min(self.priority, limit))
+        minimum = -limit if key is None else 0
+        in_class = max(minimum, min(self.priority, limit))
         return (level - Priority.NORMAL) * CLASS_PRIORITIES + in_class
 
     @property
@@ -279,10 +279,10 @@ class Job(Struct, frozen=True):
     ) -> EngineRequest:
         """Return the engine request of one choice. Raises InvalidRequest if it does not fit."""
         sampling, num_prompt = self.sampling, len(prompt.token_ids)
-        asked, at_least = sampling.max_tokens, sampling.min_tokens
-        max_tokens = fit(self.api, num_prompt, asked, at_least, max_model_len)
+        requested_tokens, at_least = sampling.max_tokens, sampling.min_tokens
+        max_tokens = fit(self.api, num_prompt, requested_tokens, at_least, max_model_len)
         seed = None if sampling.seed is None else derive_seed(sampling.seed, choice % self.n)
-        if max_tokens != asked or seed != sampling.seed:
+        if max_tokens != requested_tokens or seed != sampling.seed:
             sampling = replace(sampling, max_tokens=max_tokens, seed=seed)
         key = self.caller.key
         return EngineRequest(
@@ -324,8 +324,8 @@ class Deadline:
         self._timeout_s = timeout_s
         self.at: float | None = None
         if timeout_s is not None:
-            spent = time.perf_counter() - arrived
-            self.at = asyncio.get_running_loop().time() + timeout_s - spent
+            elapsed = time.perf_counter() - arrived
+            self.at = asyncio.get_running_loop().time() + timeout_s - elapsed
 
     def limit(self) -> AbstractAsyncContextManager[None]:
         """Return a context that raises DeadlineExceeded when the deadline passes."""

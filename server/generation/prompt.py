@@ -47,7 +47,9 @@ async def render(
     Raises InvalidRequest if the template rejects the messages, PromptTooLong, and TooManyRequests
     if the renderer process was lost.
     """
-    own = {} if conversation.template is None else {"chat_template": conversation.template}
+    template_options = (
+        {} if conversation.template is None else {"chat_template": conversation.template}
+    )
 
     def work(limits: RenderLimits) -> list[int]:
         return renderer.render_chat(
@@ -57,11 +59,11 @@ async def render(
             continue_final_message=conversation.continue_final_message,
             chat_template_kwargs=conversation.template_kwargs,
             limits=limits,
-            **own,
+            **template_options,
         )
 
     try:
-        return await _run_in_thread(work, limits or RenderLimits(), quick=not own)
+        return await _run_in_thread(work, limits or RenderLimits(), quick=not template_options)
     except PromptTooLong:
         raise
     except RendererLost as error:
@@ -120,12 +122,12 @@ def prompt_limits(keep: int | None, side: Side, longest: int) -> RenderLimits:
     return RenderLimits(keep=longest - LEAST if keep == AS_FITS else keep, side=side)
 
 
-def room_for_messages(asked: int, longest: int) -> int:
+def room_for_messages(max_tokens: int, longest: int) -> int:
     """Return the number of tokens above which a conversation's oldest messages are dropped.
 
     The answer's limit is reserved, but at most a quarter of the context.
     """
-    return longest - max(LEAST, min(asked, longest // 4))
+    return longest - max(LEAST, min(max_tokens, longest // 4))
 
 
 async def render_newest(
@@ -166,15 +168,17 @@ def drop_oldest(conversation: Conversation, count: int) -> Conversation:
     droppable = _droppable(conversation)
     while count < len(droppable) - 1 and _role(conversation, droppable[count]) == "tool":
         count += 1
-    gone = set(droppable[:count])
-    kept = tuple(m for at, m in enumerate(conversation.messages) if at not in gone)
-    return replace(conversation, messages=kept)
+    dropped = set(droppable[:count])
+    messages = tuple(
+        message for index, message in enumerate(conversation.messages) if index not in dropped
+    )
+    return replace(conversation, messages=messages)
 
 
 def _droppable(conversation: Conversation) -> list[int]:
-    every = range(len(conversation.messages))
-    return [at for at in every if _role(conversation, at) not in ("system", "developer")]
+    indices = range(len(conversation.messages))
+    return [index for index in indices if _role(conversation, index) not in ("system", "developer")]
 
 
-def _role(conversation: Conversation, at: int) -> str:
-    return str(conversation.messages[at]["role"])
+def _role(conversation: Conversation, index: int) -> str:
+    return str(conversation.messages[index]["role"])

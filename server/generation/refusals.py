@@ -18,9 +18,9 @@ def explain(error: RequestRejected | EngineFailed, request: EngineRequest, job: 
     steered = list(_list_bans(request.sampling))
     if not steered:
         return error
-    named = ", ".join(f"'{name}'" for name in steered)
+    names = ", ".join(f"'{name}'" for name in steered)
     return RequestRejected(
-        f"The answer must match '{job.grammar_param}', but {named} excluded every token that does. "
+        f"The answer must match '{job.grammar_param}', but {names} excluded every token that does. "
         "Give fewer of these fields, or values that are compatible.",
         param=steered[0],
     )

@@ -44,8 +44,8 @@ class StepTracer:
             return self._trace_held(step) if ended else None
         cut = len(step.token_ids) - num_kept
         decode = trim_decode(step.decode, cut) if cut else step.decode
-        found = tuple(self._split(tokens, decode, step.traces, now))
-        return StepsDelta(found) if found else None
+        steps = tuple(self._split(tokens, decode, step.traces, now))
+        return StepsDelta(steps) if steps else None
 
     def _split(
         self,
@@ -63,9 +63,9 @@ class StepTracer:
         accounts += decode
         sizes = [undecoded if part is None else part.delivered for part in accounts]
         ends = list(accumulate(sizes))
-        known = len(traces) == len(accounts)
-        for at, (account, end, size) in enumerate(zip(accounts, ends, sizes, strict=True)):
-            trace = traces[at] if known else None
+        has_traces = len(traces) == len(accounts)
+        for index, (account, end, size) in enumerate(zip(accounts, ends, sizes, strict=True)):
+            trace = traces[index] if has_traces else None
             yield self._make(account, tokens[end - size : end], trace, now)
 
     def _make(
@@ -89,21 +89,21 @@ class StepTracer:
         """Return the seconds since the previous step, by the engine's clock if it timed both
         steps.
         """
-        before, self._engine_clock = self._engine_clock, None if trace is None else trace.at
+        previous, self._engine_clock = self._engine_clock, None if trace is None else trace.at
         seen, self._seen = self._seen, now
-        if trace is None or before is None:
+        if trace is None or previous is None:
             return now - seen
-        return max(0.0, trace.at - before)
+        return max(0.0, trace.at - previous)
 
     def _trace_held(self, last: Step) -> StepsDelta | None:
         """Trace a whole answer, whose account arrived with its last step."""
         tokens = tuple(chain.from_iterable(part for _, part in self._held))
-        arrivals = [at for at, part in self._held for _ in part]
+        arrivals = [arrival for arrival, part in self._held for _ in part]
         surplus = sum([part.delivered for part in last.decode]) - len(tokens)
         decode = trim_decode(last.decode, max(0, surplus))
-        found = [*self._split(tokens, decode, (), self._seen)]
+        steps = [*self._split(tokens, decode, (), self._seen)]
         begun, end, timed = self._seen, 0, []
-        for step in found:
+        for step in steps:
             end += len(step.token_ids)
             arrived = arrivals[end - 1]
             timed.append(
