@@ -12,12 +12,12 @@ from eaglegate.server.errors import ConfigError
 ADAPTER_CONFIG = "adapter_config.json"
 
 
-def read_adapters(given: Sequence[str], enabled: bool, models: Collection[str]) -> dict[str, str]:
+def read_adapters(modules: Sequence[str], enabled: bool, models: Collection[str]) -> dict[str, str]:
     """Return the folders of adapters by name, in the given order. Raises ConfigError."""
-    if given and not enabled:
+    if modules and not enabled:
         raise ConfigError("--lora-modules needs --enable-lora")
     adapters: dict[str, str] = {}
-    for item in given:
+    for item in modules:
         name, path = _read_adapter(item)
         if name in adapters or name in models:
             raise ConfigError(f"--lora-modules: there is more than one model named '{name}'")

@@ -145,8 +145,8 @@ class InProcessBackend:
         if self._draft is None:
             return info
         summary = add_lossy(self._draft.summary, info.speculation.lossy or ())
-        named = replace(info.speculation, method=self._draft.method, summary=summary)
-        return replace(info, speculation=named)
+        speculation = replace(info.speculation, method=self._draft.method, summary=summary)
+        return replace(info, speculation=speculation)
 
     async def aclose(self) -> None:
         await self.probe.aclose()
@@ -192,15 +192,15 @@ def _run_preflight(
     lossy = find_lossy(plan.speculative_config)
     if lossy and settings.require_lossless:
         raise EngineStartError(refuse_lossy(lossy))
-    found = preflight(plan, inspect_machine())
-    if found.draft is not None:
-        progress(f"draft: {found.draft.summary}")
-        for finding in found.draft.warnings:
+    report = preflight(plan, inspect_machine())
+    if report.draft is not None:
+        progress(f"draft: {report.draft.summary}")
+        for finding in report.draft.warnings:
             progress(f"draft: {finding}")
-    for remark in found.remarks:
+    for remark in report.remarks:
         progress(f"note: {remark}")
     excess = find_excess_depth(settings.fixed_depth, plan.speculative_config)
-    obstacles = [*found.obstacles, *excess]
+    obstacles = [*report.obstacles, *excess]
     if obstacles and settings.preflight:
         raise EngineStartError("; ".join(obstacles) + " (--no-preflight starts anyway)")
-    return found.draft
+    return report.draft

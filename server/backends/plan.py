@@ -31,24 +31,24 @@ def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
     from eaglegate.text.parsing.registry import reasoning_format, tool_format
 
     reasoning = getattr(source, "reasoning_parser", None) or settings.reasoning_parser
-    shown: dict[str, str] = {}
+    parsers: dict[str, str] = {}
     unknown: list[str] = []
     for purpose, name, resolve in (
         ("tool calls", settings.tool_call_parser, tool_format),
         ("reasoning", reasoning, reasoning_format),
     ):
-        shown[purpose] = name or "none"
+        parsers[purpose] = name or "none"
         if not name or settings.vllm_parser_fallback:  # vLLM may have one
             continue
         try:
             resolve(name)
         except ValueError as error:
-            shown[purpose] = f"{name} (unknown)"
+            parsers[purpose] = f"{name} (unknown)"
             unknown.append(str(error))
     return GatewayPlan(
         settings.host,
         settings.port,
-        shown,
+        parsers,
         unknown,
         describe_changes(settings),
         settings.require_lossless,
@@ -58,10 +58,10 @@ def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
 
 def find_excess_depth(depth: int | None, speculation: Mapping[str, Any] | None) -> Iterator[str]:
     """Say that ``--depth`` is above the draft's own depth, which no step can exceed."""
-    most = (speculation or {}).get("num_speculative_tokens")
-    if depth is not None and isinstance(most, int) and depth > most:
+    max_depth = (speculation or {}).get("num_speculative_tokens")
+    if depth is not None and isinstance(max_depth, int) and depth > max_depth:
         yield (
-            f"--depth must be from 0 to {most}, num_speculative_tokens of the draft, or auto; "
+            f"--depth must be from 0 to {max_depth}, num_speculative_tokens of the draft, or auto; "
             f"given {depth}"
         )
 
@@ -72,8 +72,8 @@ def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -
     """
     if settings.vllm_parser_fallback and not no_vllm:
         return
-    ours = replace(settings, vllm_parser_fallback=False)
-    unknown = [*plan_gateway(ours, source).unknown]
+    local_settings = replace(settings, vllm_parser_fallback=False)
+    unknown = [*plan_gateway(local_settings, source).unknown]
     if unknown and settings.vllm_parser_fallback:
         unknown.append(f"--vllm-parser-fallback cannot help: {no_vllm}")
     elif unknown and not no_vllm:

@@ -137,8 +137,8 @@ class RemoteBackend(RenderingBackend):
     async def ask_workers(self) -> dict[str, WorkerReport | EngineStartError]:
         """Query the workers without waiting for those that are still loading."""
         with _name_flag("workers"):
-            found = [await source.read() for source in self._sources]
-        names = sorted(frozenset[str]().union(*found))
+            name_sets = [await source.read() for source in self._sources]
+        names = sorted(frozenset[str]().union(*name_sets))
         answers = await asyncio.gather(*map(self._ask, names))
         return dict(zip(names, answers, strict=True))
 
@@ -160,11 +160,11 @@ class AddressBook:
     def __init__(self) -> None:
         self._known: dict[str, Upstream] = {}
 
-    def register(self, given: str) -> str:
+    def register(self, address: str) -> str:
         """Register an address, and return its canonical form, the worker's name. Raises
         ValueError.
         """
-        upstream = Upstream.parse(given)
+        upstream = Upstream.parse(address)
         self._known[str(upstream)] = upstream
         return str(upstream)
 
@@ -176,15 +176,15 @@ class AddressBook:
 def build_sources(settings: Settings, register: Callable[[str], str]) -> list[WorkerSource]:
     """Return all configured sources, whose workers form one fleet. Raises ConfigError."""
     out: list[WorkerSource] = []
-    given = [one for one in (settings.upstream or "").split(",") if one.strip()]
-    if given:
+    addresses = [address for address in (settings.upstream or "").split(",") if address.strip()]
+    if addresses:
         with _name_flag("--upstream"):
-            out.append(StaticSource(map(register, given)))
+            out.append(StaticSource(map(register, addresses)))
     if settings.upstream_file:
         with _name_flag("--upstream-file"):
-            written = FileSource(Path(settings.upstream_file), register)
-            written.read_now()
-            out.append(written)
+            file_source = FileSource(Path(settings.upstream_file), register)
+            file_source.read_now()
+            out.append(file_source)
     if settings.upstream_dns:
         with _name_flag("--upstream-dns"):
             out.append(DnsSource(_refuse_credentials(settings.upstream_dns)))

@@ -113,26 +113,26 @@ class WorkerProbe:
             FindingKind.TEMPLATE: visit.judge_template,
             FindingKind.ACCOUNT: visit.judge_account,
         }
-        found: dict[FindingKind, str | None] = {}
-        until = asyncio.get_running_loop().time() + self.deadline_s
+        faults: dict[FindingKind, str | None] = {}
+        deadline = asyncio.get_running_loop().time() + self.deadline_s
 
         async def ask(kind: FindingKind, judge: Callable[[], Awaitable[str | None]]) -> None:
             try:
-                found[kind] = await judge()
+                faults[kind] = await judge()
             except (EngineError, GatewayError, ValueError) as error:
                 log.info(
                     "probe of worker %s: %s could not be checked: %s", visit.name, kind.value, error
                 )
 
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(until), asyncio.TaskGroup() as group:
+            async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as group:
                 for kind, judge in questions.items():
                     if kind is not FindingKind.SAMPLING:
                         group.create_task(ask(kind, judge))
             # Alone, since a worker that fails here also spoils the greedy answers of the others.
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(deadline):
                 await ask(FindingKind.SAMPLING, visit.judge_sampling)
-        return [WorkerFinding(kind, text) for kind in questions if (text := found.get(kind))]
+        return [WorkerFinding(kind, text) for kind in questions if (text := faults.get(kind))]
 
     def render(self, messages: Messages, tools: Messages | None = None) -> list[int]:
         """Render a conversation in the same way as a client's. Raises ValueError."""
@@ -197,9 +197,9 @@ class Visit:
         free = await self._ask(prompt, OPENING_TOKENS)
         if parser is None or not self._reasons(prompt, free):
             return None
-        waiting = Constraint("json_schema", orjson.dumps(SCHEMA).decode(), after_reasoning=True)
-        held = await self._ask(prompt, OPENING_TOKENS, waiting)
-        if not self._opens_json(held) or self._opens_json(free):
+        constraint = Constraint("json_schema", orjson.dumps(SCHEMA).decode(), after_reasoning=True)
+        constrained = await self._ask(prompt, OPENING_TOKENS, constraint)
+        if not self._opens_json(constrained) or self._opens_json(free):
             return None
         fault = (
             "it applies the grammar of structured answers to their reasoning, too"
@@ -252,13 +252,13 @@ class Visit:
         """Check that the worker renders its direct clients' prompts like this gateway."""
         for messages, tools in _list_conversations(self.probe.parsers.tool_parser is not None):
             with suppress(ValueError):  # the template may refuse a role
-                ours = self.probe.render(messages, tools)
-                theirs = await self.inspected.render_chat(messages, tools)
-                if theirs is not None and theirs != ours:
+                local_ids = self.probe.render(messages, tools)
+                worker_ids = await self.inspected.render_chat(messages, tools)
+                if worker_ids is not None and worker_ids != local_ids:
                     return (
                         f"its chat template differs (a conversation of {len(messages)} messages "
-                        f"is {len(theirs)} tokens there and {len(ours)} here): start both with the "
-                        "same --chat-template and --default-chat-template-kwargs"
+                        f"is {len(worker_ids)} tokens there and {len(local_ids)} here): start both "
+                        "with the same --chat-template and --default-chat-template-kwargs"
                     )
         return None
 
@@ -310,7 +310,7 @@ class Visit:
     async def _ask(
         self,
         prompt: Prompt,
-        most: int,
+        max_tokens: int,
         constraint: Constraint | None = None,
         temperature: float = 0.0,
     ) -> ProbeAnswer:
@@ -319,7 +319,7 @@ class Visit:
         request = EngineRequest(
             id=f"eaglegate-probe-{next(NUMBERS)}",
             prompt=prompt.token_ids,
-            sampling=Sampling(max_tokens=most, temperature=temperature),
+            sampling=Sampling(max_tokens=max_tokens, temperature=temperature),
             constraint=constraint,
             depth=speculation.depth if speculation.per_request else None,
         )
@@ -353,10 +353,10 @@ def _make_job(constraint: Constraint | None = None, tools: ToolPolicy = NO_TOOLS
 
 
 def _list_conversations(with_tools: bool) -> Iterator[tuple[Messages, Messages | None]]:
-    asked = {"role": "user", "content": "Name one colour."}
-    spoken = [asked, {"role": "assistant", "content": "Blue."}, asked]
-    yield [asked], None
-    yield spoken, None
-    yield [{"role": "system", "content": "Answer in one word."}, *spoken], None
+    question = {"role": "user", "content": "Name one colour."}
+    exchange = [question, {"role": "assistant", "content": "Blue."}, question]
+    yield [question], None
+    yield exchange, None
+    yield [{"role": "system", "content": "Answer in one word."}, *exchange], None
     if with_tools:
-        yield [asked], [TOOL]
+        yield [question], [TOOL]
