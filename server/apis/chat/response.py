@@ -50,10 +50,10 @@ def finish_fields(finish: Finish, job: Job, context: EncodingContext) -> dict[st
     """Return the fields that end a choice. ``stop_reason`` is vLLM's: the client's stop that was
     found.
     """
-    asked = isinstance(finish.stop, str) or finish.stop in job.sampling.stop_token_ids
+    is_requested = isinstance(finish.stop, str) or finish.stop in job.sampling.stop_token_ids
     fields: dict[str, Any] = {
         "finish_reason": finish.reason,
-        "stop_reason": finish.stop if asked else None,
+        "stop_reason": finish.stop if is_requested else None,
     }
     if (metrics := context.metrics(job, finish)) is not None:
         fields["metrics"] = metrics
@@ -204,8 +204,8 @@ class ChatStream:
     def _frame(self, choice: int, delta: bytes, extra: dict[str, Any]) -> bytes:
         if not extra:
             return self._heads[choice] + delta + self._plain
-        rest = orjson.dumps({"logprobs": None, "finish_reason": None} | extra)[1:]
-        return self._heads[choice] + delta + b"}," + rest + b"]" + self._tail
+        fields = orjson.dumps({"logprobs": None, "finish_reason": None} | extra)[1:]
+        return self._heads[choice] + delta + b"}," + fields + b"]" + self._tail
 
 
 class _ChoiceFold:

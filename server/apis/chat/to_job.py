@@ -109,23 +109,23 @@ def _make_policy(request: ChatRequest, served: ServedModel) -> ToolPolicy:
 
 
 def list_offered_tools(
-    given: Iterable[ChatTool],
+    chat_tools: Iterable[ChatTool],
 ) -> tuple[list[dict[str, Any]], dict[str, TextGrammar | None]]:
     """Return the client's tools as functions, and the grammars of custom tools by name."""
-    offered: list[dict[str, Any]] = []
-    custom: dict[str, TextGrammar | None] = {}
-    for at, tool in enumerate(given):
+    functions: list[dict[str, Any]] = []
+    grammars: dict[str, TextGrammar | None] = {}
+    for index, tool in enumerate(chat_tools):
         if isinstance(tool, HostedTool):
-            _check_hosted(tool.type, f"tools[{at}]")
+            _check_hosted(tool.type, f"tools[{index}]")
             tools.ignore_hosted(tool.type)
             continue
         if isinstance(tool, FunctionTool):
-            offered.append(tool.model_dump(exclude_none=True))
+            functions.append(tool.model_dump(exclude_none=True))
             continue
-        made = tool.custom
-        offered.append(tools.custom_function(made.name, made.description))
-        custom[made.name] = read_text_grammar(made.format, f"tools[{at}].custom")
-    return offered, custom
+        custom_tool = tool.custom
+        functions.append(tools.custom_function(custom_tool.name, custom_tool.description))
+        grammars[custom_tool.name] = read_text_grammar(custom_tool.format, f"tools[{index}].custom")
+    return functions, grammars
 
 
 RUN_BY_CLIENTS = (
@@ -164,10 +164,10 @@ def _make_conversation(
     reasoning = chat_kwargs(request)
     documents = {"documents": request.documents} if request.documents else {}
     verbosity = {"verbosity": request.verbosity} if request.verbosity else {}
-    asked = request.chat_template_kwargs
-    continued = bool(request.continue_final_message)
+    variables = request.chat_template_kwargs
+    continues = bool(request.continue_final_message)
     generation_prompt = request.add_generation_prompt
-    if continued and generation_prompt:
+    if continues and generation_prompt:
         raise InvalidRequest(
             "'continue_final_message' and 'add_generation_prompt' are mutually exclusive.",
             param="continue_final_message",
@@ -175,10 +175,10 @@ def _make_conversation(
     return Conversation(
         messages=tuple(template_messages(request.messages, served.replaces_media)),
         tools=policy.tools if policy.choice != "none" else (),
-        add_generation_prompt=not continued if generation_prompt is None else generation_prompt,
-        continue_final_message=continued,
-        template_kwargs=template_kwargs(served, asked, **reasoning, **verbosity, **documents),
-        template=own_template(served, asked, request.chat_template),
+        add_generation_prompt=not continues if generation_prompt is None else generation_prompt,
+        continue_final_message=continues,
+        template_kwargs=template_kwargs(served, variables, **reasoning, **verbosity, **documents),
+        template=own_template(served, variables, request.chat_template),
     )
 
 
@@ -189,8 +189,8 @@ def template_messages(messages: Sequence[ChatMessage], replaces: bool) -> list[d
     """
     newest = is_newest([message.role for message in messages])
     return [
-        _message(message, f"messages[{at}]", MediaPolicy(replaces and not newest[at]))
-        for at, message in enumerate(messages)
+        _message(message, f"messages[{index}]", MediaPolicy(replaces and not newest[index]))
+        for index, message in enumerate(messages)
     ]
 
 
@@ -201,9 +201,11 @@ def _message(message: ChatMessage, path: str, media: MediaPolicy) -> dict[str, A
             param=f"{path}.content",
         )
     out = message.model_dump(exclude_none=True)
-    given = message.content or ""
-    parts = [given] if isinstance(given, str) else given
-    texts = [_part_text(part, f"{path}.content[{at}]", media) for at, part in enumerate(parts)]
+    content = message.content or ""
+    parts = [content] if isinstance(content, str) else content
+    texts = [
+        _part_text(part, f"{path}.content[{index}]", media) for index, part in enumerate(parts)
+    ]
     out["content"] = join_parts(message.role, texts)
     if reasoning := message.reasoning or message.reasoning_content:
         out["reasoning"] = out["reasoning_content"] = reasoning
@@ -232,17 +234,17 @@ def _part_text(part: Any, path: str, media: MediaPolicy) -> str:
 
 def chat_effort(request: ChatRequest) -> str | None:
     """Return ``reasoning_effort``, or OpenRouter's ``reasoning.effort``."""
-    asked = request.reasoning
-    return request.reasoning_effort or (asked.effort if asked else None)
+    reasoning = request.reasoning
+    return request.reasoning_effort or (reasoning.effort if reasoning else None)
 
 
 def chat_kwargs(request: ChatRequest) -> dict[str, Any]:
     """Return template variables for Qwen's ``enable_thinking``, Anthropic's ``thinking`` and
     OpenRouter's ``reasoning``.
     """
-    thinking, asked = request.thinking, request.reasoning
+    thinking, reasoning = request.thinking, request.reasoning
     switches = (
-        asked.enabled if asked else None,
+        reasoning.enabled if reasoning else None,
         thinking.type != "disabled" if isinstance(thinking, ThinkingOptions) else thinking,
         request.enable_thinking,
     )
@@ -260,10 +262,10 @@ def chat_budget(request: ChatRequest, served: ServedModel) -> int | None:
     """
     if served.thinking_budget is not True or request.thinking_token_budget is not None:
         return None
-    thinking, asked = request.thinking, request.reasoning
+    thinking, reasoning = request.thinking, request.reasoning
     if isinstance(thinking, ThinkingOptions) and thinking.type != "disabled":
         return thinking.budget_tokens
-    return request.thinking_budget or (asked.max_tokens if asked else None)
+    return request.thinking_budget or (reasoning.max_tokens if reasoning else None)
 
 
 def includes_reasoning(request: ChatRequest) -> bool:

@@ -115,23 +115,23 @@ class CompletionWriter:
         return piece
 
     def _prompt(
-        self, token_ids: tuple[int, ...], given: Sequence[PositionLogprobs | None] | None
+        self, token_ids: tuple[int, ...], logprobs: Sequence[PositionLogprobs | None] | None
     ) -> CompletionDelta:
         piece = CompletionDelta()
         if self.job.return_token_ids:
             piece.prompt_token_ids = token_ids
         if self.job.wants_prompt_logprobs:
-            piece.prompt_logprobs = list_prompt_logprobs(given, self.context)
+            piece.prompt_logprobs = list_prompt_logprobs(logprobs, self.context)
         if self.job.echo:
             pieces = self.context.pieces
-            whole = b"".join(pieces[i] for i in token_ids).decode("utf-8", "replace")
-            piece.texts.append(whole if self.prompt is None else self.prompt)
-            if given is not None:
-                piece.logprobs = self._logprobs(token_ids, given)
+            text = b"".join(pieces[i] for i in token_ids).decode("utf-8", "replace")
+            piece.texts.append(text if self.prompt is None else self.prompt)
+            if logprobs is not None:
+                piece.logprobs = self._logprobs(token_ids, logprobs)
         return piece
 
     def _logprobs(
-        self, token_ids: Sequence[int], given: Sequence[PositionLogprobs | None]
+        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]
     ) -> dict[str, list[Any]]:
         out: dict[str, list[Any]] = {
             "text_offset": [],
@@ -139,13 +139,15 @@ class CompletionWriter:
             "tokens": [],
             "top_logprobs": [],
         }
-        for token_id, position in zip(token_ids, given, strict=True):
+        for token_id, position in zip(token_ids, positions, strict=True):
             text = self.context.token(token_id)
             out["text_offset"].append(self.offset)
             out["tokens"].append(text)
-            known = () if position is None else (position,)
-            out["token_logprobs"].append(next((logprob_value(p.chosen) for p in known), None))
-            out["top_logprobs"].append(next((self._top(p) for p in known), None))
+            known_positions = () if position is None else (position,)
+            out["token_logprobs"].append(
+                next((logprob_value(p.chosen) for p in known_positions), None)
+            )
+            out["top_logprobs"].append(next((self._top(p) for p in known_positions), None))
             self.offset += len(text)
         return out
 

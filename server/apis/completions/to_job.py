@@ -131,14 +131,14 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int | None, param: str
 
 
 def _read_prompts(request: CompletionRequest, vocab_size: int | None) -> tuple[PromptSource, ...]:
-    given = request.prompt
-    if isinstance(given, str):
-        return (given,)
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return (prompt,)
     sources: list[PromptSource] = []
-    for item in given:
+    for item in prompt:
         if isinstance(item, int):
-            check_token_ids([i for i in given if isinstance(i, int)], vocab_size, "prompt")
-            return (tuple(i for i in given if isinstance(i, int)),)
+            check_token_ids([i for i in prompt if isinstance(i, int)], vocab_size, "prompt")
+            return (tuple(i for i in prompt if isinstance(i, int)),)
         if isinstance(item, str):
             sources.append(item)
         else:

@@ -215,11 +215,13 @@ UNSHOWN = ("fallback", "mcp_tool_listing", *TOOL_CHANGES)
 
 def _list_shown(messages: Sequence[InputMessage]) -> Iterator[tuple[int, InputMessage]]:
     """Yield the messages that the model sees, with their positions in the request."""
-    last_user = max((at for at, one in enumerate(messages) if one.role == "user"), default=-1)
-    for at, message in enumerate(messages):
-        if message.clear_at == "next_user_message" and at < last_user:
+    last_user = max(
+        (index for index, item in enumerate(messages) if item.role == "user"), default=-1
+    )
+    for index, message in enumerate(messages):
+        if message.clear_at == "next_user_message" and index < last_user:
             continue
-        yield at, message
+        yield index, message
 
 
 def system_message(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
@@ -238,10 +240,10 @@ def template_messages(request: CountTokensRequest, replaces: bool) -> Iterator[d
 
     If ``replaces`` is True, a placeholder replaces non-text content.
     """
-    given = request.messages
-    newest = is_newest([message.role for message in given])
-    for at, message in _list_shown(given):
-        path = f"messages[{at}].content"
+    messages = request.messages
+    newest = is_newest([message.role for message in messages])
+    for index, message in _list_shown(messages):
+        path = f"messages[{index}].content"
         if isinstance(message.content, str) and message.role == "system":
             yield from _join_system([message.content])
         elif isinstance(message.content, str):
@@ -249,15 +251,15 @@ def template_messages(request: CountTokensRequest, replaces: bool) -> Iterator[d
         elif message.role == "assistant":
             yield _assistant(message.content, path, MediaPolicy(replaces))
         else:
-            here = MediaPolicy(replaces and not newest[at])
-            yield from _user_messages(message, message.content, path, here, MediaPolicy(replaces))
+            media = MediaPolicy(replaces and not newest[index])
+            yield from _user_messages(message, message.content, path, media, MediaPolicy(replaces))
 
 
 def _assistant(blocks: Sequence[Block], path: str, media: MediaPolicy) -> dict[str, Any]:
     text: list[str] = []
     thinking: list[str] = []
     calls: list[dict[str, Any]] = []
-    for at, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         match block:
             case OtherBlock() if block.type in UNSHOWN:
                 pass
@@ -271,7 +273,7 @@ def _assistant(blocks: Sequence[Block], path: str, media: MediaPolicy) -> dict[s
             case RedactedThinkingBlock():
                 pass
             case _:
-                text.append(_text(block, f"{path}[{at}]", media))
+                text.append(_text(block, f"{path}[{index}]", media))
     out: dict[str, Any] = {"role": "assistant", "content": "\n".join(text)}
     if thinking:
         out["reasoning"] = out["reasoning_content"] = "".join(thinking)
@@ -289,14 +291,14 @@ def _user_messages(
 ) -> Iterator[dict[str, Any]]:
     """Yield one message per tool result, and one per run of text between tool results."""
     text: list[str] = []
-    for at, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         if isinstance(block, ToolResultBlock):
             if text:
                 yield {"role": message.role, "content": "\n".join(text)}
                 text = []
-            yield _result(block, f"{path}[{at}].content", in_results)
+            yield _result(block, f"{path}[{index}].content", in_results)
         elif block.type not in UNSHOWN:
-            text.append(_text(block, f"{path}[{at}]", media))
+            text.append(_text(block, f"{path}[{index}]", media))
     if message.role == "system":
         yield from _join_system(text)
     elif text:
@@ -306,7 +308,7 @@ def _user_messages(
 def _result(block: ToolResultBlock, path: str, media: MediaPolicy) -> dict[str, Any]:
     content = block.content
     if not isinstance(content, str):
-        texts = [_text(part, f"{path}[{at}]", media) for at, part in enumerate(content or ())]
+        texts = [_text(part, f"{path}[{index}]", media) for index, part in enumerate(content or ())]
         content = "\n".join(texts)
     if block.is_error and not content.lower().startswith("error"):
         content = f"Error: {content}"
@@ -336,8 +338,8 @@ def _extract_text(block: dict[str, Any]) -> str | None:
     text = (
         source.get("data") if source.get("type") == "text" else _join_texts(source.get("content"))
     )
-    given = (block.get("title"), block.get("context"), text)
-    return _lines(*given) if isinstance(text, str) else None
+    fields = (block.get("title"), block.get("context"), text)
+    return _lines(*fields) if isinstance(text, str) else None
 
 
 def _join_texts(content: Any) -> str | None:
@@ -347,8 +349,8 @@ def _join_texts(content: Any) -> str | None:
     if not isinstance(content, list):
         return None
     texts = [block.get("text") if isinstance(block, dict) else None for block in content]
-    found = [text for text in texts if isinstance(text, str)]
-    return "\n".join(found) if found and len(found) == len(texts) else None
+    strings = [text for text in texts if isinstance(text, str)]
+    return "\n".join(strings) if strings and len(strings) == len(texts) else None
 
 
 def _lines(*parts: Any) -> str:

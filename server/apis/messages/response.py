@@ -197,8 +197,8 @@ def _block(part: AnswerPart) -> dict[str, Any]:
     """
     if isinstance(part, AnswerCall):
         arguments = parse_object(part.text)
-        given = {"raw_arguments": part.text} if arguments is None else arguments
-        return _tool_use(part.start) | {"input": given}
+        tool_input = {"raw_arguments": part.text} if arguments is None else arguments
+        return _tool_use(part.start) | {"input": tool_input}
     if part.phase is Phase.REASONING:
         return THINKING | {"thinking": part.text, "signature": SIGNATURE}
     return TEXT | {"text": part.text}

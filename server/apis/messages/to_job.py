@@ -54,7 +54,7 @@ def make_messages_job(
     model = resolve_model(request.model, served)
     policy = _make_policy(request, served)
     conversation = make_conversation(request, policy, served)
-    param, wanted = _read_format(request)
+    param, constraint = _read_format(request)
     _check_container(request)
     _check_edits(request)
     job = make_job(
@@ -66,7 +66,7 @@ def make_messages_job(
         sampling=_sampling(request, served),
         prompts=(conversation,),
         policy=policy,
-        constraint=(param, wanted) if wanted else NO_CONSTRAINT,
+        constraint=(param, constraint) if constraint else NO_CONSTRAINT,
         reasons=request.thinking is not None and request.thinking.type != "disabled",
         workload=workload,
     )
@@ -88,8 +88,8 @@ def _read_format(request: MessagesRequest) -> tuple[str, Constraint | None]:
         )
     shape = configured or request.output_format
     param = FORMAT if configured else "output_format"
-    wanted = schema_constraint(shape.schema_, f"{param}.schema", strict=True) if shape else None
-    return param, wanted
+    constraint = schema_constraint(shape.schema_, f"{param}.schema", strict=True) if shape else None
+    return param, constraint
 
 
 def _check_container(request: MessagesRequest) -> None:
@@ -114,10 +114,10 @@ def _check_edits(request: MessagesRequest) -> None:
     Without clearing, the model only sees more than it needs. A compaction, however, replaces the
     conversation by a summary from which the client continues.
     """
-    given = request.context_management
-    for at, edit in enumerate((given and given.edits) or ()):
+    management = request.context_management
+    for index, edit in enumerate((management and management.edits) or ()):
         if not edit.type.startswith("clear_"):
-            path = f"context_management.edits[{at}]"
+            path = f"context_management.edits[{index}]"
             raise InvalidRequest(
                 f"{path!r} of type {edit.type!r} is not supported: this gateway summarizes no "
                 "conversations. Leave it out, and send a summary of your own when the conversation "
@@ -131,8 +131,8 @@ def _check_edits(request: MessagesRequest) -> None:
 
 def _affinity(request: MessagesRequest) -> str | None:
     """Return the session: clients with sessions put the session id into ``metadata.user_id``."""
-    named = (request.metadata or {}).get("user_id")
-    return named if isinstance(named, str) and named else None
+    session = (request.metadata or {}).get("user_id")
+    return session if isinstance(session, str) and session else None
 
 
 def make_counted_conversation(request: CountTokensRequest, served: ServedModel) -> Conversation:
@@ -145,18 +145,18 @@ def make_conversation(
     request: CountTokensRequest, policy: ToolPolicy, served: ServedModel
 ) -> Conversation:
     """Make the conversation. If the last message is the assistant's, the answer continues it."""
-    continued = request.messages[-1].role == "assistant"
-    asked = request.chat_template_kwargs
+    continues = request.messages[-1].role == "assistant"
+    variables = request.chat_template_kwargs
     return Conversation(
         messages=(
             *system_message(request),
             *template_messages(request, served.replaces_media),
         ),
         tools=policy.tools if policy.choice != "none" else (),
-        add_generation_prompt=not continued,
-        continue_final_message=continued,
-        template_kwargs=template_kwargs(served, asked, **_thinking(request)),
-        template=own_template(served, asked),
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        template_kwargs=template_kwargs(served, variables, **_thinking(request)),
+        template=own_template(served, variables),
     )
 
 
@@ -188,27 +188,29 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
 
 
 def _make_policy(request: CountTokensRequest, served: ServedModel) -> ToolPolicy:
-    asked = request.tool_choice
+    requested_choice = request.tool_choice
     offered, hosted = _list_offers(request)
-    if asked is None:
+    if requested_choice is None:
         return tools.make_policy(offered, None, None, served)
-    if (asked.type == "tool") != (asked.name is not None):
+    if (requested_choice.type == "tool") != (requested_choice.name is not None):
         raise InvalidRequest(
             "'tool_choice.name' is required with type 'tool', and allowed only then.",
             param="tool_choice",
         )
-    names = () if asked.name is None else (asked.name,)
-    choice = tools.ToolSelection(MODES[asked.type], names, single=asked.type == "tool")
-    several = not asked.disable_parallel_tool_use
-    return tools.make_policy(offered, choice, several, served, hosted=hosted)
+    names = () if requested_choice.name is None else (requested_choice.name,)
+    choice = tools.ToolSelection(
+        MODES[requested_choice.type], names, single=requested_choice.type == "tool"
+    )
+    parallel = not requested_choice.disable_parallel_tool_use
+    return tools.make_policy(offered, choice, parallel, served, hosted=hosted)
 
 
 def _list_offers(request: CountTokensRequest) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return the client's tools as functions, and the types of hosted tools by name."""
     offered: list[dict[str, Any]] = []
     hosted: dict[str, str] = {}
-    for at, tool in enumerate(list_tools(request)):
-        function = _function(tool, f"tools[{at}].name")
+    for index, tool in enumerate(list_tools(request)):
+        function = _function(tool, f"tools[{index}].name")
         if function is not None:
             offered.append({"type": "function", "function": function})
         else:
@@ -248,8 +250,8 @@ def _function(tool: MessageTool, param: str) -> dict[str, Any] | None:
         function = client_function(str(tool.type), tool.name, tool.model_extra or {})
     if function is None:
         return None
-    given = function | {"strict": tool.strict}
-    return {key: value for key, value in given.items() if value is not None}
+    members = function | {"strict": tool.strict}
+    return {key: value for key, value in members.items() if value is not None}
 
 
 def _with_examples(
@@ -281,10 +283,10 @@ def client_function(kind: str, name: str, options: Mapping[str, Any]) -> dict[st
 
     ``options`` are the other members of the tool, such as the size of the display.
     """
-    found = VERSIONED.fullmatch(kind)
-    if found is None:
+    match = VERSIONED.fullmatch(kind)
+    if match is None:
         return None
-    description, parameters = MAKERS[found[1]](int(found[2]), options)
+    description, parameters = MAKERS[match[1]](int(match[2]), options)
     return {"name": name, "description": description, "parameters": parameters}
 
 
@@ -360,8 +362,8 @@ def _file_properties() -> dict[str, Any]:
 
 
 def _schema(properties: Mapping[str, Any], *required: str) -> dict[str, Any]:
-    given = {"required": [*required]} if required else {}
-    return {"type": "object", "properties": dict(properties), **given}
+    requirement = {"required": [*required]} if required else {}
+    return {"type": "object", "properties": dict(properties), **requirement}
 
 
 def _one_of(values: tuple[str, ...]) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from eaglegate.server.errors import InvalidRequest
 
 def list_tools(request: CountTokensRequest) -> list[MessageTool]:
     """Return the request's tools and those defined along the way, without the removed ones."""
-    offered = list(request.tools or ())
-    removed: set[str] = set()
+    tools = list(request.tools or ())
+    removed_names: set[str] = set()
     for path, block in _find_changes(request):
-        named = (block.model_extra or {}).get("tool")
-        tool = named if isinstance(named, dict) else {}
+        definition = (block.model_extra or {}).get("tool")
+        tool = definition if isinstance(definition, dict) else {}
         if tool.get("type") == "tool_definition":
-            offered.append(_define(tool.get("definition"), f"{path}.tool.definition"))
+            tools.append(_define(tool.get("definition"), f"{path}.tool.definition"))
         elif tool.get("type") != "tool_reference" or not isinstance(tool.get("name"), str):
             raise InvalidRequest(
                 f"'{path}.tool' must be a tool_reference with a name, or a tool_definition: this "
@@ -35,19 +35,19 @@ def list_tools(request: CountTokensRequest) -> list[MessageTool]:
                 param=f"{path}.tool",
             )
         elif block.type == "tool_removal":
-            removed.add(tool["name"])
+            removed_names.add(tool["name"])
         else:
-            removed.discard(tool["name"])
-    return [tool for tool in offered if tool.name not in removed]
+            removed_names.discard(tool["name"])
+    return [tool for tool in tools if tool.name not in removed_names]
 
 
 def _find_changes(request: CountTokensRequest) -> Iterator[tuple[str, OtherBlock]]:
-    for at, message in enumerate(request.messages):
+    for index, message in enumerate(request.messages):
         if isinstance(message.content, str):
             continue
-        for place, block in enumerate(message.content):
+        for block_index, block in enumerate(message.content):
             if isinstance(block, OtherBlock) and block.type in TOOL_CHANGES:
-                yield f"messages[{at}].content[{place}]", block
+                yield f"messages[{index}].content[{block_index}]", block
 
 
 def _define(definition: Any, path: str) -> MessageTool:

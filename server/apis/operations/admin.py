@@ -136,24 +136,24 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
         if cost := pipeline.info.details.get("prefix cache"):
             rules["prefix_cache"] = cost
         planner = gateway.controls.planner if gateway.controls else None
-        found = await planner.describe_planning() if planner else {}
-        return rules | ({"planner": dict(found)} if found else {})
+        planning = await planner.describe_planning() if planner else {}
+        return rules | ({"planner": dict(planning)} if planning else {})
 
     @routes.put("/speculation", openapi_extra=describe_body(SpeculationModel))
     async def set_speculation(request: Request) -> dict[str, Any]:
         pipeline = gateway.require()
-        given = parse(await read_body(request, gateway.settings.max_body_bytes), SpeculationModel)
-        rules = given.rules()
+        body = parse(await read_body(request, gateway.settings.max_body_bytes), SpeculationModel)
+        rules = body.rules()
         check_rules(rules, pipeline)
-        _check_operation(given, pipeline, gateway)
+        _check_operation(body, pipeline, gateway)
         out: dict[str, Any] = {}
         # The planner first, since this can fail; an engine with a planner can also be bounded.
-        if given.planner is not None:
-            await _freeze_planner(gateway, None if given.planner == "auto" else given.planner)
-            out["planner"] = given.planner
-        if given.bound is not None:
-            done = await _bound_depth(gateway, given.bound)
-            out |= {"bound": done.bound, "bound_pending": done.pending}
+        if body.planner is not None:
+            await _freeze_planner(gateway, None if body.planner == "auto" else body.planner)
+            out["planner"] = body.planner
+        if body.bound is not None:
+            state = await _bound_depth(gateway, body.bound)
+            out |= {"bound": state.bound, "bound_pending": state.pending}
         require_controls(gateway)
         pipeline.policy.set_rules(rules)
         return asdict(rules) | out
@@ -177,10 +177,10 @@ def _add_drafts(routes: APIRouter, gateway: Gateway) -> None:
     async def swap_draft(request: Request) -> dict[str, Any]:
         """Load another draft into the running engine, between two steps."""
         gateway.require()
-        given = parse(await read_body(request, gateway.settings.max_body_bytes), DraftModel)
+        body = parse(await read_body(request, gateway.settings.max_body_bytes), DraftModel)
         drafts = require_drafts(gateway)
-        await asyncio.to_thread(check_path, given.path)
-        return await _change_draft(drafts, drafts.swap(given.path, trial=given.trial))
+        await asyncio.to_thread(check_path, body.path)
+        return await _change_draft(drafts, drafts.swap(body.path, trial=body.trial))
 
     @routes.post("/draft/rollback")
     async def roll_back_draft() -> dict[str, Any]:
@@ -261,11 +261,11 @@ def require_controls(gateway: Gateway) -> Controls:
 
 def check_rules(rules: SpeculationRules, pipeline: Pipeline, prefix: str = "") -> None:
     """Raise InvalidRequest for unknown workloads, and for depths that the engine cannot serve."""
-    known = pipeline.served.workloads
-    _check_names(f"{prefix}workload_flags", rules.workload_flags, known)
-    _check_names(f"{prefix}workload_depths", rules.workload_depths, known)
-    depths = {f"workload_depths.{name}": at for name, at in rules.workload_depths.items()}
-    depths |= {f"key_depths.{name}": at for name, at in rules.key_depths.items()}
+    workloads = pipeline.served.workloads
+    _check_names(f"{prefix}workload_flags", rules.workload_flags, workloads)
+    _check_names(f"{prefix}workload_depths", rules.workload_depths, workloads)
+    depths = {f"workload_depths.{name}": limit for name, limit in rules.workload_depths.items()}
+    depths |= {f"key_depths.{name}": limit for name, limit in rules.key_depths.items()}
     for name, depth in ({"depth": rules.depth} | depths).items():
         _check_depth(prefix + name, depth, pipeline)
         if depth not in (None, pipeline.served.depth) and not pipeline.served.depth_per_request:
@@ -277,12 +277,12 @@ def check_rules(rules: SpeculationRules, pipeline: Pipeline, prefix: str = "") -
             )
 
 
-def _check_operation(given: SpeculationModel, pipeline: Pipeline, gateway: Gateway) -> None:
+def _check_operation(body: SpeculationModel, pipeline: Pipeline, gateway: Gateway) -> None:
     """Check the fields that are not rules. Raises InvalidRequest."""
     if gateway.keys:
-        _check_names("key_depths", given.key_depths, [key.name for key in gateway.keys.keys])
-    _check_depth("bound", given.bound, pipeline)
-    _check_depth("planner", None if given.planner == "auto" else given.planner, pipeline)
+        _check_names("key_depths", body.key_depths, [key.name for key in gateway.keys.keys])
+    _check_depth("bound", body.bound, pipeline)
+    _check_depth("planner", None if body.planner == "auto" else body.planner, pipeline)
 
 
 def _check_depth(param: str, depth: int | None, pipeline: Pipeline) -> None:
@@ -294,11 +294,11 @@ def _check_depth(param: str, depth: int | None, pipeline: Pipeline) -> None:
         )
 
 
-def _check_names(param: str, given: Collection[str], known: Collection[str]) -> None:
-    unknown = sorted(set(given) - set(known))
+def _check_names(param: str, names: Collection[str], registry: Collection[str]) -> None:
+    unknown = sorted(set(names) - set(registry))
     if unknown:
         raise InvalidRequest(
             f"'{param}' contains unknown names: {', '.join(unknown)}. Known: "
-            f"{', '.join(sorted(known))}.",
+            f"{', '.join(sorted(registry))}.",
             param=param,
         )

@@ -57,17 +57,17 @@ def router(gateway: Gateway) -> APIRouter:
 
 def _add_models(routes: APIRouter, gateway: Gateway) -> None:
     def card(name: str) -> dict[str, Any]:
-        known: dict[str, Any] = {}
+        details: dict[str, Any] = {}
         if (pipeline := gateway.pipeline) is not None:
-            known["max_model_len"] = pipeline.info.max_model_len
+            details["max_model_len"] = pipeline.info.max_model_len
             if name in pipeline.served.adapters:
-                known["parent"] = gateway.models[0]
+                details["parent"] = gateway.models[0]
         return {
             "id": name,
             "object": "model",
             "created": gateway.created,
             "owned_by": "eaglegate",
-            **known,
+            **details,
         }
 
     def list_usable() -> list[str]:
@@ -174,25 +174,25 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
-        asked = await current_charge.get().parse(lambda: parse(body, TokenizeRequest))
-        check_model(asked.model or gateway.models[0], pipeline.served)
-        api = "chat" if asked.prompt is None else "completions"
+        fields = await current_charge.get().parse(lambda: parse(body, TokenizeRequest))
+        check_model(fields.model or gateway.models[0], pipeline.served)
+        api = "chat" if fields.prompt is None else "completions"
         tokens = await count_prompt_tokens(
-            pipeline, api, arrived, lambda limits: _tokens(asked, pipeline, limits)
+            pipeline, api, arrived, lambda limits: _tokens(fields, pipeline, limits)
         )
-        return json_response(await asyncio.to_thread(_answer, asked, tokens, pipeline))
+        return json_response(await asyncio.to_thread(_answer, fields, tokens, pipeline))
 
     @routes.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest), response_model=None)
     async def detokenize(request: Request) -> Response:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
-        asked = await current_charge.get().parse(lambda: parse(body, DetokenizeRequest))
-        check_model(asked.model or gateway.models[0], pipeline.served)
-        check_token_ids(asked.tokens, pipeline.served.vocab_size, "tokens")
+        fields = await current_charge.get().parse(lambda: parse(body, DetokenizeRequest))
+        check_model(fields.model or gateway.models[0], pipeline.served)
+        check_token_ids(fields.tokens, pipeline.served.vocab_size, "tokens")
         async with admit(pipeline, arrived):
             current_charge.get().begin_tokenizing()
-            text = await asyncio.to_thread(pipeline.renderer.decode, asked.tokens)
+            text = await asyncio.to_thread(pipeline.renderer.decode, fields.tokens)
         return json_response({"prompt": text})
 
     if not gateway.settings.enable_tokenizer_info_endpoint:
@@ -214,41 +214,43 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
             return json_response(gateway.require().renderer.tokenizer_info())
 
 
-def _answer(asked: TokenizeRequest, tokens: list[int], pipeline: Pipeline) -> dict[str, Any]:
+def _answer(request: TokenizeRequest, tokens: list[int], pipeline: Pipeline) -> dict[str, Any]:
     out: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": pipeline.info.max_model_len,
         "tokens": tokens,
     }
-    if asked.return_token_strs:
+    if request.return_token_strs:
         pieces = pipeline.parsers.pieces
         out["token_strs"] = [pieces[token].decode("utf-8", "replace") for token in tokens]
     return out
 
 
-async def _tokens(asked: TokenizeRequest, pipeline: Pipeline, limits: RenderLimits) -> list[int]:
-    if (asked.prompt is None) == (asked.messages is None):
-        given = "neither" if asked.prompt is None else "both"
-        raise InvalidRequest(f"Give either 'prompt' or 'messages'; given {given}.", param="prompt")
-    if asked.prompt is not None:
-        special = asked.add_special_tokens is not False
-        return await encode(asked.prompt, pipeline.renderer, special, limits)
-    if asked.add_special_tokens:
+async def _tokens(request: TokenizeRequest, pipeline: Pipeline, limits: RenderLimits) -> list[int]:
+    if (request.prompt is None) == (request.messages is None):
+        problem = "neither" if request.prompt is None else "both"
+        raise InvalidRequest(
+            f"Give either 'prompt' or 'messages'; given {problem}.", param="prompt"
+        )
+    if request.prompt is not None:
+        special = request.add_special_tokens is not False
+        return await encode(request.prompt, pipeline.renderer, special, limits)
+    if request.add_special_tokens:
         raise InvalidRequest(
             "'add_special_tokens' needs 'prompt': the chat template adds special tokens itself.",
             param="add_special_tokens",
         )
-    return await render(_conversation(asked, pipeline), pipeline.renderer, limits)
+    return await render(_conversation(request, pipeline), pipeline.renderer, limits)
 
 
-def _conversation(asked: TokenizeRequest, pipeline: Pipeline) -> Conversation:
-    continued = bool(asked.continue_final_message)
-    prompt = asked.add_generation_prompt
+def _conversation(request: TokenizeRequest, pipeline: Pipeline) -> Conversation:
+    continues = bool(request.continue_final_message)
+    prompt = request.add_generation_prompt
     return Conversation(
-        messages=tuple(template_messages(asked.messages or (), pipeline.served.replaces_media)),
-        tools=tuple(list_offered_tools(asked.tools or ())[0]),
-        add_generation_prompt=not continued if prompt is None else prompt,
-        continue_final_message=continued,
-        template_kwargs=template_kwargs(pipeline.served, asked.chat_template_kwargs),
-        template=own_template(pipeline.served, asked.chat_template_kwargs, asked.chat_template),
+        messages=tuple(template_messages(request.messages or (), pipeline.served.replaces_media)),
+        tools=tuple(list_offered_tools(request.tools or ())[0]),
+        add_generation_prompt=not continues if prompt is None else prompt,
+        continue_final_message=continues,
+        template_kwargs=template_kwargs(pipeline.served, request.chat_template_kwargs),
+        template=own_template(pipeline.served, request.chat_template_kwargs, request.chat_template),
     )

@@ -128,11 +128,11 @@ class FrameLog:
 
 def _split_frames(content: bytes) -> list[bytes]:
     count = int.from_bytes(content[:4])
-    at, frames = 4 + 4 * count, []
-    for place in range(4, 4 + 4 * count, 4):
-        length = int.from_bytes(content[place : place + 4])
-        frames.append(content[at : at + length])
-        at += length
+    offset, frames = 4 + 4 * count, []
+    for position in range(4, 4 + 4 * count, 4):
+        length = int.from_bytes(content[position : position + 4])
+        frames.append(content[offset : offset + length])
+        offset += length
     return frames
 
 
@@ -237,9 +237,9 @@ class BackgroundRun:
             self._work.cancel()
         await asyncio.wait({self.task})
 
-    def check(self, after: int) -> None:
-        """Raise InvalidRequest if events after ``after`` are no longer in the log."""
-        if after + 1 < self.log.begin:
+    def check(self, number: int) -> None:
+        """Raise InvalidRequest if events after ``number`` are no longer in the log."""
+        if number + 1 < self.log.begin:
             raise InvalidRequest(
                 f"The events of '{self.id}' before number {self.log.begin} are no longer "
                 "available; this response has too many events.",
@@ -247,33 +247,33 @@ class BackgroundRun:
             )
 
     async def follow(
-        self, after: int, stored: Callable[[], Awaitable[dict[str, Any] | None]]
+        self, number: int, load_stored: Callable[[], Awaitable[dict[str, Any] | None]]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield frames with sequence numbers above ``after``, as they arrive.
+        """Yield frames with sequence numbers above ``number``, as they arrive.
 
-        ``stored`` reads the response from the store.
+        ``load_stored`` reads the response from the store.
         """
         self._num_followers += 1
         try:
-            at = after + 1
-            while await self._wait_for_frame(at):
-                frame = self.log.read(at)
+            position = number + 1
+            while await self._wait_for_frame(position):
+                frame = self.log.read(position)
                 if isinstance(frame, ResponseSnapshot):
-                    response = self.response or await stored()
+                    response = self.response or await load_stored()
                     if response is None:
                         return
                     frame = _render_snapshot(frame, response)
                 yield frame
-                at += 1
+                position += 1
         finally:
             self._num_followers -= 1
             self._release()
 
-    async def _wait_for_frame(self, at: int) -> bool:
-        """Wait for frame ``at``. Return False if it will never exist."""
+    async def _wait_for_frame(self, number: int) -> bool:
+        """Wait for frame ``number``. Return False if it will never exist."""
         async with self._grown:
-            await self._grown.wait_for(lambda: self._visible > at or self._save is None)
-        return self._visible > at
+            await self._grown.wait_for(lambda: self._visible > number or self._save is None)
+        return self._visible > number
 
     async def _run(self, work: asyncio.Task[None], stream: LoggedStream) -> None:
         """Wait until the work ends in any way, and store the result."""
@@ -358,10 +358,10 @@ class BackgroundRuns:
         if not running:
             return
         try:
-            held = await store.hold(list(running), time.time() + HOLD_S)
+            held_ids = await store.hold(list(running), time.time() + HOLD_S)
         except StoreFailed:
             return
-        for id in running.keys() - held:
+        for id in running.keys() - held_ids:
             await running[id].cancel()
 
     async def finish(self, timeout_s: float) -> None:

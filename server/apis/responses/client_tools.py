@@ -57,9 +57,9 @@ def check_readable(kind: str, path: str) -> None:
 
 def offer(kind: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the function that the model sees; ``options`` are the other members of the tool."""
-    made = CLIENT_TOOLS[kind]
-    described = made.description + _list_skills(options or {})
-    function = {"name": kind, "description": described, "parameters": dict(made.parameters)}
+    tool = CLIENT_TOOLS[kind]
+    description = tool.description + _list_skills(options or {})
+    function = {"name": kind, "description": description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}
 
 
@@ -98,23 +98,23 @@ def read_output(item: Item) -> tuple[str, str]:
     return item.get("call_id") or item["id"], CLIENT_TOOLS[kind].read_output(item)
 
 
-def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
+def _without_none(members: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
 
 
-def _texts(given: Any) -> list[str]:
+def _texts(value: Any) -> list[str]:
     """Return a list of texts. A model may write a single text without the list."""
-    if isinstance(given, str):
-        return [given]
-    return [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
+    if isinstance(value, str):
+        return [value]
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
-def _whole(given: Any) -> int | None:
-    return given if type(given) is int else None
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
 
 
-def _text(given: Any) -> str | None:
-    return given if isinstance(given, str) else None
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _write_shell(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -128,11 +128,11 @@ def _write_shell(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _write_local_shell(arguments: dict[str, Any]) -> dict[str, Any]:
     env = arguments.get("env")
-    named = env.items() if isinstance(env, dict) else ()
+    variables = env.items() if isinstance(env, dict) else ()
     action = {
         "type": "exec",
         "command": _texts(arguments.get("command")),
-        "env": {name: value for name, value in named if isinstance(value, str)},
+        "env": {name: value for name, value in variables if isinstance(value, str)},
         "timeout_ms": _whole(arguments.get("timeout_ms")),
         "user": _text(arguments.get("user")),
         "working_directory": _text(arguments.get("working_directory")),
@@ -152,8 +152,8 @@ def _write_patch(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_action(item: Item) -> dict[str, Any]:
-    given = _without_none(item["action"]).items()
-    return {name: value for name, value in given if name != "type" and value != {}}
+    members = _without_none(item["action"]).items()
+    return {name: value for name, value in members if name != "type" and value != {}}
 
 
 def _read_operation(item: Item) -> dict[str, Any]:

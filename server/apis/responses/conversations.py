@@ -59,17 +59,17 @@ class ConversationsService:
             )
         return self._gateway.store.conversations
 
-    async def create(self, asked: ConversationRequest) -> dict[str, Any]:
+    async def create(self, request: ConversationRequest) -> dict[str, Any]:
         id, owner = f"conv_{uuid.uuid4().hex}", self._gateway.owner()
-        made = StoredConversation(id, owner, int(time.time()), asked.metadata or {})
-        items = await self._read_items(asked.items or ())
-        await self.store.put(made)
+        conversation = StoredConversation(id, owner, int(time.time()), request.metadata or {})
+        items = await self._read_items(request.items or ())
+        await self.store.put(conversation)
         try:
             await self.store.append(id, items)
         except InvalidRequest:
             await self.store.delete(id, owner)
             raise
-        return _to_object(made)
+        return _to_object(conversation)
 
     async def _read_items(self, items: Sequence[InputItem]) -> ItemList:
         reader = self._gateway.cipher.reader(self._gateway.owner())
@@ -79,17 +79,17 @@ class ConversationsService:
 
     async def get(self, id: str) -> StoredConversation:
         """Return a conversation. Raises NotFound."""
-        found = await self.store.get(id, self._gateway.owner())
-        if found is None:
+        conversation = await self.store.get(id, self._gateway.owner())
+        if conversation is None:
             raise NotFound(f"Conversation with id '{id[:80]}' not found.", param="conversation_id")
-        return found
+        return conversation
 
     async def describe(self, id: str) -> dict[str, Any]:
         return _to_object(await self.get(id))
 
-    async def update(self, id: str, asked: ConversationUpdate) -> dict[str, Any]:
+    async def update(self, id: str, request: ConversationUpdate) -> dict[str, Any]:
         old = await self.get(id)
-        new = StoredConversation(id, old.owner, old.created, asked.metadata)
+        new = StoredConversation(id, old.owner, old.created, request.metadata)
         await self.store.put(new)
         return _to_object(new)
 
@@ -103,29 +103,31 @@ class ConversationsService:
         await self.get(id)
         return await self.store.items(id)
 
-    async def history(self, id: str, more: int, given: ItemList) -> ItemList:
-        """Return the items before a response that adds ``given``, of ``more`` bytes.
+    async def history(self, id: str, added_bytes: int, items: ItemList) -> ItemList:
+        """Return the items before a response that adds ``items``, of ``added_bytes`` bytes.
 
         Raises NotFound, and InvalidRequest if the conversation becomes too large.
         """
         await self.get(id)
         num_bytes = await self.store.num_bytes(id)
-        check_history(num_bytes + more, self._gateway.settings.max_body_bytes, "conversation")
-        await self.store.check(id, given, "conversation")
+        check_history(
+            num_bytes + added_bytes, self._gateway.settings.max_body_bytes, "conversation"
+        )
+        await self.store.check(id, items, "conversation")
         current_charge.get().hold(num_bytes)
         return await self.store.items(id)
 
     async def item(self, id: str, item: str) -> dict[str, Any]:
-        for one in await self.items(id):
-            if one["id"] == item:
-                return one
+        for candidate in await self.items(id):
+            if candidate["id"] == item:
+                return candidate
         raise NotFound(f"Item with id '{item[:80]}' not found.", param="item_id")
 
-    async def add(self, id: str, asked: ConversationItems) -> dict[str, Any]:
+    async def add(self, id: str, request: ConversationItems) -> dict[str, Any]:
         await self.get(id)
         num_bytes = await self.store.num_bytes(id) + current_charge.get().num_bytes
         check_history(num_bytes, self._gateway.settings.max_body_bytes, "items")
-        items = await self._read_items(asked.items)
+        items = await self._read_items(request.items)
         await self.store.append(id, items)
         return make_page(items, len(items), "asc", None)
 
@@ -146,34 +148,34 @@ def _to_object(conversation: StoredConversation) -> dict[str, Any]:
 
 
 async def resolve_references(
-    given: ItemList, gateway: Gateway, before: Iterable[ItemDict] = (), param: str = "input"
+    items: ItemList, gateway: Gateway, earlier_items: Iterable[ItemDict] = (), param: str = "input"
 ) -> ItemList:
-    """Replace references in ``given`` by their items. Raises NotFound and InvalidRequest.
+    """Replace references in ``items`` by their items. Raises NotFound and InvalidRequest.
 
-    Items that are in ``before`` are not repeated.
+    Items that are in ``earlier_items`` are not repeated.
     """
-    references = [item for item in given if item["type"] == REFERENCE]
+    references = [item for item in items if item["type"] == REFERENCE]
     if not references:
-        return given
-    present = {item["id"] for item in before}
-    wanted = list(dict.fromkeys(r["id"] for r in references if r["id"] not in present))
-    found = await _find_items(wanted, gateway, param)
+        return items
+    present_ids = {item["id"] for item in earlier_items}
+    ids = list(dict.fromkeys(r["id"] for r in references if r["id"] not in present_ids))
+    referents = await _find_items(ids, gateway, param)
     for reference in references:
-        if reference["id"] not in present and reference["id"] not in found:
+        if reference["id"] not in present_ids and reference["id"] not in referents:
             raise _item_not_found(reference, gateway)
-    resolved = (found.get(item["id"]) if item["type"] == REFERENCE else item for item in given)
+    resolved = (referents.get(item["id"]) if item["type"] == REFERENCE else item for item in items)
     return [item for item in resolved if item is not None]
 
 
 async def _find_items(ids: list[str], gateway: Gateway, param: str) -> dict[str, dict[str, Any]]:
     if gateway.store is None or not ids:
         return {}
-    found = await gateway.store.items(ids, gateway.owner(), gateway.settings.max_body_bytes)
-    num_bytes = sum(len(orjson.dumps(item)) for item in found.values())
+    items = await gateway.store.items(ids, gateway.owner(), gateway.settings.max_body_bytes)
+    num_bytes = sum(len(orjson.dumps(item)) for item in items.values())
     charge = current_charge.get()
     check_history(num_bytes + charge.num_bytes, gateway.settings.max_body_bytes, param)
     charge.hold(num_bytes)
-    return found
+    return items
 
 
 def _item_not_found(reference: dict[str, Any], gateway: Gateway) -> NotFound:
@@ -206,20 +208,20 @@ def make_page(items: ItemList, limit: int, order: PageOrder, after: str | None) 
     Raises InvalidRequest if ``after`` is no item: a client that reads page after page would begin
     anew forever.
     """
-    listed = items if order == "asc" else items[::-1]
+    ordered = items if order == "asc" else items[::-1]
     if after is not None:
-        ids = [item["id"] for item in listed]
+        ids = [item["id"] for item in ordered]
         if after not in ids:
             raise InvalidRequest(
                 f"'after' must be the id of an item in this list; given '{after[:100]}'.",
                 param="after",
             )
-        listed = listed[ids.index(after) + 1 :]
-    shown = listed[:limit]
+        ordered = ordered[ids.index(after) + 1 :]
+    page = ordered[:limit]
     return {
         "object": "list",
-        "data": shown,
-        "has_more": len(listed) > limit,
-        "first_id": shown[0]["id"] if shown else "",
-        "last_id": shown[-1]["id"] if shown else "",
+        "data": page,
+        "has_more": len(ordered) > limit,
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
     }

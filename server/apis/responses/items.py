@@ -52,8 +52,8 @@ def read_input(
 ) -> list[dict[str, Any]]:
     """Return the input items, each with an id. Raises InvalidRequest for non-text content."""
     if isinstance(request.input, str):
-        given = [{"type": "message", "role": "user", "content": request.input}]
-        return [_complete_item(item) for item in given if item["content"]]
+        user_items = [{"type": "message", "role": "user", "content": request.input}]
+        return [_complete_item(item) for item in user_items if item["content"]]
     return read_items(request.input, "input", decrypt, replaces)
 
 
@@ -67,12 +67,14 @@ def read_items(
     """
     newest = is_newest([_speaker(item) for item in items])
     return [
-        _reference(item, f"{param}[{at}]")
+        _reference(item, f"{param}[{index}]")
         if isinstance(item, ItemReference)
         else _complete_item(
-            _check_item(item, f"{param}[{at}]", decrypt, MediaPolicy(replaces and not newest[at]))
+            _check_item(
+                item, f"{param}[{index}]", decrypt, MediaPolicy(replaces and not newest[index])
+            )
         )
-        for at, item in enumerate(items)
+        for index, item in enumerate(items)
         if not _is_skipped(item, param)
     ]
 
@@ -106,11 +108,11 @@ def _check_item(item: InputItem, path: str, decrypt: Decrypt, media: MediaPolicy
     parts = getattr(item, "content", None) or getattr(item, "output", None) or ()
     if not isinstance(parts, str) and item.type not in client_tools.OUTPUTS:
         _check_parts(parts, path, media)
-    given = item.model_dump(exclude_none=True)
+    members = item.model_dump(exclude_none=True)
     if isinstance(item, ReasoningItem) and item.encrypted_content is not None:
         text = _decrypt_text(item.encrypted_content, f"{path}.encrypted_content", decrypt)
-        return given | {"content": [{"type": "reasoning_text", "text": text}]}
-    return given
+        return members | {"content": [{"type": "reasoning_text", "text": text}]}
+    return members
 
 
 def _decrypt_text(token: str, path: str, decrypt: Decrypt) -> str:
@@ -126,9 +128,9 @@ def _decrypt_text(token: str, path: str, decrypt: Decrypt) -> str:
 
 
 def _check_parts(parts: Iterable[ItemPart], path: str, media: MediaPolicy) -> None:
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if part.type not in (*TEXT_PARTS, "refusal"):
-            media.text(part.type, f"{path}.content[{at}]")
+            media.text(part.type, f"{path}.content[{index}]")
 
 
 def _complete_item(item: dict[str, Any]) -> dict[str, Any]:

@@ -210,10 +210,10 @@ def _item_tag(value: Any) -> str:
     """Return the tag of an item's model, so that errors refer to that type. ``type`` may be
     missing.
     """
-    given = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-    if given.get("type") is not None:
-        return KINDS.get(given["type"], "Other") if isinstance(given["type"], str) else "Other"
-    return "Reference" if "id" in given and "role" not in given else "Message"
+    members = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    if members.get("type") is not None:
+        return KINDS.get(members["type"], "Other") if isinstance(members["type"], str) else "Other"
+    return "Reference" if "id" in members and "role" not in members else "Message"
 
 
 InputItem = Annotated[
@@ -342,10 +342,10 @@ class ResponsesRequest(EngineFields, CacheHints):
 
     @property
     def wants_summary(self) -> bool:
-        asked = self.reasoning
-        return asked is not None and bool(asked.summary or asked.generate_summary)
+        reasoning = self.reasoning
+        return reasoning is not None and bool(reasoning.summary or reasoning.generate_summary)
 
     @property
     def conversation_id(self) -> str | None:
-        named = self.conversation
-        return named.id if isinstance(named, ConversationName) else named
+        conversation = self.conversation
+        return conversation.id if isinstance(conversation, ConversationName) else conversation

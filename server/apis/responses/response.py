@@ -140,8 +140,12 @@ class ResponseBuilder:
 
     def _tool_name(self, name: str) -> dict[str, str]:
         """Return the name of a called tool as the client wrote it."""
-        found = self._job.tool_policy.namespaces.get(name)
-        return {"name": name} if found is None else {"namespace": found[0], "name": found[1]}
+        namespaced = self._job.tool_policy.namespaces.get(name)
+        return (
+            {"name": name}
+            if namespaced is None
+            else {"namespace": namespaced[0], "name": namespaced[1]}
+        )
 
     def _content(self, text: str) -> Iterator[ResponseEvent]:
         if not isinstance(self._item, MessageWriter):
@@ -149,10 +153,10 @@ class ResponseBuilder:
             self._pending = _select_last(text, self._pending, self._context)
             yield from self._open(MessageWriter(self._next))
         assert isinstance(self._item, MessageWriter)
-        found = list_logprobs(self._pending, self._context) if self._pending else []
+        logprobs = list_logprobs(self._pending, self._context) if self._pending else []
         self._pending.clear()
-        self._item.logprobs.extend(found)
-        yield self._item.grow(text) | {"logprobs": found}
+        self._item.logprobs.extend(logprobs)
+        yield self._item.grow(text) | {"logprobs": logprobs}
 
     def _reasoning(self, text: str) -> Iterator[ResponseEvent]:
         if self._item is None or self._item.kind != "reasoning":
@@ -163,8 +167,8 @@ class ResponseBuilder:
     def _open(self, item: ItemWriter) -> Iterator[ResponseEvent]:
         yield from self._close("completed")
         self._item = item
-        shown = item.snapshot("in_progress")
-        yield {"type": "response.output_item.added", "output_index": item.index, "item": shown}
+        snapshot = item.snapshot("in_progress")
+        yield {"type": "response.output_item.added", "output_index": item.index, "item": snapshot}
         yield from item.start_events()
 
     def _close(self, status: str) -> Iterator[ResponseEvent]:
@@ -175,8 +179,8 @@ class ResponseBuilder:
             item.logprobs.extend(list_logprobs(self._pending, self._context))
             self._pending.clear()
         yield from item.finish_events()
-        shown = self._settle(status)
-        yield {"type": "response.output_item.done", "output_index": item.index, "item": shown}
+        snapshot = self._settle(status)
+        yield {"type": "response.output_item.done", "output_index": item.index, "item": snapshot}
 
     def _settle(self, status: str) -> dict[str, Any] | None:
         """Close the open item and add it to the output."""
@@ -208,10 +212,10 @@ def _select_last(
     white space.
     """
     length = len(text)
-    for at in range(len(pending) - 1, -1, -1):
-        length -= len(context.token(pending[at].chosen.token_id))
+    for index in range(len(pending) - 1, -1, -1):
+        length -= len(context.token(pending[index].chosen.token_id))
         if length <= 0:
-            return pending[at:]
+            return pending[index:]
     return pending
 
 

@@ -74,12 +74,12 @@ class ItemWriter(ABC):
 class CallWriter(ItemWriter):
     """Writes a call of a function or a custom tool."""
 
-    def __init__(self, kind: str, index: int, call_id: str, named: dict[str, str]) -> None:
-        """Create the writer; ``named`` is the tool's name, and its namespace if it has one."""
+    def __init__(self, kind: str, index: int, call_id: str, name: dict[str, str]) -> None:
+        """Create the writer; ``name`` is the tool's name, and its namespace if it has one."""
         super().__init__(kind, index)
         self._member, self._events = CALLS[kind]
         self._call_id = call_id
-        self._named = named
+        self._named = name
 
     def snapshot(self, status: str) -> dict[str, Any]:
         item = {"id": self.id, "type": self.kind, "call_id": self._call_id, **self._named}
@@ -92,8 +92,8 @@ class CallWriter(ItemWriter):
         return self._delta(self._events, text)
 
     def finish_events(self) -> Iterator[ResponseEvent]:
-        named = {"name": self._named["name"]} if self.kind == "function_call" else {}
-        yield {"type": f"{self._events}.done", **self._place(), **named, self._member: self.text}
+        name = {"name": self._named["name"]} if self.kind == "function_call" else {}
+        yield {"type": f"{self._events}.done", **self._place(), **name, self._member: self.text}
 
 
 class ClientToolWriter(ItemWriter):

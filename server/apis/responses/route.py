@@ -99,8 +99,8 @@ def _add_conversations(routes: APIRouter, gateway: Gateway) -> None:
     )
     async def update(conversation_id: str, request: Request) -> dict[str, Any]:
         async with _admit(gateway):
-            asked = await _read(request, gateway, ConversationUpdate)
-            return await conversations.update(conversation_id, asked)
+            body = await _read(request, gateway, ConversationUpdate)
+            return await conversations.update(conversation_id, body)
 
     @routes.delete("/v1/conversations/{conversation_id}")
     async def delete(conversation_id: str) -> dict[str, Any]:
@@ -117,8 +117,8 @@ def _add_conversation_items(routes: APIRouter, gateway: Gateway) -> None:
         order: PageOrder = "desc",
         after: str | None = None,
     ) -> Response:
-        found = await conversations.items(conversation_id)
-        return _respond_stored(make_page(found, limit, order, after))
+        records = await conversations.items(conversation_id)
+        return _respond_stored(make_page(records, limit, order, after))
 
     @routes.post(
         "/v1/conversations/{conversation_id}/items",
@@ -127,8 +127,8 @@ def _add_conversation_items(routes: APIRouter, gateway: Gateway) -> None:
     )
     async def add(conversation_id: str, request: Request) -> Response:
         async with _admit(gateway):
-            asked = await _read(request, gateway, ConversationItems)
-            return json_response(await conversations.add(conversation_id, asked))
+            body = await _read(request, gateway, ConversationItems)
+            return json_response(await conversations.add(conversation_id, body))
 
     @routes.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=None)
     async def item(conversation_id: str, item_id: str) -> Response:

@@ -72,13 +72,13 @@ class ResponseRecord:
         self,
         job: Job,
         owner: str,
-        given: ItemList,
+        items: ItemList,
         store: SqlResponseStore | None,
         observer: Observer,
     ) -> None:
         self.job = job
         self.owner = owner
-        self._given = given
+        self._given = items
         self._store = store
         self._observer = observer
         self.thinking = ReasoningStyle()
@@ -147,14 +147,14 @@ class ResponsesService:
 
     async def create(self, request: Request, arrived: float) -> Response:
         gateway = self._gateway
-        asked, given, job, path = await self._read_job(request)
+        body, items, job, path = await self._read_job(request)
         run = partial(generate, job, path, gateway.observer, arrived)
-        store = gateway.store if self._should_store(asked) else None
-        record = ResponseRecord(job, gateway.owner(), given, store, gateway.observer)
-        record.thinking = self._thinking(asked, record.owner)
-        if asked.conversation_id is not None:
-            record.conversations = (asked.conversation_id, self._conversations.store)
-        if asked.background:
+        store = gateway.store if self._should_store(body) else None
+        record = ResponseRecord(job, gateway.owner(), items, store, gateway.observer)
+        record.thinking = self._thinking(body, record.owner)
+        if body.conversation_id is not None:
+            record.conversations = (body.conversation_id, self._conversations.store)
+        if body.background:
             return await self._respond_in_background(record, path, run)
         return self._respond_now(record, path, run)
 
@@ -176,21 +176,23 @@ class ResponsesService:
         owner = gateway.owner()
         reader = gateway.cipher.reader(owner)
         served = pipeline.served
-        asked, given = await current_charge.get().parse(lambda: _read_request(body, reader, served))
-        check_storage(asked)
-        self._should_store(asked)
-        conversation = asked.conversation_id
-        before = (
-            await self._load_history(asked.previous_response_id, owner, len(body))
+        fields, items = await current_charge.get().parse(
+            lambda: _read_request(body, reader, served)
+        )
+        check_storage(fields)
+        self._should_store(fields)
+        conversation = fields.conversation_id
+        history = (
+            await self._load_history(fields.previous_response_id, owner, len(body))
             if conversation is None
-            else await self._conversations.history(conversation, len(body), given)
+            else await self._conversations.history(conversation, len(body), items)
         )
-        given = await resolve_references(given, gateway, before)
-        named = find_header(request, WORKLOAD_HEADER)
+        items = await resolve_references(items, gateway, history)
+        workload = find_header(request, WORKLOAD_HEADER)
         job = await current_charge.get().parse(
-            lambda: make_responses_job(asked, [*before, *given], pipeline.served, named)
+            lambda: make_responses_job(fields, [*history, *items], pipeline.served, workload)
         )
-        return asked, given, job, pipeline
+        return fields, items, job, pipeline
 
     def _respond_now(self, record: ResponseRecord, pipeline: Pipeline, run: Run) -> Response:
         job, timing = record.job, self._gateway.timing
@@ -212,10 +214,10 @@ class ResponsesService:
         run = BackgroundRun(job.id, record.owner, stream, lambda: record.settle(stream.builder))
         await run.start(work, partial(record.begin, queued))
         self._runs.add(run)
-        held = current_charge.get()
-        held.extend()
+        charge = current_charge.get()
+        charge.extend()
         assert run.task is not None
-        run.task.add_done_callback(lambda _: held.close())
+        run.task.add_done_callback(lambda _: charge.close())
         return self._follow(run, job.obfuscates) if job.stream else json_response(queued)
 
     async def get(self, id: str) -> dict[str, Any]:
@@ -223,7 +225,7 @@ class ResponsesService:
         response = None if run is None else run.response
         return response or _current_response(await self._load(id))
 
-    async def stream(self, id: str, after: int, obfuscates: bool = False) -> Response:
+    async def stream(self, id: str, number: int, obfuscates: bool = False) -> Response:
         run = self._find_run(id)
         if run is None:
             await self._load(id)
@@ -232,11 +234,11 @@ class ResponsesService:
                 "'background' can be streamed again, for a limited time, by its own gateway.",
                 param="stream",
             )
-        run.check(after)
+        run.check(number)
         response = run.response or (await self._load(id)).response
         # The largest frame contains the whole response.
         current_charge.get().hold_stored(len(orjson.dumps(response)))
-        return self._follow(run, obfuscates, after)
+        return self._follow(run, obfuscates, number)
 
     async def cancel(self, id: str) -> dict[str, Any]:
         run = self._find_run(id)
@@ -265,14 +267,14 @@ class ResponsesService:
     def _find_run(self, id: str) -> BackgroundRun | None:
         return self._runs.get(id, self._gateway.owner())
 
-    def _follow(self, run: BackgroundRun, obfuscates: bool, after: int = -1) -> Response:
+    def _follow(self, run: BackgroundRun, obfuscates: bool, number: int = -1) -> Response:
         owner, store = self._gateway.owner(), self._gateway.store
 
-        async def stored() -> dict[str, Any] | None:
-            found = None if store is None else await store.get(run.id, owner)
-            return None if found is None else found.response
+        async def load_stored() -> dict[str, Any] | None:
+            record = None if store is None else await store.get(run.id, owner)
+            return None if record is None else record.response
 
-        frames = run.follow(after, stored)
+        frames = run.follow(number, load_stored)
         frames = pad_each(frames) if obfuscates else frames
         return ReplayedResponse(frames, self._gateway.timing)
 
@@ -291,26 +293,28 @@ class ResponsesService:
 
     async def _load(self, id: str) -> StoredResponse:
         store = self._gateway.store
-        found = None if store is None else await store.get(id, self._gateway.owner())
-        if found is None:
+        response = None if store is None else await store.get(id, self._gateway.owner())
+        if response is None:
             raise _not_found(id)
-        return found
+        return response
 
-    def _thinking(self, asked: ResponsesRequest, owner: str) -> ReasoningStyle:
-        encrypt = self._gateway.cipher.writer(owner) if ENCRYPTED in (asked.include or ()) else None
-        return ReasoningStyle(asked.wants_summary, encrypt)
+    def _thinking(self, request: ResponsesRequest, owner: str) -> ReasoningStyle:
+        encrypt = (
+            self._gateway.cipher.writer(owner) if ENCRYPTED in (request.include or ()) else None
+        )
+        return ReasoningStyle(request.wants_summary, encrypt)
 
-    def _should_store(self, asked: ResponsesRequest) -> bool:
+    def _should_store(self, request: ResponsesRequest) -> bool:
         if self._gateway.store is not None:
-            return asked.store is not False
-        if asked.store or asked.background:
+            return request.store is not False
+        if request.store or request.background:
             raise InvalidRequest(
                 "This gateway stores no responses; it was started with --responses-store none.",
-                param="store" if asked.store else "background",
+                param="store" if request.store else "background",
             )
         return False
 
-    async def _load_history(self, id: str | None, owner: str, more: int) -> list[ItemDict]:
+    async def _load_history(self, id: str | None, owner: str, added_bytes: int) -> list[ItemDict]:
         """Return the items up to and including the response ``id``, oldest first."""
         if id is None:
             return []
@@ -323,7 +327,7 @@ class ResponsesService:
                 code="previous_response_not_found",
             )
         check_history(
-            num_bytes + more, self._gateway.settings.max_body_bytes, "previous_response_id"
+            num_bytes + added_bytes, self._gateway.settings.max_body_bytes, "previous_response_id"
         )
         current_charge.get().hold(num_bytes)
         return [*await store.history(id, owner)]
@@ -332,8 +336,8 @@ class ResponsesService:
 def _read_request(
     body: bytes, reader: Callable[[str], str], served: ServedModel
 ) -> tuple[ResponsesRequest, ItemList]:
-    asked = parse(body, ResponsesRequest)
-    return asked, read_input(asked, reader, served.replaces_media)
+    request = parse(body, ResponsesRequest)
+    return request, read_input(request, reader, served.replaces_media)
 
 
 def _current_response(stored: StoredResponse) -> dict[str, Any]:

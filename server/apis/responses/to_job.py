@@ -64,7 +64,7 @@ def make_responses_job(
     _check_includes(request)
     policy = make_response_policy(request, served)
     conversation = _conversation(request, items, policy, served)
-    wanted = require_single([*_text_format(request), *read_structured_outputs(request)])
+    constraint = require_single([*_text_format(request), *read_structured_outputs(request)])
     sampling = _sampling(request, served)
     effort = request.reasoning.effort if request.reasoning else None
     job = make_job(
@@ -76,7 +76,7 @@ def make_responses_job(
         sampling=sampling,
         prompts=(conversation,),
         policy=policy,
-        constraint=wanted,
+        constraint=constraint,
         reasons=effort not in (None, "none"),
         workload=workload,
     )
@@ -120,13 +120,13 @@ def _conversation(
         raise InvalidRequest("'input' is empty: there is nothing to answer.", param="input")
     effort = effort_kwargs(request.reasoning.effort if request.reasoning else None)
     verbosity = request.text.verbosity if request.text else None
-    chosen = {"verbosity": verbosity} if verbosity else {}
-    asked = request.chat_template_kwargs
+    options = {"verbosity": verbosity} if verbosity else {}
+    variables = request.chat_template_kwargs
     return Conversation(
         messages=(*system, *template_messages),
         tools=policy.tools if policy.choice != "none" else (),
-        template_kwargs=template_kwargs(served, asked, **effort, **chosen),
-        template=own_template(served, asked),
+        template_kwargs=template_kwargs(served, variables, **effort, **options),
+        template=own_template(served, variables),
     )
 
 
@@ -141,25 +141,25 @@ def _sampling(request: ResponsesRequest, served: ServedModel) -> Sampling:
 
 
 def _text_format(request: ResponsesRequest) -> Iterator[NamedConstraint]:
-    wanted = request.text.format if request.text else None
-    if isinstance(wanted, JsonObjectFormat):
+    text_format = request.text.format if request.text else None
+    if isinstance(text_format, JsonObjectFormat):
         yield "text.format", Constraint("json_object")
-    if isinstance(wanted, TextJsonSchemaFormat):
-        strict = wanted.strict is True
-        yield "text.format", schema_constraint(wanted.schema_, "text.format.schema", strict)
+    if isinstance(text_format, TextJsonSchemaFormat):
+        strict = text_format.strict is True
+        yield "text.format", schema_constraint(text_format.schema_, "text.format.schema", strict)
 
 
 def _echo_request(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
     """Return the members of the request that the response repeats."""
-    given = request.model_dump(by_alias=True, exclude_none=True)
-    text = {"format": {"type": "text"}} | given.get("text", {})
-    reasoning = {"effort": None, "summary": None} | given.get("reasoning", {})
+    members = request.model_dump(by_alias=True, exclude_none=True)
+    text = {"format": {"type": "text"}} | members.get("text", {})
+    reasoning = {"effort": None, "summary": None} | members.get("reasoning", {})
     return {
         "background": bool(request.background),
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
-        "metadata": given.get("metadata", {}),
+        "metadata": members.get("metadata", {}),
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
@@ -169,10 +169,10 @@ def _echo_request(request: ResponsesRequest, sampling: Sampling) -> dict[str, An
         "store": request.store is not False,
         "temperature": sampling.temperature,
         "text": text,
-        "tool_choice": given.get("tool_choice", "auto"),
+        "tool_choice": members.get("tool_choice", "auto"),
         "tools": [
-            _complete_tool(shown)
-            for tool, shown in zip(request.tools or (), given.get("tools", ()), strict=True)
+            _complete_tool(echo)
+            for tool, echo in zip(request.tools or (), members.get("tools", ()), strict=True)
             if not _is_hosted(tool)
         ],
         "top_logprobs": request.top_logprobs or 0,
@@ -224,29 +224,29 @@ class ToolOffer:
 
 def make_response_policy(request: ResponsesRequest, served: ServedModel) -> ToolPolicy:
     """Make the tool policy. Raises InvalidRequest."""
-    offered = list(_list_offers(request.tools or (), "tools"))
-    if len(offered) > MAX_TOOLS:
+    offers = list(_list_offers(request.tools or (), "tools"))
+    if len(offers) > MAX_TOOLS:
         raise InvalidRequest(
             f"There may be at most {MAX_TOOLS} tools, including those in namespaces; "
-            f"given {len(offered)}.",
+            f"given {len(offers)}.",
             param="tools",
         )
-    named = {tool.name: tool.namespaced for tool in offered if tool.namespaced}
+    namespaces = {tool.name: tool.namespaced for tool in offers if tool.namespaced}
     return tools.make_policy(
-        [tool.function for tool in offered],
-        _read_choice(request, offered, named),
+        [tool.function for tool in offers],
+        _read_choice(request, offers, namespaces),
         request.parallel_tool_calls,
         served,
-        custom={tool.name: tool.grammar for tool in offered if tool.custom},
-        namespaces=named,
+        custom={tool.name: tool.grammar for tool in offers if tool.custom},
+        namespaces=namespaces,
         hosted={tool.type: tool.type for tool in request.tools or () if _is_hosted(tool)},
-        defined=frozenset(tool.name for tool in offered if tool.defined),
+        defined=frozenset(tool.name for tool in offers if tool.defined),
     )
 
 
-def _list_offers(given: Sequence[ResponseTool], param: str) -> Iterator[ToolOffer]:
-    for at, tool in enumerate(given):
-        path = f"{param}[{at}]"
+def _list_offers(response_tools: Sequence[ResponseTool], param: str) -> Iterator[ToolOffer]:
+    for index, tool in enumerate(response_tools):
+        path = f"{param}[{index}]"
         if tool.type == "namespace":
             yield from _flatten_namespace(tool, path)
         elif tool.type in NAMED_TOOLS:
@@ -262,15 +262,16 @@ def _list_offers(given: Sequence[ResponseTool], param: str) -> Iterator[ToolOffe
 def _flatten_namespace(tool: ResponseTool, path: str) -> Iterator[ToolOffer]:
     """Yield a namespace's tools under flat names, since chat templates do not know namespaces."""
     if tool.name is None or not tool.tools:
-        missing = f"{path}.{'tools' if tool.name else 'name'}"
+        missing_field = f"{path}.{'tools' if tool.name else 'name'}"
         raise InvalidRequest(
-            f"'{missing}' is missing: a namespace needs a 'name' and 'tools'.", param=missing
+            f"'{missing_field}' is missing: a namespace needs a 'name' and 'tools'.",
+            param=missing_field,
         )
-    for at, inner in enumerate(tool.tools):
-        place = f"{path}.tools[{at}]"
+    for index, inner in enumerate(tool.tools):
+        tool_path = f"{path}.tools[{index}]"
         name = None if inner.name is None else flat_name(tool.name, inner.name)
         yield _make_offer(
-            inner.model_copy(update={"name": name}), place, (tool.name, inner.name or "")
+            inner.model_copy(update={"name": name}), tool_path, (tool.name, inner.name or "")
         )
 
 
@@ -285,14 +286,14 @@ def _make_offer(tool: ResponseTool, path: str, namespaced: Namespaced | None = N
     if tool.type == "custom":
         function = tools.custom_function(tool.name, tool.description)
         return ToolOffer(function, True, namespaced, read_text_grammar(tool.format, path))
-    described = {
+    fields = {
         "name": tool.name,
         "description": tool.description,
         "parameters": tool.parameters,
         "strict": tool.strict,
     }
-    known = {key: value for key, value in described.items() if value is not None}
-    return ToolOffer({"type": "function", "function": known}, False, namespaced)
+    members = {key: value for key, value in fields.items() if value is not None}
+    return ToolOffer({"type": "function", "function": members}, False, namespaced)
 
 
 def _check_callers(tool: ResponseTool, path: str) -> None:
@@ -359,15 +360,15 @@ def _unusable_choice(kind: str) -> InvalidRequest:
     return InvalidRequest(f"'tool_choice' of type '{kind}' needs {need}.", param="tool_choice")
 
 
-def _flat_choice(named: NamedChoice, namespaces: Mapping[str, Namespaced]) -> str:
+def _flat_choice(choice: NamedChoice, namespaces: Mapping[str, Namespaced]) -> str:
     """Return the offered name. A tool's own name suffices if only one namespace has it."""
-    if named.namespace is not None:
-        return flat_name(named.namespace, named.name)
-    found = [flat for flat, (_, own) in namespaces.items() if own == named.name]
-    if len(found) > 1 and named.name not in namespaces:
+    if choice.namespace is not None:
+        return flat_name(choice.namespace, choice.name)
+    candidates = [flat for flat, (_, tool_name) in namespaces.items() if tool_name == choice.name]
+    if len(candidates) > 1 and choice.name not in namespaces:
         raise InvalidRequest(
-            f"'tool_choice' names the tool '{named.name[:64]}', which exists in several "
-            f"namespaces; give the full name, one of: {', '.join(found)[:400]}.",
+            f"'tool_choice' names the tool '{choice.name[:64]}', which exists in several "
+            f"namespaces; give the full name, one of: {', '.join(candidates)[:400]}.",
             param="tool_choice",
         )
-    return found[0] if len(found) == 1 and named.name not in namespaces else named.name
+    return candidates[0] if len(candidates) == 1 and choice.name not in namespaces else choice.name

@@ -49,13 +49,13 @@ class _Merger:
             raise _TooMuch
         if not isinstance(schema, dict):
             return schema
-        found = walk_schema(schema, lambda part: self.read(part, depth + 1))
-        if not isinstance(found.get("allOf"), list) or not found["allOf"]:
-            return found
+        expanded = walk_schema(schema, lambda part: self.read(part, depth + 1))
+        if not isinstance(expanded.get("allOf"), list) or not expanded["allOf"]:
+            return expanded
         try:
-            return self._merge_parts(found, depth)
+            return self._merge_parts(expanded, depth)
         except _Unmergeable:
-            return found
+            return expanded
 
     def _merge_parts(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
         merged = {name: part for name, part in schema.items() if name != "allOf"}
@@ -71,56 +71,58 @@ class _Merger:
             raise _Unmergeable
         return part
 
-    def _merge(self, one: dict[str, Any], other: dict[str, Any], depth: int) -> dict[str, Any]:
-        for first, second in ((one, other), (other, one)):
+    def _merge(self, base: dict[str, Any], addition: dict[str, Any], depth: int) -> dict[str, Any]:
+        for first, second in ((base, addition), (addition, base)):
             if first.keys() & _ALONE and second.keys() - _NEUTRAL:
                 raise _Unmergeable
             _check_additional(first, second)
-        merged = dict(one)
-        for name, value in other.items():
-            merged[name] = self._combine(name, one[name], value, depth) if name in one else value
+        merged = dict(base)
+        for name, value in addition.items():
+            merged[name] = self._combine(name, base[name], value, depth) if name in base else value
         return merged
 
-    def _combine(self, name: str, one: Any, other: Any, depth: int) -> Any:
-        if one == other or name in _ANNOTATIONS:
-            return one
+    def _combine(self, name: str, base: Any, addition: Any, depth: int) -> Any:
+        if base == addition or name in _ANNOTATIONS:
+            return base
         if name in ("properties", "$defs", "definitions"):
-            return self._combine_maps(one, other, depth)
+            return self._combine_maps(base, addition, depth)
         if name == "required":
-            return list(dict.fromkeys([*one, *other]))
+            return list(dict.fromkeys([*base, *addition]))
         if name == "type":
-            return _intersect(one, other)
+            return _intersect(base, addition)
         if name in _LOWER_BOUNDS:
-            return max(one, other)
+            return max(base, addition)
         if name in _UPPER_BOUNDS:
-            return min(one, other)
+            return min(base, addition)
         raise _Unmergeable
 
     def _combine_maps(
-        self, one: dict[str, Any], other: dict[str, Any], depth: int
+        self, base: dict[str, Any], addition: dict[str, Any], depth: int
     ) -> dict[str, Any]:
-        both = {
-            name: self._merge(self._resolve(one[name], depth), self._resolve(part, depth), depth)
-            for name, part in other.items()
-            if name in one and one[name] != part
+        common = {
+            name: self._merge(self._resolve(base[name], depth), self._resolve(part, depth), depth)
+            for name, part in addition.items()
+            if name in base and base[name] != part
         }
-        return {**one, **other, **both}
+        return {**base, **addition, **common}
 
 
 def _check_additional(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
     """Raise _Unmergeable if ``first`` restricts properties that only ``second`` names."""
     additional = first.get("additionalProperties", True)
-    known = first.get("properties", {}).keys()
-    if additional is not True and not second.get("properties", {}).keys() <= known:
+    names = first.get("properties", {}).keys()
+    if additional is not True and not second.get("properties", {}).keys() <= names:
         raise _Unmergeable
 
 
-def _intersect(one: Any, other: Any) -> Any:
+def _intersect(base: Any, addition: Any) -> Any:
     """Return the types that both schemas allow. Every integer is a number."""
-    first, second = ({named} if isinstance(named, str) else set(named) for named in (one, other))
-    both = first & second
+    first, second = (
+        {types} if isinstance(types, str) else set(types) for types in (base, addition)
+    )
+    common = first & second
     if "integer" in first | second and "number" in first | second:
-        both |= {"integer"}
-    if not both:
+        common |= {"integer"}
+    if not common:
         raise _Unmergeable
-    return both.pop() if len(both) == 1 else sorted(both)
+    return common.pop() if len(common) == 1 else sorted(common)

@@ -68,18 +68,18 @@ def content_constraint(
     )
 
 
-def require_single(found: Sequence[NamedConstraint]) -> NamedConstraint | tuple[str, None]:
+def require_single(candidates: Sequence[NamedConstraint]) -> NamedConstraint | tuple[str, None]:
     """Return the only constraint, if any. Raises InvalidRequest for several."""
-    if len(found) > 1:
-        names = " and ".join(f"'{name}'" for name, _ in found)
-        raise InvalidRequest(f"{names} are mutually exclusive; give one.", param=found[1][0])
-    for name, wanted in found:
-        _check_size(name, wanted)
-    return found[0] if found else NO_CONSTRAINT
+    if len(candidates) > 1:
+        names = " and ".join(f"'{name}'" for name, _ in candidates)
+        raise InvalidRequest(f"{names} are mutually exclusive; give one.", param=candidates[1][0])
+    for name, constraint in candidates:
+        _check_size(name, constraint)
+    return candidates[0] if candidates else NO_CONSTRAINT
 
 
-def _check_size(param: str, wanted: Constraint) -> None:
-    size = len(wanted.value) + sum(map(len, wanted.choices))
+def _check_size(param: str, constraint: Constraint) -> None:
+    size = len(constraint.value) + sum(map(len, constraint.choices))
     if size > MAX_CHARS:
         raise InvalidRequest(
             f"'{param}' may have at most {MAX_CHARS} characters; given {size}. Shorten it.",
@@ -130,49 +130,49 @@ def check_readable(schema: dict[str, Any], param: str) -> None:
             check_schema(read, param)
 
 
-def _read_response_format(wanted: ResponseFormat | None) -> Iterator[NamedConstraint]:
-    match wanted:
+def _read_response_format(response_format: ResponseFormat | None) -> Iterator[NamedConstraint]:
+    match response_format:
         case None | TextFormat():
             return
         case JsonObjectFormat():
             yield "response_format", Constraint("json_object")
         case StructuralTagFormat():
-            tag = orjson.dumps(wanted.model_dump()).decode()
+            tag = orjson.dumps(response_format.model_dump()).decode()
             yield "response_format", Constraint("structural_tag", tag)
         case JsonSchemaFormat():
-            schema = wanted.json_schema.schema_ or {"type": "object"}
-            strict = wanted.json_schema.strict is True
+            schema = response_format.json_schema.schema_ or {"type": "object"}
+            strict = response_format.json_schema.strict is True
             yield "response_format", schema_constraint(schema, "response_format", strict)
 
 
 def read_structured_outputs(request: EngineFields) -> Iterator[NamedConstraint]:
     """Read ``structured_outputs``. Raises InvalidRequest unless it has exactly one kind."""
-    wanted = request.structured_outputs
-    if wanted is None:
+    outputs = request.structured_outputs
+    if outputs is None:
         return
-    found = list(_read_kinds(wanted))
-    if len(found) != 1:
+    constraints = list(_read_kinds(outputs))
+    if len(constraints) != 1:
         raise InvalidRequest(
             "'structured_outputs' needs exactly one of json, regex, choice, grammar, json_object "
-            f"and structural_tag; given {len(found)}.",
+            f"and structural_tag; given {len(constraints)}.",
             param="structured_outputs",
         )
-    yield "structured_outputs", found[0]
+    yield "structured_outputs", constraints[0]
 
 
-def _read_kinds(wanted: StructuredOutputs) -> Iterator[Constraint]:
-    if wanted.json_ is not None:
-        yield schema_constraint(wanted.json_, "structured_outputs.json")
-    if wanted.regex is not None:
-        yield Constraint("regex", wanted.regex)
-    if wanted.choice is not None:
-        yield Constraint("choice", choices=tuple(wanted.choice))
-    if wanted.grammar is not None:
-        yield Constraint("grammar", to_ebnf(wanted.grammar, "structured_outputs.grammar"))
-    if wanted.json_object:
+def _read_kinds(outputs: StructuredOutputs) -> Iterator[Constraint]:
+    if outputs.json_ is not None:
+        yield schema_constraint(outputs.json_, "structured_outputs.json")
+    if outputs.regex is not None:
+        yield Constraint("regex", outputs.regex)
+    if outputs.choice is not None:
+        yield Constraint("choice", choices=tuple(outputs.choice))
+    if outputs.grammar is not None:
+        yield Constraint("grammar", to_ebnf(outputs.grammar, "structured_outputs.grammar"))
+    if outputs.json_object:
         yield Constraint("json_object")
-    if wanted.structural_tag is not None:
-        yield Constraint("structural_tag", wanted.structural_tag)
+    if outputs.structural_tag is not None:
+        yield Constraint("structural_tag", outputs.structural_tag)
 
 
 def _read_guided_fields(request: SamplingFields) -> Iterator[NamedConstraint]:
@@ -193,17 +193,17 @@ def check_bounds(schema: Any, param: str) -> None:
     if num_bytes > MAX_BYTES:
         raise _too_large(param, "$", f"{num_bytes} bytes of JSON", MAX_BYTES)
     num_properties = 0
-    for where, part, depth in _walk(schema):
+    for location, part, depth in _walk(schema):
         properties = part.get("properties")
         num_properties += len(properties) if isinstance(properties, dict) else 0
         if num_properties > MAX_PROPERTIES:
-            raise _too_large(param, where, f"{num_properties} properties in all", MAX_PROPERTIES)
+            raise _too_large(param, location, f"{num_properties} properties in all", MAX_PROPERTIES)
         for name in BRANCHES:
             if isinstance(part.get(name), list) and len(part[name]) > MAX_BRANCHES:
-                given = f"{len(part[name])} branches of '{name}'"
-                raise _too_large(param, where, given, MAX_BRANCHES)
+                problem = f"{len(part[name])} branches of '{name}'"
+                raise _too_large(param, location, problem, MAX_BRANCHES)
         if depth > MAX_DEPTH:
-            raise _too_large(param, where, f"{depth} levels", MAX_DEPTH)
+            raise _too_large(param, location, f"{depth} levels", MAX_DEPTH)
 
 
 def _walk(schema: Any) -> Iterator[tuple[str, Mapping[str, Any], int]]:
@@ -224,9 +224,9 @@ def _extend_path(where: str, name: str) -> str:
     return where if len(where) > SHOWN_PATH else f"{where}.{name[:SHOWN_PATH]}"
 
 
-def _too_large(param: str, where: str, given: str, most: int) -> InvalidRequest:
+def _too_large(param: str, location: str, size: str, limit: int) -> InvalidRequest:
     return InvalidRequest(
-        f"The schema in '{param}' is too large: it has {given} at {where}; the limit is {most}. "
+        f"The schema in '{param}' is too large: it has {size} at {location}; the limit is {limit}. "
         "Split the schema or remove parts of it.",
         param=param,
         code="invalid_schema",

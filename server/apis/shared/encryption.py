@@ -57,16 +57,16 @@ class ReasoningCipher:
         return str(text)
 
 
-def read_configured_keys(given: Iterable[str], path: str | None) -> list[str]:
-    """Return the ``given`` keys, then those of the file. Raises ConfigError without showing a
+def read_configured_keys(flag_values: Iterable[str], path: str | None) -> list[str]:
+    """Return the ``flag_values``, then those of the file. Raises ConfigError without showing a
     key.
     """
-    found = list(given)
-    for at, key in enumerate(found, 1):
-        _check(key, f"--encryption-key: key {at}")
+    keys = list(flag_values)
+    for number, key in enumerate(keys, 1):
+        _check(key, f"--encryption-key: key {number}")
     if path is not None:
-        found += read_keys(Path(path))
-    return found
+        keys += read_keys(Path(path))
+    return keys
 
 
 def read_keys(path: Path) -> list[str]:
@@ -79,8 +79,8 @@ def read_keys(path: Path) -> list[str]:
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
         raise ConfigError(f"{source}: the file contains no key")
-    for at, key in enumerate(keys, 1):
-        _check(key, f"{source}: key {at}")
+    for number, key in enumerate(keys, 1):
+        _check(key, f"{source}: key {number}")
     return keys
 
 
@@ -100,15 +100,17 @@ def _make(path: Path) -> None:
     key.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    temporary_path = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    with os.fdopen(
+        os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+    ) as file:
         file.write(Fernet.generate_key() + b"\n")
     try:
-        path.hardlink_to(made)
+        path.hardlink_to(temporary_path)
     except FileExistsError:
         pass
     finally:
-        made.unlink()
+        temporary_path.unlink()
 
 
 def _check(key: str, source: str) -> None:

@@ -75,8 +75,8 @@ class RequestModel(BaseModel):
                     code="unsupported_parameter",
                     details=cls.refusal_details.get(name),
                 )
-        known = {name: value for name, value in data.items() if name not in refused}
-        return coerce_fields(cls, known)
+        supported = {name: value for name, value in data.items() if name not in refused}
+        return coerce_fields(cls, supported)
 
 
 class OpenModel(BaseModel):
@@ -98,10 +98,10 @@ def coerce_fields(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, 
 @cache
 def _scalar_fields(model: type[BaseModel]) -> dict[str, type]:
     """Return the fields whose value is a number or a boolean."""
-    found = {name: _plain_types(item.annotation) for name, item in model.model_fields.items()}
+    types = {name: _plain_types(item.annotation) for name, item in model.model_fields.items()}
     return {
         name: float if float in leaves else next(iter(leaves))
-        for name, leaves in found.items()
+        for name, leaves in types.items()
         if leaves and (leaves <= {int, float} or leaves == {bool})
     }
 

@@ -75,8 +75,8 @@ PARTS = "x-parts"
 
 def describe_body(*models: type[BaseModel]) -> dict[str, Any]:
     """Return FastAPI's ``openapi_extra`` for a request body of one of ``models``."""
-    found = [_refer(model.__name__) for model in models]
-    schema = found[0] if len(found) == 1 else {"anyOf": found}
+    references = [_refer(model.__name__) for model in models]
+    schema = references[0] if len(references) == 1 else {"anyOf": references}
     parts = {name: part for model in models for name, part in _schemas(model).items()}
     content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}, PARTS: parts}
@@ -87,10 +87,10 @@ def complete_openapi(app: FastAPI, open_paths: Collection[str]) -> None:
 
     ``open_paths`` need no key, and also answer while the gateway starts or stops.
     """
-    made = app.openapi
+    build_document = app.openapi
 
     def openapi() -> dict[str, Any]:
-        document = made()
+        document = build_document()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         for path, operations in document["paths"].items():
             for method, operation in operations.items():

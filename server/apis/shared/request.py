@@ -128,13 +128,13 @@ def _is_small(skeleton: bytes) -> bool:
 
 
 def _count_keys(data: Any) -> int:
-    keys, found = 0, [data]
-    for value in found:
+    keys, values = 0, [data]
+    for value in values:
         if value.__class__ is dict:
             keys += len(value)
-            found += value.values()
+            values += value.values()
         elif value.__class__ is list:
-            found += value
+            values += value
     return keys
 
 
@@ -177,10 +177,10 @@ def find_header(request: Request, name: bytes) -> str | None:
     """Return the first header with this lower-case name, without building a mapping of all
     headers.
     """
-    for given, value in request.scope["headers"]:
-        if given == name:
-            found: str = value.decode("latin-1")
-            return found
+    for header, value in request.scope["headers"]:
+        if header == name:
+            text: str = value.decode("latin-1")
+            return text
     return None
 
 
@@ -193,12 +193,12 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise _body_too_large(limit, int(declared))
     receive = request.receive
     chunks: list[bytes] = []
-    size, more = 0, True
-    while more:
+    size, has_more = 0, True
+    while has_more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise InvalidRequest("The client disconnected while sending the body.")
-        chunk, more = message.get("body", b""), message.get("more_body", False)
+        chunk, has_more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > limit:
             raise _body_too_large(limit, size)
@@ -208,18 +208,18 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def _check_encoding(given: str | None) -> None:
+def _check_encoding(encoding: str | None) -> None:
     """Raise UnsupportedEncoding for a compressed body: a few bytes of gzip can become gigabytes."""
-    if given is not None and given.strip().lower() not in ("", "identity"):
+    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
         raise UnsupportedEncoding(
-            f"The body has the content encoding '{given[:40]}'; send it uncompressed, without the "
-            "header 'content-encoding'."
+            f"The body has the content encoding '{encoding[:40]}'; send it uncompressed, without "
+            "the header 'content-encoding'."
         )
 
 
-def _body_too_large(limit: int, given: int) -> BodyTooLarge:
+def _body_too_large(limit: int, size: int) -> BodyTooLarge:
     return BodyTooLarge(
-        f"The body may have at most {limit} bytes (--max-body-bytes); given {given} or more."
+        f"The body may have at most {limit} bytes (--max-body-bytes); given {size} or more."
     )
 
 
@@ -247,14 +247,14 @@ def validate(data: Any, model: type[Model]) -> Model:
     if not isinstance(data, dict):
         raise InvalidRequest(f"The body must be a JSON object; given {_abbreviate(data)}.")
     try:
-        asked = model.model_validate(data)
+        request = model.model_validate(data)
     except ValidationError as error:
         raise _explain(error, data) from None
     unknown: list[str] = []
-    find_unknown_fields(asked, data, unknown)
+    find_unknown_fields(request, data, unknown)
     for name in unknown:
         ignore(name)
-    return asked
+    return request
 
 
 DICTIONARY = re.compile(r"a valid dictionary( or (object|instance) .*)?")
@@ -288,14 +288,14 @@ def _path(loc: tuple[int | str, ...], data: Any, is_missing: bool) -> str:
     field is missing.
     """
     out, value = "", data
-    for at, part in enumerate(loc):
+    for index, part in enumerate(loc):
         if isinstance(part, int):
             out += f"[{part}]"
             value = value[part] if isinstance(value, list) and part < len(value) else None
         elif isinstance(value, dict) and part in value:
             out += _join(out, part)
             value = value[part]
-        elif is_missing and at == len(loc) - 1:
+        elif is_missing and index == len(loc) - 1:
             out += _join(out, part)
     return out
 
@@ -312,29 +312,29 @@ def _abbreviate(value: Any) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
-def find_unknown_fields(model: object, given: Any, found: list[str], path: str = "") -> None:
+def find_unknown_fields(model: object, value: Any, paths: list[str], path: str = "") -> None:
     """Append the paths of unknown fields, without indices, once per occurrence.
 
-    ``given`` is the data that ``model`` was made of. Open models are skipped, since their members
+    ``value`` is the data that ``model`` was made of. Open models are skipped, since their members
     belong to the chat template.
     """
-    if given.__class__ is not dict or not isinstance(model, RequestModel):
+    if value.__class__ is not dict or not isinstance(model, RequestModel):
         return
     names, read = _list_names(type(model)), model.__dict__
-    for key in given:
+    for key in value:
         if key not in names:
             if key not in model.refused:
-                found.append(path + key)
-        elif given[key].__class__ is dict:
-            find_unknown_fields(read[names[key]], given[key], found, f"{path}{key}.")
-        elif given[key].__class__ is list:
-            _find_in_items(read[names[key]], given[key], found, f"{path}{key}[].")
+                paths.append(path + key)
+        elif value[key].__class__ is dict:
+            find_unknown_fields(read[names[key]], value[key], paths, f"{path}{key}.")
+        elif value[key].__class__ is list:
+            _find_in_items(read[names[key]], value[key], paths, f"{path}{key}[].")
 
 
-def _find_in_items(items: object, given: list[Any], found: list[str], path: str) -> None:
+def _find_in_items(items: object, values: list[Any], paths: list[str], path: str) -> None:
     if isinstance(items, list) and items and isinstance(items[0], RequestModel):
-        for item, one in zip(items, given, strict=False):
-            find_unknown_fields(item, one, found, path)
+        for item, value in zip(items, values, strict=False):
+            find_unknown_fields(item, value, paths, path)
 
 
 @cache
@@ -360,9 +360,9 @@ class Notices:
         self.names[UNCLEAN.sub("_", name[:MAX_LENGTH])] = None
 
     def header(self) -> bytes:
-        listed = list(self.names)[:MAX_NAMES]
-        more = len(self.names) - len(listed)
-        return (", ".join(listed) + (f" and {more} more" if more else "")).encode()
+        names = list(self.names)[:MAX_NAMES]
+        num_omitted = len(self.names) - len(names)
+        return (", ".join(names) + (f" and {num_omitted} more" if num_omitted else "")).encode()
 
 
 _current: ContextVar[Notices | None] = ContextVar("notices", default=None)

@@ -76,25 +76,25 @@ FLOOR = -9999.0
 
 
 def list_logprobs(
-    given: Iterable[PositionLogprobs], context: EncodingContext
+    positions: Iterable[PositionLogprobs], context: EncodingContext
 ) -> list[dict[str, Any]]:
     """Return one object per token, with its alternatives."""
     return [
         _token_object(position.chosen, context)
         | {"top_logprobs": [_token_object(token, context) for token in position.top]}
-        for position in given
+        for position in positions
     ]
 
 
 def list_prompt_logprobs(
-    given: Iterable[PositionLogprobs | None] | None, context: EncodingContext
+    positions: Iterable[PositionLogprobs | None] | None, context: EncodingContext
 ) -> list[dict[str, Any] | None]:
     """Return prompt log probabilities in vLLM's format: by token id, and null for the first
     token.
     """
     return [
         None if position is None else _key_by_token_id(position, context)
-        for position in given or ()
+        for position in positions or ()
     ]
 
 
@@ -155,16 +155,16 @@ def timings_object(choices: Mapping[int, Finish]) -> dict[str, Any]:
     usage, pace, totals = end.usage, end.pace, end.totals
     if pace is None:
         return {}
-    read, after = usage.prompt - usage.cached, usage.completion - 1
+    num_read, num_decoded = usage.prompt - usage.cached, usage.completion - 1
     out: dict[str, Any] = {
         "cache_n": usage.cached,
-        "prompt_n": read,
+        "prompt_n": num_read,
         "prompt_ms": round(1000 * pace.prompt_s, 3),
-        "prompt_per_second": _divide(read, pace.prompt_s),
+        "prompt_per_second": _divide(num_read, pace.prompt_s),
         "predicted_n": usage.completion,
         "predicted_ms": round(1000 * pace.decode_s, 3),
-        "predicted_per_token_ms": _divide(1000 * pace.decode_s, after),
-        "predicted_per_second": _divide(after, pace.decode_s),
+        "predicted_per_token_ms": _divide(1000 * pace.decode_s, num_decoded),
+        "predicted_per_second": _divide(num_decoded, pace.decode_s),
     }
     if totals is not None and totals.proposed:
         out |= {

@@ -54,12 +54,12 @@ async def respond(
     arrived = time.perf_counter()
     body = await read_body(request, gateway.settings.max_body_bytes)
     pipeline = gateway.require()
-    named = find_header(request, WORKLOAD_HEADER)
+    workload = find_header(request, WORKLOAD_HEADER)
 
     def read() -> tuple[GenerationApi[Any], Job]:
         data = read_json(body)
         api = select(data)
-        return api, api.make_job(validate(data, api.model), pipeline.served, named)
+        return api, api.make_job(validate(data, api.model), pipeline.served, workload)
 
     api, job = await current_charge.get().parse(read)
     return answer(job, pipeline, gateway, api, arrived)

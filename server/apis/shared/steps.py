@@ -38,8 +38,8 @@ class StepWriter:
             "accepted": accepted,
             "cut": cut,
             "tokens": [
-                _token(token, self._decode(pieces[token]), at if at <= accepted else None)
-                for at, token in enumerate(step.token_ids, 1)
+                _token(token, self._decode(pieces[token]), number if number <= accepted else None)
+                for number, token in enumerate(step.token_ids, 1)
             ],
             "rejected": [
                 self._write_rejected(step, position)

@@ -69,8 +69,8 @@ def join_parts(role: str, texts: Sequence[str]) -> str | list[dict[str, str]]:
 
 def is_newest(roles: Sequence[str]) -> list[bool]:
     """Return for each message whether it is a user message that no assistant message follows."""
-    last = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
-    return [role == "user" and at > last for at, role in enumerate(roles)]
+    last = max((index for index, role in enumerate(roles) if role == "assistant"), default=-1)
+    return [role == "user" and index > last for index, role in enumerate(roles)]
 
 
 def _short_kind(kind: str) -> str:
@@ -88,37 +88,37 @@ MAX_TEMPLATE_CHARS = 256 << 10
 
 
 def template_kwargs(
-    served: ServedModel, asked: Mapping[str, Any] | None, **meant: Any
+    served: ServedModel, requested: Mapping[str, Any] | None, **derived: Any
 ) -> dict[str, Any]:
-    """Merge the operator's variables, variables derived from other fields (``meant``) and the
+    """Merge the operator's variables, variables derived from other fields (``derived``) and the
     request's own.
 
     Later ones take precedence. The renderer drops variables that the template does not read. Raises
     InvalidRequest.
     """
-    if not asked:
-        return {**served.template_kwargs, **meant}
-    given = {name: value for name, value in asked.items() if name != "chat_template"}
-    for name in given:
+    if not requested:
+        return {**served.template_kwargs, **derived}
+    variables = {name: value for name, value in requested.items() if name != "chat_template"}
+    for name in variables:
         if name in RESERVED or name in GLOBALS:
             raise InvalidRequest(
                 f"'{PARAM}.{name}' is not a variable of a chat template: it belongs to the "
                 "gateway or the tokenizer. Leave it out.",
                 param=f"{PARAM}.{name}",
             )
-    return {**served.template_kwargs, **meant, **given}
+    return {**served.template_kwargs, **derived, **variables}
 
 
 def own_template(
-    served: ServedModel, asked: Mapping[str, Any] | None, named: str | None = None
+    served: ServedModel, variables: Mapping[str, Any] | None, field: str | None = None
 ) -> str | None:
     """Return the request's own template, if the operator allows one. Raises InvalidRequest.
 
-    ``named`` is the value of the field ``chat_template``, which takes precedence.
+    ``field`` is the value of the field ``chat_template``, which takes precedence.
     """
-    param = f"{PARAM}.chat_template" if named is None else "chat_template"
-    given = (asked or {}).get("chat_template") if named is None else named
-    if given is None:
+    param = f"{PARAM}.chat_template" if field is None else "chat_template"
+    template = (variables or {}).get("chat_template") if field is None else field
+    if template is None:
         return None
     if not served.trusts_templates:
         raise InvalidRequest(
@@ -127,11 +127,11 @@ def own_template(
             param=param,
             code="unsupported_parameter",
         )
-    if not isinstance(given, str) or len(given) > MAX_TEMPLATE_CHARS:
+    if not isinstance(template, str) or len(template) > MAX_TEMPLATE_CHARS:
         raise InvalidRequest(
             f"'{param}' must be a string of at most {MAX_TEMPLATE_CHARS} characters.", param=param
         )
-    return given
+    return template
 
 
 def effort_kwargs(effort: str | None) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def make_job(
     ``workload`` is the slice named in the client's header, ``reasons`` is True if the request asks
     for reasoning, and ``more`` has fields of one API.
     """
-    param, wanted = constraint
+    param, requirement = constraint
     caller = current_caller.get()
     return Job(
         id=id,
@@ -95,13 +95,13 @@ def make_job(
         sampling=sampling,
         prompts=prompts,
         tool_policy=policy,
-        constraint=wanted,
+        constraint=requirement,
         grammar_param=param,
         workload=classify_workload(
             workload,
             served.workloads,
             tools=policy.choice != "none",
-            structured=wanted is not None,
+            structured=requirement is not None,
             reasoning=reasons,
         ),
         template=_fingerprint_prompt(prompts[0]),
@@ -113,19 +113,21 @@ def make_job(
 
 def _read_request_fields(request: JobFields, served: ServedModel) -> dict[str, Any]:
     extra = request.vllm_xargs if isinstance(request, EngineFields) else None
-    asked = request.num_speculative_tokens
+    depth = request.num_speculative_tokens
     options = getattr(request, "stream_options", None)
-    found = {
+    fields = {
         "stream": bool(request.stream),
         "spec_metrics": request.per_request_spec_decode_metrics or served.spec_metrics,
-        "depth": requested_depth(asked, extra, served) if extra or asked is not None else None,
+        "depth": requested_depth(depth, extra, served) if extra or depth is not None else None,
         "cache_salt": request.cache_salt,
         "return_steps": bool(request.return_steps),
         "obfuscates": bool(getattr(options, "include_obfuscation", None)),
     }
     if isinstance(request, EngineFields):
-        found |= _read_engine_fields(request)
-    return found | _read_sampling_fields(request) if isinstance(request, SamplingFields) else found
+        fields |= _read_engine_fields(request)
+    return (
+        fields | _read_sampling_fields(request) if isinstance(request, SamplingFields) else fields
+    )
 
 
 def _read_engine_fields(request: EngineFields) -> dict[str, Any]:
@@ -220,28 +222,30 @@ def make_sampling(
     )
 
 
-def _read_repetition(asked: RepetitionDetection) -> RepetitionStop:
-    if asked.min_pattern_size > asked.max_pattern_size:
+def _read_repetition(detection: RepetitionDetection) -> RepetitionStop:
+    if detection.min_pattern_size > detection.max_pattern_size:
         raise InvalidRequest(
             "'repetition_detection.min_pattern_size' must not exceed 'max_pattern_size'; given "
-            f"{asked.min_pattern_size} and {asked.max_pattern_size}.",
+            f"{detection.min_pattern_size} and {detection.max_pattern_size}.",
             param="repetition_detection",
         )
-    return RepetitionStop(asked.max_pattern_size, max(1, asked.min_pattern_size), asked.min_count)
+    return RepetitionStop(
+        detection.max_pattern_size, max(1, detection.min_pattern_size), detection.min_count
+    )
 
 
-def thinking_budget(asked: int | None, served: ServedModel) -> int | None:
+def thinking_budget(budget: int | None, served: ServedModel) -> int | None:
     """Check a thinking budget; -1 means no limit, as in vLLM. Raises InvalidRequest."""
-    if asked is None or asked == -1:
+    if budget is None or budget == -1:
         return None
     if served.thinking_budget is False:
         raise InvalidRequest(
-            f"'thinking_token_budget' of {asked} cannot be enforced: the engine does not know how "
+            f"'thinking_token_budget' of {budget} cannot be enforced: the engine does not know how "
             "this model's reasoning ends, or runs a --worker-extension-cls of its own. Leave it "
             "out, or start with --reasoning-parser or --reasoning-config.",
             param="thinking_token_budget",
         )
-    return asked
+    return budget
 
 
 def _read_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
@@ -278,38 +282,38 @@ def read_prompt_logprobs(request: SamplingFields, echoed: int | None = None) -> 
 
     Raises InvalidRequest.
     """
-    asked = request.prompt_logprobs
-    if asked is not None and request.stream:
+    count = request.prompt_logprobs
+    if count is not None and request.stream:
         raise InvalidRequest(
             "'prompt_logprobs' cannot be streamed; leave out 'stream': true.",
             param="prompt_logprobs",
         )
-    if None not in (asked, echoed) and asked != echoed:
+    if None not in (count, echoed) and count != echoed:
         raise InvalidRequest(
-            f"'echo' also returns the prompt's log probabilities: 'prompt_logprobs' of {asked} "
+            f"'echo' also returns the prompt's log probabilities: 'prompt_logprobs' of {count} "
             f"must equal 'logprobs' of {echoed}, or be left out.",
             param="prompt_logprobs",
         )
-    return echoed if asked is None else asked
+    return echoed if count is None else count
 
 
 def read_stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
-    given = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if "" in given:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if "" in stops:
         raise InvalidRequest(f"A sequence in '{param}' must not be empty.", param=param)
-    longest = max(map(len, given), default=0)
+    longest = max(map(len, stops), default=0)
     if longest > MAX_STOP_CHARS:
         raise InvalidRequest(
             f"A sequence in '{param}' may have at most {MAX_STOP_CHARS} characters; given one of "
             f"{longest}. Shorten it.",
             param=param,
         )
-    return given
+    return stops
 
 
-def service_tier(asked: str | None) -> dict[str, str]:
+def service_tier(tier: str | None) -> dict[str, str]:
     """Name the only tier, ``default``, in the response if the request names a tier."""
-    return {} if asked is None else {"service_tier": "default"}
+    return {} if tier is None else {"service_tier": "default"}
 
 
 def _read_logit_bias(bias: Mapping[str, float], vocab_size: int | None) -> dict[int, float]:
@@ -323,9 +327,9 @@ def _read_logit_bias(bias: Mapping[str, float], vocab_size: int | None) -> dict[
     return {int(key): value for key, value in bias.items()}
 
 
-def resolve_model(asked: str | None, served: ServedModel) -> str:
+def resolve_model(requested_name: str | None, served: ServedModel) -> str:
     """Return the requested model name, or the first served one. Raises NotFound and Forbidden."""
-    name = asked or served.models[0]
+    name = requested_name or served.models[0]
     check_model(name, served)
     return name
 
@@ -352,13 +356,13 @@ def check_model(model: str, served: ServedModel) -> None:
 
 
 def requested_depth(
-    asked: int | None, xargs: Mapping[str, Any] | None, served: ServedModel
+    depth: int | None, xargs: Mapping[str, Any] | None, served: ServedModel
 ) -> int | None:
     """Return the requested draft tokens per step, 0 to K, or None. Raises InvalidRequest."""
     for name in xargs or ():
         if name != MAX_DEPTH_PARAM:
             ignore(f"vllm_xargs.{name}")
-    value = asked if asked is not None else (xargs or {}).get(MAX_DEPTH_PARAM)
+    value = depth if depth is not None else (xargs or {}).get(MAX_DEPTH_PARAM)
     if value is None:
         return None
     if not isinstance(value, int) or not 0 <= value <= served.depth:

@@ -115,13 +115,13 @@ def _check_offered(
         )
     names = [str(tool["function"]["name"]) for tool in tools]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+        duplicate = next(name for name in names if names.count(name) > 1)
         raise InvalidRequest(
-            f"Two of the 'tools' have the name '{twice}'; names must differ.", param="tools"
+            f"Two of the 'tools' have the name '{duplicate}'; names must differ.", param="tools"
         )
     _check_known(choice.names, frozenset(names))
-    for at, tool in enumerate(tools):
-        _check_parameters(tool["function"], f"tools[{at}]")
+    for index, tool in enumerate(tools):
+        _check_parameters(tool["function"], f"tools[{index}]")
 
 
 _ACCEPTED: set[bytes] = set()
@@ -133,8 +133,8 @@ MAX_ACCEPTED = 4096
 
 def _check_parameters(function: Mapping[str, Any], param: str) -> None:
     schema, strict = function.get("parameters"), function.get("strict") is True
-    given = orjson.dumps((schema, strict, "parameters" in function))
-    digest = hashlib.blake2b(given, digest_size=16).digest()
+    encoded = orjson.dumps((schema, strict, "parameters" in function))
+    digest = hashlib.blake2b(encoded, digest_size=16).digest()
     if digest in _ACCEPTED:
         return
     check_bounds(schema, param)
@@ -148,9 +148,9 @@ def _check_parameters(function: Mapping[str, Any], param: str) -> None:
     _ACCEPTED.add(digest)
 
 
-def _check_known(wanted: Collection[str], offered: Collection[str]) -> None:
-    for name in wanted:
-        if name not in offered:
+def _check_known(names: Collection[str], tool_names: Collection[str]) -> None:
+    for name in names:
+        if name not in tool_names:
             raise InvalidRequest(
                 f"'tool_choice' names the tool '{name[:64]}', which is not in 'tools'.",
                 param="tool_choice",
@@ -164,11 +164,11 @@ def read_text_grammar(form: CustomFormat | None, path: str) -> TextGrammar | Non
     """
     if form is None or form.type == "text":
         return None
-    given, where = (
+    grammar, location = (
         (form.grammar, f"{path}.format.grammar") if form.grammar else (form, f"{path}.format")
     )
-    if given.syntax is None or given.definition is None:
+    if grammar.syntax is None or grammar.definition is None:
         raise InvalidRequest(
-            f"'{where}' needs a 'syntax' (lark or regex) and a 'definition'.", param=where
+            f"'{location}' needs a 'syntax' (lark or regex) and a 'definition'.", param=location
         )
-    return compile_grammar(given.syntax, given.definition, f"{where}.definition")
+    return compile_grammar(grammar.syntax, grammar.definition, f"{location}.definition")
