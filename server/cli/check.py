@@ -36,28 +36,40 @@ class CheckReport:
     status: int
 
 
-def check(plan: EnginePlan, wanted: GatewayPlan, machine: Machine | None = None) -> CheckReport:
-    found = preflight(plan, machine or inspect_machine())
+def check(
+    plan: EnginePlan, gateway_plan: GatewayPlan, machine: Machine | None = None
+) -> CheckReport:
+    inspection = preflight(plan, machine or inspect_machine())
     lossy = find_lossy(plan.speculative_config)
-    refused = [refuse_lossy(lossy)] if lossy and wanted.require_lossless else []
-    excess = find_excess_depth(wanted.depth, plan.speculative_config)
-    stops = [*found.obstacles, *refused, *excess, *wanted.unknown, *check_port(wanted)]
-    lines = ["engine", *align(found.facts)]
-    lines += ["", "speculation", *format_speculation(found.draft)]
-    lines += ["", "parsers", *align(wanted.parsers), *format_settings(wanted)]
-    lines += ["", *conclude(stops, found.remarks)]
+    refusals = [refuse_lossy(lossy)] if lossy and gateway_plan.require_lossless else []
+    excess = find_excess_depth(gateway_plan.depth, plan.speculative_config)
+    stops = [
+        *inspection.obstacles,
+        *refusals,
+        *excess,
+        *gateway_plan.unknown,
+        *check_port(gateway_plan),
+    ]
+    lines = ["engine", *align(inspection.facts)]
+    lines += ["", "speculation", *format_speculation(inspection.draft)]
+    lines += ["", "parsers", *align(gateway_plan.parsers), *format_settings(gateway_plan)]
+    lines += ["", *conclude(stops, inspection.remarks)]
     return CheckReport("\n".join(lines), 1 if stops else 0)
 
 
 def check_workers(
     model: Mapping[str, str],
     workers: Mapping[str, WorkerReport | EngineStartError],
-    wanted: GatewayPlan,
+    gateway_plan: GatewayPlan,
 ) -> CheckReport:
     """Check a gateway without an engine of its own by querying its workers."""
-    lost = [str(answer) for answer in workers.values() if isinstance(answer, EngineStartError)]
-    stops = [*(lost if len(lost) == len(workers) else ()), *wanted.unknown, *check_port(wanted)]
-    remarks = [] if len(lost) == len(workers) else lost
+    failures = [str(answer) for answer in workers.values() if isinstance(answer, EngineStartError)]
+    stops = [
+        *(failures if len(failures) == len(workers) else ()),
+        *gateway_plan.unknown,
+        *check_port(gateway_plan),
+    ]
+    remarks = [] if len(failures) == len(workers) else failures
     remarks += [
         f"worker {address}: {finding.text}"
         for address, answer in workers.items()
@@ -67,7 +79,7 @@ def check_workers(
     lines = ["model", *align(model)]
     for address, answer in workers.items():
         lines += ["", f"worker {address}", *_format_worker(answer)]
-    lines += ["", "parsers", *align(wanted.parsers), *format_settings(wanted)]
+    lines += ["", "parsers", *align(gateway_plan.parsers), *format_settings(gateway_plan)]
     lines += ["", *conclude(stops, remarks)]
     return CheckReport("\n".join(lines), 1 if stops else 0)
 
@@ -89,15 +101,15 @@ def _format_worker(answer: WorkerReport | EngineStartError) -> list[str]:
     )
 
 
-def format_settings(wanted: GatewayPlan) -> list[str]:
-    if not wanted.settings:
+def format_settings(plan: GatewayPlan) -> list[str]:
+    if not plan.settings:
         return ["", "settings", "  all have their defaults (eaglegate serve --help)"]
-    return ["", "settings that differ from their defaults", *align(wanted.settings)]
+    return ["", "settings that differ from their defaults", *align(plan.settings)]
 
 
-def check_port(wanted: GatewayPlan) -> Iterator[str]:
-    if wanted.port and not is_port_free(wanted.host, wanted.port):
-        yield f"port {wanted.port} on {wanted.host} is in use: give another --port"
+def check_port(plan: GatewayPlan) -> Iterator[str]:
+    if plan.port and not is_port_free(plan.host, plan.port):
+        yield f"port {plan.port} on {plan.host} is in use: give another --port"
 
 
 def format_speculation(report: SpeculationReport | None) -> Iterator[str]:

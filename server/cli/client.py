@@ -43,9 +43,9 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def complete_url(given: str) -> str:
+def complete_url(address: str) -> str:
     """Return an address with its scheme, http:// by default, and without a slash at the end."""
-    return (given if "://" in given else f"http://{given}").rstrip("/")
+    return (address if "://" in address else f"http://{address}").rstrip("/")
 
 
 def send(

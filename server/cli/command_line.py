@@ -59,14 +59,14 @@ def gather_arguments(
     """
     argv = [rename_flag(argument) for argument in argv]
     path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
-    known = _list_flags(parser)
-    given = _list_names(argv)
+    flags = _list_flags(parser)
+    names = _list_names(argv)
     if argv and not argv[0].startswith("-"):
-        given.add("model_tag")
-    environment = _read_environment(environ, known)
-    arguments = {**(_read_file_arguments(Path(path), known) if path else {}), **environment}
-    kept = (words for name, words in arguments.items() if name not in given)
-    return [*chain.from_iterable(kept), *_drop_config(argv)]
+        names.add("model_tag")
+    environment = _read_environment(environ, flags)
+    arguments = {**(_read_file_arguments(Path(path), flags) if path else {}), **environment}
+    defaults = (words for name, words in arguments.items() if name not in names)
+    return [*chain.from_iterable(defaults), *_drop_config(argv)]
 
 
 def list_given_names(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
@@ -103,9 +103,9 @@ def _drop_config(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _find_config_path(argv: Sequence[str]) -> str | None:
-    for at, arg in enumerate(argv):
+    for index, arg in enumerate(argv):
         if arg == "--config":
-            return argv[at + 1] if at + 1 < len(argv) else None
+            return argv[index + 1] if index + 1 < len(argv) else None
         if arg.startswith("--config="):
             return arg.partition("=")[2]
     return None
@@ -129,22 +129,22 @@ def _read_file(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def _read_file_arguments(path: Path, known: Mapping[str, argparse.Action]) -> dict[str, list[str]]:
+def _read_file_arguments(path: Path, flags: Mapping[str, argparse.Action]) -> dict[str, list[str]]:
     """Return the arguments in the file by flag name. Raises ConfigError."""
     out: dict[str, list[str]] = {}
     for key, value in _read_file(path).items():
         name = rename(key.replace("-", "_"))
-        if name != "model_tag" and name not in known:
-            raise ConfigError(f"--config {path}: there is no flag --{key}{_suggest(name, known)}")
+        if name != "model_tag" and name not in flags:
+            raise ConfigError(f"--config {path}: there is no flag --{key}{_suggest(name, flags)}")
         if name == "model_tag":
             out[name] = [str(value)]
         else:
-            out[name] = _to_arguments(name, value, known[name], f"--config {path}: {key}")
+            out[name] = _to_arguments(name, value, flags[name], f"--config {path}: {key}")
     return out
 
 
 def _read_environment(
-    environ: Mapping[str, str], known: Mapping[str, argparse.Action]
+    environ: Mapping[str, str], flags: Mapping[str, argparse.Action]
 ) -> dict[str, list[str]]:
     """Return the arguments in the environment by flag name. Raises ConfigError.
 
@@ -152,15 +152,15 @@ def _read_environment(
     """
     out: dict[str, list[str]] = {}
     for key, value in environ.items():
-        ours = key.startswith(ENV_PREFIX) or key in ALIASES
+        is_setting = key.startswith(ENV_PREFIX) or key in ALIASES
         name = rename(ALIASES.get(key, key.removeprefix(ENV_PREFIX).lower()))
-        if not ours or name == "config" or not value or _is_service_link(name, value):
+        if not is_setting or name == "config" or not value or _is_service_link(name, value):
             continue
-        if name not in known:
+        if name not in flags:
             raise ConfigError(
-                f"{key}: there is no flag {flag(name)}{_suggest(name, known, ENV_PREFIX)}"
+                f"{key}: there is no flag {flag(name)}{_suggest(name, flags, ENV_PREFIX)}"
             )
-        action = known[name]
+        action = flags[name]
         parsed = value.split(",") if action.nargs in ("+", "*") else value
         out[name] = _to_arguments(name, parsed, action, key)
     return out
@@ -173,12 +173,12 @@ def _is_service_link(name: str, value: str) -> bool:
     return bool(SERVICE_LINK.fullmatch(name)) or (name == "port" and "://" in value)
 
 
-def _suggest(name: str, known: Mapping[str, argparse.Action], environment: str = "") -> str:
-    found = difflib.get_close_matches(name, known, n=1)
-    if not found:
+def _suggest(name: str, flags: Mapping[str, argparse.Action], environment: str = "") -> str:
+    matches = difflib.get_close_matches(name, flags, n=1)
+    if not matches:
         return ""
-    near = environment + found[0].upper() if environment else found[0].replace("_", "-")
-    return f"; did you mean {near}?"
+    suggestion = environment + matches[0].upper() if environment else matches[0].replace("_", "-")
+    return f"; did you mean {suggestion}?"
 
 
 def _parse_switch(value: Any, where: str) -> bool:
@@ -226,11 +226,11 @@ BACKENDS: Mapping[str, str] = {
 """Backends that replace vLLM in this process, by the settings that select them."""
 
 
-def find_backend(given: Collection[str]) -> tuple[str, str] | None:
+def find_backend(names: Collection[str]) -> tuple[str, str] | None:
     """Return the flag that selects a backend, and the backend's class path; None for vLLM."""
-    for names, place in BACKENDS.items():
-        if not set(names.split()).isdisjoint(given):
-            return flag(names.split()[0]), place
+    for spellings, place in BACKENDS.items():
+        if not set(spellings.split()).isdisjoint(names):
+            return flag(spellings.split()[0]), place
     return None
 
 
@@ -241,17 +241,20 @@ def load_backend(place: str) -> Any:
 
 
 def read_command_line(
-    command: str, argv: list[str], progress: Callable[[str], None], own: type | None = None
+    command: str,
+    argv: list[str],
+    progress: Callable[[str], None],
+    extra_settings: type | None = None,
 ) -> CommandLine:
     """Read the command line. Raises ConfigError.
 
-    ``own`` is a class of settings that only this command has.
+    ``extra_settings`` is a class of settings that only this command has.
     """
     names = _list_written_names(argv, os.environ)
     for notice in describe_renamings(names):
         progress(f"note: {notice}")
-    if found := find_backend(set(map(rename, names))):
-        return _read_without_vllm(command, argv, progress, *found)
+    if backend := find_backend(set(map(rename, names))):
+        return _read_without_vllm(command, argv, progress, *backend)
     progress("loading vLLM")
     from eaglegate.engine.vllm_backend.arguments import add_engine_arguments, make_engine_parser
 
@@ -259,65 +262,65 @@ def read_command_line(
         prog=f"eaglegate {command}", usage=f"eaglegate {command} [MODEL] [options]"
     )
     add_engine_arguments(parser)
-    if own is not None:
-        add_arguments(parser, own)
+    if extra_settings is not None:
+        add_arguments(parser, extra_settings)
     add_settings(parser)
     add_front_end_flags(parser)
     namespace = parser.parse_args(gather_arguments(parser, argv, os.environ))
     for notice in check_front_end_flags(namespace):
         progress(f"note: {notice}")
-    named = getattr(namespace, "model_tag", None) or getattr(namespace, "model", None)
+    model = getattr(namespace, "model_tag", None) or getattr(namespace, "model", None)
     settings = read_settings(namespace)
-    if named is None and settings.tool_call_parser is None:
+    if model is None and settings.tool_call_parser is None:
         settings = replace(settings, tool_call_parser=DEMO_TOOL_PARSER)
     if settings.depth is None:
         settings = replace(settings, depth="auto")
     features = read_features(namespace)
-    return CommandLine(namespace, settings, named is None, argv, VLLM, features)
+    return CommandLine(namespace, settings, model is None, argv, VLLM, features)
 
 
 def _read_without_vllm(
-    command: str, argv: list[str], progress: Callable[[str], None], chosen: str, place: str
+    command: str, argv: list[str], progress: Callable[[str], None], option: str, place: str
 ) -> CommandLine:
     kind: type[ModelArguments] = load_backend(place).arguments
     parser = argparse.ArgumentParser(
         prog=f"eaglegate {command}",
         description="MODEL is a folder or a hub name; its tokenizer and chat template are read.",
-        epilog=f"vLLM's flags belong to the workers; `--help` without {chosen} shows them.",
+        epilog=f"vLLM's flags belong to the workers; `--help` without {option} shows them.",
         allow_abbrev=False,
     )
     parser.add_argument("model_tag", nargs="?", default=None, metavar="MODEL")
     add_settings(parser)
     add_arguments(parser, kind)
     add_front_end_flags(parser)
-    shown = f"{chosen} {parser._option_string_actions[chosen].metavar}"
-    parser.usage = f"eaglegate {command} MODEL {shown} [options]"
+    usage = f"{option} {parser._option_string_actions[option].metavar}"
+    parser.usage = f"eaglegate {command} MODEL {usage} [options]"
     dashed = [_replace_underscores(arg) for arg in gather_arguments(parser, argv, os.environ)]
     namespace, unknown = parser.parse_known_args(dashed)
     if unknown:
         raise ConfigError(
-            f"{' '.join(unknown)}: with {chosen} this process runs no vLLM; give its flags to the "
-            f"workers (`eaglegate serve {shown} --help` shows the gateway's flags)"
+            f"{' '.join(unknown)}: with {option} this process runs no vLLM; give its flags to the "
+            f"workers (`eaglegate serve {usage} --help` shows the gateway's flags)"
         )
     for notice in check_front_end_flags(namespace):
         progress(f"note: {notice}")
     if getattr(namespace, "lora_modules", None):
-        raise ConfigError(f"--lora-modules: with {chosen}, adapters are set where the model runs")
+        raise ConfigError(f"--lora-modules: with {option}, adapters are set where the model runs")
     arguments = read_into(kind, namespace)
-    named = namespace.model_tag or arguments.model
-    if not named:
+    name = namespace.model_tag or arguments.model
+    if not name:
         raise ConfigError(
-            f"{chosen} needs the model, too: the gateway renders and parses with its tokenizer "
-            f"and chat template. eaglegate {command} MODEL {shown}, with MODEL the folder or hub "
+            f"{option} needs the model, too: the gateway renders and parses with its tokenizer "
+            f"and chat template. eaglegate {command} MODEL {usage}, with MODEL the folder or hub "
             "name of the served model"
         )
     settings = read_settings(namespace)
     if settings.require_lossless:
         raise ConfigError(
-            f"--require-lossless: with {chosen}, speculation is set where the model runs, and "
+            f"--require-lossless: with {option}, speculation is set where the model runs, and "
             "cannot be checked here; give the flag to the gateways that are workers"
         )
-    model = replace(arguments, model=named)
+    model = replace(arguments, model=name)
     features = read_features(namespace)
     return CommandLine(namespace, settings, False, argv, place, features, model)
 

@@ -161,11 +161,11 @@ def format_banner(
 
     ``clients`` describes who may use the gateway.
     """
-    known = {name: info.details[name] for name in ("workers", "depth") if name in info.details}
+    details = {name: info.details[name] for name in ("workers", "depth") if name in info.details}
     facts = {
         "model": f"{model} ({info.model}), context {info.max_model_len} tokens",
         "speculation": info.speculation.summary or "off",
-        **known,
+        **details,
         "tools": parsers.tool_parser or "no parser",
         "reasoning": parsers.reasoning_parser or "no parser",
         "metrics": f"{operator}/metrics",
@@ -223,8 +223,8 @@ def find_log_format(argv: Sequence[str], environment: Mapping[str, str]) -> str:
     format.
     """
     line = " ".join(argv).replace("--log-format ", "--log-format=").split()
-    given = [word.partition("=")[2] for word in line if word.startswith("--log-format=")]
-    return (given[-1] if given else environment.get("EAGLEGATE_LOG_FORMAT", "text")).lower()
+    values = [word.partition("=")[2] for word in line if word.startswith("--log-format=")]
+    return (values[-1] if values else environment.get("EAGLEGATE_LOG_FORMAT", "text")).lower()
 
 
 def open_log(settings: Settings) -> TextIO:

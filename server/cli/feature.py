@@ -96,12 +96,12 @@ def build_features(core: Core, settings: Iterable[FeatureSettings]) -> list[Acti
     """Build the features that are on, and add their metrics and descriptions to telemetry. Raises
     ConfigError.
     """
-    built: list[ActiveFeature] = []
-    for one in settings:
-        feature: ActiveFeature = load(one.FEATURE)(core, one)
+    features: list[ActiveFeature] = []
+    for feature_settings in settings:
+        feature: ActiveFeature = load(feature_settings.FEATURE)(core, feature_settings)
         for make in feature.metrics:
             core.telemetry.add_group(make)
         core.telemetry.parts.append(feature)
-        core.gateway.features[one.NAME] = feature
-        built.append(feature)
-    return built
+        core.gateway.features[feature_settings.NAME] = feature
+        features.append(feature)
+    return features

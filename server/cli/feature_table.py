@@ -49,7 +49,7 @@ def list_settings_classes() -> tuple[type[FeatureSettings], ...]:
 def read_features(namespace: argparse.Namespace) -> tuple[FeatureSettings, ...]:
     """Return the settings of the features that are on. Raises ConfigError."""
     settings = [read_into(kind, namespace) for kind in list_settings_classes()]
-    return tuple(one for one in settings if one.is_on)
+    return tuple(feature for feature in settings if feature.is_on)
 
 
 def list_metric_groups() -> Iterator[Any]:

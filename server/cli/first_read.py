@@ -76,9 +76,11 @@ class OptionParser(argparse.ArgumentParser):
 
     def _suggest(self, unknown: Sequence[str]) -> str:
         names = [option for option in self._option_string_actions if option.startswith("--")]
-        given = (word.partition("=")[0] for word in unknown if word.startswith("--"))
-        found = {near for name in given for near in difflib.get_close_matches(name, names, n=1)}
-        return f"; did you mean {' or '.join(sorted(found))}?" if found else ""
+        options = (word.partition("=")[0] for word in unknown if word.startswith("--"))
+        matches = {
+            match for name in options for match in difflib.get_close_matches(name, names, n=1)
+        }
+        return f"; did you mean {' or '.join(sorted(matches))}?" if matches else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,26 +91,28 @@ class FirstRead:
     model: str | None
 
 
-def read_first(command: str, argv: Sequence[str], own: type | None = None) -> FirstRead | None:
+def read_first(
+    command: str, argv: Sequence[str], extra_settings: type | None = None
+) -> FirstRead | None:
     """Read the gateway's own options. Return None if the engine's own parser must be used.
 
-    ``own`` is a class of settings that only this command has. Prints help or a usage error and
-    exits, like argparse. Raises ConfigError.
+    ``extra_settings`` is a class of settings that only this command has. Prints help or a usage
+    error and exits, like argparse. Raises ConfigError.
     """
-    given = list_given_names(argv, os.environ)
-    if find_backend(given) or any(word.startswith(SEARCH) for word in argv):
+    names = list_given_names(argv, os.environ)
+    if find_backend(names) or any(word.startswith(SEARCH) for word in argv):
         return None
-    parser = make_option_parser(command, own)
+    parser = make_option_parser(command, extra_settings)
     arguments = list(_spell_plainly(gather_arguments(parser, argv, os.environ)))
     namespace, unknown = parser.parse_known_args(arguments)
-    found = find_vllm()
+    installation = find_vllm()
     # Another version may have flags that are unknown here; its own parser decides.
-    if found is None or found[1].partition("+")[0] == vllm_flags.VERSION:
+    if installation is None or installation[1].partition("+")[0] == vllm_flags.VERSION:
         parser.refuse_unknown(unknown)
-    if found is None:
+    if installation is None:
         raise ConfigError(NO_VLLM)
-    named = namespace.model_tag or getattr(namespace, "model", None)
-    first = FirstRead(read_settings(namespace), named)
+    model = namespace.model_tag or getattr(namespace, "model", None)
+    first = FirstRead(read_settings(namespace), model)
     if (sentence := describe_untested()) and not first.settings.allow_untested_vllm:
         raise ConfigError(f"{sentence}; --allow-untested-vllm tries it anyway")
     read_features(namespace)
@@ -119,7 +123,7 @@ def read_first(command: str, argv: Sequence[str], own: type | None = None) -> Fi
     return first
 
 
-def make_option_parser(command: str, own: type | None = None) -> OptionParser:
+def make_option_parser(command: str, extra_settings: type | None = None) -> OptionParser:
     parser = OptionParser(
         prog=f"eaglegate {command}",
         usage=USAGE.format(command),
@@ -131,8 +135,8 @@ def make_option_parser(command: str, own: type | None = None) -> OptionParser:
         allow_abbrev=False,
     )
     parser.add_argument("model_tag", nargs="?", default=None, help=argparse.SUPPRESS)
-    if own is not None:
-        add_arguments(parser, own)
+    if extra_settings is not None:
+        add_arguments(parser, extra_settings)
     common = parser.add_argument_group("engine, most used")
     for name, text in COMMON.items():
         _add_engine_flag(common, parser, name, text)

@@ -32,8 +32,8 @@ def make_line_harmless(text: str) -> str:
     return make_harmless(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def _spell(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _spell(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -136,9 +136,9 @@ def find_admin_port(listeners: Sequence[socket.socket]) -> int | None:
 
 def format_url(listener: socket.socket, tls: TlsSettings | None = None) -> str:
     host, port = listener.getsockname()[:2]
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    address = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     scheme = "https" if tls and tls.certfile else "http"
-    return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
+    return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
 class GatewayServer(uvicorn.Server):

@@ -106,21 +106,21 @@ def _parse_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered: 
     report = ParseReport(sys.stdout, wants_color(sys.stdout))
     events: list[ParserEvent] = []
     for step in job.steps:
-        found = parser.feed(step)
+        step_events = parser.feed(step)
         tokens = [_describe_token(vocabulary, token_id) for token_id in step]
-        report.add_step(tokens, parser.phase, found)
-        events += found
-    rest = parser.flush(job.finish)
-    report.add_events(rest)
-    message = _fold_message(parser, job, events + rest)
+        report.add_step(tokens, parser.phase, step_events)
+        events += step_events
+    last_events = parser.flush(job.finish)
+    report.add_events(last_events)
+    message = _fold_message(parser, job, events + last_events)
     report.add_message(message)
     if not options.compare:
         return 0
     if job.tools is None:
-        named = [{"name": call["name"]} for call in message["tool_calls"]]
-        job = replace(job, tools=named)
-    title, theirs = _parse_as_vllm(vocabulary, options, job)
-    return int(report.compare(message, theirs, title))
+        tools = [{"name": call["name"]} for call in message["tool_calls"]]
+        job = replace(job, tools=tools)
+    title, reference = _parse_as_vllm(vocabulary, options, job)
+    return int(report.compare(message, reference, title))
 
 
 def _describe_token(vocabulary: Vocabulary, token_id: int) -> tuple[int, str, bool]:
@@ -216,46 +216,46 @@ def _fold_message(parser: Parser, line: ParseJob, events: list[ParserEvent]) -> 
 
 def _read_line(text: bytes, offered: Any, size: int) -> ParseJob:
     try:
-        given = json.loads(text)
+        fields = json.loads(text)
     except ValueError as error:
         raise InvalidLine(f"must be one JSON object: {error}") from None
-    if not isinstance(given, dict):
+    if not isinstance(fields, dict):
         raise InvalidLine("must be a JSON object")
-    ids = _read_integers(given, "token_ids")
+    ids = _read_integers(fields, "token_ids")
     if ids and max(ids) >= size:
         raise InvalidLine(f"token_ids must be below {size}, the tokenizer's size, not {max(ids)}")
-    starts = _read_choice(given, "starts_in", _STARTS, "content")
-    finish = _FINISH[_read_choice(given, "finish_reason", set(_FINISH), "stop")]
-    tools = _check_tools(given["tools"]) if given.get("tools") is not None else offered
-    return ParseJob(_split_steps(ids, given), finish, Phase(starts), tools, _read_stop(given))
+    starts = _read_choice(fields, "starts_in", _STARTS, "content")
+    finish = _FINISH[_read_choice(fields, "finish_reason", set(_FINISH), "stop")]
+    tools = _check_tools(fields["tools"]) if fields.get("tools") is not None else offered
+    return ParseJob(_split_steps(ids, fields), finish, Phase(starts), tools, _read_stop(fields))
 
 
-def _split_steps(ids: list[int], given: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+def _split_steps(ids: list[int], fields: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     """Divide ``ids`` into steps. Tokens beyond ``cuts`` form one step each."""
-    cuts = _read_integers(given, "cuts") if given.get("cuts") is not None else []
+    cuts = _read_integers(fields, "cuts") if fields.get("cuts") is not None else []
     if sum(cuts) > len(ids):
         raise InvalidLine(f"cuts add up to {sum(cuts)}, token_ids has only {len(ids)}")
-    rest = iter(ids)
-    return tuple(tuple(islice(rest, size)) for size in cuts + [1] * (len(ids) - sum(cuts)))
+    remainder = iter(ids)
+    return tuple(tuple(islice(remainder, size)) for size in cuts + [1] * (len(ids) - sum(cuts)))
 
 
-def _read_integers(given: Mapping[str, Any], key: str) -> list[int]:
-    values = given.get(key)
+def _read_integers(fields: Mapping[str, Any], key: str) -> list[int]:
+    values = fields.get(key)
     if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
         raise InvalidLine(f"{key} must be a list of integers, 0 or more")
     return values
 
 
-def _read_choice(given: Mapping[str, Any], key: str, known: set[str], default: str) -> str:
-    value = given.get(key) or default
-    if value not in known:
-        raise InvalidLine(f"{key} must be one of {', '.join(sorted(known))}, not {value!r}")
+def _read_choice(fields: Mapping[str, Any], key: str, choices: set[str], default: str) -> str:
+    value = fields.get(key) or default
+    if value not in choices:
+        raise InvalidLine(f"{key} must be one of {', '.join(sorted(choices))}, not {value!r}")
     return str(value)
 
 
-def _read_stop(given: Mapping[str, Any]) -> tuple[str, ...]:
-    stop = given.get("stop") or []
-    if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
+def _read_stop(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = fields.get("stop") or []
+    if not isinstance(stop, list) or not all(isinstance(item, str) and item for item in stop):
         raise InvalidLine("stop must be a list of strings that are not empty")
     return tuple(stop)
 
@@ -297,8 +297,8 @@ class ParseReport:
     ) -> None:
         """Write the tokens of a step, as (id, text, is an added token), and its events."""
         for token_id, text, is_added in tokens:
-            shown = self.paint(repr(text), "marker" if is_added else phase)
-            self._print(f"{token_id:>7}  {shown}  {self.paint(phase.value, 'dim')}")
+            painted_text = self.paint(repr(text), "marker" if is_added else phase)
+            self._print(f"{token_id:>7}  {painted_text}  {self.paint(phase.value, 'dim')}")
         self.add_events(events)
 
     def add_events(self, events: Sequence[ParserEvent]) -> None:
@@ -315,24 +315,24 @@ class ParseReport:
             self._print(f"call {number}: {call['name']}: {painted}")
         self._print(json.dumps(message, ensure_ascii=False, indent=2))
 
-    def compare(self, ours: Mapping[str, Any], theirs: Mapping[str, Any], title: str) -> bool:
+    def compare(self, message: Mapping[str, Any], reference: Mapping[str, Any], title: str) -> bool:
         """Write the differences of two messages. Return True if there are any."""
         self._print(f"{title}:")
-        rows = [(part, ours[part], theirs[part]) for part in ("reasoning", "content")]
-        calls = zip_longest(_calls(ours), _calls(theirs))
+        rows = [(part, message[part], reference[part]) for part in ("reasoning", "content")]
+        calls = zip_longest(_calls(message), _calls(reference))
         rows += [(f"call {number}", *pair) for number, pair in enumerate(calls)]
-        differing = [row for row in rows if self._compare_row(*row)]
-        return bool(differing)
+        differences = [row for row in rows if self._compare_row(*row)]
+        return bool(differences)
 
-    def _compare_row(self, part: str, ours: Any, theirs: Any) -> bool:
-        if ours == theirs:
+    def _compare_row(self, part: str, value: Any, reference: Any) -> bool:
+        if value == reference:
             self._print(f"  {part}: {self.paint('same', 'good')}")
             return False
-        if _normalise(ours) == _normalise(theirs):
+        if _normalise(value) == _normalise(reference):
             self._print(f"  {part}: {self.paint('same but for white space', 'good')}")
             return False
         self._print(f"  {part}: {self.paint('differs', 'bad')}")
-        self._print(f"    here {ours!r}\n    vLLM {theirs!r}")
+        self._print(f"    here {value!r}\n    vLLM {reference!r}")
         return True
 
     def _print(self, line: str) -> None:

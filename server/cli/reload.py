@@ -55,7 +55,9 @@ class ReloadedSettings:
 def warn_ignored_depths(rules: SpeculationRules, served: ServedModel) -> None:
     """Log a warning about depths that workers without our scheduler do not honour."""
     depths = {"--depth": rules.depth}
-    depths |= {f"the depth of the API key {name}": at for name, at in rules.key_depths.items()}
+    depths |= {
+        f"the depth of the API key {name}": limit for name, limit in rules.key_depths.items()
+    }
     names = [name for name, depth in depths.items() if depth not in (None, served.depth)]
     if names and not served.depth_per_request:
         log.warning(

@@ -310,10 +310,10 @@ class ServeCommand:
 
     async def _reload(self) -> dict[str, Any]:
         """Reload keys and limits without interrupting requests. Raises ConfigError."""
-        fresh = await asyncio.to_thread(read_reloaded, self._line.argv)
-        done = fresh.apply(self._gateway, self._admission, self._policy)
+        reloaded_settings = await asyncio.to_thread(read_reloaded, self._line.argv)
+        changes = reloaded_settings.apply(self._gateway, self._admission, self._policy)
         self._telemetry.name_keys(self._gateway.keys.given_names)
-        return done
+        return changes
 
     async def _aclose(self) -> None:
         self._gateway.stop()
@@ -366,8 +366,8 @@ def _open_store(settings: Settings, progress: StartupProgress) -> SqlResponseSto
     retention = make_part(Retention, settings)
     limits = store_limits(settings)
     try:
-        named = settings.responses_store
-        return SqlResponseStore(default_url() if named == "auto" else named, retention, limits)
+        url = settings.responses_store
+        return SqlResponseStore(default_url() if url == "auto" else url, retention, limits)
     except StoreError as error:
         if settings.responses_store != "auto":
             raise ConfigError(f"--responses-store: {error}") from error
@@ -379,17 +379,17 @@ def _open_cipher(settings: Settings, progress: StartupProgress) -> encryption.Re
     """Create the cipher for reasoning. Raises ConfigError for configured keys that cannot be
     used.
     """
-    if named := load_encryption_keys(settings):
-        return encryption.ReasoningCipher(named)
+    if keys := load_encryption_keys(settings):
+        return encryption.ReasoningCipher(keys)
     store = settings.responses_store
     directory = sqlite_directory(default_url() if store == "auto" else store)
     try:
         if directory is not None:
             return encryption.ReasoningCipher(encryption.load_or_make_keys(directory))
-        why = "no SQLite store has a folder for the key"
+        reason = "no SQLite store has a folder for the key"
     except OSError as error:
-        why = f"no key can be stored: {error}"
-    progress(f"note: encrypted reasoning is readable only until this process ends: {why}")
+        reason = f"no key can be stored: {error}"
+    progress(f"note: encrypted reasoning is readable only until this process ends: {reason}")
     return encryption.ReasoningCipher.ephemeral()
 
 
@@ -414,7 +414,7 @@ def _make_parsers(backend: Backend, settings: Settings) -> ParserFactory:
 def _describe_model(
     gateway: Gateway, info: EngineInfo, parsers: ParserFactory, settings: Settings, backend: Backend
 ) -> ServedModel:
-    named = settings.reasoning_field
+    field = settings.reasoning_field
     return ServedModel(
         models=gateway.models,
         adapters=frozenset(backend.adapters),
@@ -426,7 +426,7 @@ def _describe_model(
         workloads=(*WORKLOADS, *settings.workloads),
         sampling=info.default_sampling,
         spec_metrics=backend.spec_metrics,
-        reasoning_fields=("reasoning", "reasoning_content") if named == "both" else (named,),
+        reasoning_fields=("reasoning", "reasoning_content") if field == "both" else (field,),
         vocab_size=info.vocab_size,
         thinking_budget=info.thinking_budget,
         replaces_media=settings.history_media == "placeholder",

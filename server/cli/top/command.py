@@ -64,12 +64,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def format_json(reading: GatewayReading) -> str:
-    found = {
+    report = {
         "speculation": reading.speculation,
         "requests": reading.requests,
         "metrics": [[*sample] for sample in reading.metrics.samples],
     }
-    return json.dumps(found, indent=2)
+    return json.dumps(report, indent=2)
 
 
 def _show(reader: GatewayReader, reading: GatewayReading, interval_s: float) -> int:

@@ -155,12 +155,12 @@ def describe_engines(reading: GatewayReading) -> str:
     return make_line_harmless("; ".join(sorted(rows)))
 
 
-def list_states(reading: GatewayReading, before: GatewayReading | None = None) -> list[State]:
-    """Return one line per component. Changes are relative to ``before``, an older reading."""
+def list_states(reading: GatewayReading, baseline: GatewayReading | None = None) -> list[State]:
+    """Return one line per component. Changes are relative to ``baseline``, an older reading."""
     report, metrics = reading.speculation, reading.metrics
     states = [
-        State("admission", *_describe_admission(reading, before)),
-        State("planner", _describe_planner(report["planner"], before)),
+        State("admission", *_describe_admission(reading, baseline)),
+        State("planner", _describe_planner(report["planner"], baseline)),
         State("positions", _describe_positions(report["all"])),
         State("fallback", _describe_fallback(report["all"])),
         State("engines", *_describe_lives(reading)),
@@ -174,7 +174,9 @@ def list_states(reading: GatewayReading, before: GatewayReading | None = None) -
     return [State(s.name, make_line_harmless(s.text), s.tone) for s in states if s.text]
 
 
-def _describe_admission(reading: GatewayReading, before: GatewayReading | None) -> tuple[str, str]:
+def _describe_admission(
+    reading: GatewayReading, baseline: GatewayReading | None
+) -> tuple[str, str]:
     metrics = reading.metrics
 
     def bound(name: str, series: str) -> str:
@@ -188,38 +190,38 @@ def _describe_admission(reading: GatewayReading, before: GatewayReading | None) 
         f"{bound('queued_tokens', 'queue_tokens')} prompt tokens queued",
     ]
     refused = metrics.total("requests_refused_total") or 0.0
-    recent = refused - ((before and before.metrics.total("requests_refused_total")) or 0.0)
+    increase = refused - ((baseline and baseline.metrics.total("requests_refused_total")) or 0.0)
     if refused:
         codes = ", ".join(
             f"{code} {format_count(count)}"
             for code, count in metrics.by("requests_refused_total", "code").items()
         )
         words.append(f"refused {format_count(refused)} ({codes})")
-    return "; ".join(words), WARN if before and recent > 0 else ""
+    return "; ".join(words), WARN if baseline and increase > 0 else ""
 
 
-def _describe_planner(planner: Row | None, before: GatewayReading | None) -> str:
+def _describe_planner(planner: Row | None, baseline: GatewayReading | None) -> str:
     if not planner:
         return "no depth planner runs; every request has the engine's depth"
-    old = before and before.speculation["planner"]
-    steps, since = planner["steps_by_depth"], "since the start"
+    old = baseline and baseline.speculation["planner"]
+    steps, period = planner["steps_by_depth"], "since the start"
     if old:
-        recent = [now - then for now, then in zip(steps, old["steps_by_depth"], strict=False)]
-        if sum(recent) > 0:
-            steps, since = recent, "in the last seconds"
-    whole = sum(steps) or 1
-    depths = "  ".join(f"{depth}: {format_share(n / whole)}" for depth, n in enumerate(steps) if n)
+        differences = [now - then for now, then in zip(steps, old["steps_by_depth"], strict=False)]
+        if sum(differences) > 0:
+            steps, period = differences, "in the last seconds"
+    total = sum(steps) or 1
+    depths = "  ".join(f"{depth}: {format_share(n / total)}" for depth, n in enumerate(steps) if n)
     frozen = planner["frozen"]
     mode = "choosing" if frozen is None else f"held at depth {frozen}"
     reasons = ", ".join(
         f"{reason} {format_count(n)}" for reason, n in planner["steps_by_reason"].items() if n
     )
-    return f"{mode}; steps by depth {since}  {depths or NONE}; reasons {reasons or NONE}"
+    return f"{mode}; steps by depth {period}  {depths or NONE}; reasons {reasons or NONE}"
 
 
 def _describe_positions(all_: Row) -> str:
     rates = all_["conditional_acceptance"]
-    text = "  ".join(f"{at}: {rate:.2f}" for at, rate in enumerate(rates, 1))
+    text = "  ".join(f"{position}: {rate:.2f}" for position, rate in enumerate(rates, 1))
     slope = all_["conditional_slope"]
     drift = "" if slope is None else f"; slope {slope:+.3f} per position"
     return f"acceptance given the position before  {text}{drift}" if rates else ""
@@ -319,7 +321,7 @@ def list_slices(reading: GatewayReading, kind: str) -> Table:
     """Return the slices of one kind that had traffic, the largest first."""
     slices = reading.speculation["slices"].get(kind, {})
     rows = [(name, row) for name, row in slices.items() if row["requests"] or row["tokens"]]
-    rows.sort(key=lambda named: -named[1]["tokens"])
+    rows.sort(key=lambda item: -item[1]["tokens"])
     return _make_table(
         f"slices by {kind}, last {reading.speculation['window_s'] / 60:.0f} minutes",
         [kind, *SLICE_COLUMNS],
@@ -363,7 +365,7 @@ def _make_table(
 
 
 def format_plain(
-    reading: GatewayReading, before: GatewayReading | None = None, most: int = 10
+    reading: GatewayReading, baseline: GatewayReading | None = None, max_rows: int = 10
 ) -> Iterator[str]:
     """Yield everything as plain lines, for a pipe or an issue."""
     yield f"eaglegate {reading.speculation['version']}  {describe_engines(reading)}"
@@ -371,20 +373,20 @@ def format_plain(
     for figure in list_figures(reading):
         yield f"{figure.name:20} {figure.value:>12}  {figure.note}".rstrip()
     yield ""
-    for state in list_states(reading, before):
+    for state in list_states(reading, baseline):
         yield f"{state.name:10} {state.text}"
     for kind in list_kinds(reading):
-        yield from _format_table(list_slices(reading, kind), most)
+        yield from _format_table(list_slices(reading, kind), max_rows)
     for name in LISTS:
-        yield from _format_table(list_requests(reading, name), most)
+        yield from _format_table(list_requests(reading, name), max_rows)
 
 
-def _format_table(table: Table, most: int) -> Iterator[str]:
+def _format_table(table: Table, max_rows: int) -> Iterator[str]:
     if not table.rows:
         return
     yield ""
     yield table.title
-    lines = [table.columns, *table.rows[:most]]
+    lines = [table.columns, *table.rows[:max_rows]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))

@@ -47,16 +47,16 @@ class MetricsPage:
     def by(self, name: str, label: str) -> dict[str, float]:
         """Return the sums of a metric's samples by one label's value, without sums of zero."""
         sums: dict[str, float] = {}
-        for found, value in self._select(name, {}):
-            sums[found.get(label, "")] = sums.get(found.get(label, ""), 0.0) + value
+        for sample_labels, value in self._select(name, {}):
+            sums[sample_labels.get(label, "")] = sums.get(sample_labels.get(label, ""), 0.0) + value
         return {name: value for name, value in sums.items() if value}
 
     def _select(
         self, name: str, labels: Mapping[str, str]
     ) -> Iterator[tuple[Mapping[str, str], float]]:
-        for found, has, value in self.samples:
-            if found == name and labels.items() <= has.items():
-                yield has, value
+        for sample_name, sample_labels, value in self.samples:
+            if sample_name == name and labels.items() <= sample_labels.items():
+                yield sample_labels, value
 
 
 @dataclass(frozen=True)

@@ -173,8 +173,10 @@ class TopApp(App[None]):
         figures = list_figures(self.reading)
         for box, figure in zip(self.query(FigureBox), figures, strict=True):
             box.show(figure)
-        before = self._readings[0] if len(self._readings) > 1 else None
-        self.query_one("#states", Static).update(_lay_out_states(list_states(self.reading, before)))
+        baseline = self._readings[0] if len(self._readings) > 1 else None
+        self.query_one("#states", Static).update(
+            _lay_out_states(list_states(self.reading, baseline))
+        )
         self._fill("slices", list_slices(self.reading, self._kind))
         self._fill("requests", list_requests(self.reading, self._list))
 
@@ -196,16 +198,16 @@ class TopApp(App[None]):
         self.query_one(f"#{name}-title", Static).update(
             table.title if table.rows else f"{table.title}: none"
         )
-        shown = self.query_one(f"#{name}", DataTable)
-        chosen = _read_chosen(shown)
-        shown.clear(columns=True)
+        widget = self.query_one(f"#{name}", DataTable)
+        selected_key = _read_chosen(widget)
+        widget.clear(columns=True)
         for column in table.columns:
-            shown.add_column(Text(column))
+            widget.add_column(Text(column))
         for key, row in dict(zip(table.keys, table.rows, strict=True)).items():
-            shown.add_row(*map(Text, row), key=key)
-        shown.display = bool(table.rows)
-        if chosen in table.keys:
-            shown.move_cursor(row=shown.get_row_index(chosen), scroll=False)
+            widget.add_row(*map(Text, row), key=key)
+        widget.display = bool(table.rows)
+        if selected_key in table.keys:
+            widget.move_cursor(row=widget.get_row_index(selected_key), scroll=False)
 
     def action_next_kind(self) -> None:
         """Show the next kind of slices."""
@@ -261,5 +263,5 @@ def _read_chosen(table: DataTable[Text]) -> str:
 
 
 def _find_next(names: Sequence[str], name: str) -> str:
-    at = names.index(name) if name in names else -1
-    return next(islice(cycle(names), at + 1, None))
+    index = names.index(name) if name in names else -1
+    return next(islice(cycle(names), index + 1, None))
