@@ -58,12 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     usage.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    command, command_arguments = (arguments[0], arguments[1:]) if arguments else ("", [])
     if command == "serve":
-        return _with_settings(command, rest)
+        return _with_settings(command, command_arguments)
     try:
         try:
-            return _run(command, rest)
+            return _run(command, command_arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has left, as ``head`` does
@@ -71,28 +71,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _run(command: str, rest: list[str]) -> int:
+def _run(command: str, arguments: list[str]) -> int:
     if (module := find_command(command)) is not None:
-        return int(import_module(module).main([command, *rest] if command == "canary" else rest))
+        return int(
+            import_module(module).main([command, *arguments] if command == "canary" else arguments)
+        )
     match command:
         case "check":
-            return _with_settings(command, rest)
+            return _with_settings(command, arguments)
         case "prove":
-            return _prove(rest)
+            return _prove(arguments)
         case "parse":
-            return int(import_module("eaglegate.server.cli.parse").main(rest))
+            return int(import_module("eaglegate.server.cli.parse").main(arguments))
         case "bench" | "replay":
-            return int(_lab(f"measure.{command}_command").main(rest))
-        case "drafts" if rest[:1] == ["log"]:
-            return int(_lab("improve.ledger_command").main(rest[1:]))
+            return int(_lab(f"measure.{command}_command").main(arguments))
+        case "drafts" if arguments[:1] == ["log"]:
+            return int(_lab("improve.ledger_command").main(arguments[1:]))
         case "improve":
-            return int(_lab("improve.command").main(rest))
+            return int(_lab("improve.command").main(arguments))
         case "drafts":
-            return int(_lab("measure.drafts_command").main(rest))
+            return int(_lab("measure.drafts_command").main(arguments))
         case "top":
-            return int(import_module("eaglegate.server.cli.top.command").main(rest))
+            return int(import_module("eaglegate.server.cli.top.command").main(arguments))
         case "key":
-            return _key(rest)
+            return _key(arguments)
         case "version" | "--version":
             print(__version__)
             return 0
@@ -100,8 +102,8 @@ def _run(command: str, rest: list[str]) -> int:
             print(USAGE)
             return 0
     names = [line.split()[0] for line in USAGE.splitlines() if line.startswith("  ")]
-    near = difflib.get_close_matches(command, names, n=1)
-    advice = f"; did you mean {near[0]}?" if near else ""
+    matches = difflib.get_close_matches(command, names, n=1)
+    advice = f"; did you mean {matches[0]}?" if matches else ""
     print(f"eaglegate: there is no command '{command}'{advice}\n\n{USAGE}", file=sys.stderr)
     return 2
 
@@ -203,9 +205,9 @@ def _check_workers(line: CommandLine) -> int:
 
     backend = load_backend(line.backend)(line, lambda _: None)
     answers = asyncio.run(backend.ask_workers())
-    found = check_workers(backend.facts, answers, plan_gateway(line.settings, line.model))
-    print(found.text)
-    return found.status
+    report = check_workers(backend.facts, answers, plan_gateway(line.settings, line.model))
+    print(report.text)
+    return report.status
 
 
 def _check(line: CommandLine) -> int:
@@ -216,21 +218,21 @@ def _check(line: CommandLine) -> int:
 
     # A line with a model is checked as it is, so that lines for other machines can be checked.
     source = read_engine_arguments(line.namespace) if line.demo else line.namespace
-    found = check(make_plan(source, _plan_adapters(line)), plan_gateway(line.settings, source))
-    print(found.text)
-    return found.status
+    report = check(make_plan(source, _plan_adapters(line)), plan_gateway(line.settings, source))
+    print(report.text)
+    return report.status
 
 
 def _plan_adapters(line: CommandLine) -> dict[str, str]:
     """Return the folders of ``--lora-modules`` by name. Raises ConfigError."""
-    given = getattr(line.namespace, "lora_modules", None)
-    if not given:
+    modules = getattr(line.namespace, "lora_modules", None)
+    if not modules:
         return {}
     from eaglegate.server.backends.adapters import read_adapters
 
     names = getattr(line.namespace, "served_model_name", None) or ()
     enabled = bool(getattr(line.namespace, "enable_lora", False))
-    return read_adapters(given, enabled, (names,) if isinstance(names, str) else names)
+    return read_adapters(modules, enabled, (names,) if isinstance(names, str) else names)
 
 
 die_with_parent()  # engine processes import this module, too

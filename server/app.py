@@ -258,7 +258,7 @@ def _from_validation(error: RequestValidationError) -> GatewayError:
     """
     first = error.errors()[0]
     name = str(first["loc"][-1])
-    given = str(first.get("input"))[:100]
+    value = str(first.get("input"))[:100]
     return InvalidRequest(
-        f"Invalid value for '{name}': {first['msg']}; given '{given}'.", param=name
+        f"Invalid value for '{name}': {first['msg']}; given '{value}'.", param=name
     )

@@ -225,39 +225,44 @@ PROMPT_PARAM = {"completions": "prompt", "responses": "input"}
 
 
 def context_overflow(
-    api: str, num_prompt: int, wanted: int, longest: int, exact: bool = True
+    api: str, num_prompt: int, max_tokens: int, longest: int, exact: bool = True
 ) -> InvalidRequest:
     """Make the error for a prompt that does not fit, with the message of the request's API.
 
-    ``wanted`` output tokens are mentioned only if the prompt itself fits. ``num_prompt`` is a lower
-    bound unless ``exact``.
+    ``max_tokens`` output tokens are mentioned only if the prompt itself fits. ``num_prompt`` is a
+    lower bound unless ``exact``.
     """
     param = PROMPT_PARAM.get(api, "messages")
     write = _anthropic_message if api == "messages" else _openai_message
-    counts = wanted if num_prompt <= longest else 0
-    shown = str(num_prompt) if exact else f"at least {num_prompt}"
-    message = write(param, num_prompt, shown, counts, longest)
+    counts = max_tokens if num_prompt <= longest else 0
+    prompt_size = str(num_prompt) if exact else f"at least {num_prompt}"
+    message = write(param, num_prompt, prompt_size, counts, longest)
     return InvalidRequest(message, param=param, code="context_length_exceeded")
 
 
-def _openai_message(param: str, num_prompt: int, shown: str, wanted: int, longest: int) -> str:
+def _openai_message(
+    param: str, num_prompt: int, prompt_size: str, max_tokens: int, longest: int
+) -> str:
     prefix = f"This model's maximum context length is {longest} tokens. However, "
-    if not wanted:
+    if not max_tokens:
         return prefix + (
-            f"your {param} resulted in {shown} tokens. Please reduce the length of the {param}."
+            f"your {param} resulted in {prompt_size} tokens. Please reduce the length of the "
+            f"{param}."
         )
     return prefix + (
-        f"you requested {num_prompt + wanted} tokens ({num_prompt} in the {param}, {wanted} in the "
-        f"completion). Please reduce the length of the {param} or completion."
+        f"you requested {num_prompt + max_tokens} tokens ({num_prompt} in the {param}, "
+        f"{max_tokens} in the completion). Please reduce the length of the {param} or completion."
     )
 
 
-def _anthropic_message(_: str, num_prompt: int, shown: str, wanted: int, longest: int) -> str:
-    if not wanted:
-        return f"prompt is too long: {shown} tokens > {longest} maximum"
+def _anthropic_message(
+    _: str, num_prompt: int, prompt_size: str, max_tokens: int, longest: int
+) -> str:
+    if not max_tokens:
+        return f"prompt is too long: {prompt_size} tokens > {longest} maximum"
     return (
-        f"input length and `max_tokens` exceed context limit: {num_prompt} + {wanted} > {longest}, "
-        "decrease input length or `max_tokens` and try again"
+        f"input length and `max_tokens` exceed context limit: {num_prompt} + {max_tokens} > "
+        f"{longest}, decrease input length or `max_tokens` and try again"
     )
 
 
@@ -265,9 +270,9 @@ def from_engine(error: EngineError) -> GatewayError:
     """Map an engine error to a GatewayError by its class or nearest base class."""
     for kind in type(error).__mro__:
         if kind in _ENGINE_ERRORS:
-            made = _ENGINE_ERRORS[kind](error)
-            made.__cause__ = error
-            return made
+            gateway_error = _ENGINE_ERRORS[kind](error)
+            gateway_error.__cause__ = error
+            return gateway_error
     raise TypeError(f"not an engine error: {type(error).__name__}")
 
 

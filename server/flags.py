@@ -46,12 +46,12 @@ def setting_of(kind: type, name: str, help: str, **metadata: Any) -> Any:
 
 def make_part(kind: type[Kind], settings: Any, **values: Any) -> Kind:
     """Create a ``kind`` from the settings that are its fields; ``values`` are its other fields."""
-    own = {
+    members = {
         item.metadata["of"][1]: getattr(settings, item.name)
         for item in fields(settings)
         if item.metadata.get("of", (None,))[0] is kind
     }
-    return kind(**own | values)
+    return kind(**members | values)
 
 
 def flag(name: str) -> str:
@@ -103,36 +103,38 @@ class Heading(str):
 
 def list_settings(kind: type) -> Iterator[tuple[str, Field[Any]]]:
     """Yield the fields of ``kind``, each with its heading."""
-    known = {item.name: item for item in fields(kind)}
+    items = {item.name: item for item in fields(kind)}
     heading = "gateway"
     for name in kind.__annotations__:
-        if name in known:
-            yield heading, known[name]
+        if name in items:
+            yield heading, items[name]
         elif isinstance(value := getattr(kind, name), Heading):
             heading = value
 
 
 def add_arguments(parser: argparse.ArgumentParser, kind: type) -> None:
     """Add one flag per field of ``kind``. Flags that the parser already has are left unchanged."""
-    taken = parser._option_string_actions
+    options = parser._option_string_actions
     groups = {group.title: group for group in parser._action_groups}
     hints = typing.get_type_hints(kind)
     for heading, item in list_settings(kind):
-        if flag(item.name) in taken:
+        if flag(item.name) in options:
             continue
         if heading not in groups:
             groups[heading] = parser.add_argument_group(str(heading))
         _add_flag(groups[heading], item.name, hints[item.name], item.default, item.metadata)
-    if "--config" not in taken:
+    if "--config" not in options:
         parser.add_argument("--config", metavar="FILE", help="YAML file of flags and their values")
 
 
 def _add_flag(group: Any, name: str, hint: Any, default: Any, metadata: Mapping[str, Any]) -> None:
-    shown = f" (default: {_show(default)})" if default not in (None, (), "", False, MISSING) else ""
+    suffix = (
+        f" (default: {_show(default)})" if default not in (None, (), "", False, MISSING) else ""
+    )
     options: dict[str, Any] = {
         "dest": name,
         "default": argparse.SUPPRESS,
-        "help": f"{metadata['help']}{shown}".replace("%", "%%"),
+        "help": f"{metadata['help']}{suffix}".replace("%", "%%"),
     }
     origin = typing.get_origin(hint)
     if metadata.get("choices"):
@@ -201,13 +203,13 @@ def parse_json_object(text: str) -> dict[str, Any]:
 
 def read_into(kind: type[Kind], namespace: argparse.Namespace) -> Kind:
     """Create a ``kind`` from the given arguments."""
-    given = vars(namespace)
+    arguments = vars(namespace)
     values: dict[str, Any] = {
-        item.name: tuple(given[item.name])
-        if isinstance(given[item.name], list)
-        else given[item.name]
+        item.name: tuple(arguments[item.name])
+        if isinstance(arguments[item.name], list)
+        else arguments[item.name]
         for item in fields(kind)  # type: ignore[arg-type]
-        if given.get(item.name) is not None
+        if arguments.get(item.name) is not None
     }
     return kind(**values)
 
@@ -245,12 +247,12 @@ class FrontEndFlag:
         )
 
 
-def ignore(name: str, why: str, takes: str = ONE, **more: Any) -> FrontEndFlag:
-    return FrontEndFlag(name, why, takes, **more)
+def ignore(name: str, why: str, takes: str = ONE, **options: Any) -> FrontEndFlag:
+    return FrontEndFlag(name, why, takes, **options)
 
 
-def refuse(name: str, why: str, takes: str = ONE, **more: Any) -> FrontEndFlag:
-    return FrontEndFlag(name, why, takes, refused=True, **more)
+def refuse(name: str, why: str, takes: str = ONE, **options: Any) -> FrontEndFlag:
+    return FrontEndFlag(name, why, takes, refused=True, **options)
 
 
 ONE_PROCESS = "one process serves; put a gateway with --upstream in front of several"
@@ -342,9 +344,9 @@ def add_front_end_flags(parser: argparse.ArgumentParser, shown: bool = True) -> 
     ``shown``.
     """
     group = parser.add_argument_group("vllm serve")
-    taken = parser._option_string_actions
+    parser_options = parser._option_string_actions
     for item in FLAGS:
-        if flag(item.name) in taken:
+        if flag(item.name) in parser_options:
             continue
         options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
         options["help"] = f"{item.kind}: {item.why}" if shown else argparse.SUPPRESS
@@ -357,10 +359,10 @@ def add_front_end_flags(parser: argparse.ArgumentParser, shown: bool = True) -> 
 
 def check_front_end_flags(namespace: argparse.Namespace) -> Iterator[str]:
     """Yield a notice for each flag without effect. Raises ConfigError for refused flags."""
-    given = vars(namespace)
-    mattering = [item for item in FLAGS if item.has_effect(given.get(item.name))]
-    stops = [f"{flag(item.name)} is refused: {item.why}" for item in mattering if item.refused]
+    arguments = vars(namespace)
+    effective = [item for item in FLAGS if item.has_effect(arguments.get(item.name))]
+    stops = [f"{flag(item.name)} is refused: {item.why}" for item in effective if item.refused]
     if stops:
         raise ConfigError("; ".join(stops))
-    for item in mattering:
+    for item in effective:
         yield f"{flag(item.name)} has no effect: {item.why}"
