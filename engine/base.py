@@ -1,10 +1,14 @@
-"""The engine interface, and optional interfaces that an engine may support."""
+"""The engine interface, and the capabilities that an engine may have.
+
+A *capability* is a protocol with further methods. Whoever needs them asks the engine for the object
+that offers them (``Engine.capability``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
@@ -14,6 +18,12 @@ from eaglegate.text.rendering.encoding import NO_LIMITS, RenderLimits
 
 if TYPE_CHECKING:
     from eaglegate.engine.speculation.scores import AnswerScores
+
+
+T = TypeVar("T")
+Kind: TypeAlias = Callable[..., T]
+"""The class of a capability. It is not ``type[T]``, because mypy accepts no protocol for that: the
+callee could try to create an instance."""
 
 
 class Engine(Protocol):
@@ -44,8 +54,15 @@ class Engine(Protocol):
         """Stop the engine and everything it started. In-flight requests end with EngineDead."""
         ...
 
+    def capability(self, kind: Kind[T]) -> T | None:
+        """Return the object that offers the methods of ``kind``, or None.
 
-@runtime_checkable
+        An engine has the capabilities among its base classes. A wrapper passes the question on to
+        the engine that it wraps, unless it has the capability itself.
+        """
+        return cast("T", self) if kind in type(self).__mro__ else None
+
+
 class SupportsDepth(Protocol):
     """An engine whose speculation depth can be bounded while it runs."""
 
@@ -54,7 +71,6 @@ class SupportsDepth(Protocol):
         ...
 
 
-@runtime_checkable
 class SupportsPlanning(Protocol):
     """An engine that can choose the speculation depth of every step."""
 
@@ -70,7 +86,7 @@ class SupportsPlanning(Protocol):
         ...
 
 
-class ResilientEngine(Engine, SupportsPlanning, Protocol):
+class ResilientEngine(Engine, Protocol):
     """An engine that survives backend restarts, in-flight requests included."""
 
     async def set_depth(self, depth: int) -> AppliedDepth:
@@ -120,7 +136,6 @@ class AppliedDepth:
     pending: bool = False
 
 
-@runtime_checkable
 class SupportsKilled(Protocol):
     """An engine that runs in a process of its own."""
 
@@ -130,7 +145,6 @@ class SupportsKilled(Protocol):
         ...
 
 
-@runtime_checkable
 class SupportsPostMortem(Protocol):
     """An engine that can report how it ended."""
 
@@ -139,7 +153,6 @@ class SupportsPostMortem(Protocol):
         ...
 
 
-@runtime_checkable
 class SupportsCounters(Protocol):
     """An engine that other clients use as well, and that counts the work for all of them."""
 
@@ -151,7 +164,6 @@ class SupportsCounters(Protocol):
         ...
 
 
-@runtime_checkable
 class SupportsInspection(Protocol):
     """An engine that reports how it serves other clients, for the start-up probe to compare."""
 
@@ -172,7 +184,6 @@ class SupportsInspection(Protocol):
         ...
 
 
-@runtime_checkable
 class SupportsUnclaimed(Protocol):
     """An engine that counts steps whose tokens no request received."""
 
@@ -194,7 +205,6 @@ class DraftVersion:
     summary: str = ""
 
 
-@runtime_checkable
 class SwapsDrafts(Protocol):
     """An engine whose draft can be exchanged while it runs."""
 
@@ -210,7 +220,6 @@ async def never_pause() -> None:
     """Return at once, for audits that nothing interrupts."""
 
 
-@runtime_checkable
 class ScoresAnswers(Protocol):
     """An engine that can score an answer with the target alone."""
 
@@ -229,7 +238,6 @@ class ScoresAnswers(Protocol):
         ...
 
 
-@runtime_checkable
 class DropsBlocks(Protocol):
     """An engine whose cached blocks can be dropped."""
 
@@ -242,12 +250,24 @@ class DropsBlocks(Protocol):
         ...
 
 
-@runtime_checkable
 class SupportsKill(Protocol):
     """An engine that can be ended from outside."""
 
     def kill(self) -> int:
         """End the engine's processes as a crash would, and return how many were running."""
+        ...
+
+
+class Remedies(DropsBlocks, Protocol):
+    """An engine with cures for a low acceptance. All raise EngineError."""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the running engine became ready; 0 while there is none."""
+        ...
+
+    async def restart(self, reason: str) -> None:
+        """Replace the engine. Running requests continue on the new one."""
         ...
 
 

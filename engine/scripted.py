@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
+from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineDead, EngineError
 from eaglegate.engine.speculation.accounting import intern_step, trim_decode
 from eaglegate.engine.steps import put
@@ -60,7 +61,7 @@ def steps(
 
 
 @dataclass
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Engine that plays ``script`` for every request and records the requests.
 
     A script is a list of steps, pauses and errors, or a function that makes one from the request.

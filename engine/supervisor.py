@@ -19,6 +19,8 @@ from eaglegate.engine.base import (
     AppliedDepth,
     DropsBlocks,
     Engine,
+    Kind,
+    Remedies,
     ScoresAnswers,
     SupportsDepth,
     SupportsKill,
@@ -26,6 +28,7 @@ from eaglegate.engine.base import (
     SupportsPlanning,
     SupportsPostMortem,
     SwapsDrafts,
+    T,
     never_pause,
 )
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
@@ -107,8 +110,10 @@ class LocalTurn:
 
 
 @dataclass(eq=False)
-class SupervisedEngine(EnginePool):
+class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers, Remedies):
     """Engine of one event loop that restarts its backend; see ``engine.base.ResilientEngine``.
+
+    It has itself those capabilities that must not fail or be forgotten with a backend.
 
     ``make`` creates the backend engines.
     """
@@ -144,6 +149,13 @@ class SupervisedEngine(EnginePool):
         self._serve(engine, info)
         return info
 
+    def capability(self, kind: Kind[T]) -> T | None:
+        """Return this engine, or else what the running backend has; None while it restarts."""
+        if (own := super().capability(kind)) is not None:
+            return own
+        session = self._live_session
+        return None if session is None else session.engine.capability(kind)
+
     async def set_depth(self, depth: int) -> AppliedDepth:
         """Bound every request's depth, on this engine and on later ones.
 
@@ -152,7 +164,7 @@ class SupervisedEngine(EnginePool):
         session = self._session
         if session is None:
             raise ValueError("no engine has started yet")
-        if not isinstance(session.engine, SupportsDepth):
+        if (engine := session.engine.capability(SupportsDepth)) is None:
             raise ValueError("this engine has no depth to set")
         before, self._depth = self._depth, depth
         bound = self._bound
@@ -160,7 +172,7 @@ class SupervisedEngine(EnginePool):
         if not session.lost:
             try:
                 async with asyncio.timeout(BOUND_S):
-                    return AppliedDepth(await session.engine.set_depth(bound))
+                    return AppliedDepth(await engine.set_depth(bound))
             except ValueError:
                 self._depth = before
                 raise
@@ -174,12 +186,12 @@ class SupervisedEngine(EnginePool):
 
     async def _apply_bound(self, session: EngineSession) -> None:
         """Apply the depth bound to the running engine. A lost engine gets no bound."""
-        if not isinstance(session.engine, SupportsDepth):
+        if (engine := session.engine.capability(SupportsDepth)) is None:
             log.error("this engine has no depth to bound: start it without its draft")
             return
         most = session.info.speculation.depth
         try:
-            await session.engine.set_depth(most if self._bound is None else self._bound)
+            await engine.set_depth(most if self._bound is None else self._bound)
         except (ValueError, EngineError) as error:
             log.error("the depth was not bounded: %s", error)
 
@@ -189,21 +201,21 @@ class SupervisedEngine(EnginePool):
         session = self._live_session
         if session is None:
             raise EngineDead(self._reason)
-        if not isinstance(session.engine, SwapsDrafts):
+        if (engine := session.engine.capability(SwapsDrafts)) is None:
             raise EngineFailed("This engine cannot exchange its draft.")
-        return await session.engine.swap_draft(path, running)
+        return await engine.swap_draft(path, running)
 
     async def describe_planning(self, recent: int = 0) -> Mapping[str, Any]:
         """See ``engine.base.SupportsPlanning``. While the engine cannot answer, return its last
         description with the reason as ``stale``."""
         session = self._session
-        if session is None or not isinstance(session.engine, SupportsPlanning):
+        if session is None or (engine := session.engine.capability(SupportsPlanning)) is None:
             return {}
         if session.lost:
             return self._recall_planning(session, self._reason)
         try:
             async with asyncio.timeout(BOUND_S):
-                self._planning = await session.engine.describe_planning(recent)
+                self._planning = await engine.describe_planning(recent)
         except (TimeoutError, EngineError) as error:
             late = f"The engine did not answer within {BOUND_S:g} s."
             return self._recall_planning(session, str(error) or late)
@@ -220,13 +232,13 @@ class SupervisedEngine(EnginePool):
         Does not wait for an engine that is restarting or slow to answer; the next engine is held.
         """
         session = self._session
-        if session is None or not isinstance(session.engine, SupportsPlanning):
+        if session is None or (engine := session.engine.capability(SupportsPlanning)) is None:
             return False
         held = session.info.plans_depth
         if not session.lost:
             with suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(BOUND_S):
-                    held = await session.engine.freeze_planning(depth)
+                    held = await engine.freeze_planning(depth)
         if held:
             self._frozen = depth
         return held
@@ -246,10 +258,10 @@ class SupervisedEngine(EnginePool):
         session = self._live_session
         if session is None:
             raise EngineFailed(self._reason)
-        if not isinstance(session.engine, ScoresAnswers):
+        if (engine := session.engine.capability(ScoresAnswers)) is None:
             raise EngineFailed("This engine cannot score answers.")
         try:
-            return await session.engine.score(request, answer, dtype, pause)
+            return await engine.score(request, answer, dtype, pause)
         except EngineDead as error:
             self._handle_death(session, str(error))
             if session.failure is FailureKind.KILLED:
@@ -261,9 +273,9 @@ class SupervisedEngine(EnginePool):
         session = self._live_session
         if session is None:
             raise EngineFailed(self._reason)
-        if not isinstance(session.engine, DropsBlocks):
+        if (engine := session.engine.capability(DropsBlocks)) is None:
             raise EngineFailed("This engine cannot drop cached blocks.")
-        return await session.engine.drop_prefix(request)
+        return await engine.drop_prefix(request)
 
     @property
     def age_s(self) -> float:
@@ -278,10 +290,12 @@ class SupervisedEngine(EnginePool):
         Raises EngineError if no engine is ready in time.
         """
         session = self._live_session
-        if session is None or not isinstance(session.engine, SupportsKill):
-            raise EngineFailed(self._reason if session is None else "This engine has no restart.")
+        if session is None:
+            raise EngineFailed(self._reason)
+        if (engine := session.engine.capability(SupportsKill)) is None:
+            raise EngineFailed("This engine has no restart.")
         log.warning("engine restart: %s", reason)
-        session.engine.kill()
+        engine.kill()
         try:
             async with asyncio.timeout(self.timeouts.wait_s):
                 while not session.lost:
@@ -442,15 +456,16 @@ class SupervisedEngine(EnginePool):
     async def _apply_depth(self, engine: Engine) -> None:
         """Give a new engine the depths that operators have set, including changes made
         meanwhile."""
+        planning, bounds = engine.capability(SupportsPlanning), engine.capability(SupportsDepth)
         applied: tuple[int | None, int | None] = (None, None)
         async with asyncio.timeout(self.timeouts.hang_s):
             while (wanted := (self._frozen, self._bound)) != applied:
                 frozen, depth = wanted
-                if frozen != applied[0] and isinstance(engine, SupportsPlanning):
-                    await engine.freeze_planning(frozen)
-                if depth is not None and depth != applied[1] and isinstance(engine, SupportsDepth):
+                if frozen != applied[0] and planning is not None:
+                    await planning.freeze_planning(frozen)
+                if depth is not None and depth != applied[1] and bounds is not None:
                     with suppress(ValueError):
-                        await engine.set_depth(depth)
+                        await bounds.set_depth(depth)
                 applied = wanted
 
     def _serve(self, engine: Engine, info: EngineInfo) -> None:
@@ -498,11 +513,11 @@ async def _examine(engine: Engine) -> PostMortem | None:
     """Describe how a closed engine ended. A failure here must not keep the next one from
     starting.
     """
-    if not isinstance(engine, SupportsPostMortem):
+    if (examined := engine.capability(SupportsPostMortem)) is None:
         return None
     try:
         async with asyncio.timeout(EXAMINE_S):
-            return await engine.post_mortem()
+            return await examined.post_mortem()
     except Exception:
         log.exception("cause of the engine's exit could not be determined")
         return None
@@ -510,7 +525,8 @@ async def _examine(engine: Engine) -> PostMortem | None:
 
 def _classify_loss(session: EngineSession, cause: LossCause) -> FailureKind:
     """Classify a loss for the requests that run in the session, before it is closed."""
-    if isinstance(session.engine, SupportsKilled) and session.engine.killed:
+    process = session.engine.capability(SupportsKilled)
+    if process is not None and process.killed:
         return FailureKind.KILLED
     shared = cause is LossCause.HUNG and session.is_shared
     return FailureKind.HUNG if shared else FailureKind.DIED

@@ -10,6 +10,7 @@ from eaglegate.engine.base import Engine
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import LossCause, RecoveryObserver, RecoveryOutcome
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, StepSink
+from eaglegate.engine.wrapper import EngineWrapper
 from eaglegate.observability.facts import (
     DepthHeld,
     DraftCrashed,
@@ -22,12 +23,12 @@ from eaglegate.observability.middleware import current
 from eaglegate.observability.telemetry import Telemetry
 
 
-class InstrumentedEngine:
+class InstrumentedEngine(EngineWrapper):
     """Wrapper of ``engine`` that records its steps. It changes requests only to add a trace
     context."""
 
     def __init__(self, engine: Engine, telemetry: Telemetry, name: str = "default") -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._telemetry = telemetry
         self._name = name
         self._model = ""
@@ -35,7 +36,7 @@ class InstrumentedEngine:
 
     async def start(self) -> EngineInfo:
         began = self._telemetry.clock()
-        info = await self._engine.start()
+        info = await super().start()
         self._model = info.model
         seconds = self._telemetry.clock() - began
         self._telemetry.facts.publish(EngineStarted(self._name, info, seconds))
@@ -51,12 +52,12 @@ class InstrumentedEngine:
             close()
 
     async def health(self) -> Health:
-        health = await self._engine.health()
+        health = await super().health()
         self._telemetry.facts.publish(EngineChecked(self._name, health.live))
         return health
 
     async def aclose(self) -> None:
-        await self._engine.aclose()
+        await super().aclose()
         self._telemetry.facts.publish(EngineChecked(self._name, live=False))
 
 

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from eaglegate.engine.base import (
     DraftSwap,
     DraftVersion,
+    Engine,
     SupportsPlanning,
     SupportsUnclaimed,
 )
@@ -229,12 +230,12 @@ class Telemetry:
     def _keep_hold(self, fact: DepthHeld) -> None:
         (self.draft_holds.append if fact.held else self.draft_holds.remove)(fact.hold)
 
-    def watch_engine(self, engine: str, what: object) -> None:
-        """Read the unclaimed steps and the planner of ``what``, if it has them."""
-        if isinstance(what, SupportsPlanning):
-            self.watch_planner(what.describe_planning)
-        if isinstance(what, SupportsUnclaimed):
-            self._losing[engine] = what
+    def watch_engine(self, name: str, engine: Engine) -> None:
+        """Read the unclaimed steps and the planner of ``engine``, if it has them."""
+        if (planning := engine.capability(SupportsPlanning)) is not None:
+            self.watch_planner(planning.describe_planning)
+        if (losing := engine.capability(SupportsUnclaimed)) is not None:
+            self._losing[name] = losing
 
     def watch_planner(self, read: PlannerReader) -> None:
         """Read the depth planner with ``read``, which takes the number of recent steps."""

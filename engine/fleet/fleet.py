@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -173,13 +173,6 @@ class Fleet(EnginePool):
             raise ValueError("these workers do not let requests choose their depth")
         self._depth = min(depth, self._info.speculation.depth)
         return AppliedDepth(self._depth)
-
-    async def describe_planning(self, recent: int = 0) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return nothing, because workers plan for themselves."""
-        return {}
-
-    async def freeze_planning(self, depth: int | None) -> bool:  # noqa: ARG002
-        return False
 
     async def wait_failed(self) -> str:
         """Never return: workers may come back as long as the gateway runs."""

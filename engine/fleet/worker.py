@@ -239,11 +239,11 @@ class Worker:
     async def _read_counters(self, engine: Engine) -> None:
         """Read the worker's own counters, if it has any. Without an answer the last ones stay."""
         self._count_at = now() + self.settings.count_s
-        if not isinstance(engine, SupportsCounters):
+        if (counting := engine.capability(SupportsCounters)) is None:
             return
         try:
             async with asyncio.timeout(self.settings.ask_s):
-                self.counted = await engine.read_counters()
+                self.counted = await counting.read_counters()
         except (EngineError, TimeoutError) as error:
             log.debug("counters of worker %s could not be read: %s", self.name, error)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineDead, EngineStartError
 from eaglegate.engine.remote.connection import WorkerConnection
 from eaglegate.engine.remote.reading import (
@@ -28,7 +29,7 @@ MOST_LENGTH = 1 << 28
 LONGEST_NAME = 500
 
 
-class RemoteEngineBase:
+class RemoteEngineBase(Engine):
     """Base engine for one worker, with the part that does not depend on the wire protocol."""
 
     def __init__(self, upstream: Upstream, model: LocalModel, access: ConnectionSettings) -> None:

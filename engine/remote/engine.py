@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from eaglegate.engine.base import Engine
+from eaglegate.engine.base import Engine, SupportsCounters, SupportsInspection
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
 from eaglegate.engine.remote import probe, wire
 from eaglegate.engine.remote.connection import WorkerConnection
@@ -53,7 +53,7 @@ ACCOUNT_S = 5.0
 ACCOUNT_EVENTS = 16
 
 
-class RemoteEngine(RemoteEngineBase):
+class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection):
     """Engine that exchanges token ids with one vLLM server over HTTP.
 
     The last step brings the account of all decode steps, because the worker reports it then. An

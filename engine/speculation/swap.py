@@ -15,7 +15,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from eaglegate.engine.base import DraftListener, DraftSwap, DraftVersion, DropsBlocks, SwapsDrafts
+from eaglegate.engine.base import (
+    DraftListener,
+    DraftSwap,
+    DraftVersion,
+    DropsBlocks,
+    Engine,
+    SwapsDrafts,
+)
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineError
 from eaglegate.engine.speculation.drafts import (
     DraftPlan,
@@ -31,19 +38,6 @@ MOST_SWAPS = 50
 """Number of latest swaps kept for operators."""
 
 
-async def _drop_cached_blocks(engine: SwapsDrafts) -> None:
-    """Drop the prefix cache, which holds the keys and values of the draft before.
-
-    Trials do not drop it, because a canary exchanges drafts in every slot.
-    """
-    if not isinstance(engine, DropsBlocks):
-        return
-    try:
-        await engine.drop_prefix(None)
-    except EngineError as error:
-        log.warning("blocks of the earlier draft stay in the prefix cache: %s", error)
-
-
 class DraftManager:
     """The serving draft, the promoted one, and the one promoted before. Used in one event loop."""
 
@@ -52,6 +46,7 @@ class DraftManager:
         self._store = store
         self._running: asyncio.Future[DraftSwap] | None = None
         self._engine: SwapsDrafts | None = None
+        self._cache: DropsBlocks | None = None
         self._listeners: list[DraftListener] = []
         self._configured: DraftVersion | None = None
         self.promoted: DraftVersion | None = None
@@ -69,8 +64,9 @@ class DraftManager:
         self.promoted = self._store.recall(self._configured.fingerprint) or self._configured
         self.serving = self.promoted
 
-    def attach(self, engine: SwapsDrafts) -> None:
-        self._engine = engine
+    def attach(self, engine: Engine) -> None:
+        self._engine = engine.capability(SwapsDrafts)
+        self._cache = engine.capability(DropsBlocks)
 
     def watch(self, listener: DraftListener) -> None:
         """Call ``listener`` after every change of the serving draft."""
@@ -210,9 +206,21 @@ class DraftManager:
             pause_s = await engine.swap_draft(version.path, before.path)
             self.serving = version
         if kind != "trial" and self._promote(version):
-            await _drop_cached_blocks(engine)
+            await self._drop_cached_blocks()
         took_s = time.perf_counter() - began
         return self._record(kind, before, version, pause_s, took_s, level)
+
+    async def _drop_cached_blocks(self) -> None:
+        """Drop the prefix cache, which holds the keys and values of the draft before.
+
+        Trials do not drop it, because a canary exchanges drafts in every slot.
+        """
+        if self._cache is None:
+            return
+        try:
+            await self._cache.drop_prefix(None)
+        except EngineError as error:
+            log.warning("blocks of the earlier draft stay in the prefix cache: %s", error)
 
     async def _reload(self) -> DraftSwap:
         began, serving = time.perf_counter(), self._require_serving()

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
-from eaglegate.engine.base import Engine, SupportsUnclaimed
+from eaglegate.engine.base import Engine, ResilientEngine, SupportsUnclaimed
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DeathInquiry, DraftBlame, DraftHold
 from eaglegate.engine.supervision.policy import (
@@ -177,7 +177,8 @@ class EngineSession:
     @property
     def unclaimed(self) -> Totals:
         """Steps whose tokens no request received, as counted by the engine."""
-        return self.engine.unclaimed if isinstance(self.engine, SupportsUnclaimed) else Totals()
+        engine = self.engine.capability(SupportsUnclaimed)
+        return Totals() if engine is None else engine.unclaimed
 
     def retire(self) -> None:
         self._retired = True
@@ -238,7 +239,7 @@ class SessionSubmission(Submission):
         self.delivered = self.session.useful = True
 
 
-class EnginePool:
+class EnginePool(ResilientEngine, SupportsUnclaimed):
     """Base of ``SupervisedEngine`` and ``Fleet``: see ``eaglegate.engine.base.ResilientEngine``."""
 
     timeouts: SupervisionTimeouts

@@ -23,7 +23,19 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from eaglegate.engine.base import never_pause
+from eaglegate.engine.base import (
+    DropsBlocks,
+    Engine,
+    ScoresAnswers,
+    SupportsDepth,
+    SupportsKill,
+    SupportsKilled,
+    SupportsPlanning,
+    SupportsPostMortem,
+    SupportsUnclaimed,
+    SwapsDrafts,
+    never_pause,
+)
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from eaglegate.engine.limited_child import name_exit
 from eaglegate.engine.logs import LineFormat, pass_line
@@ -82,7 +94,18 @@ def ignore_progress(_: str) -> None:
     """No-op progress callback."""
 
 
-class VllmEngine:
+class VllmEngine(
+    Engine,
+    SupportsDepth,
+    SupportsPlanning,
+    SupportsKill,
+    SupportsKilled,
+    SupportsPostMortem,
+    SupportsUnclaimed,
+    SwapsDrafts,
+    ScoresAnswers,
+    DropsBlocks,
+):
     """See ``eaglegate.engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
 
     With ``planning="auto"`` the engine chooses the depth of every step for requests without their

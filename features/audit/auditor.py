@@ -34,7 +34,8 @@ from eaglegate.engine.speculation.rounding import find_tie
 from eaglegate.engine.speculation.scores import ScoringRules
 from eaglegate.engine.speculation.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
-from eaglegate.engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step, StepSink
+from eaglegate.engine.types import EngineInfo, EngineRequest, SinkTap, Step, StepSink
+from eaglegate.engine.wrapper import EngineWrapper
 from eaglegate.features.audit.evidence import (
     AuditOutcome,
     SequentialTest,
@@ -123,7 +124,7 @@ class Auditor:
 
     def attach(
         self,
-        engine: object,
+        engine: ScoresAnswers,
         generate: Generate,
         info: EngineInfo,
     ) -> None:
@@ -134,7 +135,7 @@ class Auditor:
         """
         if info.speculation.lossy:
             log.warning("answers are not audited: %s", " ".join(info.speculation.lossy))
-        elif isinstance(engine, ScoresAnswers):
+        else:
             self._engine, self._dtype = engine, info.details.get("dtype", "")
             self._generate = generate
 
@@ -421,7 +422,7 @@ class Auditor:
         }
 
 
-class AuditedEngine:
+class AuditedEngine(EngineWrapper):
     """Wrapper of an engine that keeps the tokens of the answers that ``auditor`` selects."""
 
     def __init__(
@@ -429,10 +430,8 @@ class AuditedEngine:
     ) -> None:
         """Wrap ``engine``. ``may_keep`` tells if evidence may hold the tokens of the current
         request."""
-        self._engine, self._auditor, self._may_keep = engine, auditor, may_keep
-
-    async def start(self) -> EngineInfo:
-        return await self._engine.start()
+        super().__init__(engine)
+        self._auditor, self._may_keep = auditor, may_keep
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         if self._auditor.selects(request):
@@ -462,12 +461,6 @@ class AuditedEngine:
                         may_keep,
                     )
                 )
-
-    async def health(self) -> Health:
-        return await self._engine.health()
-
-    async def aclose(self) -> None:
-        await self._engine.aclose()
 
 
 class _KeptTokens:

@@ -26,11 +26,11 @@ class AuditFeature(ActiveFeature):
 
     def __init__(self, core: Core, settings: AuditSettings) -> None:
         """Raises ConfigError if the engine or the folder for evidence cannot be used."""
-        if not isinstance(core.engine, ScoresAnswers):
+        if (scorer := core.engine.capability(ScoresAnswers)) is None:
             raise ConfigError(
                 "--audit-share needs the engine in this process; workers have no audits"
             )
-        self._core = core
+        self._core, self._scorer = core, scorer
         self.auditor = Auditor(
             settings.audit_share,
             AuditHolds(),
@@ -63,7 +63,7 @@ class AuditFeature(ActiveFeature):
             )
 
     def start(self, info: EngineInfo) -> None:
-        self.auditor.attach(self._core.engine, self._core.engine.generate, info)
+        self.auditor.attach(self._scorer, self._core.engine.generate, info)
 
     def run(self) -> Coroutine[Any, Any, None]:
         return self.auditor.run()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, runtime_checkable
 
+from eaglegate.engine.base import Remedies
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineError
 from eaglegate.engine.types import EngineRequest
 from eaglegate.features.doctor.diagnosis import Cure, Treatment
@@ -22,24 +22,6 @@ FEW_FAULTS = 3
 suggest that the whole cache is at fault, and would use up the cures before the last prefix is
 cured.
 """
-
-
-@runtime_checkable
-class Remedies(Protocol):
-    """Cures that an engine provides. All raise EngineError."""
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the running engine became ready; 0 while there is none."""
-        ...
-
-    async def drop_prefix(self, request: EngineRequest | None) -> int:
-        """Drop the cached blocks of a prompt's prefix, or all blocks, and return their number."""
-        ...
-
-    async def restart(self, reason: str) -> None:
-        """Replace the engine. Running requests continue on the new one."""
-        ...
 
 
 Reload = Callable[[], Awaitable[object]]

@@ -21,7 +21,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from eaglegate.engine.base import DraftSwap, DraftVersion, Engine
+from eaglegate.engine.base import DraftSwap, DraftVersion, Engine, Remedies
 from eaglegate.engine.errors import EngineError
 from eaglegate.engine.speculation.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate
@@ -29,12 +29,12 @@ from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
     EngineRequest,
-    Health,
     SinkTap,
     Step,
     StepSink,
 )
-from eaglegate.features.doctor.cures import Cures, Reload, Remedies
+from eaglegate.engine.wrapper import EngineWrapper
+from eaglegate.features.doctor.cures import Cures, Reload
 from eaglegate.features.doctor.diagnosis import (
     Cause,
     Cure,
@@ -373,14 +373,12 @@ def name_prefix(request: EngineRequest) -> str:
     return blake2b(repr(first).encode(), digest_size=6).hexdigest()
 
 
-class DoctoredEngine:
+class DoctoredEngine(EngineWrapper):
     """Wrapper of an engine that shows finished answers to ``doctor``."""
 
     def __init__(self, engine: Engine, doctor: Doctor) -> None:
-        self._engine, self._doctor = engine, doctor
-
-    async def start(self) -> EngineInfo:
-        return await self._engine.start()
+        super().__init__(engine)
+        self._doctor = doctor
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         steps = list[DecodeStep]()
@@ -394,9 +392,3 @@ class DoctoredEngine:
             await self._engine.generate(request, SinkTap(sink, keep))
         if era == self._doctor.era:
             self._doctor.observe(request, steps)
-
-    async def health(self) -> Health:
-        return await self._engine.health()
-
-    async def aclose(self) -> None:
-        await self._engine.aclose()

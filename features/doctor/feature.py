@@ -6,9 +6,8 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
-from eaglegate.engine.base import Engine
+from eaglegate.engine.base import Engine, Remedies
 from eaglegate.engine.types import EngineInfo
-from eaglegate.features.doctor.cures import Remedies
 from eaglegate.features.doctor.diagnosis import Diagnosis
 from eaglegate.features.doctor.doctor import Doctor, Mode
 from eaglegate.features.doctor.metrics import Diagnoses
@@ -26,9 +25,9 @@ class DoctorFeature(ActiveFeature):
     """Doctor of one gateway. Raises ConfigError if the engine offers no remedies."""
 
     def __init__(self, core: Core, settings: DoctorSettings) -> None:
-        if not isinstance(core.engine, Remedies):
+        if (remedies := core.engine.capability(Remedies)) is None:
             raise ConfigError("--doctor needs the engine in this process; workers have none")
-        self._engine, self._remedies = core.engine, core.engine
+        self._engine, self._remedies = core.engine, remedies
         drafts = core.backend.drafts
         reload = None if drafts is None else drafts.reload
         self.doctor = Doctor(Mode(settings.doctor), self, core.has_room, reload)

@@ -101,9 +101,9 @@ class WorkerProbe:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     async def __call__(self, engine: Engine, info: EngineInfo) -> Sequence[WorkerFinding]:
-        if not isinstance(engine, SupportsInspection):
+        if (inspected := engine.capability(SupportsInspection)) is None:
             return ()
-        visit = Visit(self, engine, engine, info)
+        visit = Visit(self, engine, inspected, info)
         questions = {
             FindingKind.ACCEPTANCE: visit.judge_acceptance,
             FindingKind.SAMPLING: visit.judge_sampling,

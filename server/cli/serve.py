@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 from starlette.types import ASGIApp
 
+from eaglegate.engine.base import SupportsPlanning
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.machine import find_gpu_monitors
 from eaglegate.engine.speculation.policy import (
@@ -212,7 +213,11 @@ class ServeCommand:
         )
         engine = self._resilient
         gateway.controls = Controls(
-            self._reload, engine.set_depth, self._backend.drafts, engine, engine.release_drafts
+            self._reload,
+            engine.set_depth,
+            self._backend.drafts,
+            engine.capability(SupportsPlanning),
+            engine.release_drafts,
         )
         return gateway
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from eaglegate.engine.base import SupportsUnclaimed
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from eaglegate.engine.speculation.totals import Totals
@@ -195,9 +196,10 @@ def test_lossy_speculation_is_a_metric_and_told(telemetry, lossy, value):
 
 
 async def test_unclaimed_steps_come_from_the_engine(telemetry):
-    engine = ScriptedEngine()
-    engine.unclaimed = Totals(verify_steps=2, proposed=6, accepted=3, cut=1)
-    InstrumentedEngine(engine, telemetry)
+    class Counting(ScriptedEngine, SupportsUnclaimed):
+        unclaimed = Totals(verify_steps=2, proposed=6, accepted=3, cut=1)
+
+    InstrumentedEngine(Counting(), telemetry)
     read = telemetry.registry.get_sample_value
     names = ("verify_steps", "drafted_tokens", "accepted_tokens")
     told = [read(f"eaglegate_unclaimed_{n}_total", {"engine": "default"}) for n in names]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from eaglegate.engine.base import Engine, SupportsInspection
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.fleet.types import FindingKind
 from eaglegate.engine.speculation.accounting import intern_step
@@ -33,7 +34,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</
 
 
 @dataclass
-class Worker:
+class Worker(Engine, SupportsInspection):
     """An engine whose answers are as they should be, but for what a test changes."""
 
     accepted: int = 2
@@ -160,7 +161,7 @@ async def test_a_worker_without_speculation_has_no_acceptance_to_judge():
 
 
 async def test_an_engine_that_cannot_be_inspected_is_not_asked():
-    class Text:
+    class Text(Engine):
         asked = 0
 
         async def generate(self, request, sink):

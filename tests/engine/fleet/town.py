@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from eaglegate.engine.base import SupportsCounters
 from eaglegate.engine.errors import EngineDead, EngineError, EngineStartError, EngineUnreachable
 from eaglegate.engine.fleet.discovery import DiscoveryError
 from eaglegate.engine.fleet.fleet import Fleet
@@ -66,7 +67,7 @@ class House:
             engine.dead = "connection reset"
 
 
-class Remote(ScriptedEngine):
+class Remote(ScriptedEngine, SupportsCounters):
     """An engine object that drives the worker of a house."""
 
     def __init__(self, house: House) -> None:

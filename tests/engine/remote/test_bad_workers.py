@@ -106,7 +106,7 @@ async def test_a_bad_probe_is_a_failed_one(name, kind):
 async def test_bad_counters_and_a_bad_health_are_errors_of_the_engine(name):
     bad = listening(BadWorker({"/": TELLING[name]}))
     async with bad as worker, engine_at(worker.url) as engine:
-        assert isinstance(engine, SupportsCounters)
+        assert engine.capability(SupportsCounters) is engine
         for question in (engine.read_counters, engine.health):
             with suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(0.5):

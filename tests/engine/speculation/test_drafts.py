@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from eaglegate.engine.base import DropsBlocks, Engine, SwapsDrafts
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead
 from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore, fingerprint_draft
 from eaglegate.engine.speculation.inspection.checkpoint import open_checkpoint
@@ -45,7 +46,7 @@ def change_config(where: Path, **values: object) -> Path:
     return where
 
 
-class Loader:
+class Loader(Engine, SwapsDrafts, DropsBlocks):
     """A loader that takes every draft, unless it is to fail."""
 
     def __init__(self) -> None:

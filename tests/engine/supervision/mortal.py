@@ -8,6 +8,12 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from eaglegate.engine.base import (
+    SupportsDepth,
+    SupportsKill,
+    SupportsKilled,
+    SupportsPostMortem,
+)
 from eaglegate.engine.errors import EngineDead, EngineStartError
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from eaglegate.engine.steps import read_steps
@@ -67,7 +73,7 @@ class Cradle:
         return self.lives[-1]
 
 
-class Mortal(ScriptedEngine):
+class Mortal(ScriptedEngine, SupportsDepth, SupportsKill, SupportsKilled, SupportsPostMortem):
     def __init__(self, cradle: Cradle, number: int) -> None:
         super().__init__(script=self.play)
         self.cradle, self.number = cradle, number
@@ -97,9 +103,10 @@ class Mortal(ScriptedEngine):
                 yield EngineDead(self.dead)
             yield step
 
-    def kill(self) -> None:
+    def kill(self) -> int:
         self.dead = "killed"
         self.died.set()
+        return 1
 
     @property
     def killed(self) -> bool:

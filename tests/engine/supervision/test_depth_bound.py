@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from eaglegate.engine.base import AppliedDepth
+from eaglegate.engine.base import AppliedDepth, SupportsPlanning
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Sampling
-from tests.engine.supervision.mortal import FAST, Cradle, ask, supervised, until
+from tests.engine.supervision.mortal import FAST, Cradle, Mortal, ask, supervised, until
 from tests.engine.supervision.test_supervisor import CONSTRAINT
 
 
@@ -62,29 +62,13 @@ async def test_a_bound_that_an_engine_refuses_ends_no_later_engine():
 
 async def test_a_held_planner_is_held_in_the_next_engine():
     cradle = Cradle(depth=3)
-    held: list[tuple[int, int | None]] = []
-    real = cradle.make
-
-    def make():
-        life = real()
-
-        async def freeze(depth):
-            held.append((cradle.lives.index(life), depth))
-            return True
-
-        async def describe(recent=0):
-            return {"mode": "auto", "recent": recent}
-
-        life.freeze_planning, life.describe_planning = freeze, describe
-        return life
-
-    cradle.make = make
+    planner = HeldPlanner(cradle)
     engine, _ = supervised(cradle)
     await engine.start()
     assert await engine.freeze_planning(2)
-    assert await engine.describe_planning(5) == {"mode": "auto", "recent": 5}
+    assert (await engine.describe_planning(5))["recent"] == 5
     cradle.lives[0].kill()
-    await until(lambda: held == [(0, 2), (1, 2)])
+    await until(lambda: planner.held == [(0, 2), (1, 2)])
     await engine.aclose()
 
 
@@ -152,28 +136,30 @@ class HeldPlanner:
         self.held: list[tuple[int, int | None]] = []
         self.answers = asyncio.Event()
         self.answers.set()
-        self._cradle, self._make = cradle, cradle.make
+        self._cradle = cradle
         cradle.make = self.make
 
     def make(self):
-        life = self._make()
-        number, start = life.number, life.start
-
-        async def freeze(depth):
-            await self.answers.wait()
-            self.held.append((number, depth))
-            return True
-
-        async def describe(recent=0):
-            await self.answers.wait()
-            return {"mode": "auto", "life": number, "frozen": None, "recent": recent}
-
-        async def start_planning():
-            return replace(await start(), plans_depth=True)
-
-        life.freeze_planning, life.describe_planning = freeze, describe
-        life.start = start_planning
+        life = Planning(self._cradle, len(self._cradle.lives))
+        life.planner = self
+        self._cradle.lives.append(life)
         return life
+
+
+class Planning(Mortal, SupportsPlanning):
+    planner: HeldPlanner
+
+    async def start(self):
+        return replace(await super().start(), plans_depth=True)
+
+    async def freeze_planning(self, depth):
+        await self.planner.answers.wait()
+        self.planner.held.append((self.number, depth))
+        return True
+
+    async def describe_planning(self, recent=0):
+        await self.planner.answers.wait()
+        return {"mode": "auto", "life": self.number, "frozen": None, "recent": recent}
 
 
 async def test_a_planner_is_held_while_the_engine_is_away():

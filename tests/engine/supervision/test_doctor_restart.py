@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from eaglegate.engine.base import DropsBlocks
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.scripted import ScriptedEngine
 from eaglegate.engine.supervision.policy import now
@@ -23,7 +24,7 @@ from tests.engine.supervision.mortal import (
 )
 
 
-class Patient(Mortal):
+class Patient(Mortal, DropsBlocks):
     async def drop_prefix(self, request: EngineRequest | None) -> int:
         return 0 if request is None else len(request.prompt)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eaglegate.engine.base import SupportsUnclaimed
 from eaglegate.engine.speculation.accounting import sum_steps
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import Constraint, DecodeStep
@@ -10,7 +11,7 @@ from tests.engine.supervision.mortal import Cradle, Mortal, ask, collect, superv
 LOST = sum_steps([DecodeStep(3, 2, 3)], requests=0)
 
 
-class Counting(Mortal):
+class Counting(Mortal, SupportsUnclaimed):
     """An engine that has one step of its own that nobody was given."""
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from eaglegate.engine.base import never_pause
+from eaglegate.engine.base import ScoresAnswers, never_pause
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
 from eaglegate.engine.speculation.scores import AnswerScores
 from eaglegate.engine.supervision.policy import LossCause
@@ -18,7 +18,7 @@ from eaglegate.engine.types import EngineRequest
 from tests.engine.supervision.mortal import Cradle, Mortal, ask, supervised
 
 
-class Scored(Mortal):
+class Scored(Mortal, ScoresAnswers):
     async def score(
         self,
         request: EngineRequest,
