@@ -64,11 +64,11 @@ def remove_old(connection: Connection, oldest: float) -> None:
 def find_items(connection: Connection, ids: Sequence[str], owner: str) -> dict[str, dict[str, Any]]:
     """Return items of the owner's conversations by id."""
     is_owned = CONVERSATIONS.c.owner == owner
-    joined = ITEMS.join(CONVERSATIONS, ITEMS.c.conversation == CONVERSATIONS.c.id)
+    table = ITEMS.join(CONVERSATIONS, ITEMS.c.conversation == CONVERSATIONS.c.id)
     items: dict[str, dict[str, Any]] = {}
     for start in range(0, len(ids), 500):
         condition = ITEMS.c.id.in_(ids[start : start + 500])
-        query = select(ITEMS.c.id, ITEMS.c.item).select_from(joined).where(is_owned, condition)
+        query = select(ITEMS.c.id, ITEMS.c.item).select_from(table).where(is_owned, condition)
         items |= {id: orjson.loads(item) for id, item in connection.execute(query)}
     return items
 
@@ -134,7 +134,7 @@ class SqlConversationStore:
             "metadata": orjson.dumps(conversation.metadata).decode(),
             "used": time.time(),
         }
-        mine = CONVERSATIONS.c.id == conversation.id
+        condition = CONVERSATIONS.c.id == conversation.id
         row = changes | {
             "id": conversation.id,
             "owner": conversation.owner,
@@ -143,7 +143,9 @@ class SqlConversationStore:
             "num_bytes": 0,
         }
         with self._engine.begin() as connection:
-            if not connection.execute(update(CONVERSATIONS).where(mine).values(changes)).rowcount:
+            if not connection.execute(
+                update(CONVERSATIONS).where(condition).values(changes)
+            ).rowcount:
                 self._check_number(connection, conversation.owner)
                 connection.execute(insert(CONVERSATIONS).values(row))
 
@@ -173,10 +175,10 @@ class SqlConversationStore:
             )
 
     def _get(self, id: str, owner: str) -> StoredConversation | None:
-        mine = (CONVERSATIONS.c.id == id) & (CONVERSATIONS.c.owner == owner)
-        mine &= CONVERSATIONS.c.used >= time.time() - self._retention_s
+        condition = (CONVERSATIONS.c.id == id) & (CONVERSATIONS.c.owner == owner)
+        condition &= CONVERSATIONS.c.used >= time.time() - self._retention_s
         with self._engine.connect() as connection:
-            row = connection.execute(select(CONVERSATIONS).where(mine)).mappings().first()
+            row = connection.execute(select(CONVERSATIONS).where(condition)).mappings().first()
         if row is None:
             return None
         return StoredConversation(id, owner, row["created"], orjson.loads(row["metadata"]))

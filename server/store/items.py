@@ -67,8 +67,8 @@ def find_responses(connection: Connection, ids: Sequence[str], owner: str) -> di
 
 
 def remove(connection: Connection, responses: Sequence[str]) -> None:
-    for some in _batch(responses):
-        connection.execute(delete(INDEX).where(INDEX.c.response.in_(some)))
+    for batch in _batch(responses):
+        connection.execute(delete(INDEX).where(INDEX.c.response.in_(batch)))
 
 
 def remove_old(connection: Connection, oldest: float) -> None:

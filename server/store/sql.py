@@ -104,8 +104,10 @@ class SqlResponseStore:
             self._is_sqlite = self._engine.dialect.name == "sqlite"
             _prepare(self._engine)
         except (SQLAlchemyError, ImportError, OSError, ValueError, TypeError) as error:
-            why = hide_secrets(str(error), url)
-            raise StoreError(f"responses cannot be stored at {hide_password(url)}: {why}") from None
+            reason = hide_secrets(str(error), url)
+            raise StoreError(
+                f"responses cannot be stored at {hide_password(url)}: {reason}"
+            ) from None
         workers = 1 if self._is_sqlite else CONNECTIONS
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="responses")
         self._sweep()
@@ -141,9 +143,9 @@ class SqlResponseStore:
         """
         return await self._run("stored", self._settle, stored)
 
-    async def hold(self, ids: list[str], until: float) -> set[str]:
+    async def hold(self, ids: list[str], expiry: float) -> set[str]:
         """Extend the hold on responses, and return those that are still held."""
-        return await self._run("stored", self._hold, ids, until)
+        return await self._run("stored", self._hold, ids, expiry)
 
     async def delete(self, id: str, owner: str) -> bool:
         """Delete a response, and return True if it existed."""
@@ -157,9 +159,9 @@ class SqlResponseStore:
         await self._run("closed", self._engine.dispose)
         self._threads.shutdown(wait=False)
 
-    async def _run(self, what: str, work: Callable[..., Result], *arguments: object) -> Result:
+    async def _run(self, action: str, work: Callable[..., Result], *arguments: object) -> Result:
         """Run a query on a database thread. Raises StoreFailed."""
-        with self._translate_errors(what):
+        with self._translate_errors(action):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def _put(self, stored: StoredResponse) -> None:
@@ -192,10 +194,10 @@ class SqlResponseStore:
             self._note_put(row)
         return existed
 
-    def _hold(self, ids: list[str], until: float) -> set[str]:
+    def _hold(self, ids: list[str], expiry: float) -> set[str]:
         condition = RESPONSES.c.id.in_(ids) & RESPONSES.c.held_until.is_not(None)
         with self._engine.begin() as connection:
-            connection.execute(update(RESPONSES).where(condition).values(held_until=until))
+            connection.execute(update(RESPONSES).where(condition).values(held_until=expiry))
             return set(connection.execute(select(RESPONSES.c.id).where(condition)).scalars())
 
     def _get(self, id: str, owner: str) -> StoredResponse | None:
@@ -251,8 +253,8 @@ class SqlResponseStore:
                 chain.c.depth < LONGEST_HISTORY, *readable
             )
         )
-        joined = select(*columns).join(chain, chain.c.id == table.id)
-        return joined.order_by(chain.c.depth.desc())
+        query = select(*columns).join(chain, chain.c.id == table.id)
+        return query.order_by(chain.c.depth.desc())
 
     def _delete(self, id: str, owner: str) -> bool:
         statement = delete(RESPONSES).where(RESPONSES.c.id == id, RESPONSES.c.owner == owner)
@@ -276,13 +278,13 @@ class SqlResponseStore:
             log.error("cannot remove old responses: %s", self._read_cause(error))
 
     @contextmanager
-    def _translate_errors(self, what: str) -> Iterator[None]:
+    def _translate_errors(self, action: str) -> Iterator[None]:
         """Log the cause, which may name hosts and files, and raise StoreFailed without it."""
         try:
             yield
         except (SQLAlchemyError, OSError) as error:
-            log.error("responses cannot be %s: %s", what, self._read_cause(error))
-            failure = f"Responses cannot be {what} at the moment."
+            log.error("responses cannot be %s: %s", action, self._read_cause(error))
+            failure = f"Responses cannot be {action} at the moment."
             raise StoreFailed(failure, retry_after_s=5) from error
 
     def _read_cause(self, error: Exception) -> str:
@@ -312,23 +314,23 @@ def _find_surplus(connection: Connection, retention: Retention) -> dict[str, tup
     """Return the surplus of each owner as (responses, bytes)."""
     table = RESPONSES.c
     size = func.coalesce(func.sum(table.num_bytes), 0)
-    used = connection.execute(select(table.owner, func.count(), size).group_by(table.owner)).all()
-    counts = _share({owner: int(count) for owner, count, _ in used}, retention.most)
-    sizes = {owner: min(int(size), retention.owner_bytes) for owner, _, size in used}
+    rows = connection.execute(select(table.owner, func.count(), size).group_by(table.owner)).all()
+    counts = _share({owner: int(count) for owner, count, _ in rows}, retention.most)
+    sizes = {owner: min(int(size), retention.owner_bytes) for owner, _, size in rows}
     sizes = _share(sizes, retention.bytes)
     surplus = {
-        owner: (count - counts[owner], int(size) - sizes[owner]) for owner, count, size in used
+        owner: (count - counts[owner], int(size) - sizes[owner]) for owner, count, size in rows
     }
-    return {owner: both for owner, both in surplus.items() if any(both)}
+    return {owner: excess for owner, excess in surplus.items() if any(excess)}
 
 
-def _share(used: dict[str, int], total: int) -> dict[str, int]:
+def _share(usage: dict[str, int], total: int) -> dict[str, int]:
     """Return the amount that each owner may keep. Owners below their share keep everything."""
     shares, room = {}, total
     for index, (amount, owner) in enumerate(
-        sorted((amount, owner) for owner, amount in used.items())
+        sorted((amount, owner) for owner, amount in usage.items())
     ):
-        shares[owner] = min(amount, room // (len(used) - index))
+        shares[owner] = min(amount, room // (len(usage) - index))
         room -= shares[owner]
     return shares
 
