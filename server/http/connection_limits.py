@@ -121,7 +121,7 @@ class ConnectionSlot:
         self.client = client
         self.close: Close = lambda: None
         self._gate = gate
-        self._inside = True
+        self._is_counted = True
 
     def mark_idle(self, close: Close) -> None:
         """Mark the connection as waiting for a request. ``close`` may then be called to make
@@ -135,8 +135,8 @@ class ConnectionSlot:
 
     def release(self) -> None:
         """Free the slot. A second call has no effect."""
-        if self._inside:
-            self._inside = False
+        if self._is_counted:
+            self._is_counted = False
             self._gate._release(self)
 
 

@@ -23,19 +23,19 @@ class HeadMiddleware:
         return self._answer_head(scope, receive, send)
 
     async def _answer_head(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answered = False
+        has_answered = False
 
         async def receive_or_leave() -> Message:
-            return GONE if answered else await receive()
+            return GONE if has_answered else await receive()
 
         async def send_head(message: Message) -> None:
-            nonlocal answered
-            if answered:
+            nonlocal has_answered
+            if has_answered:
                 return
             if message["type"] == "http.response.start":
                 await send(message)
             else:
-                answered = True
+                has_answered = True
                 await send({"type": "http.response.body", "body": b""})
 
         await self._app({**scope, "method": "GET"}, receive_or_leave, send_head)

@@ -32,8 +32,8 @@ def _pad(frame: bytes) -> bytes:
     if not frame.endswith(b"}"):
         return frame
     min_size = len(frame) - 1 + len(MEMBER) - 2 + len(END)
-    missing = -min_size % BLOCK
-    return frame[:-1] + MEMBER % make_filling(missing)
+    num_missing = -min_size % BLOCK
+    return frame[:-1] + MEMBER % make_filling(num_missing)
 
 
 async def pad_each(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

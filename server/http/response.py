@@ -405,8 +405,8 @@ class EventStream:
             async with asyncio.timeout(self._timing.reader_s):
                 await self._send(message)
         except TimeoutError:
-            waited = f"{self._timing.reader_s:g} s"
-            raise ReaderTooSlow(f"The client read nothing for {waited}.") from None
+            duration = f"{self._timing.reader_s:g} s"
+            raise ReaderTooSlow(f"The client read nothing for {duration}.") from None
 
     def _keep_alive(self) -> None:
         """Send a comment if the stream has been silent for too long, and schedule the next
@@ -416,8 +416,10 @@ class EventStream:
         silent = now >= self._last + interval_s and not self._is_cut
         if silent and (self._keeper is None or self._keeper.done()):
             self._keeper = self._loop.create_task(self._write_comment())
-        due = self._last + interval_s
-        self._timer = self._loop.call_at(due if due > now else now + interval_s, self._keep_alive)
+        deadline = self._last + interval_s
+        self._timer = self._loop.call_at(
+            deadline if deadline > now else now + interval_s, self._keep_alive
+        )
 
     async def _write_comment(self) -> None:
         with suppress(ReaderTooSlow):  # the next write of the stream raises it, too

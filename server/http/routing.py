@@ -23,10 +23,10 @@ def method_error(routes: Sequence[BaseRoute], scope: Scope) -> MethodNotAllowed 
             f"{scope['path']} takes no websockets; send {' or '.join(sorted(methods))} over HTTP."
         )
     methods |= {"HEAD"} if "GET" in methods else set()
-    listed = sorted(methods)
-    where = f"{scope['method']} {scope['path']}"
-    error = MethodNotAllowed(f"{where} is not allowed; use {' or '.join(listed)}.")
-    error.allowed = ", ".join(listed)
+    names = sorted(methods)
+    request = f"{scope['method']} {scope['path']}"
+    error = MethodNotAllowed(f"{request} is not allowed; use {' or '.join(names)}.")
+    error.allowed = ", ".join(names)
     return error
 
 
@@ -34,12 +34,12 @@ def path_error(routes: Sequence[BaseRoute], scope: Scope) -> NotFound:
     """Return the error for an unknown path, and suggest one with another prefix or slash if it
     exists.
     """
-    where = f"There is no {scope['method']} {scope['path']}."
+    sentence = f"There is no {scope['method']} {scope['path']}."
     for path in _similar_paths(scope["path"]):
         if scope["method"] in list_methods(routes, {**scope, "path": path}):
             hint = f" Did you mean {path}? Check the client's base URL."
-            return NotFound(where + hint)
-    return NotFound(where)
+            return NotFound(sentence + hint)
+    return NotFound(sentence)
 
 
 def list_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
