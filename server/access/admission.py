@@ -63,8 +63,8 @@ class AdmissionLimits:
 ANYBODY = Requester()
 
 
-def _call_later(seconds: float, what: Callable[[], None]) -> object:
-    return asyncio.get_running_loop().call_later(seconds, what)
+def _call_later(seconds: float, callback: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_later(seconds, callback)
 
 
 @dataclass(eq=False, slots=True)
@@ -272,23 +272,23 @@ class Admission:
     ) -> int:
         """Return the number of places that ``ticket`` must leave free; never all of them."""
         flow, reserve = ticket.flow, self.bounds.reserved
-        active = {other.priority for other in shares}
-        above = [level for level in self.classes | active if level < flow.priority]
-        free = sum(reserve + (level in active) for level in above)
+        active = {peer.priority for peer in shares}
+        higher_levels = [level for level in self.classes | active if level < flow.priority]
+        free = sum(reserve + (level in active) for level in higher_levels)
         if flow.running + ticket.sequences > shares[flow]:
             free += reserve * any(
-                other is not flow
-                and other.priority == flow.priority
-                and other.running + 1 <= shares[other]
-                for other in shares
+                peer is not flow
+                and peer.priority == flow.priority
+                and peer.running + 1 <= shares[peer]
+                for peer in shares
             )
         return min(free, self.bounds.running - 1)
 
     def _is_overdue(self, ticket: AdmissionTicket) -> bool:
         if ticket.sequences == 1:
             return False
-        waited = self.clock() - max(ticket.entered, ticket.flow.overdue)
-        return waited > max(OVERDUE_S, OVERDUE_TIMES * self.rate.typical_s)
+        wait = self.clock() - max(ticket.entered, ticket.flow.overdue)
+        return wait > max(OVERDUE_S, OVERDUE_TIMES * self.rate.typical_s)
 
     def _retry_admission(self) -> None:
         """Retry admission on a timer, because no running request will trigger it by leaving."""
@@ -342,7 +342,7 @@ class Admission:
         if self.queued < self.bounds.queued:
             return None
         backlog = (len(flow.queued) + 1) / flow.weight
-        rival = self._order.find_rival(flow, lambda other: other.backlog, backlog)
+        rival = self._order.find_rival(flow, lambda candidate: candidate.backlog, backlog)
         if rival is None:
             waiting = f"{self.queued} requests are waiting, which is the limit"
             raise self._queue_full_error(waiting, flow)
@@ -364,8 +364,8 @@ class Admission:
             displaceable.append(newest := candidates[rival].pop())
             size[rival] -= newest.tokens
             excess -= newest.tokens
-        for other in displaceable:
-            self._displace(other)
+        for victim in displaceable:
+            self._displace(victim)
 
     def _displace(self, ticket: AdmissionTicket) -> None:
         error = self._queue_full_error(
@@ -412,32 +412,32 @@ class Admission:
                 retry_after_s=max(1.0, self.rate.typical_s / limit),
             )
 
-    def _check_deadline(self, requester: Requester, ahead: float) -> None:
+    def _check_deadline(self, requester: Requester, num_ahead: float) -> None:
         """Refuse a request that would miss its deadline while others wait for the engine."""
         if requester.deadline is None or not any(flow.waiting for flow in self._order):
             return
-        wait = self.rate.wait_s(ahead, self.bounds.running) or 0.0
-        needed = wait + SLACK * self.rate.typical_s
-        remaining = requester.deadline - self.clock()
-        if needed > remaining:
+        wait = self.rate.wait_s(num_ahead, self.bounds.running) or 0.0
+        required_s = wait + SLACK * self.rate.typical_s
+        remaining_s = requester.deadline - self.clock()
+        if required_s > remaining_s:
             raise TooManyRequests(
-                f"This request could not be answered in time: about {needed:.1f} s are needed, "
-                f"{max(0.0, remaining):.1f} s are left.",
+                f"This request could not be answered in time: about {required_s:.1f} s are needed, "
+                f"{max(0.0, remaining_s):.1f} s are left.",
                 code="deadline_unreachable",
                 retry_after_s=self._retry_after_s(self._flow(requester)),
             )
 
     def _queued_tokens_error(self, ticket: AdmissionTicket) -> TooManyRequests:
-        others = self.queued_tokens - ticket.tokens
+        other_tokens = self.queued_tokens - ticket.tokens
         return self._queue_full_error(
-            f"{others} prompt tokens are waiting, this request has {ticket.tokens} and at most "
-            f"{self.bounds.queued_tokens} may wait",
+            f"{other_tokens} prompt tokens are waiting, this request has {ticket.tokens} and at "
+            f"most {self.bounds.queued_tokens} may wait",
             ticket.flow,
         )
 
-    def _queue_full_error(self, why: str, flow: Flow[AdmissionTicket]) -> TooManyRequests:
+    def _queue_full_error(self, reason: str, flow: Flow[AdmissionTicket]) -> TooManyRequests:
         return TooManyRequests(
-            f"Too many requests: {why}. Retry after the time in Retry-After.",
+            f"Too many requests: {reason}. Retry after the time in Retry-After.",
             code="queue_full",
             retry_after_s=self._retry_after_s(flow),
         )

@@ -320,11 +320,11 @@ def _find_page_key(keys: KeyRing, path: str, headers: RequestHeaders) -> ApiKey:
 
 def _read_basic_password(headers: RequestHeaders) -> str | None:
     """Return the password of HTTP Basic: empty if it cannot be decoded, None if there is none."""
-    scheme, _, coded = headers.get("authorization", "").partition(" ")
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return None
     try:
-        return base64.b64decode(coded, validate=True).decode().partition(":")[2]
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
     except ValueError:
         return ""
 

@@ -34,8 +34,8 @@ class RateBucket:
     @property
     def level(self) -> float:
         now = self._clock()
-        filled = self._level + (now - self._at) * self.per_minute / MINUTE_S
-        self._level, self._at = min(float(self.per_minute), filled), now
+        level = self._level + (now - self._at) * self.per_minute / MINUTE_S
+        self._level, self._at = min(float(self.per_minute), level), now
         return self._level
 
     def wait_s(self, amount: float) -> float:
@@ -51,9 +51,9 @@ class RateBucket:
         self._level = min(float(self.per_minute), max(-float(self.per_minute), level - amount))
         return level - self._level
 
-    def resume(self, earlier: RateBucket) -> None:
+    def resume(self, predecessor: RateBucket) -> None:
         """Continue at the relative fill level of an earlier bucket."""
-        self._level = self.per_minute * earlier.level / earlier.per_minute
+        self._level = self.per_minute * predecessor.level / predecessor.per_minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,26 +131,26 @@ class KeyQuota:
 
     def describe(self) -> Iterator[LimitState]:
         """Yield the current state of each limit of the key."""
-        for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+        for unit, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None:
                 limit, remaining = bucket.per_minute, max(0, int(bucket.level))
-                yield LimitState(what, limit, remaining, bucket.wait_s(limit))
+                yield LimitState(unit, limit, remaining, bucket.wait_s(limit))
 
-    def resume(self, earlier: KeyQuota) -> None:
+    def resume(self, quota: KeyQuota) -> None:
         """Continue with the usage of the quota that this one replaces."""
-        self._longest = earlier._longest
+        self._longest = quota._longest
         for bucket, predecessor in (
-            (self._requests, earlier._requests),
-            (self._tokens, earlier._tokens),
+            (self._requests, quota._requests),
+            (self._tokens, quota._tokens),
         ):
             if bucket is not None and predecessor is not None:
                 bucket.resume(predecessor)
 
-    def _refuse(self, bucket: RateBucket, what: str, code: str, needed: float = 1) -> None:
-        wait = bucket.wait_s(needed)
+    def _refuse(self, bucket: RateBucket, unit: str, code: str, amount: float = 1) -> None:
+        wait = bucket.wait_s(amount)
         if wait > 0:
             raise TooManyRequests(
-                f"The API key '{self._name}' has used up its {bucket.per_minute} {what} per "
+                f"The API key '{self._name}' has used up its {bucket.per_minute} {unit} per "
                 "minute. Retry after the time in Retry-After.",
                 code=code,
                 retry_after_s=wait,

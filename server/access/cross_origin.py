@@ -79,8 +79,10 @@ class CrossOriginPolicy:
                 code="host_not_allowed",
             )
 
-    def check_origin(self, method: str, headers: RequestHeaders, allowed: Iterable[str]) -> None:
-        """Raise Forbidden for a request from a page whose origin is not ``allowed``."""
+    def check_origin(
+        self, method: str, headers: RequestHeaders, allowed_origins: Iterable[str]
+    ) -> None:
+        """Raise Forbidden for a request from a page whose origin is not in ``allowed_origins``."""
         if method in SAFE_METHODS:
             return
         origins, site = headers.getlist("origin"), headers.get("sec-fetch-site")
@@ -89,9 +91,9 @@ class CrossOriginPolicy:
         host = headers.get("host", "").lower()
         if site is None and host and all(_read_netloc(origin) == host for origin in origins):
             return
-        if site in OWN_SITE or ANY in allowed:
+        if site in OWN_SITE or ANY in allowed_origins:
             return
-        if origins and all(_is_allowed(origin, allowed) for origin in origins):
+        if origins and all(_is_allowed(origin, allowed_origins) for origin in origins):
             return
         raise _refuse_origin(origins[0] if len(origins) == 1 else "", site or "")
 
@@ -180,13 +182,11 @@ def parse_names(arguments: Sequence[str]) -> tuple[str, ...]:
     """
     if not arguments or not arguments[0].startswith("["):
         return tuple(arguments)
-    joined = ",".join(arguments)  # lists from the environment are split at commas
+    text = ",".join(arguments)  # lists from the environment are split at commas
     try:
-        names = orjson.loads(joined)
+        names = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise ConfigError(
-            f"a list of names must be a JSON array; given {joined}: {error}"
-        ) from None
+        raise ConfigError(f"a list of names must be a JSON array; given {text}: {error}") from None
     return tuple(str(name) for name in names)
 
 
@@ -226,14 +226,14 @@ SCHEME = re.compile(r"(?!https?:)([a-z][a-z0-9+.-]*)://\*")
 """All origins of one scheme except http and https: applications choose arbitrary hosts."""
 
 
-def _is_scheme(allowed: str) -> bool:
-    return SCHEME.fullmatch(allowed) is not None
+def _is_scheme(origin: str) -> bool:
+    return SCHEME.fullmatch(origin) is not None
 
 
-def _is_allowed(origin: str, allowed: Iterable[str]) -> bool:
+def _is_allowed(origin: str, entries: Iterable[str]) -> bool:
     return any(
         origin == entry or (_is_scheme(entry) and origin.startswith(entry[:-1]))
-        for entry in allowed
+        for entry in entries
     )
 
 

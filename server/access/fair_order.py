@@ -157,9 +157,9 @@ class FairQueue(Generic[Ticket]):
         These are all requests of higher classes and, of each other key, as many as its weight
         entitles it to in the meantime.
         """
-        due = (len(flow.queued) + 1) / flow.weight
-        others = (other for other in self if other is not flow)
-        return len(flow.queued) + sum(_count_before(other, flow, due) for other in others)
+        share = (len(flow.queued) + 1) / flow.weight
+        peers = (peer for peer in self if peer is not flow)
+        return len(flow.queued) + sum(_count_before(peer, flow, share) for peer in peers)
 
     def find_rival(
         self, flow: Flow[Ticket], size: Callable[[Flow[Ticket]], float], own_size: float
@@ -172,7 +172,11 @@ class FairQueue(Generic[Ticket]):
         for priority in reversed(Priority):
             if priority < flow.priority:
                 break
-            flows = (other for other in self if other.priority == priority and size(other) > 0)
+            flows = (
+                candidate
+                for candidate in self
+                if candidate.priority == priority and size(candidate) > 0
+            )
             rival = max(flows, key=size, default=None)
             if rival is None:
                 continue
@@ -185,10 +189,10 @@ class FairQueue(Generic[Ticket]):
         self._flows = {key: flow for key, flow in self._flows.items() if flow.active(now)}
 
 
-def _count_before(other: Flow[Ticket], flow: Flow[Ticket], due: float) -> float:
-    if other.priority == flow.priority:
-        return min(len(other.queued), due * other.weight)
-    return len(other.queued) if other.priority < flow.priority else 0
+def _count_before(peer: Flow[Ticket], flow: Flow[Ticket], share: float) -> float:
+    if peer.priority == flow.priority:
+        return min(len(peer.queued), share * peer.weight)
+    return len(peer.queued) if peer.priority < flow.priority else 0
 
 
 class ServiceRate:
@@ -227,10 +231,10 @@ class ServiceRate:
     def per_s(self) -> float | None:
         """Requests per second over the last minute; None with fewer than two requests."""
         now = self._clock()
-        recent = [end for end, _ in self._ended if end >= now - self.RECENT_S]
-        if len(recent) < 2 or recent[0] == now:
+        ends = [end for end, _ in self._ended if end >= now - self.RECENT_S]
+        if len(ends) < 2 or ends[0] == now:
             return None
-        return (len(recent) - 1) / (now - recent[0])
+        return (len(ends) - 1) / (now - ends[0])
 
     @property
     def typical_s(self) -> float:

@@ -27,13 +27,13 @@ def assign_classes(ring: KeyRing, classes: Iterable[str]) -> KeyRing:
     keys = {key.name: key for key in ring.keys}
     names: set[str] = set()
     for text in classes:
-        name, changed = _apply(text, keys)
+        name, new_key = _apply(text, keys)
         if name in names:
             raise ConfigError(
                 f"--key-class {text!r}: the API key '{name}' has two classes; give one"
             )
         names.add(name)
-        keys[name] = changed
+        keys[name] = new_key
     return replace(ring, keys=tuple(keys[key.name] for key in ring.keys))
 
 

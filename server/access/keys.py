@@ -110,18 +110,18 @@ class KeyRing:
             raise Unauthenticated("The API key has expired.", code="expired_api_key")
         return matches[0]
 
-    def succeed(self, earlier: KeyRing) -> KeyRing:
-        """Return this ring as the successor of ``earlier``.
+    def succeed(self, predecessor: KeyRing) -> KeyRing:
+        """Return this ring as the successor of ``predecessor``.
 
         Keys in both rings keep the usage of their current minute. A gateway that required keys
         continues to require them, even if none are left.
         """
-        quotas = {key.name: key.quota for key in earlier.keys}
+        quotas = {key.name: key.quota for key in predecessor.keys}
         for key in self.keys:
             quota = quotas.get(key.name)
             if key.quota is not None and quota is not None:
                 key.quota.resume(quota)
-        return replace(self, required=bool(self or earlier))
+        return replace(self, required=bool(self or predecessor))
 
     def describe_lockout(self) -> str:
         """Return a warning if a key is required but none exists, else an empty string."""
@@ -208,11 +208,11 @@ def load_keys(path: str | None, plain: Iterable[str] = (), admin: str | None = N
     return KeyRing(tuple(keys), required=path is not None or bool(keys))
 
 
-def _make_unnamed_key(key: str, where: str) -> ApiKey:
+def _make_unnamed_key(key: str, source: str) -> ApiKey:
     """Make a key named after its hash, so that its name does not depend on its position."""
     if len(key) < MIN_LENGTH:
         raise ConfigError(
-            f"an API key must have at least {MIN_LENGTH} characters, {where} has {len(key)}; "
+            f"an API key must have at least {MIN_LENGTH} characters, {source} has {len(key)}; "
             "`eaglegate key NAME` makes one"
         )
     digest = hash_key(key)
@@ -238,8 +238,8 @@ def _describe_problem(error: ValidationError) -> str:
         return "it must be a list of keys, as `eaglegate key NAME` writes them"
     location = ".".join(str(part) for part in problem["loc"] if part not in DATES)
     rule = _describe_rule(problem)
-    hidden = not SECRET_FIELDS.isdisjoint(problem["loc"]) or problem["type"] in UNSHOWN
-    suffix = "" if hidden else f"; given {str(problem['input'])[:60]!r}"
+    is_secret = not SECRET_FIELDS.isdisjoint(problem["loc"]) or problem["type"] in UNSHOWN
+    suffix = "" if is_secret else f"; given {str(problem['input'])[:60]!r}"
     return f"{location}: {rule}{suffix}"
 
 
@@ -284,13 +284,13 @@ def describe_names(keys: Collection[str]) -> str:
 
 
 def _check_unique(keys: list[ApiKey]) -> None:
-    for what, values in (
+    for kind, values in (
         ("name", [key.name for key in keys]),
         ("hash", [key.digest.hex() for key in keys]),
     ):
         twins = {value for value in values if values.count(value) > 1}
         if twins:
-            raise ConfigError(f"two API keys have the same {what}: {', '.join(sorted(twins))}")
+            raise ConfigError(f"two API keys have the same {kind}: {', '.join(sorted(twins))}")
 
 
 def _to_timestamp(expires: datetime | date) -> float:

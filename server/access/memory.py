@@ -105,13 +105,15 @@ class MemoryMonitor:
 
     def sample(self) -> None:
         self._used = [source.used() for source in self._sources]
-        over = [used - bound for used, bound in zip(self._used, self._bounds, strict=True)]
-        if not self.shedding and any(excess >= 0 for excess in over):
+        excesses = [
+            num_bytes - bound for num_bytes, bound in zip(self._used, self._bounds, strict=True)
+        ]
+        if not self.shedding and any(excess >= 0 for excess in excesses):
             self.shedding = True
             log.warning("load shedding started: %s; new requests get 503", self.summary)
         elif self.shedding and all(
             excess < -EASE * source.limit
-            for excess, source in zip(over, self._sources, strict=True)
+            for excess, source in zip(excesses, self._sources, strict=True)
         ):
             self.shedding = False
             log.warning("load shedding ended: %s", self.summary)
@@ -128,8 +130,8 @@ class MemoryMonitor:
 
     def check_room(self, num_bytes: int) -> None:
         """Raise Unavailable if ``num_bytes`` more would exceed a bound."""
-        used = zip(self._bounds, self._used, strict=True)
-        if any(now + num_bytes > bound for bound, now in used):
+        pairs = zip(self._bounds, self._used, strict=True)
+        if any(now + num_bytes > bound for bound, now in pairs):
             raise Unavailable(
                 f"This gateway has no memory for an answer of {num_bytes} bytes: {self.summary}. "
                 "Retry after the time in Retry-After, or ask for less.",
@@ -159,26 +161,29 @@ class MemoryMonitor:
 
     def _tightest(self) -> int | None:
         shares = [
-            used / source.limit for used, source in zip(self._used, self._sources, strict=True)
+            num_bytes / source.limit
+            for num_bytes, source in zip(self._used, self._sources, strict=True)
         ]
         return max(range(len(shares)), key=shares.__getitem__, default=None)
 
     async def run(self) -> None:
         """Sample memory until cancelled."""
         looks_per_relief = int(RELIEVE_S / EVERY_S)
-        looks = 0
+        num_looks = 0
         while self._sources:
             self.sample()
-            if self.shedding and looks % looks_per_relief == 0:
+            if self.shedding and num_looks % looks_per_relief == 0:
                 await asyncio.to_thread(release_free_memory)
-            looks = looks + 1 if self.shedding else 0
+            num_looks = num_looks + 1 if self.shedding else 0
             await asyncio.sleep(self.next_look_s())
 
     def next_look_s(self) -> float:
         """Return the seconds until memory is sampled again (see ``GROWTH``)."""
         if self.shedding:
             return EVERY_S
-        room = min(bound - used for bound, used in zip(self._bounds, self._used, strict=True))
+        room = min(
+            bound - num_bytes for bound, num_bytes in zip(self._bounds, self._used, strict=True)
+        )
         return min(MOST_S, max(EVERY_S, room / GROWTH))
 
 

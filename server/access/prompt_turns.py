@@ -40,7 +40,7 @@ class PromptTurns:
         self._step_tokens, self._later = step_tokens, later
         self._clock = clock
         self._order = FairQueue[PromptTurn](clock)
-        self._inside: Counter[Priority] = Counter()
+        self._unread_tokens: Counter[Priority] = Counter()
         """Unread prompt tokens in the engine, by class."""
 
     def turn(self, requester: Requester, num_tokens: int) -> PromptTurn:
@@ -51,7 +51,7 @@ class PromptTurns:
     @property
     def num_unread(self) -> int:
         """Return the number of unread prompt tokens in the engine."""
-        return self._inside.total()
+        return self._unread_tokens.total()
 
     def _queue(self, turn: PromptTurn) -> None:
         turn.flow.queued[turn] = None
@@ -71,18 +71,20 @@ class PromptTurns:
                 return
             self._unqueue(turn)
             self._order.charge(turn.flow, turn.tokens, 1.0)
-            self._inside[turn.flow.priority] += turn.tokens
+            self._unread_tokens[turn.flow.priority] += turn.tokens
             turn.begin(self._later(LONGEST_S, turn.end))
 
     def _fits(self, turn: PromptTurn) -> bool:
         """Return True unless prompts of this class and of higher ones fill the bound. The last
         prompt may exceed it: a prompt that is partly read still counts as a whole."""
         level = turn.flow.priority
-        inside = sum(tokens for other, tokens in self._inside.items() if other <= level)
-        return inside < STEPS * self._step_tokens()
+        tokens_ahead = sum(
+            tokens for priority, tokens in self._unread_tokens.items() if priority <= level
+        )
+        return tokens_ahead < STEPS * self._step_tokens()
 
     def _end(self, turn: PromptTurn) -> None:
-        self._inside[turn.flow.priority] -= turn.tokens
+        self._unread_tokens[turn.flow.priority] -= turn.tokens
         self._begin_waiting()
 
 

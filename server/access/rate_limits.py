@@ -36,10 +36,10 @@ def _list_headers(key: ApiKey, places: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _describe_state(state: LimitState) -> Headers:
-    what = state.what.encode()
+    unit = state.what.encode()
     return [
-        (b"x-ratelimit-limit-" + what, b"%d" % state.limit),
-        (b"x-ratelimit-remaining-" + what, b"%d" % state.remaining),
+        (b"x-ratelimit-limit-" + unit, b"%d" % state.limit),
+        (b"x-ratelimit-remaining-" + unit, b"%d" % state.remaining),
     ]
 
 
