@@ -77,16 +77,16 @@ async def generate(
     job: Job,
     pipeline: Pipeline,
     observer: Observer,
-    arrived: float,
+    arrival: float,
     output: EventSink,
     accept: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Run a job and push the events of all its choices. Raises GatewayError or EngineError.
 
-    ``arrived`` is the ``time.perf_counter()`` at which the request arrived. ``accept`` is called
+    ``arrival`` is the ``time.perf_counter()`` at which the request arrived. ``accept`` is called
     once the request has its place in the queue and has paid for its prompt; its error refuses it.
     """
-    deadline = Deadline(job.caller.timeout_s, arrived)
+    deadline = Deadline(job.caller.timeout_s, arrival)
     requester, charge = job.caller.to_requester(deadline.at), current_charge.get()
     refusals, times = _RefusalReport(observer, job), RequestTimes()
     with refusals:
@@ -106,14 +106,14 @@ async def generate(
                 if accept is not None:
                     await accept()
                 await place.admit(len(requests), num_prompt)
-        observation = observer.begin(_describe_request(job, prompts, requests, arrived, times))
+        observation = observer.begin(_describe_request(job, prompts, requests, arrival, times))
         readers = [
             _make_reader(job, pipeline, prompts[position // job.n])
             for position in range(len(requests))
         ]
-        timed = _TimedSink(output, times)
+        sink = _TimedSink(output, times)
         choices = [
-            _Choice(index, reader, observation.choice(request.id), timed, times)
+            _Choice(index, reader, observation.choice(request.id), sink, times)
             for index, (reader, request) in enumerate(zip(readers, requests, strict=True))
         ]
         try:
@@ -141,15 +141,15 @@ async def _prepare(
 
     Raises GatewayError.
     """
-    began = perf_counter()
+    start = perf_counter()
     prompts = await make_prompts(job, pipeline)
-    times.rendering = perf_counter() - began
+    times.rendering = perf_counter() - start
     requests = _make_requests(job, pipeline, prompts)
     if pipeline.trials is not None:
         constraints = [request.constraint for request in requests]
-        began = perf_counter()
+        start = perf_counter()
         await pipeline.trials.check(constraints, requester, job.grammar_param)
-        times.compiling = perf_counter() - began
+        times.compiling = perf_counter() - start
     return prompts, requests
 
 
@@ -233,30 +233,30 @@ async def make_prompts(job: Job, pipeline: Pipeline) -> list[Prompt]:
 
 
 async def _make_prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Prompt:
-    longest = pipeline.info.max_model_len
-    limits = limits_of(job.truncate_prompt, job.truncation_side, longest)
+    max_model_len = pipeline.info.max_model_len
+    limits = limits_of(job.truncate_prompt, job.truncation_side, max_model_len)
     match source:
         case Conversation() if job.drops_oldest:
-            room = room_for_messages(job.sampling.max_tokens, longest)
-            token_ids = await render_newest(source, pipeline.renderer, room, longest)
+            room = room_for_messages(job.sampling.max_tokens, max_model_len)
+            token_ids = await render_newest(source, pipeline.renderer, room, max_model_len)
         case Conversation():
             token_ids = await render(source, pipeline.renderer, limits)
         case str():
             token_ids = await encode(source, pipeline.renderer, job.add_special_tokens, limits)
         case _:
             token_ids = list(source)
-    token_ids = shorten(token_ids, job.truncate_prompt, job.truncation_side, longest)
+    token_ids = shorten(token_ids, job.truncate_prompt, job.truncation_side, max_model_len)
     return pipeline.parsers.read(token_ids) if job.parses else Prompt(tuple(token_ids))
 
 
 def _make_requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:
     """Return one engine request per choice. Raises InvalidRequest."""
-    longest = pipeline.info.max_model_len
+    max_model_len = pipeline.info.max_model_len
     requests = []
     for index, prompt in enumerate(prompts):
         constraint = pipeline.parsers.constrain(job, prompt)
         requests += [
-            job.engine_request(prompt, index * job.n + choice, longest, constraint)
+            job.engine_request(prompt, index * job.n + choice, max_model_len, constraint)
             for choice in range(job.n)
         ]
     return requests
@@ -283,20 +283,20 @@ class _TimedSink:
         self.is_open = output.is_open
 
     def push(self, choice: int, events: list[Event]) -> None:
-        began = perf_counter()
+        start = perf_counter()
         self._output.push(choice, events)
-        self._times.writing += perf_counter() - began
+        self._times.writing += perf_counter() - start
 
     async def drain(self) -> None:
         """Drain the response. If several choices wait at the same time, the time counts once."""
         self._drains += 1
-        began = perf_counter() if self._drains == 1 else None
+        start = perf_counter() if self._drains == 1 else None
         try:
             await self._output.drain()
         finally:
             self._drains -= 1
-            if began is not None:
-                self._times.writing += perf_counter() - began
+            if start is not None:
+                self._times.writing += perf_counter() - start
 
 
 class _Choice:
@@ -320,8 +320,8 @@ class _Choice:
     async def run(self, pipeline: Pipeline, requester: Requester, request: EngineRequest) -> None:
         """Have the engine generate the choice. Raises GatewayError or EngineError."""
         try:
-            scored = request.sampling.prompt_logprobs is not None
-            turns = pipeline.scored_prompts if scored else pipeline.prompts
+            has_logprobs = request.sampling.prompt_logprobs is not None
+            turns = pipeline.scored_prompts if has_logprobs else pipeline.prompts
             self._turn = turns.turn(requester, len(request.prompt))
             async with self._turn:
                 await pipeline.engine.generate(request, self)
@@ -336,13 +336,13 @@ class _Choice:
 
     def push(self, step: Step) -> None:
         """Turn a step into events, report them to the observer, and pass them on."""
-        began = perf_counter()
+        start = perf_counter()
         if not self._reader.begun:
             self._turn.end()
         batch = self._reader.read(step)
         for event in batch:
             self._observe(event)
-        self._times.reading += perf_counter() - began
+        self._times.reading += perf_counter() - start
         if batch:
             self._output.push(self._index, batch)
         if self._reader.ended and step.finish is None:
@@ -399,9 +399,9 @@ class _ChoiceReader:
             parsed, num_kept = self.parser.feed(step.token_ids), len(step.token_ids)
         self.ended = self.parser.stopped is not None or step.finish is not None
         if self.tracer is not None and (
-            traced := self.tracer.trace(step, num_kept, ended=self.ended)
+            delta := self.tracer.trace(step, num_kept, ended=self.ended)
         ):
-            batch.append(traced)
+            batch.append(delta)
         if self.job.return_token_ids and num_kept:
             batch.append(TokensDelta(step.token_ids[:num_kept]))
         if step.logprobs and num_kept:
@@ -441,12 +441,12 @@ class _ChoiceReader:
         return events, len(token_ids)
 
     def _finish(self, step: Step) -> Finish:
-        stopped = self.parser.stopped
+        stop = self.parser.stopped
         return Finish(
             reason=self.parser.finish_reason(
-                FinishReason.STOP if stopped is not None else step.finish or FinishReason.STOP
+                FinishReason.STOP if stop is not None else step.finish or FinishReason.STOP
             ),
-            stop=stopped if stopped is not None else step.stop_token,
+            stop=stop if stop is not None else step.stop_token,
             usage=self._usage(totals := self.account.totals),
             decode=self.account.decode_steps,
             totals=totals,
@@ -454,14 +454,14 @@ class _ChoiceReader:
         )
 
     def _usage(self, totals: Totals) -> Usage:
-        speculated = totals.decode_steps > 0
+        has_steps = totals.decode_steps > 0
         return Usage(
             prompt=len(self.prompt),
             completion=totals.tokens,
             cached=self.cached,
             reasoning=self.parser.reasoning_tokens,
-            accepted=totals.accepted if speculated else None,
-            rejected=totals.proposed - totals.accepted if speculated else None,
+            accepted=totals.accepted if has_steps else None,
+            rejected=totals.proposed - totals.accepted if has_steps else None,
             recomputed=self.recomputed,
         )
 

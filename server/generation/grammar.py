@@ -44,12 +44,12 @@ def answer_constraint(
         return job.constraint
     if reasoning.channels is not None and job.parses:
         return _on_channels(job)
-    thinks = bool(reasoning.ends) and job.parses and not reasoned
-    if not thinks and job.constraint is not None and job.tool_policy.choice == "none":
+    has_reasoning = bool(reasoning.ends) and job.parses and not reasoned
+    if not has_reasoning and job.constraint is not None and job.tool_policy.choice == "none":
         return _bound_white_space(job.constraint)
     answer = _answer(job, tool_parser)
-    elements = [*_thinking(starts_in, reasoning), answer] if thinks else [answer]
-    return _tag({"type": "sequence", "elements": elements} if thinks else answer)
+    elements = [*_thinking(starts_in, reasoning), answer] if has_reasoning else [answer]
+    return _tag({"type": "sequence", "elements": elements} if has_reasoning else answer)
 
 
 def _bound_white_space(constraint: Constraint) -> Constraint:
@@ -107,8 +107,8 @@ def _answer(job: Job, tool_parser: str | None) -> TagNode:
     content = content_format(job.constraint)
     if policy.choice == "none" or find_frame(tool_parser) is None:
         return content
-    called = _list_calls(_frame(tool_parser), policy)
-    return {"type": "or", "elements": [content, called]}
+    calls = _list_calls(_frame(tool_parser), policy)
+    return {"type": "or", "elements": [content, calls]}
 
 
 def content_format(constraint: Constraint) -> TagNode:
@@ -121,8 +121,8 @@ def content_format(constraint: Constraint) -> TagNode:
         case "regex":
             return {"type": "regex", "pattern": constraint.value}
         case "choice":
-            listed = [{"type": "const_string", "value": text} for text in constraint.choices]
-            return {"type": "or", "elements": listed}
+            literals = [{"type": "const_string", "value": text} for text in constraint.choices]
+            return {"type": "or", "elements": literals}
         case kind:
             return {"type": kind, kind: constraint.value}
 
@@ -135,14 +135,14 @@ def _thinking(starts_in: Phase, reasoning: ReasoningFormat) -> list[TagNode]:
     free = {"type": "any_text"}
     if starts_in is Phase.REASONING:
         return [{"type": "tag", "begin": "", "content": free, "end": end}, *_make_gap(reasoning)]
-    opened = [
+    openings = [
         {"type": "tag", "begin": start, "content": free, "end": end} for start in reasoning.starts
     ]
-    if not opened:
+    if not openings:
         return []
-    either: Any = opened[0] if len(opened) == 1 else {"type": "or", "elements": opened}
-    thought = {"type": "sequence", "elements": [either, *_make_gap(reasoning)]}
-    return [{"type": "optional", "content": thought}]
+    opening: Any = openings[0] if len(openings) == 1 else {"type": "or", "elements": openings}
+    reasoning_tag = {"type": "sequence", "elements": [opening, *_make_gap(reasoning)]}
+    return [{"type": "optional", "content": reasoning_tag}]
 
 
 def _make_gap(reasoning: ReasoningFormat) -> list[TagNode]:
@@ -177,14 +177,14 @@ def _list_calls(frame: CallFrame, policy: ToolPolicy) -> TagNode:
     """Return a node for one or more calls of any tool. Arguments match their schemas and
     grammars.
     """
-    listed: TagNode = {
+    calls: TagNode = {
         "type": "tags_with_separator",
         "tags": [_tag_of(frame, tool, policy, constrained=True) for tool in policy.callable],
         "separator": frame.separator,
         "at_least_one": True,
         "stop_after_first": not policy.parallel,
     }
-    return _in_section(frame, listed)
+    return _in_section(frame, calls)
 
 
 def _text_with_calls(frame: CallFrame, policy: ToolPolicy) -> TagNode:
@@ -221,15 +221,15 @@ def _tag_of(
     return frame.call(function["name"], {"type": "object"} if schema is None else schema)
 
 
-def _in_section(frame: CallFrame, listed: TagNode) -> TagNode:
+def _in_section(frame: CallFrame, calls: TagNode) -> TagNode:
     begin, end = frame.section
     if not begin:
-        return listed
+        return calls
     return {
         "type": "sequence",
         "elements": [
             {"type": "const_string", "value": begin},
-            listed,
+            calls,
             {"type": "const_string", "value": end},
         ],
     }
@@ -336,8 +336,8 @@ class ParserFactory:
         further up belongs to the conversation.
         """
         end = self.vocabulary.decoder().text(token_ids[-TAIL:]).rstrip()
-        opened = end.endswith(self._openings)
-        phase = Phase.REASONING if opened else Phase.CONTENT
+        is_open = end.endswith(self._openings)
+        phase = Phase.REASONING if is_open else Phase.CONTENT
         return Prompt(tuple(token_ids), phase, end.endswith(self.reasoning.ends))
 
     def make(self, job: Job, phase: Phase, prompt: Sequence[int] = ()) -> Parser:
@@ -364,11 +364,11 @@ class ParserFactory:
 
     def _make_fallback(self, fallback: ParserFallback, job: Job, prompt: Sequence[int]) -> Parser:
         policy = job.tool_policy
-        offered = policy.tools if self.tool_parser and policy.choice != "none" else ()
+        tools = policy.tools if self.tool_parser and policy.choice != "none" else ()
         return make_fallback_parser(
             self.vocabulary,
-            fallback.make(offered or (), prompt),
-            tools=offered,
+            fallback.make(tools or (), prompt),
+            tools=tools,
             stop=job.stop,
             include_stop=job.include_stop,
             parallel=policy.parallel,

@@ -66,16 +66,16 @@ LEAST = 1
 """Tokens of the context reserved for the answer."""
 
 
-def fit(api: str, num_prompt: int, max_tokens: int, at_least: int, longest: int) -> int:
+def fit(api: str, num_prompt: int, max_tokens: int, at_least: int, max_model_len: int) -> int:
     """Return the answer's limit in tokens: the smaller of ``max_tokens`` and the room that the
     prompt leaves.
 
     ``max_tokens`` of 0 means no limit; ``at_least`` is the request's minimum. Raises InvalidRequest
     if the minimum or the prompt does not fit.
     """
-    room = longest - num_prompt
+    room = max_model_len - num_prompt
     if room < max(LEAST, at_least):
-        raise context_overflow(api, num_prompt, at_least or max_tokens, longest)
+        raise context_overflow(api, num_prompt, at_least or max_tokens, max_model_len)
     return min(max_tokens, room) if max_tokens else room
 
 
@@ -319,12 +319,12 @@ def derive_seed(seed: int, choice: int) -> int:
 class Deadline:
     """Deadline of a request. ``at`` is in the event loop's time; None for no deadline."""
 
-    def __init__(self, timeout_s: float | None, arrived: float) -> None:
-        """Create the deadline in the running loop; ``arrived`` is from ``time.perf_counter()``."""
+    def __init__(self, timeout_s: float | None, arrival: float) -> None:
+        """Create the deadline in the running loop; ``arrival`` is from ``time.perf_counter()``."""
         self._timeout_s = timeout_s
         self.at: float | None = None
         if timeout_s is not None:
-            elapsed = time.perf_counter() - arrived
+            elapsed = time.perf_counter() - arrival
             self.at = asyncio.get_running_loop().time() + timeout_s - elapsed
 
     def limit(self) -> AbstractAsyncContextManager[None]:

@@ -20,18 +20,18 @@ IN_FILE = {"max_tokens": "max_new_tokens"}
 
 def check_default_sampling(defaults: Mapping[str, object]) -> None:
     """Raise ConfigError for invalid defaults, which would break requests that set no values."""
-    wrong = [
+    problems = [
         f"'{IN_FILE.get(name, name)}' must be {rule}; given {defaults[name]!r}"
-        for name, (rule, holds) in RULES.items()
-        if name in defaults and not _fits(defaults[name], holds)
+        for name, (rule, condition) in RULES.items()
+        if name in defaults and not _fits(defaults[name], condition)
     ]
-    if wrong:
+    if problems:
         raise ConfigError(
-            f"the model's generation_config.json cannot be used: {'; '.join(wrong)}. Correct the "
-            "file, or start with --generation-config vllm, which leaves it unread."
+            f"the model's generation_config.json cannot be used: {'; '.join(problems)}. Correct "
+            "the file, or start with --generation-config vllm, which leaves it unread."
         )
 
 
-def _fits(value: object, holds: Callable[[float], bool]) -> bool:
+def _fits(value: object, condition: Callable[[float], bool]) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and holds(value)  # type: ignore[arg-type]
+    return number and math.isfinite(value) and condition(value)  # type: ignore[arg-type]

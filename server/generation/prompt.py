@@ -107,49 +107,49 @@ AS_FITS = -1
 """vLLM's value of ``truncate_prompt_tokens`` for as much of the prompt as fits."""
 
 
-def shorten(token_ids: list[int], keep: int | None, side: Side, longest: int) -> list[int]:
+def shorten(token_ids: list[int], keep: int | None, side: Side, max_model_len: int) -> list[int]:
     """Shorten a prompt to ``keep`` tokens by cutting on ``side``."""
     if keep is None:
         return token_ids
-    keep = longest - LEAST if keep == AS_FITS else keep
+    keep = max_model_len - LEAST if keep == AS_FITS else keep
     return token_ids[-keep:] if side == "left" else token_ids[:keep]
 
 
-def prompt_limits(keep: int | None, side: Side, longest: int) -> RenderLimits:
+def prompt_limits(keep: int | None, side: Side, max_model_len: int) -> RenderLimits:
     """Return the limits for rendering a prompt; ``keep`` is as in ``shorten``."""
     if keep is None:
-        return RenderLimits(max_tokens=longest)
-    return RenderLimits(keep=longest - LEAST if keep == AS_FITS else keep, side=side)
+        return RenderLimits(max_tokens=max_model_len)
+    return RenderLimits(keep=max_model_len - LEAST if keep == AS_FITS else keep, side=side)
 
 
-def room_for_messages(max_tokens: int, longest: int) -> int:
+def room_for_messages(max_tokens: int, max_model_len: int) -> int:
     """Return the number of tokens above which a conversation's oldest messages are dropped.
 
     The answer's limit is reserved, but at most a quarter of the context.
     """
-    return longest - max(LEAST, min(max_tokens, longest // 4))
+    return max_model_len - max(LEAST, min(max_tokens, max_model_len // 4))
 
 
 async def render_newest(
-    conversation: Conversation, renderer: Renderer, room: int, longest: int | None = None
+    conversation: Conversation, renderer: Renderer, room: int, max_model_len: int | None = None
 ) -> list[int]:
     """Return the tokens of the newest messages that fit in ``room``, at least of the last message.
 
     System messages stay. A tool result is dropped together with its call. Raises PromptTooLong if
-    the last message alone has more than ``longest`` tokens.
+    the last message alone has more than ``max_model_len`` tokens.
     """
     token_ids = await _render_within(room, conversation, renderer)
     if token_ids is not None:
         return token_ids
-    too_few, enough = 0, max(0, len(_droppable(conversation)) - 1)
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
+    lower, upper = 0, max(0, len(_droppable(conversation)) - 1)
+    while upper - lower > 1:
+        middle = (lower + upper) // 2
         if await _render_within(room, drop_oldest(conversation, middle), renderer) is not None:
-            enough = middle
+            upper = middle
         else:
-            too_few = middle
+            lower = middle
     return await render(
-        drop_oldest(conversation, enough), renderer, RenderLimits(max_tokens=longest)
+        drop_oldest(conversation, upper), renderer, RenderLimits(max_tokens=max_model_len)
     )
 
 

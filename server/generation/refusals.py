@@ -15,14 +15,14 @@ def explain(error: RequestRejected | EngineFailed, request: EngineRequest, job: 
         return _name_format(error, request, job)
     if isinstance(error, RequestQuarantined) or request.constraint is None:
         return error
-    steered = list(_list_bans(request.sampling))
-    if not steered:
+    bans = list(_list_bans(request.sampling))
+    if not bans:
         return error
-    names = ", ".join(f"'{name}'" for name in steered)
+    names = ", ".join(f"'{name}'" for name in bans)
     return RequestRejected(
         f"The answer must match '{job.grammar_param}', but {names} excluded every token that does. "
         "Give fewer of these fields, or values that are compatible.",
-        param=steered[0],
+        param=bans[0],
     )
 
 

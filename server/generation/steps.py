@@ -26,7 +26,7 @@ class StepTracer:
     def __init__(self, late: bool = False) -> None:
         self._late = late
         self._num_steps = 0
-        self._held: list[tuple[float, tuple[int, ...]]] = []
+        self._backlog: list[tuple[float, tuple[int, ...]]] = []
         """Arrival times and tokens of the steps of a ``late`` engine."""
         self._seen = perf_counter()
         """The gateway's clock at the last step."""
@@ -40,7 +40,7 @@ class StepTracer:
         now = perf_counter()
         tokens = step.token_ids[:num_kept]
         if self._late:
-            self._held.append((now, tokens))
+            self._backlog.append((now, tokens))
             return self._trace_held(step) if ended else None
         cut = len(step.token_ids) - num_kept
         decode = trim_decode(step.decode, cut) if cut else step.decode
@@ -90,27 +90,29 @@ class StepTracer:
         steps.
         """
         previous, self._engine_clock = self._engine_clock, None if trace is None else trace.at
-        seen, self._seen = self._seen, now
+        previous_time, self._seen = self._seen, now
         if trace is None or previous is None:
-            return now - seen
+            return now - previous_time
         return max(0.0, trace.at - previous)
 
     def _trace_held(self, last: Step) -> StepsDelta | None:
         """Trace a whole answer, whose account arrived with its last step."""
-        tokens = tuple(chain.from_iterable(part for _, part in self._held))
-        arrivals = [arrival for arrival, part in self._held for _ in part]
+        tokens = tuple(chain.from_iterable(part for _, part in self._backlog))
+        arrivals = [arrival for arrival, part in self._backlog for _ in part]
         surplus = sum([part.delivered for part in last.decode]) - len(tokens)
         decode = trim_decode(last.decode, max(0, surplus))
         steps = [*self._split(tokens, decode, (), self._seen)]
-        begun, end, timed = self._seen, 0, []
+        start, end, timed_steps = self._seen, 0, []
         for step in steps:
             end += len(step.token_ids)
-            arrived = arrivals[end - 1]
-            timed.append(
-                TracedStep(step.index, step.kind, step.token_ids, arrived - begun, step.account, ())
+            arrival_time = arrivals[end - 1]
+            timed_steps.append(
+                TracedStep(
+                    step.index, step.kind, step.token_ids, arrival_time - start, step.account, ()
+                )
             )
-            begun = arrived
-        return StepsDelta(tuple(timed)) if timed else None
+            start = arrival_time
+        return StepsDelta(tuple(timed_steps)) if timed_steps else None
 
 
 def _classify(account: DecodeStep | None, index: int, num_tokens: int) -> StepKind:

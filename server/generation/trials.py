@@ -66,14 +66,14 @@ class ConstraintTrials:
             raise from_engine(error) from error
 
     async def _try(self, constraint: Constraint, requester: Requester) -> None:
-        with ExitStack() as inside:
+        with ExitStack() as stack:
             try:
-                place = inside.enter_context(self.queue.enter(requester))
+                place = stack.enter_context(self.queue.enter(requester))
                 await place.admit(1, len(constraint.value))
             except TooManyRequests as error:
                 raise _too_many(error) from error
             trial = asyncio.create_task(self._probe.check(constraint))
-            slot = inside.pop_all()
+            slot = stack.pop_all()
 
         def leave(trial: asyncio.Task[None]) -> None:
             if not trial.cancelled() and trial.exception() is None:
