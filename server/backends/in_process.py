@@ -41,7 +41,7 @@ class InProcessBackend:
     """Backend with vLLM in this process. See ``eaglegate.server.backends.Backend``."""
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
-        settings, began = line.settings, time.monotonic()
+        settings, start = line.settings, time.monotonic()
         self.fleet = None
         self._costs = StepCosts()
         self._progress = progress
@@ -73,8 +73,8 @@ class InProcessBackend:
         except OSError as error:
             raise ConfigError(f"--chat-template: {error}") from error
         except ValueError as error:
-            refused = f"vLLM refuses this configuration: {summarize_error(error)}"
-            raise ConfigError(refused) from error
+            message = f"vLLM refuses this configuration: {summarize_error(error)}"
+            raise ConfigError(message) from error
         self.vocabulary = Vocabulary.from_transformers(self.renderer.tokenizer)
         self.reasoning_parser = arguments.reasoning_parser or settings.reasoning_parser
         self.fallback = self._find_fallback(settings)
@@ -83,7 +83,7 @@ class InProcessBackend:
             arguments.tokenizer or arguments.model, arguments.trust_remote_code
         )
         self.start_s = {
-            "configuration": configured - began,
+            "configuration": configured - start,
             "tokenizer": time.monotonic() - configured,
         }
 

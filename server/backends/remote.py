@@ -53,13 +53,13 @@ class RenderingBackend:
         settings, arguments = line.settings, line.model
         assert arguments is not None
         refuse_unknown_parsers(settings, arguments, "this gateway has no vLLM")
-        began = time.monotonic()
+        start = time.monotonic()
         progress("reading the tokenizer and the chat template")
         with _name_model(arguments.model):
             files = ModelFiles.find(arguments.model, arguments.revision, arguments.tokenizer)
             self.renderer = _create_renderer(files, settings)
         self.vocabulary = Vocabulary.from_directory(files.tokenizer_json)
-        self.start_s = {"tokenizer": time.monotonic() - began}
+        self.start_s = {"tokenizer": time.monotonic() - start}
         self.reasoning_parser = settings.reasoning_parser
         self.probe = None
         self.fallback = None
@@ -158,19 +158,19 @@ class AddressBook:
     """Workers by name. A name is an address without credentials, which are only stored here."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Upstream] = {}
+        self._upstreams: dict[str, Upstream] = {}
 
     def register(self, address: str) -> str:
         """Register an address, and return its canonical form, the worker's name. Raises
         ValueError.
         """
         upstream = Upstream.parse(address)
-        self._known[str(upstream)] = upstream
+        self._upstreams[str(upstream)] = upstream
         return str(upstream)
 
     def __getitem__(self, name: str) -> Upstream:
         """Return the worker's address. An address found by DNS has no credentials."""
-        return self._known.get(name) or Upstream.parse(name)
+        return self._upstreams.get(name) or Upstream.parse(name)
 
 
 def build_sources(settings: Settings, register: Callable[[str], str]) -> list[WorkerSource]:

@@ -84,8 +84,8 @@ class ProbeAnswer:
     cached: int | None = None
 
     def add(self, step: Step) -> None:
-        stopped = step.stop_token is not None
-        self.token_ids += step.token_ids[:-1] if stopped else step.token_ids
+        has_stop = step.stop_token is not None
+        self.token_ids += step.token_ids[:-1] if has_stop else step.token_ids
         self.decode += step.decode
         self.finish = step.finish or self.finish
         self.cached = step.cached_tokens if self.cached is None else self.cached
@@ -264,17 +264,17 @@ class Visit:
 
     async def judge_account(self) -> str | None:
         """Check that answers report everything that the gateway counts."""
-        missing = (
+        flags = (
             [] if self.info.reports_decode_steps else ["--per-request-spec-decode-metrics detailed"]
         )
         prompt = Prompt(tuple(self.probe.renderer.encode(LONG, True)))
         answers = [await self._ask(prompt, 1) for _ in range(2)]
         silent = all(answer.cached is None for answer in answers)
         if silent and await self.inspected.has_cache_hits():
-            missing.append("--enable-prompt-tokens-details")
-        if not missing:
+            flags.append("--enable-prompt-tokens-details")
+        if not flags:
             return None
-        return f"its answers lack some counts: start it with {' '.join(missing)}"
+        return f"its answers lack some counts: start it with {' '.join(flags)}"
 
     def _read(self, text: str, tools: Messages | None = None) -> Prompt:
         """Render and read a prompt. Raises ValueError if the model has no chat template."""
