@@ -103,9 +103,9 @@ def _make_policy(request: ChatRequest, served: ServedModel) -> ToolPolicy:
     parallel, choice = request.parallel_tool_calls, _read_choice(request)
     if not request.tools and choice is None:
         return ToolPolicy(parallel=parallel is not False)
-    offered, custom = list_offered_tools(request.tools or ())
+    functions, custom = list_offered_tools(request.tools or ())
     hosted = {t.type: t.type for t in request.tools or () if isinstance(t, HostedTool)}
-    return tools.make_policy(offered, choice, parallel, served, custom=custom, hosted=hosted)
+    return tools.make_policy(functions, choice, parallel, served, custom=custom, hosted=hosted)
 
 
 def list_offered_tools(
@@ -269,5 +269,5 @@ def chat_budget(request: ChatRequest, served: ServedModel) -> int | None:
 
 
 def includes_reasoning(request: ChatRequest) -> bool:
-    excluded = request.reasoning is not None and request.reasoning.exclude
-    return request.include_reasoning is not False and not excluded
+    excludes = request.reasoning is not None and request.reasoning.exclude
+    return request.include_reasoning is not False and not excludes

@@ -53,21 +53,21 @@ class CompletionDelta:
     def text(self) -> str:
         return "".join(self.texts)
 
-    def join(self, later: CompletionDelta) -> None:
+    def join(self, delta: CompletionDelta) -> None:
         """Append a later delta in place, so that joining a whole answer takes linear time.
 
-        The lists of ``later`` may become part of this object. Do not use ``later`` afterwards.
+        The lists of ``delta`` may become part of this object. Do not use ``delta`` afterwards.
         """
-        self.texts += later.texts
-        self.finish = later.finish or self.finish
-        self.prompt_token_ids = self.prompt_token_ids or later.prompt_token_ids
-        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
-        self.add_token_ids(later.token_ids)
-        self.add_steps(later.steps)
+        self.texts += delta.texts
+        self.finish = delta.finish or self.finish
+        self.prompt_token_ids = self.prompt_token_ids or delta.prompt_token_ids
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
+        self.add_token_ids(delta.token_ids)
+        self.add_steps(delta.steps)
         if self.logprobs is None:
-            self.logprobs = later.logprobs
-        elif later.logprobs is not None:
-            for name, values in later.logprobs.items():
+            self.logprobs = delta.logprobs
+        elif delta.logprobs is not None:
+            for name, values in delta.logprobs.items():
                 self.logprobs[name] += values
 
     def add_token_ids(self, token_ids: Iterable[int] | None) -> None:
@@ -152,9 +152,9 @@ class CompletionWriter:
         return out
 
     def _top(self, position: PositionLogprobs) -> dict[str, float]:
-        listed = {self.context.token(t.token_id): logprob_value(t) for t in position.top}
+        alternatives = {self.context.token(t.token_id): logprob_value(t) for t in position.top}
         chosen = position.chosen
-        return listed | {self.context.token(chosen.token_id): logprob_value(chosen)}
+        return alternatives | {self.context.token(chosen.token_id): logprob_value(chosen)}
 
 
 def _writers(job: Job, context: EncodingContext) -> list[CompletionWriter]:

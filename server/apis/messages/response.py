@@ -94,11 +94,13 @@ class MessageStream:
     def _encode(self, event: Event) -> bytes:
         match event:
             case ContentDelta(text):
-                opened = b"" if self._open is ContentDelta else self._start(ContentDelta, TEXT)
-                return opened + self._delta + orjson.dumps(text) + b"}}\n\n"
+                opening = b"" if self._open is ContentDelta else self._start(ContentDelta, TEXT)
+                return opening + self._delta + orjson.dumps(text) + b"}}\n\n"
             case ReasoningDelta(text):
-                opened = b"" if self._open is ReasoningDelta else self._start(type(event), THINKING)
-                return opened + self._delta + orjson.dumps(text) + b"}}\n\n"
+                opening = (
+                    b"" if self._open is ReasoningDelta else self._start(type(event), THINKING)
+                )
+                return opening + self._delta + orjson.dumps(text) + b"}}\n\n"
             case ToolCallDelta(_, arguments):
                 return self._delta + orjson.dumps(arguments) + b"}}\n\n"
             case ToolCallStart():
@@ -115,12 +117,12 @@ class MessageStream:
                 return b""
 
     def _start(self, kind: type[Event], block: dict[str, Any]) -> bytes:
-        closed = self._stop()
+        stop = self._stop()
         self._index += 1
         self._open = kind
         self._delta = _delta_prefix(kind, self._index)
         start = {"type": "content_block_start", "index": self._index, "content_block": block}
-        return closed + named_frame("content_block_start", start)
+        return stop + named_frame("content_block_start", start)
 
     def _stop(self) -> bytes:
         if self._open is None:

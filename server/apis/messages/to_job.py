@@ -173,8 +173,8 @@ def _budget(request: MessagesRequest, served: ServedModel) -> int | None:
     Anthropic's clients always send it.
     """
     enabled = request.thinking is not None and request.thinking.type == "enabled"
-    keeps = served.thinking_budget is True
-    return request.thinking.budget_tokens if request.thinking and enabled and keeps else None
+    has_budget = served.thinking_budget is True
+    return request.thinking.budget_tokens if request.thinking and enabled and has_budget else None
 
 
 def _thinking(request: CountTokensRequest) -> dict[str, Any]:
@@ -189,9 +189,9 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
 
 def _make_policy(request: CountTokensRequest, served: ServedModel) -> ToolPolicy:
     requested_choice = request.tool_choice
-    offered, hosted = _list_offers(request)
+    functions, hosted = _list_offers(request)
     if requested_choice is None:
-        return tools.make_policy(offered, None, None, served)
+        return tools.make_policy(functions, None, None, served)
     if (requested_choice.type == "tool") != (requested_choice.name is not None):
         raise InvalidRequest(
             "'tool_choice.name' is required with type 'tool', and allowed only then.",
@@ -202,21 +202,21 @@ def _make_policy(request: CountTokensRequest, served: ServedModel) -> ToolPolicy
         MODES[requested_choice.type], names, single=requested_choice.type == "tool"
     )
     parallel = not requested_choice.disable_parallel_tool_use
-    return tools.make_policy(offered, choice, parallel, served, hosted=hosted)
+    return tools.make_policy(functions, choice, parallel, served, hosted=hosted)
 
 
 def _list_offers(request: CountTokensRequest) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return the client's tools as functions, and the types of hosted tools by name."""
-    offered: list[dict[str, Any]] = []
+    functions: list[dict[str, Any]] = []
     hosted: dict[str, str] = {}
     for index, tool in enumerate(list_tools(request)):
         function = _function(tool, f"tools[{index}].name")
         if function is not None:
-            offered.append({"type": "function", "function": function})
+            functions.append({"type": "function", "function": function})
         else:
             tools.ignore_hosted(str(tool.type))
             hosted[tool.name or str(tool.type)] = str(tool.type)
-    return offered, hosted
+    return functions, hosted
 
 
 def _function(tool: MessageTool, param: str) -> dict[str, Any] | None:
@@ -307,8 +307,8 @@ def _text_editor(version: int, options: Mapping[str, Any]) -> Made:  # noqa: ARG
     commands: tuple[str, ...] = ("view", "create", "str_replace", "insert")
     if version < 20250429:
         commands = (*commands, "undo_edit")
-    inserted = "insert_text" if version >= 20250429 else "new_str"
-    properties = _file_properties() | {"command": _one_of(commands), inserted: TEXT}
+    text_member = "insert_text" if version >= 20250429 else "new_str"
+    properties = _file_properties() | {"command": _one_of(commands), text_member: TEXT}
     return EDITOR_DESCRIPTION, _schema(properties, "command", "path")
 
 

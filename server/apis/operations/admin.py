@@ -161,10 +161,10 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
     @routes.post("/speculation/release")
     async def release_depths() -> dict[str, Any]:
         """Release the depths that were blocked because their drafts crashed the engine."""
-        released = require_controls(gateway).release_drafts()
-        if not released:
+        holds = require_controls(gateway).release_drafts()
+        if not holds:
             raise Conflict("No depth is held off.", code="nothing_held")
-        return {"released": [asdict(hold) for hold in released]}
+        return {"released": [asdict(hold) for hold in holds]}
 
 
 def _add_drafts(routes: APIRouter, gateway: Gateway) -> None:
@@ -194,15 +194,15 @@ def require_drafts(gateway: Gateway) -> DraftManager:
     drafts = require_controls(gateway).drafts
     if drafts is None:
         workers = ", ".join(worker.name for worker in gateway.workers())
-        where = f"Exchange it on the workers: {workers}" if workers else "Start it with a draft"
-        raise Conflict(f"No engine of this gateway has a draft model. {where}.", code="no_draft")
+        advice = f"Exchange it on the workers: {workers}" if workers else "Start it with a draft"
+        raise Conflict(f"No engine of this gateway has a draft model. {advice}.", code="no_draft")
     return drafts
 
 
 async def _change_draft(drafts: DraftManager, change: Awaitable[DraftSwap]) -> dict[str, Any]:
     with convert_draft_errors():
-        done = await change
-    return {"swap": asdict(done), **drafts.describe()}
+        swap = await change
+    return {"swap": asdict(swap), **drafts.describe()}
 
 
 def check_path(path: str) -> None:
@@ -212,9 +212,11 @@ def check_path(path: str) -> None:
     try:
         Path(path).expanduser().exists()
     except (OSError, RuntimeError) as error:
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise InvalidRequest(
-            f"No draft can be read from '{path[:80]}': {why}.", param="path", code="draft_refused"
+            f"No draft can be read from '{path[:80]}': {reason}.",
+            param="path",
+            code="draft_refused",
         ) from None
 
 

@@ -171,26 +171,26 @@ class DetokenizeRequest(RequestModel):
 def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
     @routes.post("/tokenize", openapi_extra=describe_body(TokenizeRequest), response_model=None)
     async def tokenize(request: Request) -> Response:
-        arrived = time.perf_counter()
+        arrival = time.perf_counter()
         body = await read_body(request, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
         fields = await current_charge.get().parse(lambda: parse(body, TokenizeRequest))
         check_model(fields.model or gateway.models[0], pipeline.served)
         api = "chat" if fields.prompt is None else "completions"
         tokens = await count_prompt_tokens(
-            pipeline, api, arrived, lambda limits: _tokens(fields, pipeline, limits)
+            pipeline, api, arrival, lambda limits: _tokens(fields, pipeline, limits)
         )
         return json_response(await asyncio.to_thread(_answer, fields, tokens, pipeline))
 
     @routes.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest), response_model=None)
     async def detokenize(request: Request) -> Response:
-        arrived = time.perf_counter()
+        arrival = time.perf_counter()
         body = await read_body(request, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
         fields = await current_charge.get().parse(lambda: parse(body, DetokenizeRequest))
         check_model(fields.model or gateway.models[0], pipeline.served)
         check_token_ids(fields.tokens, pipeline.served.vocab_size, "tokens")
-        async with admit(pipeline, arrived):
+        async with admit(pipeline, arrival):
             current_charge.get().begin_tokenizing()
             text = await asyncio.to_thread(pipeline.renderer.decode, fields.tokens)
         return json_response({"prompt": text})

@@ -147,9 +147,9 @@ class LoggedStream(ResponseStream):
         if "response" not in event:
             self.log.append(super()._frame(event))
             return b""
-        then = {key: value for key, value in event["response"].items() if key in VARYING}
-        changed = then if event["type"] in OPENING else None
-        self.log.append(ResponseSnapshot(self._number, event["type"], changed))
+        values = {key: value for key, value in event["response"].items() if key in VARYING}
+        snapshot = values if event["type"] in OPENING else None
+        self.log.append(ResponseSnapshot(self._number, event["type"], snapshot))
         self._number += 1
         return b""
 
@@ -210,20 +210,20 @@ class BackgroundRun:
         assert self._stream is not None
         self._stream.open()
         self._visible = self.log.end
-        begun = asyncio.get_running_loop().create_future()
+        acceptance = asyncio.get_running_loop().create_future()
 
         async def accept() -> None:
             await begin()
-            begun.set_result(None)
+            acceptance.set_result(None)
 
         generation = work(_LogSink(self._stream, self._show), accept=accept)
         self._work = asyncio.ensure_future(generation)
         try:
-            await asyncio.wait({self._work, begun}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({self._work, acceptance}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._work.cancel()
             raise
-        if not begun.done():
+        if not acceptance.done():
             self._work.result()
         self.task = asyncio.create_task(self._run(self._work, self._stream))
 
@@ -319,11 +319,11 @@ def _find_error(work: asyncio.Task[None]) -> GatewayError | None:
 
 
 def _render_snapshot(frame: ResponseSnapshot, response: dict[str, Any]) -> bytes:
-    if (then := frame.changed) is not None:
+    if (values := frame.changed) is not None:
         response = {
-            key: then[key] if key in VARYING else value
+            key: values[key] if key in VARYING else value
             for key, value in response.items()
-            if key not in VARYING or key in then
+            if key not in VARYING or key in values
         }
     event = {"type": frame.type, "response": response, "sequence_number": frame.number}
     return named_frame(frame.type, event)
@@ -337,13 +337,13 @@ class BackgroundRuns:
 
     def add(self, run: BackgroundRun) -> None:
         self._runs[run.id] = run
-        ended = [run for run in self._runs.values() if run.ended]
-        size = sum(run.log.num_bytes for run in ended)
-        for old in ended:
+        finished_runs = [run for run in self._runs.values() if run.ended]
+        size = sum(run.log.num_bytes for run in finished_runs)
+        for finished_run in finished_runs:
             if len(self._runs) <= KEPT_RUNS and size <= KEPT_BYTES:
                 break
-            size -= old.log.num_bytes
-            del self._runs[old.id]
+            size -= finished_run.log.num_bytes
+            del self._runs[finished_run.id]
 
     def get(self, id: str, owner: str) -> BackgroundRun | None:
         run = self._runs.get(id)

@@ -66,12 +66,12 @@ def offer(kind: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
 def _list_skills(options: Mapping[str, Any]) -> str:
     environment = options.get("environment") or {}
     skills = environment.get("skills") if isinstance(environment, dict) else None
-    listed = [
+    lines = [
         f"\n- {skill.get('name')}: {skill.get('description')} ({skill.get('path')})"
         for skill in skills or ()
         if isinstance(skill, dict)
     ]
-    return "\nSkills, each a folder with instructions:" + "".join(listed) if listed else ""
+    return "\nSkills, each a folder with instructions:" + "".join(lines) if lines else ""
 
 
 def write_call(kind: str, text: str) -> dict[str, Any]:
@@ -166,8 +166,8 @@ def _read_shell_output(item: Item) -> str:
 
 def _read_chunk(chunk: Item) -> str:
     outcome = chunk.get("outcome") or {}
-    ended = "timed out" if outcome.get("type") == "timeout" else f"exit {outcome.get('exit_code')}"
-    parts = [chunk.get("stdout") or "", chunk.get("stderr") or "", f"[{ended}]"]
+    ending = "timed out" if outcome.get("type") == "timeout" else f"exit {outcome.get('exit_code')}"
+    parts = [chunk.get("stdout") or "", chunk.get("stderr") or "", f"[{ending}]"]
     return "\n".join(part.rstrip("\n") for part in parts if part)
 
 
@@ -178,8 +178,8 @@ def _read_local_output(item: Item) -> str:
 
 def _read_patch_output(item: Item) -> str:
     output = item.get("output") or ""
-    failed = item.get("status") == "failed"
-    return f"Error: {output or 'the patch failed'}" if failed else output or "Done."
+    has_failed = item.get("status") == "failed"
+    return f"Error: {output or 'the patch failed'}" if has_failed else output or "Done."
 
 
 CLIENT_TOOLS: Mapping[str, ClientTool] = {

@@ -179,13 +179,13 @@ async def _find_items(ids: list[str], gateway: Gateway, param: str) -> dict[str,
 
 
 def _item_not_found(reference: dict[str, Any], gateway: Gateway) -> NotFound:
-    why = (
+    reason = (
         "this gateway stores no responses (--responses-store none)"
         if gateway.store is None
         else "it was not stored, has expired, or belongs to another API key"
     )
     return NotFound(
-        f"Item with id '{reference['id']}' not found: {why}. Send the item itself.",
+        f"Item with id '{reference['id']}' not found: {reason}. Send the item itself.",
         param=reference["place"],
         code="item_not_found",
     )

@@ -198,8 +198,8 @@ def _plain_message(item: ItemDict) -> dict[str, Any]:
 def _call(item: ItemDict) -> dict[str, Any]:
     if item["type"] in client_tools.CALLS:
         kind, arguments = client_tools.read_call(item)
-        called = {"name": kind, "arguments": arguments}
-        return {"id": item["call_id"], "type": "function", "function": called}
+        invocation = {"name": kind, "arguments": arguments}
+        return {"id": item["call_id"], "type": "function", "function": invocation}
     namespace, name = item.get("namespace"), item["name"]
     name = flat_name(namespace, name) if namespace else name
     if item["type"] == "custom_tool_call":

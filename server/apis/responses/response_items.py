@@ -79,10 +79,10 @@ class CallWriter(ItemWriter):
         super().__init__(kind, index)
         self._member, self._events = CALLS[kind]
         self._call_id = call_id
-        self._named = name
+        self._name = name
 
     def snapshot(self, status: str) -> dict[str, Any]:
-        item = {"id": self.id, "type": self.kind, "call_id": self._call_id, **self._named}
+        item = {"id": self.id, "type": self.kind, "call_id": self._call_id, **self._name}
         return item | {"status": status, self._member: self.text}
 
     def start_events(self) -> Iterator[ResponseEvent]:
@@ -92,7 +92,7 @@ class CallWriter(ItemWriter):
         return self._delta(self._events, text)
 
     def finish_events(self) -> Iterator[ResponseEvent]:
-        name = {"name": self._named["name"]} if self.kind == "function_call" else {}
+        name = {"name": self._name["name"]} if self.kind == "function_call" else {}
         yield {"type": f"{self._events}.done", **self._place(), **name, self._member: self.text}
 
 

@@ -78,7 +78,7 @@ class ResponseRecord:
     ) -> None:
         self.job = job
         self.owner = owner
-        self._given = items
+        self._items = items
         self._store = store
         self._observer = observer
         self.thinking = ReasoningStyle()
@@ -105,11 +105,11 @@ class ResponseRecord:
             builder.stored = False
             self._observer.record_storage_failure()
 
-    async def begin(self, queued: dict[str, Any]) -> None:
+    async def begin(self, response: dict[str, Any]) -> None:
         """Store a background response that is accepted. Raises StoreFailed."""
         assert self._store is not None
-        until = time.time() + HOLD_S
-        await self._store.put(replace(self._make_stored(queued), held_until=until))
+        expiry = time.time() + HOLD_S
+        await self._store.put(replace(self._make_stored(response), held_until=expiry))
 
     async def settle(self, builder: ResponseBuilder) -> None:
         """Store the final state, unless another gateway cancelled or deleted the response."""
@@ -129,12 +129,12 @@ class ResponseRecord:
         if self.conversations is None or builder.status not in ("completed", "incomplete"):
             return
         id, store = self.conversations
-        await store.append_answer(id, [*self._given, *builder.response()["output"]])
+        await store.append_answer(id, [*self._items, *builder.response()["output"]])
 
     def _make_stored(self, response: dict[str, Any]) -> StoredResponse:
         job = self.job
         previous = job.repeated["previous_response_id"]
-        return StoredResponse(job.id, self.owner, job.created, response, self._given, previous)
+        return StoredResponse(job.id, self.owner, job.created, response, self._items, previous)
 
 
 class ResponsesService:
@@ -145,10 +145,10 @@ class ResponsesService:
         self._runs = runs
         self._conversations = ConversationsService(gateway)
 
-    async def create(self, request: Request, arrived: float) -> Response:
+    async def create(self, request: Request, arrival: float) -> Response:
         gateway = self._gateway
         body, items, job, path = await self._read_job(request)
-        run = partial(generate, job, path, gateway.observer, arrived)
+        run = partial(generate, job, path, gateway.observer, arrival)
         store = gateway.store if self._should_store(body) else None
         record = ResponseRecord(job, gateway.owner(), items, store, gateway.observer)
         record.thinking = self._thinking(body, record.owner)
@@ -158,13 +158,13 @@ class ResponsesService:
             return await self._respond_in_background(record, path, run)
         return self._respond_now(record, path, run)
 
-    async def count_tokens(self, request: Request, arrived: float) -> dict[str, Any]:
+    async def count_tokens(self, request: Request, arrival: float) -> dict[str, Any]:
         """Count the tokens of the prompt that ``create`` would make from the same body."""
         _, _, job, path = await self._read_job(request)
         (source,) = job.prompts
         assert isinstance(source, Conversation)
         tokens = await count_prompt_tokens(
-            path, "responses", arrived, lambda limits: render(source, path.renderer, limits)
+            path, "responses", arrival, lambda limits: render(source, path.renderer, limits)
         )
         return {"object": "response.input_tokens", "input_tokens": len(tokens)}
 
@@ -210,15 +210,15 @@ class ResponsesService:
         """Respond once the work is accepted. Raises GatewayError, and then nothing is stored."""
         job = record.job
         stream = LoggedStream(job, make_encoding_context(pipeline), record.thinking)
-        queued = stream.builder.response()
+        response = stream.builder.response()
         run = BackgroundRun(job.id, record.owner, stream, lambda: record.settle(stream.builder))
-        await run.start(work, partial(record.begin, queued))
+        await run.start(work, partial(record.begin, response))
         self._runs.add(run)
         charge = current_charge.get()
         charge.extend()
         assert run.task is not None
         run.task.add_done_callback(lambda _: charge.close())
-        return self._follow(run, job.obfuscates) if job.stream else json_response(queued)
+        return self._follow(run, job.obfuscates) if job.stream else json_response(response)
 
     async def get(self, id: str) -> dict[str, Any]:
         run = self._find_run(id)

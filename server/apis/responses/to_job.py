@@ -316,9 +316,9 @@ def _check_callers(tool: ResponseTool, path: str) -> None:
 
 
 def _read_choice(
-    request: ResponsesRequest, offered: Sequence[ToolOffer], namespaces: Mapping[str, Namespaced]
+    request: ResponsesRequest, offers: Sequence[ToolOffer], namespaces: Mapping[str, Namespaced]
 ) -> tools.ToolSelection | None:
-    defined = frozenset(tool.name for tool in offered if tool.defined)
+    defined = frozenset(tool.name for tool in offers if tool.defined)
     match request.tool_choice:
         case None:
             return None
@@ -330,21 +330,21 @@ def _read_choice(
             return tools.ToolSelection("required", (kind,), single=True)
         case HostedChoice(type=kind):
             raise _unusable_choice(kind)
-        case "auto" | "none" as mode if not offered:
+        case "auto" | "none" as mode if not offers:
             return tools.ToolSelection("none")
         case mode:
             return tools.ToolSelection(mode)
 
 
 def _allowed_names(
-    allowed: Sequence[NamedChoice | HostedChoice],
+    choices: Sequence[NamedChoice | HostedChoice],
     namespaces: Mapping[str, Namespaced],
     defined: frozenset[str],
 ) -> Iterator[str]:
     """Yield the names of the allowed tools. Hosted tools are ignored if another tool is allowed."""
-    if not any(isinstance(tool, NamedChoice) or tool.type in defined for tool in allowed):
-        raise _unusable_choice(allowed[0].type)
-    for tool in allowed:
+    if not any(isinstance(tool, NamedChoice) or tool.type in defined for tool in choices):
+        raise _unusable_choice(choices[0].type)
+    for tool in choices:
         if isinstance(tool, NamedChoice):
             yield _flat_choice(tool, namespaces)
         elif tool.type in defined:

@@ -32,20 +32,20 @@ class _TooMuch(Exception):
 def merge_all_of(schema: dict[str, Any]) -> dict[str, Any]:
     """Merge every ``allOf`` that can be merged. The result matches the same values."""
     try:
-        merged = _Merger(schema).read(schema, 0)
+        result = _Merger(schema).read(schema, 0)
     except _TooMuch:
         return schema
-    return merged if isinstance(merged, dict) else schema
+    return result if isinstance(result, dict) else schema
 
 
 class _Merger:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._left = MOST_SCHEMAS
+        self._budget = MOST_SCHEMAS
 
     def read(self, schema: Any, depth: int) -> Any:
-        self._left -= 1
-        if self._left < 0 or depth > _MAX_DEPTH:
+        self._budget -= 1
+        if self._budget < 0 or depth > _MAX_DEPTH:
             raise _TooMuch
         if not isinstance(schema, dict):
             return schema
@@ -58,10 +58,10 @@ class _Merger:
             return expanded
 
     def _merge_parts(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
-        merged = {name: part for name, part in schema.items() if name != "allOf"}
+        result = {name: part for name, part in schema.items() if name != "allOf"}
         for part in schema["allOf"]:
-            merged = self._merge(merged, self._resolve(part, depth + 1), depth + 1)
-        return merged
+            result = self._merge(result, self._resolve(part, depth + 1), depth + 1)
+        return result
 
     def _resolve(self, part: Any, depth: int) -> dict[str, Any]:
         """Return the schema itself, or the target if it is a reference."""
@@ -76,10 +76,10 @@ class _Merger:
             if first.keys() & _ALONE and second.keys() - _NEUTRAL:
                 raise _Unmergeable
             _check_additional(first, second)
-        merged = dict(base)
+        result = dict(base)
         for name, value in addition.items():
-            merged[name] = self._combine(name, base[name], value, depth) if name in base else value
-        return merged
+            result[name] = self._combine(name, base[name], value, depth) if name in base else value
+        return result
 
     def _combine(self, name: str, base: Any, addition: Any, depth: int) -> Any:
         if base == addition or name in _ANNOTATIONS:

@@ -101,10 +101,10 @@ def schema_constraint(schema: dict[str, Any] | str, param: str, strict: bool = F
         raise InvalidRequest(f"'{param}' must be a JSON schema object.", param=param)
     latest: dict[str, Any] = modernise(schema)
     check_schema(latest, param)
-    merged = merge_all_of(latest)
+    flat_schema = merge_all_of(latest)
     if strict:
-        check_strict(merged, param)
-    return Constraint("json_schema", orjson.dumps(merged).decode())
+        check_strict(flat_schema, param)
+    return Constraint("json_schema", orjson.dumps(flat_schema).decode())
 
 
 def check_schema(schema: dict[str, Any], param: str) -> None:
@@ -112,9 +112,9 @@ def check_schema(schema: dict[str, Any], param: str) -> None:
     check_bounds(schema, param)
     error = next(iter(META.iter_errors(schema)), None)
     if error is not None:
-        where = ".".join(["$", *map(str, error.instance_path)])[:200]
+        location = ".".join(["$", *map(str, error.instance_path)])[:200]
         raise InvalidRequest(
-            f"'{param}' is not a valid JSON schema: {error.message[:200]} (at {where}).",
+            f"'{param}' is not a valid JSON schema: {error.message[:200]} (at {location}).",
             param=param,
         )
 
@@ -210,18 +210,18 @@ def _walk(schema: Any) -> Iterator[tuple[str, Mapping[str, Any], int]]:
     """Yield every object in the schema with its path and nesting depth."""
     waiting: list[tuple[str, Any, int]] = [("$", schema, 0)]
     while waiting:
-        where, part, depth = waiting.pop()
+        path, part, depth = waiting.pop()
         if isinstance(part, dict):
-            yield where, part, depth
+            yield path, part, depth
             deeper = depth + ("type" in part or "properties" in part or "items" in part)
-            waiting += [(_extend_path(where, name), inner, deeper) for name, inner in part.items()]
+            waiting += [(_extend_path(path, name), inner, deeper) for name, inner in part.items()]
         elif isinstance(part, list):
-            waiting += [(where, inner, depth) for inner in part if isinstance(inner, dict | list)]
+            waiting += [(path, inner, depth) for inner in part if isinstance(inner, dict | list)]
 
 
-def _extend_path(where: str, name: str) -> str:
+def _extend_path(path: str, name: str) -> str:
     """Return a path for messages, of limited length."""
-    return where if len(where) > SHOWN_PATH else f"{where}.{name[:SHOWN_PATH]}"
+    return path if len(path) > SHOWN_PATH else f"{path}.{name[:SHOWN_PATH]}"
 
 
 def _too_large(param: str, location: str, size: str, limit: int) -> InvalidRequest:

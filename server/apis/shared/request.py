@@ -64,8 +64,8 @@ def loads(body: bytes) -> Any:
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise BadJSON(f"The body is not valid JSON: {error.msg} ({where}).") from None
+        location = f"line {error.lineno}, column {error.colno}"
+        raise BadJSON(f"The body is not valid JSON: {error.msg} ({location}).") from None
     keys = _count_keys(data) if _is_small(skeleton) else _check_size(data)
     if skeleton.count(b":") != keys or _UNUSUAL.search(skeleton):
         _check_numbers_and_keys(body)
@@ -100,11 +100,11 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
     """Refuse duplicate keys. The values are ignored."""
     if len({key for key, _ in pairs}) == len(pairs):
         return
-    seen: set[str] = set()
+    keys: set[str] = set()
     for key, _ in pairs:
-        if key in seen:
+        if key in keys:
             raise BadJSON(f"The key '{key[:80]}' is given twice in one object.")
-        seen.add(key)
+        keys.add(key)
 
 
 def _check_integer(digits: str) -> None:
@@ -188,9 +188,9 @@ async def read_body(request: Request, limit: int) -> bytes:
     """Read and charge the whole body. Raises BodyTooLarge as soon as it exceeds ``limit`` bytes."""
     _check_encoding(find_header(request, b"content-encoding"))
     current = current_charge.get()
-    declared = find_header(request, b"content-length") or "0"
-    if declared.isdecimal() and int(declared) > limit:
-        raise _body_too_large(limit, int(declared))
+    length = find_header(request, b"content-length") or "0"
+    if length.isdecimal() and int(length) > limit:
+        raise _body_too_large(limit, int(length))
     receive = request.receive
     chunks: list[bytes] = []
     size, has_more = 0, True

@@ -51,7 +51,7 @@ async def respond(
     request: Request, gateway: Gateway, select: Callable[[Any], GenerationApi[Any]]
 ) -> Response:
     """Read the body once, make the Job of the API that ``select`` returns, and answer it."""
-    arrived = time.perf_counter()
+    arrival = time.perf_counter()
     body = await read_body(request, gateway.settings.max_body_bytes)
     pipeline = gateway.require()
     workload = find_header(request, WORKLOAD_HEADER)
@@ -62,7 +62,7 @@ async def respond(
         return api, api.make_job(validate(data, api.model), pipeline.served, workload)
 
     api, job = await current_charge.get().parse(read)
-    return answer(job, pipeline, gateway, api, arrived)
+    return answer(job, pipeline, gateway, api, arrival)
 
 
 def make_encoding_context(pipeline: Pipeline, token_names: str = "text") -> EncodingContext:
@@ -71,10 +71,10 @@ def make_encoding_context(pipeline: Pipeline, token_names: str = "text") -> Enco
 
 
 def answer(
-    job: Job, pipeline: Pipeline, gateway: Gateway, api: GenerationApi[Any], arrived: float
+    job: Job, pipeline: Pipeline, gateway: Gateway, api: GenerationApi[Any], arrival: float
 ) -> Response:
     """Return a response that runs ``job`` when it is sent."""
-    run = partial(generate, job, pipeline, gateway.observer, arrived)
+    run = partial(generate, job, pipeline, gateway.observer, arrival)
     context = make_encoding_context(pipeline, job.token_names)
     if job.stream:
         stream = api.stream(job, context)
@@ -88,12 +88,12 @@ CONTEXTS = 4
 
 
 @asynccontextmanager
-async def admit(pipeline: Pipeline, arrived: float) -> AsyncIterator[None]:
+async def admit(pipeline: Pipeline, arrival: float) -> AsyncIterator[None]:
     """Admit a request that needs no place in the engine, within its deadline. Raises
     GatewayError.
     """
     caller = current_caller.get()
-    deadline = Deadline(caller.timeout_s, arrived)
+    deadline = Deadline(caller.timeout_s, arrival)
     with pipeline.admission.enter(caller.to_requester(deadline.at)):
         async with deadline.limit():
             yield
@@ -102,14 +102,14 @@ async def admit(pipeline: Pipeline, arrived: float) -> AsyncIterator[None]:
 async def count_prompt_tokens(
     pipeline: Pipeline,
     api: str,
-    arrived: float,
+    arrival: float,
     count: Callable[[RenderLimits], Awaitable[list[int]]],
 ) -> list[int]:
     """Return the token ids of a prompt without generating. Raises GatewayError."""
-    longest = pipeline.info.max_model_len
-    async with admit(pipeline, arrived):
+    max_model_len = pipeline.info.max_model_len
+    async with admit(pipeline, arrival):
         current_charge.get().begin_tokenizing()
         try:
-            return await count(RenderLimits(max_tokens=CONTEXTS * longest))
+            return await count(RenderLimits(max_tokens=CONTEXTS * max_model_len))
         except PromptTooLong as error:
-            raise context_overflow(api, error.num_tokens, 0, longest, error.exact) from None
+            raise context_overflow(api, error.num_tokens, 0, max_model_len, error.exact) from None

@@ -16,9 +16,9 @@ def check_strict(schema: Any, param: str) -> None:
     # Imported with the first strict schema in a request.
     from eaglegate.text.grammars.enforcement import find_unenforced
 
-    for where, keyword in find_unenforced(schema):
+    for location, keyword in find_unenforced(schema):
         raise InvalidRequest(
-            f"Invalid schema in '{param}': '{keyword}' at {where} cannot be enforced, and "
+            f"Invalid schema in '{param}': '{keyword}' at {location} cannot be enforced, and "
             "'strict' is true. Remove it, rewrite it, or set 'strict' to false.",
             param=param,
             code="invalid_schema",

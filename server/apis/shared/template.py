@@ -141,9 +141,9 @@ def effort_kwargs(effort: str | None) -> dict[str, Any]:
     return {"reasoning_effort": effort, **(thinking_kwargs(False) if effort == "none" else {})}
 
 
-def thinking_kwargs(on: bool | None) -> dict[str, Any]:
+def thinking_kwargs(enabled: bool | None) -> dict[str, Any]:
     """Return both common names of the thinking switch; empty if the template decides."""
-    return {} if on is None else {"enable_thinking": on, "thinking": on}
+    return {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
 
 
 def custom_call(id: str, name: str, text: str) -> dict[str, Any]:

@@ -176,14 +176,14 @@ def default_sampling(request: object, served: ServedModel) -> Sampling:
 
 
 def _choose_sampling(request: object, served: ServedModel) -> dict[str, Any]:
-    chosen: dict[str, Any] = {**NEUTRAL, **served.sampling}
+    values: dict[str, Any] = {**NEUTRAL, **served.sampling}
     for name in ASKED:
         value = getattr(request, name, None)
         if value is not None:
-            chosen[name] = value
-    chosen["max_tokens"] = int(chosen["max_tokens"])
-    chosen["top_k"] = max(0, int(chosen["top_k"]))
-    return {name: chosen[name] for name in NEUTRAL}
+            values[name] = value
+    values["max_tokens"] = int(values["max_tokens"])
+    values["top_k"] = max(0, int(values["top_k"]))
+    return {name: values[name] for name in NEUTRAL}
 
 
 def make_sampling(
@@ -202,7 +202,7 @@ def make_sampling(
             f"{request.min_tokens}.",
             param="min_tokens",
         )
-    bias, allowed, banned = request.logit_bias, request.allowed_token_ids, request.bad_words
+    bias, allowed_ids, banned = request.logit_bias, request.allowed_token_ids, request.bad_words
     budget, repetition = request.thinking_token_budget, request.repetition_detection
     return Sampling(
         **fields | {"max_tokens": limit},
@@ -211,7 +211,7 @@ def make_sampling(
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         logit_bias=_read_logit_bias(bias, served.vocab_size) if bias else {},
-        allowed_token_ids=_read_token_ids(allowed, served.vocab_size) if allowed else (),
+        allowed_token_ids=_read_token_ids(allowed_ids, served.vocab_size) if allowed_ids else (),
         bad_words=_read_bad_words(banned) if banned else (),
         thinking_token_budget=None if budget is None else thinking_budget(budget, served),
         repetition=None if repetition is None else _read_repetition(repetition),
@@ -250,10 +250,10 @@ def thinking_budget(budget: int | None, served: ServedModel) -> int | None:
 
 def _read_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
     """Return the token ids without duplicates. Raises InvalidRequest."""
-    beyond = next((t for t in token_ids if vocab_size is not None and t >= vocab_size), None)
-    if beyond is not None:
+    invalid_id = next((t for t in token_ids if vocab_size is not None and t >= vocab_size), None)
+    if invalid_id is not None:
         raise InvalidRequest(
-            f"'allowed_token_ids' contains token id {beyond}; this model's token ids are below "
+            f"'allowed_token_ids' contains token id {invalid_id}; this model's token ids are below "
             f"{vocab_size}.",
             param="allowed_token_ids",
         )
@@ -301,11 +301,11 @@ def read_stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, 
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if "" in stops:
         raise InvalidRequest(f"A sequence in '{param}' must not be empty.", param=param)
-    longest = max(map(len, stops), default=0)
-    if longest > MAX_STOP_CHARS:
+    num_chars = max(map(len, stops), default=0)
+    if num_chars > MAX_STOP_CHARS:
         raise InvalidRequest(
             f"A sequence in '{param}' may have at most {MAX_STOP_CHARS} characters; given one of "
-            f"{longest}. Shorten it.",
+            f"{num_chars}. Shorten it.",
             param=param,
         )
     return stops

@@ -39,8 +39,8 @@ class ToolSelection:
 
 def custom_function(name: str, description: str | None) -> dict[str, Any]:
     """Return a custom tool as a function with one text argument."""
-    described = {} if description is None else {"description": description}
-    return {"type": "function", "function": {"name": name, **described, "parameters": PARAMETERS}}
+    members = {} if description is None else {"description": description}
+    return {"type": "function", "function": {"name": name, **members, "parameters": PARAMETERS}}
 
 
 def ignore_hosted(kind: str) -> None:
@@ -66,16 +66,16 @@ def make_policy(
     """
     if choice is None or (choice.mode == "auto" and not choice.names):
         choice = ToolSelection("auto" if tools else "none")
-    offered = tuple(tools)
+    functions = tuple(tools)
     if choice.mode != "none":
-        _check_hosted(offered, choice, hosted or {})
-        _check_offered(offered, choice, served)
-    several = parallel is not False and not choice.single
+        _check_hosted(functions, choice, hosted or {})
+        _check_offered(functions, choice, served)
+    allows_several = parallel is not False and not choice.single
     return ToolPolicy(
-        offered,
+        functions,
         choice.mode,
         frozenset(choice.names),
-        several,
+        allows_several,
         custom or {},
         namespaces or {},
         defined,
@@ -94,9 +94,9 @@ def _check_hosted(
     tools: Sequence[OfferedTool], choice: ToolSelection, hosted: Mapping[str, str]
 ) -> None:
     """Refuse a choice that only ignored tools could satisfy."""
-    offered = {str(tool["function"]["name"]) for tool in tools}
+    names = {str(tool["function"]["name"]) for tool in tools}
     for name in choice.names:
-        if name in hosted and name not in offered:
+        if name in hosted and name not in names:
             raise demands_hosted(hosted[name])
     if hosted and not tools:
         raise demands_hosted(next(iter(hosted.values())))
