@@ -181,38 +181,38 @@ def _suggest(name: str, flags: Mapping[str, argparse.Action], environment: str =
     return f"; did you mean {suggestion}?"
 
 
-def _parse_switch(value: Any, where: str) -> bool:
+def _parse_switch(value: Any, source: str) -> bool:
     """Parse a boolean. Raises ConfigError."""
     word = str(value).strip().lower()
     if word not in TRUTH:
-        raise ConfigError(f"{where} must be one of {', '.join(TRUTH)}; given '{value}'")
+        raise ConfigError(f"{source} must be one of {', '.join(TRUTH)}; given '{value}'")
     return TRUTH[word]
 
 
-def _to_arguments(name: str, value: Any, action: argparse.Action, where: str) -> list[str]:
+def _to_arguments(name: str, value: Any, action: argparse.Action, source: str) -> list[str]:
     """Return the words of one flag. Raises ConfigError for a value that the flag cannot have."""
     if value is None:
         return []
     if action.nargs == 0 or isinstance(value, bool):
-        if _parse_switch(value, where):
+        if _parse_switch(value, source):
             return [flag(name)]
-        off = "--no-" + name.replace("_", "-")
-        return [off] if off in action.option_strings else []
+        negation = "--no-" + name.replace("_", "-")
+        return [negation] if negation in action.option_strings else []
     if isinstance(value, dict):
-        return [flag(name), _to_json(value, where)]
+        return [flag(name), _to_json(value, source)]
     if isinstance(value, list):
         if action.nargs not in ("+", "*"):
-            raise ConfigError(f"{where} takes one value; given {_to_json(value, where)}")
+            raise ConfigError(f"{source} takes one value; given {_to_json(value, source)}")
         return [flag(name), *map(str, value)]
     return [flag(name), str(value)]
 
 
-def _to_json(value: Any, where: str) -> str:
+def _to_json(value: Any, source: str) -> str:
     """Raises ConfigError for values of YAML that JSON lacks."""
     try:
         return orjson.dumps(value).decode()
     except TypeError as error:
-        raise ConfigError(f"{where} cannot be written as JSON: {error}") from None
+        raise ConfigError(f"{source} cannot be written as JSON: {error}") from None
 
 
 DEMO_TOOL_PARSER = "hermes"

@@ -118,8 +118,8 @@ def save_engine_log(error: Exception) -> str:
 
 def format_start(parts: Mapping[str, float], seconds: float) -> str:
     """Return the time of a start, and its parts of at least a tenth of a second."""
-    listed = [f"{part} {time_s:.1f}" for part, time_s in parts.items() if time_s >= 0.1]
-    return f"after {seconds:.1f} s" + (f": {', '.join(listed)}" if listed else "")
+    durations = [f"{part} {time_s:.1f}" for part, time_s in parts.items() if time_s >= 0.1]
+    return f"after {seconds:.1f} s" + (f": {', '.join(durations)}" if durations else "")
 
 
 def find_last_start() -> Path:

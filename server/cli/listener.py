@@ -57,22 +57,22 @@ class Drain:
     async def run(self) -> int:
         """Drain the gateway, and return the number of lost requests."""
         self._gateway.stop()
-        inside = max(self._admission.num_in_flight, self._gateway.in_flight)
-        if inside:
-            log.warning("draining: %d requests have up to %g s", inside, self._grace_s)
+        num_open = max(self._admission.num_in_flight, self._gateway.in_flight)
+        if num_open:
+            log.warning("draining: %d requests have up to %g s", num_open, self._grace_s)
         await _wait_for_first(self._grace_s, self._wait_until_answered(), self._grace_over.wait())
-        lost = self._admission.num_in_flight
+        num_lost = self._admission.num_in_flight
         self._gateway.timing.hurry.set()
-        if lost:
+        if num_lost:
             self._admission.reject_waiting(
                 Unavailable("The gateway is shutting down; try again.", retry_after_s=5)
             )
             await self._abort()
         await _wait_for_first(LAST_WORDS_S, self._wait_until_answered())
-        lost = lost or self._gateway.in_flight
-        if lost:
-            log.error("requests lost at shutdown: %d", lost)
-        return lost
+        num_lost = num_lost or self._gateway.in_flight
+        if num_lost:
+            log.error("requests lost at shutdown: %d", num_lost)
+        return num_lost
 
     async def _wait_until_answered(self) -> None:
         """Wait until every request has ended and its response has been sent."""
@@ -192,19 +192,19 @@ async def serve(
     serving = asyncio.create_task(server.serve(sockets=list(listeners)))
     start = asyncio.create_task(starting)
     stop = asyncio.Event()
-    lost = 0
+    num_lost = 0
     with _handle_signals(stop, hooks):
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, start, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             start.cancel()
-            lost = await hooks.drain.run()
+            num_lost = await hooks.drain.run()
         server.should_exit = True
         await serving
         stopping.cancel()
     with suppress(asyncio.CancelledError):
         await start
-    return lost
+    return num_lost
 
 
 @contextmanager

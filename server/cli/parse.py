@@ -57,14 +57,14 @@ def main(argv: Sequence[str]) -> int:
     options = _make_argument_parser().parse_args(argv)
     try:
         vocabulary = Vocabulary.from_directory(Path(options.tokenizer))
-        offered = _read_tools(options.tools)
+        tools = _read_tools(options.tools)
         _check_names(options)
         if not options.jsonl:
-            return _parse_answer(vocabulary, options, offered)
+            return _parse_answer(vocabulary, options, tools)
         if options.file is None:
-            return _parse_lines(sys.stdin.buffer, vocabulary, options, offered)
+            return _parse_lines(sys.stdin.buffer, vocabulary, options, tools)
         with Path(options.file).open("rb") as lines:
-            return _parse_lines(lines, vocabulary, options, offered)
+            return _parse_lines(lines, vocabulary, options, tools)
     except (UnknownParser, OSError, ValueError) as error:
         print(f"eaglegate parse: {error}", file=sys.stderr)
         return 2
@@ -100,8 +100,8 @@ def _read_tools(path: str | None) -> list[Mapping[str, Any]] | None:
     return _check_tools(json.loads(Path(path).read_text(encoding="utf-8"))) if path else None
 
 
-def _parse_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered: Any) -> int:
-    job = _read_answer(vocabulary, options, offered)
+def _parse_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered_tools: Any) -> int:
+    job = _read_answer(vocabulary, options, offered_tools)
     parser = _make_parser(vocabulary, options, job)
     report = ParseReport(sys.stdout, wants_color(sys.stdout))
     events: list[ParserEvent] = []
@@ -128,17 +128,17 @@ def _describe_token(vocabulary: Vocabulary, token_id: int) -> tuple[int, str, bo
     return token_id, text, token_id in vocabulary.added
 
 
-def _read_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered: Any) -> ParseJob:
+def _read_answer(vocabulary: Vocabulary, options: argparse.Namespace, tools: Any) -> ParseJob:
     """Read raw text, or an object in the format of ``--jsonl``."""
     if options.file is None:
         text = sys.stdin.read()
     else:
         text = Path(options.file).read_text(encoding="utf-8")
     if text.lstrip().startswith("{") and '"token_ids"' in text:
-        return _read_line(text.encode(), offered, vocabulary.size)
+        return _read_line(text.encode(), tools, vocabulary.size)
     steps = tuple((token_id,) for token_id in vocabulary.encode(text))
     starts_in = Phase(options.starts_in)
-    return ParseJob(steps, _FINISH[options.finish_reason], starts_in, offered, ())
+    return ParseJob(steps, _FINISH[options.finish_reason], starts_in, tools, ())
 
 
 def _parse_as_vllm(
@@ -152,28 +152,28 @@ def _parse_as_vllm(
 
     tools, reasoning = options.tool_call_parser, options.reasoning_parser
     parsers = open_parsers(options.tokenizer, tools, reasoning)
-    offered = [
+    offers = [
         tool if "function" in tool else {"type": "function", "function": tool}
         for tool in job.tools or ()
     ]
-    opened = reasoning_format(reasoning).openings if job.starts_in is Phase.REASONING else ()
-    prompt = vocabulary.encode(opened[0] if opened else "\n")
+    openings = reasoning_format(reasoning).openings if job.starts_in is Phase.REASONING else ()
+    prompt = vocabulary.encode(openings[0] if openings else "\n")
     parser = make_fallback_parser(
-        vocabulary, parsers.make(offered, prompt), tools=offered, stop=job.stop
+        vocabulary, parsers.make(offers, prompt), tools=offers, stop=job.stop
     )
     events = list(_parse_events(parser, job))
     return f"vLLM {parsers.version}", _fold_message(parser, job, events)
 
 
 def _parse_lines(
-    lines: BinaryIO, vocabulary: Vocabulary, options: argparse.Namespace, offered: Any
+    lines: BinaryIO, vocabulary: Vocabulary, options: argparse.Namespace, tools: Any
 ) -> int:
     status = 0
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
         try:
-            line = _read_line(text, offered, vocabulary.size)
+            line = _read_line(text, tools, vocabulary.size)
             parser = _make_parser(vocabulary, options, line)
             answer = _fold_message(parser, line, list(_parse_events(parser, line)))
         except InvalidLine as error:
@@ -202,19 +202,19 @@ def _parse_events(parser: Parser, line: ParseJob) -> Iterator[ParserEvent]:
 
 
 def _fold_message(parser: Parser, line: ParseJob, events: list[ParserEvent]) -> dict[str, Any]:
-    folded = fold(events)
+    answer = fold(events)
     return {
-        "reasoning": folded.reasoning,
-        "content": folded.content,
+        "reasoning": answer.reasoning,
+        "content": answer.content,
         "tool_calls": [
             {"id": c.id, "name": c.name, "arguments": c.arguments, "outcome": c.outcome}
-            for c in folded.calls
+            for c in answer.calls
         ],
         "finish_reason": parser.finish_reason(line.finish),
     }
 
 
-def _read_line(text: bytes, offered: Any, size: int) -> ParseJob:
+def _read_line(text: bytes, offered_tools: Any, size: int) -> ParseJob:
     try:
         fields = json.loads(text)
     except ValueError as error:
@@ -226,7 +226,7 @@ def _read_line(text: bytes, offered: Any, size: int) -> ParseJob:
         raise InvalidLine(f"token_ids must be below {size}, the tokenizer's size, not {max(ids)}")
     starts = _read_choice(fields, "starts_in", _STARTS, "content")
     finish = _FINISH[_read_choice(fields, "finish_reason", set(_FINISH), "stop")]
-    tools = _check_tools(fields["tools"]) if fields.get("tools") is not None else offered
+    tools = _check_tools(fields["tools"]) if fields.get("tools") is not None else offered_tools
     return ParseJob(_split_steps(ids, fields), finish, Phase(starts), tools, _read_stop(fields))
 
 

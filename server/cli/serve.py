@@ -237,7 +237,7 @@ class ServeCommand:
     async def _run(self) -> int:
         drain = Drain(self._gateway, self._admission, self._settings.drain_s, self._engine.aclose)
         hooks = SignalHandlers(drain, self._reload)
-        beside = [asyncio.create_task(work) for work in self._list_work()]
+        tasks = [asyncio.create_task(work) for work in self._list_work()]
         try:
             return await serve(
                 self._app,
@@ -248,9 +248,9 @@ class ServeCommand:
                 self._gate,
             )
         finally:
-            for task in beside:
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait(beside)
+            await asyncio.wait(tasks)
             await self._aclose()
 
     def _list_work(self) -> Iterator[Coroutine[Any, Any, None]]:

@@ -89,14 +89,14 @@ def format_drift(ratio: float | None) -> tuple[str, str]:
 def list_figures(reading: GatewayReading) -> list[Figure]:
     """Return the main numbers: speed, acceptance, fallback, TPOT, TTFT, gain."""
     report = reading.speculation
-    all_, past = report["all"], report["history"]
+    all_, buckets = report["all"], report["history"]
     drift, tone = format_drift(all_["against_baseline"])
     length = all_["acceptance_length"]
     speed = report["tokens_per_s"]
     gain = report["planner"] and report["planner"]["gain"]
 
     def history(field: str) -> list[float]:
-        return [bucket[field] or 0.0 for bucket in past]
+        return [bucket[field] or 0.0 for bucket in buckets]
 
     return [
         Figure(
@@ -168,8 +168,8 @@ def list_states(reading: GatewayReading, baseline: GatewayReading | None = None)
         State("canary", *_describe_canary(report.get("canary"))),
         *(State("worker", *_describe_worker(worker)) for worker in report["workers"]),
     ]
-    if used := metrics.total("memory_bytes"):
-        states.append(State("memory", *_describe_memory(reading, used)))
+    if num_bytes := metrics.total("memory_bytes"):
+        states.append(State("memory", *_describe_memory(reading, num_bytes)))
     states += [State("problem", text, BAD) for text in report["problems"]]
     return [State(s.name, make_line_harmless(s.text), s.tone) for s in states if s.text]
 
@@ -181,22 +181,24 @@ def _describe_admission(
 
     def bound(name: str, series: str) -> str:
         limit = metrics.total("admission_limit", bound=name)
-        of = "" if limit is None else f" of {format_count(limit)}"
-        return f"{format_count(metrics.total(series) or 0)}{of}"
+        suffix = "" if limit is None else f" of {format_count(limit)}"
+        return f"{format_count(metrics.total(series) or 0)}{suffix}"
 
     words = [
         f"{bound('running', 'engine_sequences')} sequences in the engine",
         f"{bound('queued', 'queue_requests')} requests queued",
         f"{bound('queued_tokens', 'queue_tokens')} prompt tokens queued",
     ]
-    refused = metrics.total("requests_refused_total") or 0.0
-    increase = refused - ((baseline and baseline.metrics.total("requests_refused_total")) or 0.0)
-    if refused:
+    num_refused = metrics.total("requests_refused_total") or 0.0
+    increase = num_refused - (
+        (baseline and baseline.metrics.total("requests_refused_total")) or 0.0
+    )
+    if num_refused:
         codes = ", ".join(
             f"{code} {format_count(count)}"
             for code, count in metrics.by("requests_refused_total", "code").items()
         )
-        words.append(f"refused {format_count(refused)} ({codes})")
+        words.append(f"refused {format_count(num_refused)} ({codes})")
     return "; ".join(words), WARN if baseline and increase > 0 else ""
 
 
@@ -206,7 +208,9 @@ def _describe_planner(planner: Row | None, baseline: GatewayReading | None) -> s
     old = baseline and baseline.speculation["planner"]
     steps, period = planner["steps_by_depth"], "since the start"
     if old:
-        differences = [now - then for now, then in zip(steps, old["steps_by_depth"], strict=False)]
+        differences = [
+            now - previous for now, previous in zip(steps, old["steps_by_depth"], strict=False)
+        ]
         if sum(differences) > 0:
             steps, period = differences, "in the last seconds"
     total = sum(steps) or 1
@@ -237,16 +241,16 @@ def _describe_lives(reading: GatewayReading) -> tuple[str, str]:
     metrics = reading.metrics
     words, tone = [], ""
     for name in reading.speculation["engines"]:
-        up = metrics.total("engine_up", engine=name)
+        is_up = metrics.total("engine_up", engine=name)
         starts = metrics.total("engine_starts_total", engine=name) or 0
-        if up is None:
+        if is_up is None:
             continue
-        took = metrics.total("engine_start_seconds", engine=name)
+        start_s = metrics.total("engine_start_seconds", engine=name)
         words.append(
-            f"{name} {'up' if up else 'DOWN'}, {starts:.0f} start{'s' * (starts != 1)}, "
-            f"the last took {format_time(took)}"
+            f"{name} {'up' if is_up else 'DOWN'}, {starts:.0f} start{'s' * (starts != 1)}, "
+            f"the last took {format_time(start_s)}"
         )
-        tone = tone if up else BAD
+        tone = tone if is_up else BAD
     for cause, count in metrics.by("engine_losses_total", "cause").items():
         words.append(f"lost by {cause} {count:.0f} times")
         tone = tone or WARN
@@ -288,12 +292,12 @@ def _describe_worker(worker: Row) -> tuple[str, str]:
     return "; ".join(word for word in words if word), tone
 
 
-def _describe_memory(reading: GatewayReading, used: float) -> tuple[str, str]:
+def _describe_memory(reading: GatewayReading, num_bytes: float) -> tuple[str, str]:
     limit = reading.metrics.total("memory_limit_bytes")
     shedding = bool(reading.metrics.total("memory_shedding"))
-    of = f" of {limit / 2**30:.1f}" if limit else ""
+    suffix = f" of {limit / 2**30:.1f}" if limit else ""
     refusing = "; refusing new work" if shedding else ""
-    return f"{used / 2**30:.1f}{of} GiB{refusing}", BAD if shedding else ""
+    return f"{num_bytes / 2**30:.1f}{suffix} GiB{refusing}", BAD if shedding else ""
 
 
 def _read_drift(row: Row) -> str:

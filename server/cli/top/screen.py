@@ -163,9 +163,9 @@ class TopApp(App[None]):
             self._kind = list_kinds(reading)[0]
         self._show()
 
-    def _take_failure(self, why: str) -> None:
+    def _take_failure(self, reason: str) -> None:
         self._failed_at = self._failed_at if self._failure else time.monotonic()
-        self._failure = why
+        self._failure = reason
         self._show_head()
 
     def _show(self) -> None:
@@ -187,8 +187,8 @@ class TopApp(App[None]):
             f"  {make_line_harmless(self._reader.url)}  {describe_engines(self.reading)}",
         )
         if self._failure:
-            away = time.monotonic() - self._failed_at
-            words = f"\n! no reading for {away:.0f} s, trying again: {self._failure}"
+            outage_s = time.monotonic() - self._failed_at
+            words = f"\n! no reading for {outage_s:.0f} s, trying again: {self._failure}"
             head.append(make_harmless(words), TONES["bad"])
         elif self._paused:
             head.append("\n~ paused; p continues", TONES["warn"])
@@ -231,8 +231,8 @@ class TopApp(App[None]):
 
     def action_explain(self) -> None:
         """Explain the selected request."""
-        if chosen := _read_chosen(self.query_one("#requests", DataTable)):
-            self._explain(chosen)
+        if key := _read_chosen(self.query_one("#requests", DataTable)):
+            self._explain(key)
 
     @work(thread=True, exclusive=True, group="explain")
     def _explain(self, name: str) -> None:
