@@ -168,7 +168,7 @@ def _add_messages(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.post("/v1/messages/count_tokens", openapi_extra=describe_body(CountTokensRequest))
     async def count_tokens(request: Request) -> dict[str, int]:
-        arrived = time.perf_counter()
+        arrival = time.perf_counter()
         body = await read_body(request, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
         conversation = await current_charge.get().parse(
@@ -177,7 +177,7 @@ def _add_messages(routes: APIRouter, gateway: Gateway) -> None:
         tokens = await count_prompt_tokens(
             pipeline,
             "messages",
-            arrived,
+            arrival,
             lambda limits: render(conversation, pipeline.renderer, limits),
         )
         return {"input_tokens": len(tokens)}

@@ -225,7 +225,7 @@ PROMPT_PARAM = {"completions": "prompt", "responses": "input"}
 
 
 def context_overflow(
-    api: str, num_prompt: int, max_tokens: int, longest: int, exact: bool = True
+    api: str, num_prompt: int, max_tokens: int, max_model_len: int, exact: bool = True
 ) -> InvalidRequest:
     """Make the error for a prompt that does not fit, with the message of the request's API.
 
@@ -234,16 +234,16 @@ def context_overflow(
     """
     param = PROMPT_PARAM.get(api, "messages")
     write = _anthropic_message if api == "messages" else _openai_message
-    counts = max_tokens if num_prompt <= longest else 0
+    counts = max_tokens if num_prompt <= max_model_len else 0
     prompt_size = str(num_prompt) if exact else f"at least {num_prompt}"
-    message = write(param, num_prompt, prompt_size, counts, longest)
+    message = write(param, num_prompt, prompt_size, counts, max_model_len)
     return InvalidRequest(message, param=param, code="context_length_exceeded")
 
 
 def _openai_message(
-    param: str, num_prompt: int, prompt_size: str, max_tokens: int, longest: int
+    param: str, num_prompt: int, prompt_size: str, max_tokens: int, max_model_len: int
 ) -> str:
-    prefix = f"This model's maximum context length is {longest} tokens. However, "
+    prefix = f"This model's maximum context length is {max_model_len} tokens. However, "
     if not max_tokens:
         return prefix + (
             f"your {param} resulted in {prompt_size} tokens. Please reduce the length of the "
@@ -256,13 +256,13 @@ def _openai_message(
 
 
 def _anthropic_message(
-    _: str, num_prompt: int, prompt_size: str, max_tokens: int, longest: int
+    _: str, num_prompt: int, prompt_size: str, max_tokens: int, max_model_len: int
 ) -> str:
     if not max_tokens:
-        return f"prompt is too long: {prompt_size} tokens > {longest} maximum"
+        return f"prompt is too long: {prompt_size} tokens > {max_model_len} maximum"
     return (
         f"input length and `max_tokens` exceed context limit: {num_prompt} + {max_tokens} > "
-        f"{longest}, decrease input length or `max_tokens` and try again"
+        f"{max_model_len}, decrease input length or `max_tokens` and try again"
     )
 
 
@@ -281,8 +281,8 @@ def _from_rejection(error: EngineError) -> GatewayError:
 
 
 def _from_overload(error: EngineError) -> GatewayError:
-    advised = getattr(error, "retry_after_s", None)
-    return TooManyRequests(str(error), code="engine_overloaded", retry_after_s=advised or 1)
+    delay_s = getattr(error, "retry_after_s", None)
+    return TooManyRequests(str(error), code="engine_overloaded", retry_after_s=delay_s or 1)
 
 
 def _from_failure(error: EngineError) -> GatewayError:

@@ -82,16 +82,16 @@ def rename_flag(argument: str) -> str:
     if not word.startswith("--"):
         return argument
     name = word[2:].replace("-", "_")
-    off = "no_" if name.startswith("no_") else ""
-    present = off + rename(name.removeprefix("no_"))
-    return argument if present == name else flag(present) + equals + value
+    negation = "no_" if name.startswith("no_") else ""
+    new_name = negation + rename(name.removeprefix("no_"))
+    return argument if new_name == name else flag(new_name) + equals + value
 
 
 def describe_renamings(names: Iterable[str]) -> Iterator[str]:
     """Yield a notice for each former name."""
     for name in sorted(RENAMED.keys() & set(names)):
-        present, removal = RENAMED[name]
-        yield f"{flag(name)} is now {flag(present)}; {removal} will not accept the former name"
+        new_name, removal = RENAMED[name]
+        yield f"{flag(name)} is now {flag(new_name)}; {removal} will not accept the former name"
 
 
 class Heading(str):
@@ -247,12 +247,12 @@ class FrontEndFlag:
         )
 
 
-def ignore(name: str, why: str, takes: str = ONE, **options: Any) -> FrontEndFlag:
-    return FrontEndFlag(name, why, takes, **options)
+def ignore(name: str, reason: str, takes: str = ONE, **options: Any) -> FrontEndFlag:
+    return FrontEndFlag(name, reason, takes, **options)
 
 
-def refuse(name: str, why: str, takes: str = ONE, **options: Any) -> FrontEndFlag:
-    return FrontEndFlag(name, why, takes, refused=True, **options)
+def refuse(name: str, reason: str, takes: str = ONE, **options: Any) -> FrontEndFlag:
+    return FrontEndFlag(name, reason, takes, refused=True, **options)
 
 
 ONE_PROCESS = "one process serves; put a gateway with --upstream in front of several"

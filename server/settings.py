@@ -399,10 +399,10 @@ class Settings:
             )
 
     def _check_numbers(self) -> None:
-        for names, rule, holds in NUMBERS:
+        for names, rule, condition in NUMBERS:
             for name in names:
                 value = getattr(self, name)
-                if value is not None and not holds(value):
+                if value is not None and not condition(value):
                     raise ConfigError(f"{flag(name)} must be {rule}; given {value}")
 
     @property
