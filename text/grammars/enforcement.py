@@ -90,8 +90,8 @@ def _parts(schema: Schema) -> Iterator[tuple[str, Any]]:
         for key, part in _mapping(schema.get(name)).items():
             yield f"{name}.{key}", part
     for name in LISTS:
-        for at, part in enumerate(_list(schema.get(name))):
-            yield f"{name}[{at}]", part
+        for index, part in enumerate(_list(schema.get(name))):
+            yield f"{name}[{index}]", part
     for name in SINGLE:
         yield name, schema.get(name)
 
@@ -120,8 +120,10 @@ def _check_values(schema: Schema) -> Iterator[str]:
     """
     keyword = "const" if "const" in schema else "enum"
     values = [schema["const"]] if keyword == "const" else _list(schema["enum"])
-    own = {name: part for name, part in schema.items() if name in ASSERTIONS and name != "$ref"}
-    if not _all_match(own, values):
+    assertions = {
+        name: part for name, part in schema.items() if name in ASSERTIONS and name != "$ref"
+    }
+    if not _all_match(assertions, values):
         yield keyword
 
 
@@ -199,11 +201,11 @@ def _check_strings(schema: Schema) -> Iterator[str]:
 
 
 def _check_objects(schema: Schema) -> Iterator[str]:
-    named = _mapping(schema.get("properties")).keys()
-    if named and not set(_list(schema.get("required"))) <= named:
+    properties = _mapping(schema.get("properties")).keys()
+    if properties and not set(_list(schema.get("required"))) <= properties:
         yield "required"
-    others = {"properties", "patternProperties", "unevaluatedProperties"} & schema.keys()
-    if "propertyNames" in schema and others:
+    keywords = {"properties", "patternProperties", "unevaluatedProperties"} & schema.keys()
+    if "propertyNames" in schema and keywords:
         yield "propertyNames"
     if len(_mapping(schema.get("patternProperties"))) > 1 or (
         "patternProperties" in schema and ("properties" in schema or "minProperties" in schema)
@@ -212,8 +214,8 @@ def _check_objects(schema: Schema) -> Iterator[str]:
 
 
 def _types(schema: Schema) -> frozenset[str]:
-    named = schema.get("type")
-    return frozenset([named] if isinstance(named, str) else _list(named))
+    value = schema.get("type")
+    return frozenset([value] if isinstance(value, str) else _list(value))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -253,8 +255,8 @@ class Exclusion:
         if len({id(branch) for branch in branches}) < len(branches):
             return False
         try:
-            found = [self._read(branch) for branch in branches]
-            return self._separates_all(found) or self._separates_pairs(found)
+            discriminators = [self._read(branch) for branch in branches]
+            return self._separates_all(discriminators) or self._separates_pairs(discriminators)
         except _WorkExceeded:
             return False
 
@@ -275,13 +277,13 @@ class Exclusion:
 
     def _separates_pairs(self, branches: list[Discriminators]) -> bool:
         return len(branches) <= PAIRS and all(
-            self._are_disjoint(one, other) for one, other in combinations(branches, 2)
+            self._are_disjoint(first, second) for first, second in combinations(branches, 2)
         )
 
-    def _are_disjoint(self, one: Discriminators, other: Discriminators) -> bool:
-        for name in one.keys() & other.keys():
-            self._spend(min(len(one[name]), len(other[name])))
-            if one[name].isdisjoint(other[name]):
+    def _are_disjoint(self, first: Discriminators, second: Discriminators) -> bool:
+        for name in first.keys() & second.keys():
+            self._spend(min(len(first[name]), len(second[name])))
+            if first[name].isdisjoint(second[name]):
                 return True
         return False
 
@@ -315,8 +317,8 @@ def _allowed_values(part: Any) -> frozenset[str]:
     return frozenset(map(repr, listed)) if isinstance(listed, list) else frozenset()
 
 
-def _type_names(named: Any) -> frozenset[str]:
+def _type_names(value: Any) -> frozenset[str]:
     """Return the type names. Every integer is a number."""
-    names = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    names = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     types = frozenset(name for name in names if isinstance(name, str))
     return types | {"number"} if "integer" in types else types

@@ -202,15 +202,15 @@ class _Body:
 def _bounds(parts: list[Any]) -> tuple[int, int | None]:
     if parts[0] in TIMES:
         return TIMES[parts[0]]
-    least, most = int(parts[0]), int(parts[-1])
-    if not 0 <= least <= most:
-        raise BadGrammar(f"it has an invalid repetition, from {least} to {most}")
-    return least, most
+    minimum, maximum = int(parts[0]), int(parts[-1])
+    if not 0 <= minimum <= maximum:
+        raise BadGrammar(f"it has an invalid repetition, from {minimum} to {maximum}")
+    return minimum, maximum
 
 
-def _parse_literal(written: str) -> Node:
-    body, _, flags = written[1:].rpartition(written[0])
-    if written[0] == "/":
+def _parse_literal(literal: str) -> Node:
+    body, _, flags = literal[1:].rpartition(literal[0])
+    if literal[0] == "/":
         return regex_node(body.replace("\\/", "/"), sum(FLAGS.get(flag, 0) for flag in flags))
     return text(_unescape(body), ignore_case=flags == "i")
 
@@ -314,8 +314,10 @@ def _any(_: Any, flags: int) -> Node:
 
 def _set(items: Any, flags: int) -> Node:
     negated = items[0][0] is sre.NEGATE
-    found = [one for kind, value in items[negated:] for one in _members(kind, value).ranges]
-    members = chars(found)
+    ranges = [
+        char_range for kind, value in items[negated:] for char_range in _members(kind, value).ranges
+    ]
+    members = chars(ranges)
     if flags & sre.SRE_FLAG_IGNORECASE:
         members = in_both_cases(members)
     return other_than(members) if negated else members
@@ -337,8 +339,10 @@ def _group(value: Any, flags: int) -> Node:
 
 
 def _repeat(value: Any, flags: int) -> Node:
-    least, most, inner = value
-    return Repeat(_sequence(inner, flags), least, None if most is sre.MAXREPEAT else int(most))
+    minimum, maximum, inner = value
+    return Repeat(
+        _sequence(inner, flags), minimum, None if maximum is sre.MAXREPEAT else int(maximum)
+    )
 
 
 _MAKERS: dict[Any, Callable[[Any, int], Node]] = {

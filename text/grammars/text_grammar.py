@@ -83,10 +83,10 @@ class TextGrammar:
     def _matches_something(self) -> bool:
         productive: set[str] = set()
         while True:
-            more = {name for name, body in self.rules.items() if _produces(body, productive)}
-            if more == productive:
+            names = {name for name, body in self.rules.items() if _produces(body, productive)}
+            if names == productive:
                 return _produces(self.start, productive)
-            productive = more
+            productive = names
 
 
 def chars(ranges: Iterable[Range]) -> Chars:
@@ -99,44 +99,44 @@ def chars(ranges: Iterable[Range]) -> Chars:
     return Chars(tuple(merged))
 
 
-def other_than(found: Chars) -> Chars:
-    left: list[Range] = [(0, LAST)]
-    for taken in found.ranges:
-        left = list(_without(taken, left))
-    return chars(left)
+def other_than(char_class: Chars) -> Chars:
+    complement: list[Range] = [(0, LAST)]
+    for char_range in char_class.ranges:
+        complement = list(_without(char_range, complement))
+    return chars(complement)
 
 
-def text(written: str, ignore_case: bool = False) -> Node:
-    return Sequence(tuple(char(ord(one), ignore_case) for one in written))
+def text(string: str, ignore_case: bool = False) -> Node:
+    return Sequence(tuple(char(ord(character), ignore_case) for character in string))
 
 
 def char(code: int, ignore_case: bool = False) -> Chars:
-    found = chars([(code, code)])
-    return in_both_cases(found) if ignore_case else found
+    char_class = chars([(code, code)])
+    return in_both_cases(char_class) if ignore_case else char_class
 
 
-def in_both_cases(found: Chars) -> Chars:
+def in_both_cases(char_class: Chars) -> Chars:
     """Add the other case of every single character and of ASCII characters in ranges."""
-    more = list(found.ranges)
-    for low, high in found.ranges:
+    ranges = list(char_class.ranges)
+    for low, high in char_class.ranges:
         if low == high:
-            both = (chr(low).lower(), chr(low).upper())
-            more += [(ord(one), ord(one)) for one in both if len(one) == 1]
+            cases = (chr(low).lower(), chr(low).upper())
+            ranges += [(ord(variant), ord(variant)) for variant in cases if len(variant) == 1]
         for first, last, shift in ((0x41, 0x5A, 32), (0x61, 0x7A, -32)):
             if (start := max(low, first)) <= (end := min(high, last)):
-                more.append((start + shift, end + shift))
-    return chars(more)
+                ranges.append((start + shift, end + shift))
+    return chars(ranges)
 
 
-def _without(taken: Range, ranges: Iterable[Range]) -> Iterable[Range]:
+def _without(hole: Range, ranges: Iterable[Range]) -> Iterable[Range]:
     for low, high in ranges:
-        if high < taken[0] or low > taken[1]:
+        if high < hole[0] or low > hole[1]:
             yield low, high
             continue
-        if low < taken[0]:
-            yield low, taken[0] - 1
-        if high > taken[1]:
-            yield taken[1] + 1, high
+        if low < hole[0]:
+            yield low, hole[0] - 1
+        if high > hole[1]:
+            yield hole[1] + 1, high
 
 
 def _depth(node: Node) -> int:
@@ -185,8 +185,10 @@ class _Writer:
     def _atom(self, node: Node) -> str:
         match node:
             case Chars():
-                found = self.chars(node)
-                return found[0] if len(found) == 1 else f"({' | '.join(found)})"
+                alternatives = self.chars(node)
+                return (
+                    alternatives[0] if len(alternatives) == 1 else f"({' | '.join(alternatives)})"
+                )
             case Rule(name):
                 return _name(name)
             case Repeat(item, least, most):
@@ -195,37 +197,38 @@ class _Writer:
                 return f"({self.node(node)})"
 
 
-def _times(least: int, most: int | None) -> str:
-    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
-    return short or f"{{{least},{'' if most is None else most}}}"
+def _times(minimum: int, maximum: int | None) -> str:
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((minimum, maximum))
+    return short or f"{{{minimum},{'' if maximum is None else maximum}}}"
 
 
-def _plain(found: Chars) -> list[str]:
+def _plain(char_class: Chars) -> list[str]:
     """Write a character class for plain text."""
-    if not found.ranges:
+    if not char_class.ranges:
         return []
     inside = "".join(
-        _code(low) if low == high else f"{_code(low)}-{_code(high)}" for low, high in found.ranges
+        _code(low) if low == high else f"{_code(low)}-{_code(high)}"
+        for low, high in char_class.ranges
     )
     return [f"[{inside}]"]
 
 
-def _in_json(found: Chars) -> list[str]:
+def _in_json(char_class: Chars) -> list[str]:
     """Write a character class for text in a JSON string, where some characters are escaped."""
-    bare: Iterable[Range] = found.ranges
-    for taken in SPECIAL:
-        bare = list(_without(taken, bare))
+    bare: Iterable[Range] = char_class.ranges
+    for special in SPECIAL:
+        bare = list(_without(special, bare))
     escaped = [
         code
         for first, last in SPECIAL
-        for low, high in found.ranges
+        for low, high in char_class.ranges
         for code in range(max(low, first), min(high, last) + 1)
     ]
-    named = "".join(NAMED[chr(code)] for code in escaped if chr(code) in NAMED)
+    letters = "".join(NAMED[chr(code)] for code in escaped if chr(code) in NAMED)
     coded = [code for code in escaped if chr(code) not in NAMED]
     out = _plain(chars(bare))
-    if named:
-        out.append(f'"\\\\" {_plain(chars((ord(one), ord(one)) for one in named))[0]}')
+    if letters:
+        out.append(f'"\\\\" {_plain(chars((ord(letter), ord(letter)) for letter in letters))[0]}')
     for high in sorted({code >> 4 for code in coded}):
         digits = "".join(f"{code & 15:x}" for code in coded if code >> 4 == high)
         out.append(f'"\\\\u00{high}" [{digits}]')
