@@ -103,9 +103,9 @@ class TokenWindow:
         starts, ends = ([begin + pair[side] for pair in offsets] for side in (0, 1))
         return cls(begin, end, encoding.ids, starts, ends)
 
-    def is_fresh(self, at: int) -> bool:
-        """Return True if token ``at`` begins with a character that no earlier token is part of."""
-        return at == 0 or self.starts[at] != self.starts[at - 1]
+    def is_fresh(self, index: int) -> bool:
+        """Return True if token ``index`` begins with a character of no earlier token."""
+        return index == 0 or self.starts[index] != self.starts[index - 1]
 
 
 class TextEncoder:
@@ -141,10 +141,10 @@ class TextEncoder:
             return self.encode(text, False, limits)
         parts = text.split(mark)
         ids = array("I")
-        each = replace(limits, keep=None)
-        for at, part in enumerate(parts, 1):
-            ids.extend(self._encode_part(part, False, each))
-            limits.check(len(ids), exact=at == len(parts))
+        part_limits = replace(limits, keep=None)
+        for number, part in enumerate(parts, 1):
+            ids.extend(self._encode_part(part, False, part_limits))
+            limits.check(len(ids), exact=number == len(parts))
         return truncate_ids(ids.tolist(), limits)
 
     def _check_size(self, text: str, limits: RenderLimits) -> None:
@@ -159,12 +159,12 @@ class TextEncoder:
         """Return the end of the text that can contain the kept tokens."""
         if limits.keep is None or self.token_bytes is None:
             return text
-        enough = limits.keep * self.token_bytes + OVERLAP
-        return text[-enough:] if limits.side == "left" else text[:enough]
+        num_chars = limits.keep * self.token_bytes + OVERLAP
+        return text[-num_chars:] if limits.side == "left" else text[:num_chars]
 
     def _encode_long(self, text: str, add_special_tokens: bool, limits: RenderLimits) -> list[int]:
-        before, after = self._find_special_tokens() if add_special_tokens else ([], [])
-        ids = array("I", before)
+        prefix, suffix = self._find_special_tokens() if add_special_tokens else ([], [])
+        ids = array("I", prefix)
         window = self._encode_window(text, 0)
         while window.end < len(text):
             limits.check(len(ids))
@@ -176,25 +176,25 @@ class TextEncoder:
             ids.extend(window.ids[: seam[0]])
             window = _drop_tokens(following, seam[1])
         ids.extend(window.ids)
-        ids.extend(after)
+        ids.extend(suffix)
         return ids.tolist()
 
     def _encode_window(self, text: str, begin: int) -> TokenWindow:
         """Encode one window, as a batch of one: unlike ``encode``, a batch releases the GIL."""
         end = min(len(text), begin + WINDOW)
-        made = self._tokenizer.encode_batch([text[begin:end]], add_special_tokens=False)
-        return TokenWindow.of(made[0], begin, end)
+        encodings = self._tokenizer.encode_batch([text[begin:end]], add_special_tokens=False)
+        return TokenWindow.of(encodings[0], begin, end)
 
     def _encode_ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        made = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = made[0].ids
+        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encodings[0].ids
         return ids
 
     def _find_special_tokens(self) -> tuple[list[int], list[int]]:
         """Return the special tokens that the tokenizer adds before and after a text."""
-        whole, plain = self._encode_ids("a", True), self._encode_ids("a", False)
-        at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
-        return whole[:at], whole[at + len(plain) :]
+        all_ids, text_ids = self._encode_ids("a", True), self._encode_ids("a", False)
+        start = next(i for i in range(len(all_ids)) if all_ids[i : i + len(text_ids)] == text_ids)
+        return all_ids[:start], all_ids[start + len(text_ids) :]
 
 
 def truncate_ids(ids: list[int], limits: RenderLimits) -> list[int]:
@@ -205,10 +205,10 @@ def truncate_ids(ids: list[int], limits: RenderLimits) -> list[int]:
 
 def _find_boundary(window: TokenWindow, position: int) -> int:
     """Return a token near ``position`` that shares no character with the token before it."""
-    at = max(1, bisect_left(window.starts, position))
-    while at < len(window.ids) - 1 and window.starts[at] < window.ends[at - 1]:
-        at += 1
-    return at
+    index = max(1, bisect_left(window.starts, position))
+    while index < len(window.ids) - 1 and window.starts[index] < window.ends[index - 1]:
+        index += 1
+    return index
 
 
 def _find_seam(window: TokenWindow, following: TokenWindow) -> tuple[int, int] | None:
@@ -216,9 +216,9 @@ def _find_seam(window: TokenWindow, following: TokenWindow) -> tuple[int, int] |
     first = bisect_left(window.starts, following.begin + (window.end - following.begin) // 2)
     for i in range(first, len(window.ids) - AGREED):
         j = bisect_left(following.starts, window.starts[i])
-        same = following.ids[j : j + AGREED] == window.ids[i : i + AGREED]
+        is_same = following.ids[j : j + AGREED] == window.ids[i : i + AGREED]
         starts = following.starts[j : j + AGREED] == window.starts[i : i + AGREED]
-        if same and starts and window.is_fresh(i):
+        if is_same and starts and window.is_fresh(i):
             return i, j
     return None
 

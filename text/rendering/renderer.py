@@ -88,10 +88,10 @@ class ModelFiles:
     def default_sampling(self) -> dict[str, float]:
         """Defaults of generation_config.json, by the field names of ``Sampling``."""
         content = _read_json(self.folder / "generation_config.json")
-        found = {name: content[name] for name in SAMPLING if content.get(name) is not None}
+        defaults = {name: content[name] for name in SAMPLING if content.get(name) is not None}
         if content.get("max_new_tokens") is not None:
-            found["max_tokens"] = content["max_new_tokens"]
-        return found
+            defaults["max_tokens"] = content["max_new_tokens"]
+        return defaults
 
     @property
     def special_tokens(self) -> dict[str, Any]:
@@ -99,10 +99,10 @@ class ModelFiles:
         content = (
             _read_json(self.tokenizer_folder / "special_tokens_map.json") | self._tokenizer_config
         )
-        named = {
+        tokens = {
             key: _read_token(value) for key, value in content.items() if key.endswith("_token")
         }
-        return {key: value for key, value in named.items() if value is not None}
+        return {key: value for key, value in tokens.items() if value is not None}
 
     def chat_template(self, with_tools: bool) -> str | None:
         """Return the model's own template. Some models have a separate one for chats with tools."""
@@ -112,14 +112,14 @@ class ModelFiles:
         return templates.get("default")
 
     def _read_templates(self) -> dict[str, str]:
-        found = _name_templates(self._tokenizer_config.get("chat_template"))
-        found |= _name_templates(
+        templates = _name_templates(self._tokenizer_config.get("chat_template"))
+        templates |= _name_templates(
             _read_json(self.tokenizer_folder / "chat_template.json").get("chat_template")
         )
-        more = self.tokenizer_folder / "additional_chat_templates"
-        found |= {file.stem: _read(file) for file in sorted(more.glob("*.jinja"))}
-        own = self.tokenizer_folder / "chat_template.jinja"
-        return found | ({"default": _read(own)} if own.is_file() else {})
+        folder = self.tokenizer_folder / "additional_chat_templates"
+        templates |= {file.stem: _read(file) for file in sorted(folder.glob("*.jinja"))}
+        path = self.tokenizer_folder / "chat_template.jinja"
+        return templates | ({"default": _read(path)} if path.is_file() else {})
 
     @property
     def tokenizer_info(self) -> dict[str, Any]:
@@ -219,9 +219,9 @@ class TemplateRenderer:
         self._writer = TemplateRunner()
         self._named = files.special_tokens
         self._info = files.tokenizer_info
-        given = None if chat_template is None else read_template(chat_template)
-        self._plain = _compile(given or files.chat_template(with_tools=False))
-        self._with_tools = _compile(given or files.chat_template(with_tools=True))
+        template = None if chat_template is None else read_template(chat_template)
+        self._plain = _compile(template or files.chat_template(with_tools=False))
+        self._with_tools = _compile(template or files.chat_template(with_tools=True))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -250,21 +250,23 @@ class TemplateRenderer:
         template = self._with_tools if tools else self._plain
         if template is None and chat_template is None:
             raise ValueError("the model has no chat template: give one with --chat-template")
-        own = chat_template is None
-        given = MarkedInput(messages, tools, chat_template_kwargs or {})
+        is_default = chat_template is None
+        marked_input = MarkedInput(messages, tools, chat_template_kwargs or {})
         if not self._parse_special:
-            given = self._special.mark(given.messages, given.tools, given.kwargs)
-        writing = TemplateInput(
+            marked_input = self._special.mark(
+                marked_input.messages, marked_input.tools, marked_input.kwargs
+            )
+        template_input = TemplateInput(
             chat_template or (template.source if template else ""),
-            given.messages,
-            given.tools,
+            marked_input.messages,
+            marked_input.tools,
             self._named,
-            given.kwargs,
+            marked_input.kwargs,
             add_generation_prompt,
             continue_final_message,
         )
-        text = self._writer.write(writing, template if own else None, limits)
-        return self._encoder.encode_parts(text, given.mark, limits)
+        text = self._writer.write(template_input, template if is_default else None, limits)
+        return self._encoder.encode_parts(text, marked_input.mark, limits)
 
     def encode(
         self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS

@@ -143,9 +143,9 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
     while job := read_message(sys.stdin.buffer):
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        made = orjson.dumps(run_job(job))
+        answer = orjson.dumps(run_job(job))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        write_message(sys.stdout.buffer, made)
+        write_message(sys.stdout.buffer, answer)
 
 
 if __name__ == "__main__":
@@ -244,14 +244,14 @@ class TemplateRunner:
 
     def _run_once(self, job: bytes, limits: RenderLimits) -> str:
         process = self._take_process()
-        kept = False
+        is_reusable = False
         try:
             kind, text = _run(process, job, limits)
-            kept = len(job) + len(text) < LARGE_BYTES
+            is_reusable = len(job) + len(text) < LARGE_BYTES
         finally:
-            if not kept:
+            if not is_reusable:
                 _kill(process)
-        if kept:
+        if is_reusable:
             with self._lock:
                 self._idle.append(process)
         if kind == "refused":
@@ -293,12 +293,12 @@ def _run(process: subprocess.Popen[bytes], job: bytes, limits: RenderLimits) -> 
     assert process.stdout is not None
     with suppress(BrokenPipeError):
         write_message(process.stdin, job)  # type: ignore[arg-type]
-    until = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     with selectors.DefaultSelector() as ready:
         ready.register(process.stdout, selectors.EVENT_READ)
         while not ready.select(POLL_S):
             limits.check(0)
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise ValueError(TOO_LONG)
     answer = read_message(process.stdout)  # type: ignore[arg-type]
     if answer:

@@ -61,13 +61,13 @@ class SpecialText:
         self, special: Iterable[str], other: Iterable[str] = (), splits: bool = True
     ) -> None:
         special = [token for token in special if len(token) > 1]
-        every = [*special, *(token for token in other if len(token) > 1)]
-        self._longest = max(map(len, every), default=0)
-        self._firsts = {token[0] for token in every}
-        self._in_json = not any(map(ESCAPED.search, every))
+        tokens = [*special, *(token for token in other if len(token) > 1)]
+        self._longest = max(map(len, tokens), default=0)
+        self._firsts = {token[0] for token in tokens}
+        self._in_json = not any(map(ESCAPED.search, tokens))
         """True if JSON writes the tokens without escapes."""
         self._special = _compile(special)
-        self._every = _compile(every)
+        self._every = _compile(tokens)
         self.splits = splits
         """True if parts tokenized separately decode to the original text."""
 
@@ -86,25 +86,29 @@ class SpecialText:
         if self._is_plain((messages, tools, kwargs)):
             return MarkedInput(messages, tools, kwargs)
         mark = secrets.token_hex(8)
-        marked = [self._mark_message(message, mark) for message in messages]
-        described = self._mark(tools, self._special, mark)
-        given = self._mark(kwargs, self._special, mark)
-        if all(map(_is, marked, messages)) and described is tools and given is kwargs:
+        marked_messages = [self._mark_message(message, mark) for message in messages]
+        marked_tools = self._mark(tools, self._special, mark)
+        marked_kwargs = self._mark(kwargs, self._special, mark)
+        if (
+            all(map(_is, marked_messages, messages))
+            and marked_tools is tools
+            and marked_kwargs is kwargs
+        ):
             return MarkedInput(messages, tools, kwargs)
         if not self.splits:
             raise SpecialTextRefused
-        return MarkedInput(marked, described, given, mark)
+        return MarkedInput(marked_messages, marked_tools, marked_kwargs, mark)
 
     def count(self, text: str) -> int:
         """Return an upper bound for the number of added tokens in ``text``."""
         return self._count(text, self._every)
 
-    def _is_plain(self, given: Any) -> bool:
-        """Return True if no text in ``given`` can contain a special token's text."""
+    def _is_plain(self, value: Any) -> bool:
+        """Return True if no text in ``value`` can contain a special token's text."""
         if not self._in_json:
             return False
         try:
-            text = orjson.dumps(given).decode()
+            text = orjson.dumps(value).decode()
         except TypeError:
             return False
         if any(hiding in text for hiding in HIDING):
@@ -136,13 +140,13 @@ class SpecialText:
         """Mark a mapping. Arguments of a call are parsed first, because JSON may escape a text."""
         out = {}
         for key, inner in value.items():
-            given = inner
+            content = inner
             if key == "arguments" and isinstance(inner, str):
-                given = parse_arguments(inner)
-            marked = self._mark(given, pattern, mark)
-            out[self._mark(key, pattern, mark)] = inner if marked is given else marked
-        same = all(map(_is, out, value)) and all(map(_is, out.values(), value.values()))
-        return value if same else out
+                content = parse_arguments(inner)
+            marked = self._mark(content, pattern, mark)
+            out[self._mark(key, pattern, mark)] = inner if marked is content else marked
+        is_same = all(map(_is, out, value)) and all(map(_is, out.values(), value.values()))
+        return value if is_same else out
 
     def _part(
         self, parts: Sequence[Any], pattern: re.Pattern[str] | None, mark: str
@@ -160,11 +164,11 @@ class SpecialText:
 
     def _mark_text(self, text: str, pattern: re.Pattern[str] | None, mark: str) -> str:
         """Insert a mark after the first character of every occurrence, even overlapping ones."""
-        parts, at = [], 0
+        parts, position = [], 0
         for start in _find(text, pattern, self._longest):
-            parts.append(text[at : start + 1])
-            at = start + 1
-        return mark.join((*parts, text[at:])) if parts else text
+            parts.append(text[position : start + 1])
+            position = start + 1
+        return mark.join((*parts, text[position:])) if parts else text
 
 
 def _find(text: str, pattern: re.Pattern[str] | None, longest: int) -> Iterator[int]:
@@ -173,13 +177,13 @@ def _find(text: str, pattern: re.Pattern[str] | None, longest: int) -> Iterator[
         return
     for begin in range(0, len(text), WINDOW):
         end = begin + WINDOW
-        for found in pattern.finditer(text, begin, end + longest):
-            if found.start() < end:
-                yield found.start()
+        for match in pattern.finditer(text, begin, end + longest):
+            if match.start() < end:
+                yield match.start()
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def _is(first: object, second: object) -> bool:
+    return first is second
 
 
 def _compile(tokens: Sequence[str]) -> re.Pattern[str] | None:
@@ -190,14 +194,14 @@ def _compile(tokens: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile(f"(?=[{first}])(?={_write_trie(sorted(set(tokens)), 0)})", re.DOTALL)
 
 
-def _write_trie(tokens: Sequence[str], at: int) -> str:
-    """Write a pattern for sorted tokens that share their first ``at`` characters."""
-    if len(tokens[0]) == at:
+def _write_trie(tokens: Sequence[str], depth: int) -> str:
+    """Write a pattern for sorted tokens that share their first ``depth`` characters."""
+    if len(tokens[0]) == depth:
         return ""  # longer tokens with this prefix need no branch of their own
     branches: dict[str, list[str]] = {}
     for token in tokens:
-        branches.setdefault(token[at], []).append(token)
-    parts = [re.escape(char) + _write_trie(some, at + 1) for char, some in branches.items()]
+        branches.setdefault(token[depth], []).append(token)
+    parts = [re.escape(char) + _write_trie(group, depth + 1) for char, group in branches.items()]
     return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
 
 

@@ -67,9 +67,9 @@ def merge_refused(
     has_head = messages[0]["role"] in INSTRUCTIONS
     head = messages[0] if has_head else {"role": "system", "content": ""}
     texts = [_join_text(message.get("content") or "") for message in (head, *merged)]
-    gone = set(map(id, merged))
-    rest = [m for m in messages[has_head:] if id(m) not in gone]
-    return [{**head, "content": "\n\n".join(text for text in texts if text)}, *rest]
+    merged_ids = set(map(id, merged))
+    other_messages = [m for m in messages[has_head:] if id(m) not in merged_ids]
+    return [{**head, "content": "\n\n".join(text for text in texts if text)}, *other_messages]
 
 
 def _convert_to_system(message: TemplateMessage) -> TemplateMessage:
@@ -148,14 +148,14 @@ def _convert_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def parse_arguments(given: Any) -> dict[str, Any]:
+def parse_arguments(arguments: Any) -> dict[str, Any]:
     """Parse arguments that a model wrote. Anything but a JSON object becomes an empty object."""
-    if isinstance(given, str):
+    if isinstance(arguments, str):
         try:
-            given = json.loads(given)
+            arguments = json.loads(arguments)
         except json.JSONDecodeError:
             return {}
-    return given if isinstance(given, dict) else {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 RESERVED = frozenset((
@@ -177,12 +177,12 @@ CODED = frozenset((
 """Variables of models whose prompts are built in code, so that no template names them."""
 
 
-def filter_variables(given: Mapping[str, Any] | None, read: Iterable[str]) -> dict[str, Any]:
-    """Return the variables of ``given`` that the template reads and that a request may set."""
-    if not given:
+def filter_variables(variables: Mapping[str, Any] | None, names: Iterable[str]) -> dict[str, Any]:
+    """Return the variables that a request may set, among ``names``, which the template reads."""
+    if not variables:
         return {}
-    names = frozenset(read) - RESERVED - GLOBALS
-    return {name: value for name, value in given.items() if name in names}
+    readable = frozenset(names) - RESERVED - GLOBALS
+    return {name: value for name, value in variables.items() if name in readable}
 
 
 class GenerationTag(Extension):
@@ -227,12 +227,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         check_product(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Context, called: Any, /, *given: Any, **named: Any) -> Any:
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         if type(called) is not Macro:
-            return super().call(context, called, *given, **named)
-        named.pop("_block_vars", None)
-        named.pop("_loop_vars", None)
-        return called(context.eval_ctx, *given, **named)
+            return super().call(context, called, *args, **kwargs)
+        kwargs.pop("_block_vars", None)
+        kwargs.pop("_loop_vars", None)
+        return called(context.eval_ctx, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is not dict or attribute in DICT_ATTRIBUTES:
@@ -281,31 +281,31 @@ class ChatTemplate:
         return dict(self._template.globals)
 
     def arrange(
-        self, messages: Sequence[Mapping[str, Any]], named: Mapping[str, Any]
+        self, messages: Sequence[Mapping[str, Any]], tokens: Mapping[str, Any]
     ) -> list[Mapping[str, Any]]:
         """Return the messages in an order that the template takes.
 
-        ``named`` are the tokens that templates know by name. Raises ValueError for a role that
+        ``tokens`` are those that templates know by name. Raises ValueError for a role that
         neither APIs nor the template have.
         """
         for message in messages:
             role = message["role"]
             if role not in ROLES and not any(f"{q}{role}{q}" in self.source for q in "'\""):
                 raise ValueError(f"the chat template does not have the role {role!r}")
-        return merge_refused(messages, self.find_accepted(named))
+        return merge_refused(messages, self.find_accepted(tokens))
 
-    def find_accepted(self, named: Mapping[str, Any]) -> frozenset[str]:
+    def find_accepted(self, tokens: Mapping[str, Any]) -> frozenset[str]:
         """Return the roles of instructions that the template shows after the first message.
 
         Some templates raise at such a message, others leave it out.
         """
         if self._accepted is None:
-            probed = INSTRUCTIONS if self.knows_developer else ("system",)
-            refused = {role for role in probed if not self._shows_later(role, named)}
-            self._accepted = frozenset(INSTRUCTIONS) - refused
+            probed_roles = INSTRUCTIONS if self.knows_developer else ("system",)
+            refused_roles = {role for role in probed_roles if not self._shows_later(role, tokens)}
+            self._accepted = frozenset(INSTRUCTIONS) - refused_roles
         return self._accepted
 
-    def _shows_later(self, role: str, named: Mapping[str, Any]) -> bool:
+    def _shows_later(self, role: str, tokens: Mapping[str, Any]) -> bool:
         """Render as agents do: with new instructions between a question and its answer."""
         roles = ("system", "user", role, "assistant", "user")
         texts = ["x"] * len(roles)
@@ -313,7 +313,7 @@ class ChatTemplate:
         talk = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
         messages = convert_messages(talk, in_parts=self.content_in_parts)
         try:
-            return PROBE in self.render(messages, None, named, add_generation_prompt=True)
+            return PROBE in self.render(messages, None, tokens, add_generation_prompt=True)
         except ValueError:
             return False
 
@@ -325,7 +325,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
     ) -> str:
-        named = {
+        namespace = {
             **self._globals,
             "documents": None,
             **variables,
@@ -334,7 +334,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            context = self._template.new_context(named, shared=True)
+            context = self._template.new_context(namespace, shared=True)
             return "".join(self._template.root_render_func(context))
         except REFUSALS as error:
             raise ValueError(str(error)) from error
@@ -348,11 +348,11 @@ class ChatTemplate:
         """Render up to the end of the last message's content, which the model is to continue."""
         marked = [*messages[:-1], _mark_end(messages[-1])]
         text = self.render(marked, tools, variables, add_generation_prompt=False)
-        at = text.rfind(TAG.strip())
-        if at < 0:
+        position = text.rfind(TAG.strip())
+        if position < 0:
             raise ValueError("the template leaves out the final message, so it cannot be continued")
-        kept = text[at : at + len(TAG)] == TAG
-        return text[:at] if kept else text[:at].rstrip()
+        keeps_spaces = text[position : position + len(TAG)] == TAG
+        return text[:position] if keeps_spaces else text[:position].rstrip()
 
 
 def _find_variables(tree: nodes.Template, suspect: bool) -> frozenset[str]:
@@ -417,9 +417,9 @@ def _find_content_parameters(macro: nodes.Macro, tree: nodes.Template) -> set[st
     names: set[str] = set()
     for call in tree.find_all(nodes.Call):
         if _is_named(call.node, {macro.name}):
-            placed = zip(macro.args, call.args, strict=False)
-            names |= {parameter.name for parameter, given in placed if _is_content(given)}
-            names |= {given.key for given in call.kwargs if _is_content(given.value)}
+            pairs = zip(macro.args, call.args, strict=False)
+            names |= {parameter.name for parameter, argument in pairs if _is_content(argument)}
+            names |= {argument.key for argument in call.kwargs if _is_content(argument.value)}
     return names
 
 
@@ -443,7 +443,7 @@ def _mark_end(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + TAG}
-    texts = [at for at, part in enumerate(content or ()) if "text" in part]
+    texts = [index for index, part in enumerate(content or ()) if "text" in part]
     if not texts:
         raise ValueError("the final message has no text to continue")
     parts = [dict(part) for part in content or ()]

@@ -48,15 +48,15 @@ class RenderWatchdog:
 
     def run(self, render: Callable[[], Result], limit_s: float) -> Result:
         """Run ``render``. Raises RenderTooSlow if it takes longer than ``limit_s``."""
-        mine = _Watched(limit_s)
-        self._watched.add(mine)
+        entry = _Watched(limit_s)
+        self._watched.add(entry)
         if not self._busy.is_set():
             self._wake()
         try:
             return render()
         finally:
-            self._watched.discard(mine)
-            if mine.is_interrupted:
+            self._watched.discard(entry)
+            if entry.is_interrupted:
                 self._take_interrupt()
 
     def _take_interrupt(self) -> None:
