@@ -37,9 +37,9 @@ from eaglegate.text.parsing.vocabulary import Vocabulary
 
 def read_message(context: ParsingContext) -> Routine:
     """Read an answer to its end."""
-    whole = context.tools.channels or context.reasoning.channels or _read_parts
+    read = context.tools.channels or context.reasoning.channels or _read_parts
     try:
-        yield from whole(context)
+        yield from read(context)
     except Ended as ended:
         _finish(context, ended.by_model)
 
@@ -68,15 +68,15 @@ def _read_reasoning(context: ParsingContext, labelled: bool = False) -> Routine:
     out.reasoning.label = reasoning.label if labelled else ""
     calls = _token_openers(context) if reasoning.forgets_end else ()
     delimiters = context.lexicon.delimiters(*reasoning.starts, *reasoning.ends, *calls)
-    begun = False
+    has_begun = False
     while (marker := (yield Until(delimiters, thinking.write))) not in reasoning.ends:
         if marker in calls:
             marker = yield from read_unclosed(marker, _read_meant(marker, context), context)
             if marker:
                 break
-        elif begun or out.reasoning.written:
+        elif has_begun or out.reasoning.written:
             thinking.write(marker)
-        begun = True
+        has_begun = True
     if reasoning.inline:
         thinking.write(marker)
     out.framed |= reasoning.answer is not None and marker == reasoning.answer[0]
@@ -113,8 +113,8 @@ def read_content(context: ParsingContext, *ends: str) -> Generator[Want, str, st
     if marker not in delimiters.markers and marker not in tools.leads:
         marker = yield Until(delimiters, out.content.write, stray=None if ends else context.stray)
     while is_fenced(marker, context):
-        meant = _read_meant_content(marker, context)
-        marker = yield from read_fenced(marker, delimiters, context, meant)
+        routine = _read_meant_content(marker, context)
+        marker = yield from read_fenced(marker, delimiters, context, routine)
     if marker in frame:
         marker = yield from _read_frame(marker, delimiters, context)
     if marker in tools.openers or marker in tools.leads:

@@ -37,23 +37,23 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
     Text that fits no allowed type becomes a string: nothing is lost, and the outcome shows it. Only
     ``null`` stays null, because models write it for a parameter that they leave out.
     """
-    written = text.strip()
-    word = _WORDS.get(written.lower(), "")
+    literal = text.strip()
+    word = _WORDS.get(literal.lower(), "")
     if word == "null" and ("null" in allowed or "string" not in allowed):
         return word
     if word in ("true", "false") and "boolean" in allowed:
         return word
-    if allowed & {"integer", "number"} and (number := _number(written, "number" in allowed)):
+    if allowed & {"integer", "number"} and (number := _number(literal, "number" in allowed)):
         return number
-    if written[:1] in ("{", "[") and allowed & {"object", "array"}:
-        return _container(written) or encode_basestring(text)
+    if literal[:1] in ("{", "[") and allowed & {"object", "array"}:
+        return _container(literal) or encode_basestring(text)
     return encode_basestring(text)
 
 
-def repeats_member(written: str) -> bool:
+def repeats_member(json_text: str) -> bool:
     """Return True if a JSON object has a member twice, with two values."""
     try:
-        pairs = json.loads(written, object_pairs_hook=list)
+        pairs = json.loads(json_text, object_pairs_hook=list)
     except (ValueError, RecursionError):
         return False
     values: dict[str, Any] = {}
@@ -62,42 +62,38 @@ def repeats_member(written: str) -> bool:
 
 def unquote_value(text: str, allowed: frozenset[str]) -> str | None:
     """Return a quoted value as JSON of its type; None if the quotes may be meant."""
-    written = text.strip()
-    if "string" in allowed or len(written) < 2 or written[0] != '"' or written[-1] != '"':
+    literal = text.strip()
+    if "string" in allowed or len(literal) < 2 or literal[0] != '"' or literal[-1] != '"':
         return None
     try:
-        said = json.loads(written)
+        value = json.loads(literal)
     except (ValueError, RecursionError):
         return None
-    found = as_json(said, allowed) if isinstance(said, str) else '"'
-    return None if found.startswith('"') else found
+    json_value = as_json(value, allowed) if isinstance(value, str) else '"'
+    return None if json_value.startswith('"') else json_value
 
 
-def _number(written: str, fractions: bool) -> str:
+def _number(text: str, fractions: bool) -> str:
     """Return a number as written if that is JSON, else as Python reads it; "" for other text."""
     try:
-        value = float(written)
+        value = float(text)
     except ValueError:
         return ""
-    if not math.isfinite(value) or "_" in written or not (fractions or value.is_integer()):
+    if not math.isfinite(value) or "_" in text or not (fractions or value.is_integer()):
         return ""
-    return (
-        written
-        if _NUMBER.match(written)
-        else json.dumps(int(value) if value.is_integer() else value)
-    )
+    return text if _NUMBER.match(text) else json.dumps(int(value) if value.is_integer() else value)
 
 
-def _container(written: str) -> str:
+def _container(text: str) -> str:
     """Return an object or array as written, or as JSON if it is a Python literal; else ""."""
     try:
-        read_json(written)
-        return written
+        read_json(text)
+        return text
     except (ValueError, RecursionError):
         pass
     try:
-        value = ast.literal_eval(written)
-        if _joins_strings(written):
+        value = ast.literal_eval(text)
+        if _joins_strings(text):
             return ""
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -108,10 +104,10 @@ _ELEMENT = re.compile(r"<(?P<key>[\w.-]{1,64})>\n?(?P<value>.*?)\n?</(?P=key)>",
 """Parameter that a model has written as an element with the parameter's name."""
 
 
-def _joins_strings(written: str) -> bool:
+def _joins_strings(text: str) -> bool:
     """Return True if two strings are adjacent. Python joins them, but a comma is missing."""
     try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(written).readline))
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     except (tokenize.TokenError, SyntaxError):
         return False
     kinds = [token.type for token in tokens if token.type != tokenize.NL]
@@ -175,8 +171,8 @@ class ArgumentsWriter:
 
     def wraps(self, key: str) -> bool:
         """Return True if this parameter, which the tool does not have, may hold all arguments."""
-        known = self._tool is not None and bool(self.properties)
-        return known and not self.given and key in WRAPPERS and key not in self.properties
+        has_parameters = self._tool is not None and bool(self.properties)
+        return has_parameters and not self.given and key in WRAPPERS and key not in self.properties
 
     def write(self, text: str) -> None:
         """Write a piece of the parameter's text."""
@@ -192,8 +188,8 @@ class ArgumentsWriter:
 
     def unwrap(self, key: str, text: str) -> None:
         """Write the object in the wrapper ``key`` as the arguments, or else write a parameter."""
-        written = _container(text.strip())
-        inner = parse_object(written)
+        object_text = _container(text.strip())
+        inner = parse_object(object_text)
         if inner is None or not self._calls.repairing:
             self.key(key)
             self._calls.write(as_json(text, STRING if inner is None else frozenset({"object"})))
@@ -201,7 +197,7 @@ class ArgumentsWriter:
         self._calls.repair(Repair.WRAPPER)
         self._calls.keep_raw(text)
         if inner:
-            self._calls.write(written[:-1].rstrip())
+            self._calls.write(object_text[:-1].rstrip())
             self.given.update(inner)
 
     def verbatim(self, text: str) -> None:
@@ -233,12 +229,12 @@ class ArgumentsWriter:
 
     def _read_elements(self, text: str) -> bool:
         """Write elements named like parameters. Return False if the text is anything else."""
-        found = list(_ELEMENT.finditer(text))
-        keys = {element["key"] for element in found}
-        is_whole = not _ELEMENT.sub("", text).strip() and len(keys) == len(found)
-        if not found or not is_whole or not keys <= self.properties.keys():
+        elements = list(_ELEMENT.finditer(text))
+        keys = {element["key"] for element in elements}
+        is_whole = not _ELEMENT.sub("", text).strip() and len(keys) == len(elements)
+        if not elements or not is_whole or not keys <= self.properties.keys():
             return False
-        for element in found:
+        for element in elements:
             self.begin(element["key"])
             self.write(element["value"])
             self.end()

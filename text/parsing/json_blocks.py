@@ -104,8 +104,10 @@ class JsonBlock:
 
     def _find_ends(self, context: ParsingContext) -> Mapping[str, Follow | None]:
         """Return the markers that may end an unclosed string, with the text that must follow."""
-        again = context.follow(OBJECT, *self.openers)
-        return dict.fromkeys(self.openers, OBJECT) | ({self.closer: again} if self.closer else {})
+        next_call = context.follow(OBJECT, *self.openers)
+        return dict.fromkeys(self.openers, OBJECT) | (
+            {self.closer: next_call} if self.closer else {}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class Sections:
 
     def _section(self, opener: str, context: ParsingContext) -> Routine:
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
-        between = context.lexicon.delimiters(
+        delimiters = context.lexicon.delimiters(
             self.call, self.separator, *self.section_ends, *self.inside
         )
         begins = _NAMED if opener == self.call else context.follow(None, self.call, *self.inside)
@@ -157,7 +159,7 @@ class Sections:
             elif opener == self.call:
                 return
             else:
-                marker = yield from self._between(between, stray, context)
+                marker = yield from self._between(delimiters, stray, context)
 
     def _between(
         self, delimiters: Delimiters, stray: Framed, context: ParsingContext
@@ -170,8 +172,8 @@ class Sections:
             stray.write("".join(parts))
             raise
         text, header = "".join(parts), ""
-        if marker == self.separator and (found := _LAST_WORD.search(text)):
-            text, header = text[: found.start()], found[0]
+        if marker == self.separator and (match := _LAST_WORD.search(text)):
+            text, header = text[: match.start()], match[0]
         if text:
             stray.write(text)
         if not header or not self.begin(context.calls, header.strip()):
@@ -197,12 +199,12 @@ class Sections:
         marker = yield from last_name(
             delimiters, header, lambda name: self.begin(context.calls, name)
         )
-        written, inline = "".join(header), ""
+        text, inline = "".join(header), ""
         if marker != self.separator:  # some models omit the separator
-            written, brace, inline = written.partition("{")
+            text, brace, inline = text.partition("{")
             inline = brace + inline
-        if not self.begin(context.calls, written.strip()):
-            if written.strip():
+        if not self.begin(context.calls, text.strip()):
+            if text.strip():
                 context.calls.doubt()
             return marker
         if marker == self.separator:
@@ -224,9 +226,9 @@ class Sections:
         marker = yield JsonValue(delimiters, write, not fenced, self._quotes(context))
         if marker in self.ends:
             return marker
-        behind: list[str] = []
-        marker = yield Until(delimiters, behind.append)
-        if "".join(behind).strip("` \t\r\n"):
+        tail: list[str] = []
+        marker = yield Until(delimiters, tail.append)
+        if "".join(tail).strip("` \t\r\n"):
             context.calls.spoil()
         return marker
 

@@ -74,57 +74,59 @@ class JsonCalls:
 
         A superfluous brace after an object is dropped.
         """
-        skipped: list[str] = []
+        skipped_parts: list[str] = []
         try:
-            return (yield from self._read(skipped))
+            return (yield from self._read(skipped_parts))
         except Ended:
             if self.unmark and not self.is_shown:
-                self.unmark("".join(skipped))
+                self.unmark("".join(skipped_parts))
             raise
 
-    def _read(self, skipped: list[str]) -> Subroutine:
-        """Read objects. Text before a call is certain is collected in ``skipped``."""
-        found = self.is_shown
+    def _read(self, skipped_parts: list[str]) -> Subroutine:
+        """Read objects. Text before a call is certain is collected in ``skipped_parts``."""
+        has_call = self.is_shown
         while True:
-            left = "`<" if self.tags and not found else "`"
-            char = yield Next(self.delimiters, skipped.append, keep=left, markup=True)
-            if char == "<" and self.tags and not found:
+            keep = "`<" if self.tags and not has_call else "`"
+            char = yield Next(self.delimiters, skipped_parts.append, keep=keep, markup=True)
+            if char == "<" and self.tags and not has_call:
                 if marker := (yield from self.tags()):
                     return marker
-                char = yield Next(self.delimiters, skipped.append)
+                char = yield Next(self.delimiters, skipped_parts.append)
             if char == "`":
-                inside = self.certain and (self.closed or not found)
+                inside = self.certain and (self.closed or not has_call)
                 if inside and (yield skip_fence(self.delimiters)) == Skipping.YES:
                     continue
-                char = yield Next(self.delimiters, skipped.append)
+                char = yield Next(self.delimiters, skipped_parts.append)
             if char == "{":
-                char = yield from self.object(skipped.append)
-                found = self.is_shown = True
-                skipped.clear()
-            elif char not in self.delimiters.markers and char not in ("[,;]}" if found else "[,;]"):
+                char = yield from self.object(skipped_parts.append)
+                has_call = self.is_shown = True
+                skipped_parts.clear()
+            elif char not in self.delimiters.markers and char not in (
+                "[,;]}" if has_call else "[,;]"
+            ):
                 self.is_shown = True
-                if found and char in _BROKEN:
+                if has_call and char in _BROKEN:
                     self.calls.doubt()
-                self.lost("".join(skipped))
+                self.lost("".join(skipped_parts))
                 char = (yield Until(self.delimiters, self.lost)) if self.closed else NO_CALL
             if char in self.delimiters.markers:
                 return char
             if char == NO_CALL or (char == "]" and not self.closed):
                 return DONE
 
-    def object(self, unread: TextSink = ignore) -> Subroutine:
+    def object(self, sink: TextSink = ignore) -> Subroutine:
         """Read one object from after its brace.
 
-        Returns DONE or NO_CALL at its end, or the marker that ended it early. ``unread`` gets its
+        Returns DONE or NO_CALL at its end, or the marker that ended it early. ``sink`` gets its
         text if the output ends before a call is certain.
         """
-        one = _Object(self)
+        call_object = _Object(self)
         try:
-            end = yield from one.members()
+            end = yield from call_object.members()
         except Ended:
-            one.truncate(unread)
+            call_object.truncate(sink)
             raise
-        return one.finish(end)
+        return call_object.finish(end)
 
 
 def skip_fence(delimiters: Delimiters) -> Skipping:
@@ -182,10 +184,10 @@ class _Object:
             self._form.lost("".join(self._raw))
         return end if self._form.certain else NO_CALL
 
-    def truncate(self, unread: TextSink) -> None:
+    def truncate(self, sink: TextSink) -> None:
         """End the object with the output. Only a finished name makes a call."""
         if not self._form.is_shown:
-            unread("".join(self._raw)[1:])
+            sink("".join(self._raw)[1:])
         if self._spoiled:
             self._calls.spoil()
         if self._may_begin:
@@ -196,15 +198,17 @@ class _Object:
     def _gather(self) -> None:
         """Use the other members as the arguments of a call that has none."""
         tool = self._calls.find(self._name)
-        known = tool.properties if tool else {}
-        found = {k: v for k, v in self._members.items() if k not in self._form.others or k in known}
-        if not self._name or not found:
+        parameters = tool.properties if tool else {}
+        arguments = {
+            k: v for k, v in self._members.items() if k not in self._form.others or k in parameters
+        }
+        if not self._name or not arguments:
             return
         if not self._calls.repairing:
             self._spoiled = True
             return
         self._argued = self._moved = True
-        members = (f"{encode_basestring(key)}: {value}" for key, value in found.items())
+        members = (f"{encode_basestring(key)}: {value}" for key, value in arguments.items())
         if not self._begun:
             self._begin()
         self._calls.keep_raw("".join(self._raw))
@@ -263,9 +267,9 @@ class _Object:
         self._spoiled |= is_late and key != "id"
         value: list[str] = []
         end = yield self._form.value(self._both(value))
-        written = "".join(value).strip()
-        self._spoiled |= is_late and not _CALL_ID.fullmatch(written)
-        self._members.setdefault(key, written)
+        text = "".join(value).strip()
+        self._spoiled |= is_late and not _CALL_ID.fullmatch(text)
+        self._members.setdefault(key, text)
         return end
 
     def _wraps(self, key: str, char: str) -> bool:
@@ -278,10 +282,10 @@ class _Object:
         return tool is not None and key in tool.properties
 
     def _read_name(self) -> Subroutine:
-        written: list[str] = []
-        end = yield self._form.value(self._both(written))
+        parts: list[str] = []
+        end = yield self._form.value(self._both(parts))
         if end == DONE:
-            self._name = _text("".join(written))
+            self._name = _text("".join(parts))
             if self._may_begin:
                 self._begin()
         return end
@@ -291,16 +295,16 @@ class _Object:
         if char == "{":
             yield Next(self._delimiters, self._raw.append)
             return (yield from self.members())
-        written: list[str] = []
-        end = yield self._form.value(self._both(written))
-        name = _text("".join(written))
+        parts: list[str] = []
+        end = yield self._form.value(self._both(parts))
+        name = _text("".join(parts))
         if end == DONE and self._form.certain and self._calls.find(name):
             self._name = name
             if self._may_begin:
                 self._begin()
         elif not self._form.certain:
             return (yield from self._give_up(""))
-        self._members.setdefault(key, "".join(written).strip())
+        self._members.setdefault(key, "".join(parts).strip())
         return end
 
     def _read_arguments(self, char: str = "") -> Subroutine:
@@ -318,15 +322,15 @@ class _Object:
 
     def _read_null(self) -> Subroutine:
         """Read arguments that begin like ``null``, which means no arguments."""
-        written: list[str] = []
+        parts: list[str] = []
         try:
-            end = yield self._form.value(self._both(written))
+            end = yield self._form.value(self._both(parts))
         except Ended:
-            self._early = written
+            self._early = parts
             if self._begun:
                 self._write_early()
             raise
-        text = "".join(written)
+        text = "".join(parts)
         self._is_null = text.strip() == "null"
         self._early = [] if self._is_null else [text]
         if self._may_begin:
@@ -363,7 +367,7 @@ _CALL_ID = re.compile(r'"[a-zA-Z0-9]{9}"')
 def _text(string: str) -> str:
     """Return the text of a JSON string, or "" if it is not one."""
     try:
-        said = json.loads(string)
+        value = json.loads(string)
     except ValueError:
         return ""
-    return said if isinstance(said, str) else ""
+    return value if isinstance(value, str) else ""

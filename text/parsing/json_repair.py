@@ -83,16 +83,16 @@ class JsonRepair:
 
     def _without_commas(self, text: str) -> str:
         out: list[str] = []
-        at = 0
-        while at < len(text):
-            piece, at = (self._string if self._in_string else self._structure)(text, at)
+        position = 0
+        while position < len(text):
+            piece, position = (self._string if self._in_string else self._structure)(text, position)
             out.append(piece)
         return "".join(out)
 
-    def _string(self, text: str, at: int) -> tuple[str, int]:
-        found = _STRING.match(text, at)
-        assert found is not None  # the pattern matches the empty string
-        body, end = found[0], found.end()
+    def _string(self, text: str, position: int) -> tuple[str, int]:
+        match = _STRING.match(text, position)
+        assert match is not None  # the pattern matches the empty string
+        body, end = match[0], match.end()
         if not _is_plain(body):
             body = _ESCAPE.sub(self._escape, body)
         if end == len(text):
@@ -103,30 +103,30 @@ class JsonRepair:
             return body, len(text)
         return f'{body}"', end + 1
 
-    def _escape(self, found: re.Match[str]) -> str:
+    def _escape(self, match: re.Match[str]) -> str:
         """Return a valid escape unchanged, and anything else as JSON writes it."""
-        escape, char, control = found.groups()
+        escape, char, control = match.groups()
         if escape:
-            return found[0]
+            return match[0]
         if control or char < " ":
             self._repair(Repair.CONTROL_CHARACTER)
             return encode_basestring(control or char)[1:-1]
         self._repair(Repair.INVALID_ESCAPE)
         return char if char == "'" else f"\\\\{char}"
 
-    def _structure(self, text: str, at: int) -> tuple[str, int]:
-        found = _OUTSIDE.search(text, at)
-        if found is None:
-            return text[at:], len(text)
-        before, end = text[at : found.start()], found.end()
-        if found[0] == '"':
+    def _structure(self, text: str, position: int) -> tuple[str, int]:
+        match = _OUTSIDE.search(text, position)
+        if match is None:
+            return text[position:], len(text)
+        prefix, end = text[position : match.start()], match.end()
+        if match[0] == '"':
             self._in_string = True
-            return f'{before}"', end
+            return f'{prefix}"', end
         if end == len(text):
-            self._held = found[0]
-            return before, end
+            self._held = match[0]
+            return prefix, end
         self._repair(Repair.TRAILING_COMMA)
-        return before + found[0][1:], end
+        return prefix + match[0][1:], end
 
 
 @lru_cache(maxsize=1 << 14)
@@ -153,8 +153,8 @@ def find_missing(text: str) -> str:
     An object or list that ends right after its opening bracket also lacks its members.
     """
     closers: list[str] = []
-    for found in _BRACKET.finditer(text):
-        bracket = found[0]
+    for match in _BRACKET.finditer(text):
+        bracket = match[0]
         if bracket in _CLOSES:
             closers.append(_CLOSES[bracket])
         elif bracket in ("}", "]") and (not closers or closers.pop() != bracket):

@@ -36,56 +36,56 @@ class JsonScan:
         scan._started, scan._depth, scan.in_string = True, DEEP, in_string
         return scan
 
-    def feed(self, text: str, at: int = 0, end: int | None = None) -> int:
-        """Follow ``text[at:end]``. Return the index just past the value, or ``end``."""
+    def feed(self, text: str, start: int = 0, end: int | None = None) -> int:
+        """Follow ``text[start:end]``. Return the index just past the value, or ``end``."""
         end = len(text) if end is None else end
-        if self._depth and not self._escaped and end - at <= SHORT:
-            depth, closing, in_string, escaped, broken = follow(text[at:end], self.in_string)
+        if self._depth and not self._escaped and end - start <= SHORT:
+            depth, closing, in_string, escaped, broken = follow(text[start:end], self.in_string)
             if self._depth > closing:
                 self._depth += depth
                 self.in_string, self._escaped = in_string, escaped
                 self.broken = self.broken or broken
                 return end
-        return self._follow(text, at, end)
+        return self._follow(text, start, end)
 
-    def _follow(self, text: str, at: int, end: int) -> int:
-        while at < end and not self.done:
+    def _follow(self, text: str, position: int, end: int) -> int:
+        while position < end and not self.done:
             if self.in_string:
-                at = self._string(text, at, end)
+                position = self._string(text, position, end)
             elif self._depth:
-                at = self._scan_nested(text, at, end)
+                position = self._scan_nested(text, position, end)
             else:
-                at = self._top(text, at, end)
-        return at
+                position = self._top(text, position, end)
+        return position
 
     def is_quoted(self, text: str) -> bool:
         """Return True if all of ``text`` is inside the open string."""
         open_string = self.in_string and not self._escaped and not self.broken
         return open_string and '"' not in text and "\\" not in text and "\n" not in text
 
-    def _string(self, text: str, at: int, end: int) -> int:
+    def _string(self, text: str, position: int, end: int) -> int:
         if self._escaped:
             self._escaped = False
-            return at + 1
-        found = _STRING_BODY.match(text, at, end)
-        assert found is not None  # the pattern matches the empty string
-        at = found.end()
-        if at == end:
-            return at
-        if text[at] == "\\":
+            return position + 1
+        match = _STRING_BODY.match(text, position, end)
+        assert match is not None  # the pattern matches the empty string
+        position = match.end()
+        if position == end:
+            return position
+        if text[position] == "\\":
             self._escaped = True
-        elif text[at] == "\n":
+        elif text[position] == "\n":
             self.broken = True
         else:
             self.in_string = False
             self.done = not self._depth
-        return at + 1
+        return position + 1
 
-    def _scan_nested(self, text: str, at: int, end: int) -> int:
-        found = _STRUCTURE.search(text, at, end)
-        if found is None:
+    def _scan_nested(self, text: str, position: int, end: int) -> int:
+        match = _STRUCTURE.search(text, position, end)
+        if match is None:
             return end
-        char = found[0]
+        char = match[0]
         if char == '"':
             self.in_string = True
         elif char in "{[":
@@ -93,19 +93,19 @@ class JsonScan:
         else:
             self._depth -= 1
             self.done = not self._depth
-        return found.end()
+        return match.end()
 
-    def _top(self, text: str, at: int, end: int) -> int:
-        char = text[at]
+    def _top(self, text: str, position: int, end: int) -> int:
+        char = text[position]
         if not self._started:
             if not char.isspace():
                 self._started = True
                 self.in_string = char == '"'
                 self._depth = int(char in "{[")
-            return at + 1
-        found = _SCALAR_END.search(text, at, end)
-        self.done = found is not None
-        return end if found is None else found.start()
+            return position + 1
+        match = _SCALAR_END.search(text, position, end)
+        self.done = match is not None
+        return end if match is None else match.start()
 
 
 SHORT = 24
@@ -198,20 +198,20 @@ class Unescaper:
         if self._opening:
             text, self._opening = text.removeprefix(self._opening), ""
         self._held += text
-        settled = _SETTLED.match(self._held)
-        assert settled is not None  # the pattern matches the empty string
-        rest = self._held[settled.end() :]
-        self.closed = rest.startswith('"')
-        self._held = "" if self.closed else rest
-        self.left = rest[1:] if self.closed else ""
-        return _ESCAPE.sub(_character, settled[0]) + self.left
+        match = _SETTLED.match(self._held)
+        assert match is not None  # the pattern matches the empty string
+        tail = self._held[match.end() :]
+        self.closed = tail.startswith('"')
+        self._held = "" if self.closed else tail
+        self.left = tail[1:] if self.closed else ""
+        return _ESCAPE.sub(_character, match[0]) + self.left
 
 
 def _character(escape: re.Match[str]) -> str:
     """Decode an escape. An escape unknown to JSON stays; a lone surrogate becomes U+FFFD."""
-    high, low, code, other = escape.groups()
+    high, low, code, letter = escape.groups()
     if high:
         return chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00)
     if code:
         return REPLACED if 0xD800 <= int(code, 16) <= 0xDFFF else chr(int(code, 16))
-    return _ESCAPED.get(other, escape[0])
+    return _ESCAPED.get(letter, escape[0])

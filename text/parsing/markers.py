@@ -32,17 +32,17 @@ class Delimiters:
 
     def __init__(self, markers: Iterable[str], ids: Container[str], spelled: bool) -> None:
         self.markers = frozenset(markers)
-        named = sorted(self.markers, key=len)
-        self.tokens = frozenset(marker for marker in named if marker in ids)
-        written = [marker for marker in named if spelled or marker not in ids]
-        self.pattern = re.compile("|".join(map(re.escape, written))) if written else None
-        self._first = tuple({marker[0] for marker in written})
+        sorted_markers = sorted(self.markers, key=len)
+        self.tokens = frozenset(marker for marker in sorted_markers if marker in ids)
+        text_markers = [marker for marker in sorted_markers if spelled or marker not in ids]
+        self.pattern = re.compile("|".join(map(re.escape, text_markers))) if text_markers else None
+        self._first = tuple({marker[0] for marker in text_markers})
         """First characters of the markers that are searched for in text."""
-        self._beginnings = re.compile("|".join(map(match_beginnings, written)))
-        self._longest = max(map(len, written), default=1)
+        self._beginnings = re.compile("|".join(map(match_beginnings, text_markers)))
+        self._longest = max(map(len, text_markers), default=1)
 
-    def find(self, text: str, at: int, more: bool) -> tuple[int, int, str | None]:
-        """Find the first marker in ``text[at:]``: its beginning, its end, and the marker.
+    def find(self, text: str, position: int, more: bool) -> tuple[int, int, str | None]:
+        """Find the first marker in ``text[position:]``: its beginning, its end, and the marker.
 
         Without a marker, it is None and the beginning is that of a possible marker if there is
         ``more`` text to come. A possible marker that begins before a complete one takes precedence,
@@ -55,15 +55,15 @@ class Delimiters:
         else:
             return size, size, None
         assert self.pattern is not None
-        found = self.pattern.search(text, at)
-        held = self._find_held(text, at) if more else size
-        if found is not None and found.start() <= held:
-            return found.start(), found.end(), found[0]
-        return held, held, None
+        match = self.pattern.search(text, position)
+        partial_start = self._find_held(text, position) if more else size
+        if match is not None and match.start() <= partial_start:
+            return match.start(), match.end(), match[0]
+        return partial_start, partial_start, None
 
-    def _find_held(self, text: str, at: int) -> int:
-        found = self._beginnings.search(text, max(at, len(text) - self._longest + 1))
-        return found.start() if found else len(text)
+    def _find_held(self, text: str, position: int) -> int:
+        match = self._beginnings.search(text, max(position, len(text) - self._longest + 1))
+        return match.start() if match else len(text)
 
 
 def match_beginnings(marker: str) -> str:
@@ -140,34 +140,36 @@ LONGEST_BLANK = 100
 _NAME = re.compile(r"""[^\s<>{}()\[\]"'=,:;|\ud800-\udfff]{1,128}""")
 
 
-def follows(text: str, at: int, follow: Follow | None, more: bool) -> bool | None:
-    """Return True if ``text[at:]`` continues with words of ``follow``; None if not known yet.
+def follows(text: str, position: int, follow: Follow | None, more: bool) -> bool | None:
+    """Return True if ``text[position:]`` continues with ``follow``; None if not known yet.
 
     A text that ends too early counts as a match at the end of the output.
     """
     if follow is None:
         return True
-    start = at
-    while at < len(text) and text[at].isspace():
-        at += 1
-    if at - start > LONGEST_BLANK:
+    start = position
+    while position < len(text) and text[position].isspace():
+        position += 1
+    if position - start > LONGEST_BLANK:
         return False
-    if at == len(text):
+    if position == len(text):
         return None if more else True
-    undecided = False
-    for word, then in follow.items():  # a word may be a prefix of another
+    is_undecided = False
+    for word, next_words in follow.items():  # a word may be a prefix of another
         verdict: bool | None = False
-        if text.startswith(word, at):
-            verdict = follows(text, at + len(word), then, more)
-        elif word == NAME and (name := _NAME.match(text, at)):
+        if text.startswith(word, position):
+            verdict = follows(text, position + len(word), next_words, more)
+        elif word == NAME and (name := _NAME.match(text, position)):
             is_cut = name.end() == len(text)
             cut = None if more else False
-            verdict = cut if is_cut else follows(text, name.end(), then, more)
+            verdict = cut if is_cut else follows(text, name.end(), next_words, more)
         if verdict:
             return True
-        undecided = undecided or verdict is None
-    undecided = undecided or (more and any(word.startswith(text[at:]) for word in follow))
-    return None if undecided else False
+        is_undecided = is_undecided or verdict is None
+    is_undecided = is_undecided or (
+        more and any(word.startswith(text[position:]) for word in follow)
+    )
+    return None if is_undecided else False
 
 
 class Quotes:

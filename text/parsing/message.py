@@ -135,10 +135,10 @@ class ParsingContext:
         self, key: Hashable, closing: Callable[[], Mapping[str, Follow | None]]
     ) -> Quotes:
         """Return ``quotes``, made once for each vocabulary and ``key``."""
-        found: Quotes = self.lexicon.remember(
+        quotes: Quotes = self.lexicon.remember(
             ("quotes", key, self.sound), lambda: self.quotes(closing())
         )
-        return found
+        return quotes
 
     def quotes(self, closing: Mapping[str, Follow | None] = MappingProxyType({})) -> Quotes:
         """Select the marker tokens of ``closing`` that may end an unclosed string."""
@@ -150,9 +150,9 @@ class ParsingContext:
         """Make a context for a trial reading, which delivers nothing."""
         return replace(self, out=self.out.rehearse())
 
-    def follow(self, then: Follow | None, *markers: str) -> Follow:
-        """Return a ``Follow`` of any of ``markers``, as token or text, and then ``then``."""
-        return dict.fromkeys(self.lexicon.words(*markers), then)
+    def follow(self, next_words: Follow | None, *markers: str) -> Follow:
+        """Return a ``Follow`` of any of ``markers``, as token or text, and then ``next_words``."""
+        return dict.fromkeys(self.lexicon.words(*markers), next_words)
 
     @property
     def calls(self) -> Calls:
@@ -253,9 +253,9 @@ class Ahead:
 
 
 class Looking:
-    """Want that checks if the text begins with ``whole``. Ends with YES or NO, takes nothing.
+    """Want that checks if the text begins with ``pattern``. Ends with YES or NO, takes nothing.
 
-    ``beginning`` matches text that may still become ``whole``. A marker in ``tokens`` ends it too.
+    ``beginning`` matches text that may still match ``pattern``. A marker in ``tokens`` ends it too.
     """
 
     __slots__ = ("_beginning", "_whole", "tokens")
@@ -264,11 +264,11 @@ class Looking:
 
     def __init__(
         self,
-        whole: re.Pattern[str],
+        pattern: re.Pattern[str],
         beginning: re.Pattern[str],
         tokens: frozenset[str] = frozenset(),
     ) -> None:
-        self._whole = whole
+        self._whole = pattern
         self._beginning = beginning
         self.tokens = tokens
 
@@ -285,15 +285,15 @@ class Looking:
 
 
 class Skipping(Looking):
-    """Want that takes ``whole`` if the text begins with it and no longer match is possible."""
+    """Want that takes ``pattern`` if the text begins with it and no longer match is possible."""
 
     __slots__ = ()
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
         if more and self._beginning.match(text):
             return None, text
-        found = self._whole.match(text)
-        return (self.YES, text[found.end() :]) if found else (self.NO, text)
+        match = self._whole.match(text)
+        return (self.YES, text[match.end() :]) if match else (self.NO, text)
 
 
 _REST = re.compile(r"\s*[\]},:\"]")

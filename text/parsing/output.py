@@ -58,8 +58,8 @@ class Fence:
 
     def concerns(self, text: str) -> bool:
         """Return True if ``write`` would change anything."""
-        seen = self.line is not None or self._num_ticks > 0
-        return seen or "`" in text or "\n" in text
+        has_state = self.line is not None or self._num_ticks > 0
+        return has_state or "`" in text or "\n" in text
 
     def copy(self) -> Fence:
         """Copy the fence without its unfinished line."""
@@ -82,13 +82,13 @@ class Fence:
 
     def _count_ticks(self, text: str) -> None:
         blank = self.line is not None and not self.line.strip()
-        for found in _TICKS.finditer(text):
-            if found[0][0] == "`":
+        for match in _TICKS.finditer(text):
+            if match[0][0] == "`":
                 self._begins_line = self._begins_line if self._num_ticks else blank
-                self._num_ticks += len(found[0])
+                self._num_ticks += len(match[0])
             else:
                 self._num_open, self._num_ticks = self._settle_ticks(), 0
-            blank = blank and not found[0].strip()
+            blank = blank and not match[0].strip()
 
     def _settle_ticks(self) -> int:
         """Return ``_num_open`` as it will be if no more backticks follow."""
@@ -99,13 +99,13 @@ class Fence:
 
     def end_line(self) -> None:
         self._num_open = self._num_ticks = 0
-        found = _FENCE.fullmatch(self.line or "")
-        if found is None:
+        match = _FENCE.fullmatch(self.line or "")
+        if match is None:
             return
-        mark, rest = found.groups()
+        mark, info = match.groups()
         if not self._mark:
             self._mark = mark
-        elif mark.startswith(self._mark) and not rest.strip():
+        elif mark.startswith(self._mark) and not info.strip():
             self._mark = ""
 
 
@@ -191,8 +191,8 @@ class Framed:
 
     def unmark(self, marker: str) -> None:
         """Write a marker as text after all, with the white space before it."""
-        dropped, self._dropped = self._dropped, ""
-        self.write(dropped + marker)
+        spaces, self._dropped = self._dropped, ""
+        self.write(spaces + marker)
 
     def separate(self, text: str) -> None:
         """Begin another piece, separated by ``text`` unless white space separates them already."""
@@ -363,8 +363,8 @@ class Calls:
         """End a call that the output cut short. If its arguments are complete, they count."""
         self._flush()
         arguments = self._out.spell("".join(self._parts))
-        whole = is_container(arguments)
-        self._end(self._trust(self._judge()) if whole else Outcome.TRUNCATED)
+        is_complete = is_container(arguments)
+        self._end(self._trust(self._judge()) if is_complete else Outcome.TRUNCATED)
 
     def _trust(self, outcome: Outcome) -> Outcome:
         """Return the outcome, or MALFORMED for an ambiguous call."""
@@ -381,10 +381,10 @@ class Calls:
             self._deliver(self._text.end())
         self._parts = []
         if not self._muted:
-            written = self._out.spell("".join(self._raw)) if self._repairs else None
-            end = ToolCallEnd(self.num - 1, outcome, tuple(self._repairs), written)
-            closed = {Repair.MISSING_BRACKET, Repair.TRAILING_COMMA}.intersection(self._repairs)
-            fragile = self._is_fragile or bool(closed)
+            source = self._out.spell("".join(self._raw)) if self._repairs else None
+            end = ToolCallEnd(self.num - 1, outcome, tuple(self._repairs), source)
+            closing = {Repair.MISSING_BRACKET, Repair.TRAILING_COMMA}.intersection(self._repairs)
+            fragile = self._is_fragile or bool(closing)
             self._out.hold(end, fragile)
 
     def doubt(self) -> None:
@@ -394,9 +394,9 @@ class Calls:
 
     def _unique(self, id: str | None) -> str:
         """Return the model's own id, or a new one if this answer has used it already."""
-        given = self._new_id() if id is None or id in self.ids else id
-        self.ids.add(given)
-        return given
+        call_id = self._new_id() if id is None or id in self.ids else id
+        self.ids.add(call_id)
+        return call_id
 
 
 class Output:

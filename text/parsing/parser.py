@@ -116,12 +116,12 @@ class Parser:
             self._sink(self._decoder.text(token_ids))
             return self._drain()
         structure, start = self._structure, 0
-        for at, token_id in enumerate(token_ids):
+        for index, token_id in enumerate(token_ids):
             if token_id in structure:
-                if start < at:
-                    self._text(token_ids[start:at])
+                if start < index:
+                    self._text(token_ids[start:index])
                 self._marker(structure[token_id])
-                start = at + 1
+                start = index + 1
         if start < len(token_ids):
             self._text(token_ids[start:])
         return self._drain()
@@ -157,9 +157,9 @@ class Parser:
         for token_id in token_ids:
             if self._stop and self._stop.stopped:
                 return
-            before = output.phase
+            phase = output.phase
             self._sink(self._decoder.text((token_id,)))
-            if before is _REASONING or output.phase is _REASONING:
+            if phase is _REASONING or output.phase is _REASONING:
                 self.reasoning_tokens += 1
 
     def _marker(self, marker: str | None) -> None:
@@ -173,9 +173,9 @@ class Parser:
             return
         if self._stop and self._stop.marker(marker):
             return
-        before = self._output.phase
+        phase = self._output.phase
         self._reader.marker(marker)
-        self.reasoning_tokens += before is _REASONING or self._output.phase is _REASONING
+        self.reasoning_tokens += phase is _REASONING or self._output.phase is _REASONING
 
 
 class DeltaParser(Protocol):
@@ -203,8 +203,8 @@ class Recorder:
         return self._decoder.text(token_ids)
 
     def take(self) -> list[int]:
-        taken, self.token_ids = self.token_ids, []
-        return taken
+        token_ids, self.token_ids = self.token_ids, []
+        return token_ids
 
 
 class DeltaReader:
@@ -224,14 +224,14 @@ class DeltaReader:
         self._held: tuple[str, list[int]] | None = None
 
     def text(self, text: str) -> None:
-        taken = self._recorder.take()
+        token_ids = self._recorder.take()
         if self._held is not None:
             self._feed(*self._held)
             self._held = None
-        if len(taken) == 1 and taken[0] in self._special:
-            self._held = text, taken
+        if len(token_ids) == 1 and token_ids[0] in self._special:
+            self._held = text, token_ids
         else:
-            self._feed(text, taken)
+            self._feed(text, token_ids)
 
     def marker(self, marker: str) -> None:
         """Do nothing: marker tokens are text here."""

@@ -120,20 +120,22 @@ class Literal:
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
         out: list[str] = []
-        at, size = 0, len(text)
-        while at < size:
+        position, size = 0, len(text)
+        while position < size:
             step = self._string if self._quote else self._outside
-            after = step(text, at, more, self._first if self._open else out)
+            end = step(text, position, more, self._first if self._open else out)
             if self._first and not self._open:
                 out += self._first
                 self._first = []
-            if after == at:
+            if end == position:
                 break
-            at = after
+            position = end
         if out:
             self._sink("".join(out))
-        ended = at < size and not self._quote and not self._closers and text[at] in ",)]}"
-        return DONE if ended else None, text[at:]
+        is_end = (
+            position < size and not self._quote and not self._closers and text[position] in ",)]}"
+        )
+        return DONE if is_end else None, text[position:]
 
     def truncate(self, text: str) -> tuple[str | None, str]:
         """Drop an unfinished escape or word. A quote closes the string if the call continued."""
@@ -143,38 +145,40 @@ class Literal:
         self._sink('"')
         return DONE, text[1:]
 
-    def _string(self, text: str, at: int, more: bool, out: list[str]) -> int:
-        if run := _RUN[self._quote].match(text, at):
+    def _string(self, text: str, position: int, more: bool, out: list[str]) -> int:
+        if run := _RUN[self._quote].match(text, position):
             self._beside = self._beside and run[0].isspace()
             if self._inner:
                 self._inner.append(run[0])
             out.append(encode_basestring(run[0])[1:-1])
             return run.end()
-        if text[at] == self._quote[0]:
-            return self._closing(text, at, more, out)
-        escape = _ESCAPE.match(text, at)
+        if text[position] == self._quote[0]:
+            return self._closing(text, position, more, out)
+        escape = _ESCAPE.match(text, position)
         unfinished = escape is None or (escape.end() == len(text) and escape[0][1] in _OCTAL)
-        if more and unfinished and len(text) - at < _LONGEST_ESCAPE:
-            return at
+        if more and unfinished and len(text) - position < _LONGEST_ESCAPE:
+            return position
         self._beside = False
         out.append(encode_basestring(_unescape(escape[0]) if escape else "\\")[1:-1])
-        return escape.end() if escape else at + 1
+        return escape.end() if escape else position + 1
 
-    def _closing(self, text: str, at: int, more: bool, out: list[str]) -> int:
+    def _closing(self, text: str, position: int, more: bool, out: list[str]) -> int:
         """Judge a quote: it ends the string if the text after it fits, else it is text."""
         quote = self._quote
-        ends = text.startswith(quote, at)
+        ends = text.startswith(quote, position)
         if ends and len(quote) == 1:
-            whole, beginning = _MEMBER if self._closers else _ARGUMENT
-            ends = bool(whole.match(text, at + 1) or (not more and _LAST.match(text, at + 1)))
-            if not ends and more and beginning.match(text, at + 1):
-                return at
+            pattern, beginning = _MEMBER if self._closers else _ARGUMENT
+            ends = bool(
+                pattern.match(text, position + 1) or (not more and _LAST.match(text, position + 1))
+            )
+            if not ends and more and beginning.match(text, position + 1):
+                return position
             if not ends and self._names and not self._closers:
-                ends = _find_next_call(self._names).match(text, at + 1) is not None
-                if not ends and more and _MAY_BE_BETWEEN.match(text, at + 1):
-                    return at
-        elif not ends and more and len(text) - at < len(quote):
-            return at
+                ends = _find_next_call(self._names).match(text, position + 1) is not None
+                if not ends and more and _MAY_BE_BETWEEN.match(text, position + 1):
+                    return position
+        elif not ends and more and len(text) - position < len(quote):
+            return position
         self.is_doubtful |= self._beside and len(quote) == 1 and (not ends or self._is_text)
         self._beside, self._is_text = True, not ends
         self._quote = "" if ends else quote
@@ -182,8 +186,8 @@ class Literal:
             self.is_doubtful |= self._holds_argument()
         elif not ends and self._keys:
             self._inner.append(_INNER)
-        out.append('"' if ends else encode_basestring(text[at])[1:-1])
-        return at + (len(quote) if ends else 1)
+        out.append('"' if ends else encode_basestring(text[position])[1:-1])
+        return position + (len(quote) if ends else 1)
 
     def _holds_argument(self) -> bool:
         """Return True if the string contains the next argument after damaged text."""
@@ -192,54 +196,54 @@ class Literal:
         is_odd = text.count(_INNER) % 2 == 1
         if is_odd and text.endswith(f"{_INNER})"):  # the end of the call and a superfluous quote
             return True
-        near = rf"{_INNER}[^{_INNER}]{{0,80}}\b(?:{keys})(?:\W{{0,3}}|</?[\w|]{{1,40}}>)="
-        return re.search(near, text) is not None
+        pattern = rf"{_INNER}[^{_INNER}]{{0,80}}\b(?:{keys})(?:\W{{0,3}}|</?[\w|]{{1,40}}>)="
+        return re.search(pattern, text) is not None
 
-    def _outside(self, text: str, at: int, more: bool, out: list[str]) -> int:
-        char = text[at]
+    def _outside(self, text: str, position: int, more: bool, out: list[str]) -> int:
+        char = text[position]
         if self._verbatim and not _WORD.match(char):
             self._verbatim = False
         if char.isspace():
-            return at + 1
+            return position + 1
         if char in ",)]}":
-            return self._separator(char, at, out)
+            return self._separator(char, position, out)
         if char == ":":
             self._settle("{")
             out.append(": ")
-            return at + 1
+            return position + 1
         if self._comma:
             self._comma = False
             out.append(", ")
         if char in "\"'":
-            return self._opening(text, at, more, out)
+            return self._opening(text, position, more, out)
         if char in _CLOSES:
             self._closers.append(_CLOSES[char])
             if char == "{" and not self._open:
                 self._open = len(self._closers)
             else:
                 out.append("{" if char == "{" else "[")
-            return at + 1
-        return self._word(text, at, more, out)
+            return position + 1
+        return self._word(text, position, more, out)
 
-    def _opening(self, text: str, at: int, more: bool, out: list[str]) -> int:
-        three = text[at] * 3
-        if more and len(text) - at < 3 and three.startswith(text[at:]):
-            return at
-        self._quote = three if text.startswith(three, at) else text[at]
+    def _opening(self, text: str, position: int, more: bool, out: list[str]) -> int:
+        triple = text[position] * 3
+        if more and len(text) - position < 3 and triple.startswith(text[position:]):
+            return position
+        self._quote = triple if text.startswith(triple, position) else text[position]
         self._beside, self._is_text = True, False
         out.append('"')
-        return at + len(self._quote)
+        return position + len(self._quote)
 
-    def _separator(self, char: str, at: int, out: list[str]) -> int:
+    def _separator(self, char: str, position: int, out: list[str]) -> int:
         if not self._closers:
-            return at
+            return position
         self._settle("[" if self._first else "{")
         if char == ",":
             self._comma = True
         else:
             self._comma = False
             out.append(self._closers.pop())
-        return at + 1
+        return position + 1
 
     def _settle(self, bracket: str) -> None:
         """Settle the innermost brace as an object or a set. A set becomes a list."""
@@ -248,16 +252,16 @@ class Literal:
             self._closers[-1] = _CLOSES[bracket]
             self._open = 0
 
-    def _word(self, text: str, at: int, more: bool, out: list[str]) -> int:
-        word = _WORD.match(text, at)
+    def _word(self, text: str, position: int, more: bool, out: list[str]) -> int:
+        word = _WORD.match(text, position)
         if word is None:
-            out.append(text[at])
-            return at + 1
-        long = self._verbatim or word.end() - at > _LONGEST_WORD
-        if more and not long and word.end() == len(text):
-            return at
-        self._verbatim = long and word.end() == len(text)
-        out.append(word[0] if long else _WORDS.get(word[0]) or _number(word[0]))
+            out.append(text[position])
+            return position + 1
+        is_long = self._verbatim or word.end() - position > _LONGEST_WORD
+        if more and not is_long and word.end() == len(text):
+            return position
+        self._verbatim = is_long and word.end() == len(text)
+        out.append(word[0] if is_long else _WORDS.get(word[0]) or _number(word[0]))
         return word.end()
 
 

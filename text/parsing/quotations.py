@@ -21,7 +21,7 @@ _LAST_LINE = re.compile(r"(?:\A|\n) {0,3}(?:`{3,}|~{3,})[ \t]*\s*\Z")
 
 
 def read_unclosed(
-    opener: str, meant: Routine, context: ParsingContext
+    opener: str, routine: Routine, context: ParsingContext
 ) -> Generator[Want, str, str]:
     """Read thinking that a tool call may have ended, and return the marker after it.
 
@@ -29,25 +29,25 @@ def read_unclosed(
     inside open thinking is quoted or meant, so the section and all text after it are held back. If
     the thinking is closed later, the section was quoted. If the model ends its answer without
     closing the thinking, the section was meant. If the output is cut off in the thinking, all of it
-    is thinking, unless it is cut off inside another call directly after a complete one. ``meant``
+    is thinking, unless it is cut off inside another call directly after a complete one. ``routine``
     reads the section from after its opener.
     """
-    kept = Kept(opener, context.tools.closer)
+    section = Kept(opener, context.tools.closer)
     delimiters = context.lexicon.delimiters(*context.reasoning.ends, *context.tools.markers)
     marker = opener
     try:
-        while (marker := (yield Until(delimiters, kept.text))) not in context.reasoning.ends:
+        while (marker := (yield Until(delimiters, section.text))) not in context.reasoning.ends:
             if marker in delimiters.tokens:
-                kept.marker(marker)
+                section.marker(marker)
             else:
-                kept.tag(marker)
+                section.tag(marker)
     except Ended as ended:
-        if ended.by_model or kept.in_a_row:
-            kept.play(meant, ended.by_model)
+        if ended.by_model or section.in_a_row:
+            section.play(routine, ended.by_model)
         else:
-            context.out.reasoning.write(kept.written())
+            context.out.reasoning.write(section.written())
         raise
-    context.out.reasoning.write(kept.written())
+    context.out.reasoning.write(section.written())
     return marker
 
 
@@ -58,23 +58,24 @@ def is_fenced(marker: str, context: ParsingContext) -> bool:
 
 
 def read_fenced(
-    opener: str, delimiters: Delimiters, context: ParsingContext, meant: Routine
+    opener: str, delimiters: Delimiters, context: ParsingContext, routine: Routine
 ) -> Subroutine:
     """Read a possible quotation, and return the marker after it.
 
     If the fence is closed later, the calls are quoted. If the model ends its answer without closing
-    the fence, it has forgotten to, and the calls are meant. ``meant`` reads from after the opener.
+    the fence, it has forgotten to, and the calls are meant. ``routine`` reads from after the
+    opener.
     """
-    kept = _Fenced(opener, context)
+    quotation = _Fenced(opener, context)
     markers = context.lexicon.delimiters(*delimiters.markers, *context.tools.markers)
     try:
         while True:
-            marker = yield Until(markers, kept.text)
-            if kept.released and marker in delimiters.markers:
+            marker = yield Until(markers, quotation.text)
+            if quotation.released and marker in delimiters.markers:
                 return marker
-            kept.take_marker(markers, marker)
+            quotation.take_marker(markers, marker)
     except Ended as ended:
-        kept.end(meant, ended.by_model)
+        quotation.end(routine, ended.by_model)
         raise
 
 
@@ -155,13 +156,13 @@ class _Fenced(Kept):
             super().text(marker)
         self._close_fence(marker)
 
-    def end(self, meant: Routine, by_model: bool) -> None:
+    def end(self, routine: Routine, by_model: bool) -> None:
         self._fence.end_line()
         if self.released:
             return
         if by_model and self._fence.is_open:
             self._content.fence = Fence()
-            self.play(meant, by_model)
+            self.play(routine, by_model)
         else:
             self._content.write(self.written())
 
@@ -204,8 +205,8 @@ class _FencedAnswer:
         if not self.opening:
             line = _FENCE_LINE.match(text)
             if line is None:
-                undecided = more and _MAY_BE_FENCE_LINE.match(text)
-                return (None if undecided else self.NO), text
+                is_undecided = more and _MAY_BE_FENCE_LINE.match(text)
+                return (None if is_undecided else self.NO), text
             verdict = follows(text, line.end(), self._head, more)
             if not verdict or not more:
                 return (None if verdict is None else self.NO), text
@@ -233,12 +234,12 @@ class _FencedAnswer:
 
 
 def read_fenced_answer(
-    context: ParsingContext, rest: Callable[[ParsingContext], Routine]
+    context: ParsingContext, read_answer: Callable[[ParsingContext], Routine]
 ) -> Routine:
     """Read an answer that is nothing but a code fence around calls, which are then meant.
 
     Models that write Markdown sometimes put a call into a fence. A quotation has words around it.
-    ``rest`` reads an answer to its end.
+    ``read_answer`` reads an answer to its end.
     """
     head = _find_head(context)
     if not head:
@@ -247,7 +248,7 @@ def read_fenced_answer(
     try:
         yield answer
     except Ended as ended:
-        _settle(answer, rest, context, ended.by_model)
+        _settle(answer, read_answer, context, ended.by_model)
         raise
 
 
@@ -263,24 +264,24 @@ def _find_head(context: ParsingContext) -> Follow:
 
 def _settle(
     answer: _FencedAnswer,
-    rest: Callable[[ParsingContext], Routine],
+    read_answer: Callable[[ParsingContext], Routine],
     context: ParsingContext,
     by_model: bool,
 ) -> None:
     if not answer.opening:
         return
-    rehearsed = context.rehearse()
+    rehearsal = context.rehearse()
     if by_model:
-        _play(answer.inside, rest(rehearsed), context.lexicon, by_model)
-    meant = _holds_only_calls(rehearsed)
-    text = answer.inside if meant else answer.opening + answer.written
-    _play(text, rest(context), context.lexicon, by_model)
+        _play(answer.inside, read_answer(rehearsal), context.lexicon, by_model)
+    is_call = _holds_only_calls(rehearsal)
+    text = answer.inside if is_call else answer.opening + answer.written
+    _play(text, read_answer(context), context.lexicon, by_model)
 
 
-def _holds_only_calls(read: ParsingContext) -> bool:
-    out = read.out
-    others = out.content.written or out.reasoning.written or out.calls.truncated
-    return out.calls.num > 0 and not others
+def _holds_only_calls(context: ParsingContext) -> bool:
+    out = context.out
+    has_text = out.content.written or out.reasoning.written or out.calls.truncated
+    return out.calls.num > 0 and not has_text
 
 
 def _play(text: str, routine: Routine, lexicon: Lexicon, by_model: bool) -> None:

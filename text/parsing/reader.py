@@ -131,10 +131,10 @@ class Until(_Taking):
         if self._wordless:
             self._sink(text)
             return None, ""
-        start, after, marker = self._find(text, 0, more)
+        start, end, marker = self._find(text, 0, more)
         if start:
             self._sink(text[:start])
-        return marker, text[after:]
+        return marker, text[end:]
 
     def truncate(self, text: str) -> tuple[str | None, str]:
         return (None, "") if self._markup else super().truncate(text)
@@ -163,19 +163,19 @@ class Next(_Taking):
         self.tokens = delimiters.tokens
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        rest = text.lstrip()
-        blank = len(text) - len(rest)
+        body = text.lstrip()
+        blank = len(text) - len(body)
         if blank:
             self._sink(text[:blank])
-        if not rest:
+        if not body:
             return None, ""
-        start, after, marker = self._delimiters.find(rest, 0, more)
+        start, end, marker = self._delimiters.find(body, 0, more)
         if not start:
-            return marker, rest[after:]
-        if self._keep is None or rest[0] in self._keep:
-            return rest[0], rest
-        self._sink(rest[0])
-        return rest[0], rest[1:]
+            return marker, body[end:]
+        if self._keep is None or body[0] in self._keep:
+            return body[0], body
+        self._sink(body[0])
+        return body[0], body[1:]
 
     def plain(self, text: str) -> None:
         """Do nothing: a marker token is not a character."""
@@ -221,35 +221,35 @@ class JsonValue(_Taking):
         if self._plainly or (text.isascii() and self._scan.is_quoted(text)):
             self._sink(text)
             return None, ""
-        taken, start, after, marker = self._end(text, more)
-        if taken:
-            self._write(text[:taken])
-        if taken < start:
-            self._write_behind(text[taken:start])
-        return marker, text[after:]
+        value_end, start, end, marker = self._end(text, more)
+        if value_end:
+            self._write(text[:value_end])
+        if value_end < start:
+            self._write_behind(text[value_end:start])
+        return marker, text[end:]
 
     def _write(self, text: str) -> None:
         self._sink(self._quotes.lexicon.spell(text) if self._quotes else text)
 
     def _end(self, text: str, more: bool) -> tuple[int, int, int, str | None]:
-        scan, taken, look = self._scan, 0, 0
+        scan, value_end, offset = self._scan, 0, 0
         closing = self._quotes.closing if self._quotes else {}
         while True:
-            start, after, marker = self._find(text, look, more)
-            taken = scan.feed(text, taken, start)
+            start, end, marker = self._find(text, offset, more)
+            value_end = scan.feed(text, value_end, start)
             if scan.done and not self._to_marker:
-                return taken, taken, taken, DONE
+                return value_end, value_end, value_end, DONE
             if start == len(text):
-                return taken, start, after, marker
+                return value_end, start, end, marker
             ends = scan.done or not scan.in_string or scan.broken
             if not ends and marker is not None and marker in closing:
-                verdict = follows(text, after, closing[marker], more)
+                verdict = follows(text, end, closing[marker], more)
                 if verdict is None:
-                    return taken, taken, start, None
+                    return value_end, value_end, start, None
                 ends = verdict
             if ends:
-                return taken, start, after, self._name(marker)
-            look = start + 1
+                return value_end, start, end, self._name(marker)
+            offset = start + 1
 
     def _write_behind(self, text: str) -> None:
         """Write text after a complete value as part of it, if it is more than white space."""
@@ -320,12 +320,12 @@ class Reader:
             self.text("", more=False)
 
     def _truncate(self) -> None:
-        want, held = self._want, self._held
-        marker, rest = want.truncate(held)
+        want, buffer = self._want, self._held
+        marker, remainder = want.truncate(buffer)
         self._held = ""
         if marker is not None:
             self._want = self._routine.send(marker)
-            self._take_left(rest, want.lexicon)
+            self._take_left(remainder, want.lexicon)
 
     def _take_left(self, text: str, lexicon: Lexicon | None) -> None:
         """Take the text that a want left over, in which signs stand for tokens."""

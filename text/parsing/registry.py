@@ -213,22 +213,22 @@ def thinking_names() -> list[str]:
 
 def find_unknown_parsers(tool_parser: str | None, reasoning: str | None) -> list[str]:
     """Return the given names that have no parser here."""
-    given = ((tool_parser, TOOL_PARSERS), (reasoning, REASONING_PARSERS))
-    return [name for name, known in given if name is not None and name not in known]
+    choices = ((tool_parser, TOOL_PARSERS), (reasoning, REASONING_PARSERS))
+    return [name for name, table in choices if name is not None and name not in table]
 
 
 def tool_format(name: str) -> ToolFormat:
-    found = _load(name, TOOL_PARSERS, "tool call parser")
-    assert isinstance(found, ToolFormat)
-    return found
+    entry = _load(name, TOOL_PARSERS, "tool call parser")
+    assert isinstance(entry, ToolFormat)
+    return entry
 
 
 def reasoning_format(name: str | None) -> ReasoningFormat:
     if name is None:
         return NO_REASONING
-    found = _load(name, REASONING_PARSERS, "reasoning parser")
-    assert isinstance(found, ReasoningFormat)
-    return found
+    entry = _load(name, REASONING_PARSERS, "reasoning parser")
+    assert isinstance(entry, ReasoningFormat)
+    return entry
 
 
 def find_frame(name: str | None) -> CallFrame | None:
@@ -258,7 +258,7 @@ def _load_place(place: str) -> object:
 
 def _load(name: str, table: Mapping[str, ReasoningFormat | str], kind: str) -> object:
     if name not in table:
-        known = ", ".join(sorted(table))
-        raise UnknownParser(f"unknown {kind} {name!r}: use one of {known}")
+        names = ", ".join(sorted(table))
+        raise UnknownParser(f"unknown {kind} {name!r}: use one of {names}")
     place = table[name]
     return _load_place(place) if isinstance(place, str) else place

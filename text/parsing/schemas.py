@@ -67,15 +67,15 @@ _LATEST = "https://json-schema.org/draft/2020-12/schema"
 
 def walk_schema(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """Return a copy of ``schema`` with ``change`` applied to each subschema."""
-    found = dict(schema)
+    copy = dict(schema)
     for name, part in schema.items():
         if name in _SCHEMA_MAPS and isinstance(part, dict):
-            found[name] = {key: change(inner) for key, inner in part.items()}
+            copy[name] = {key: change(inner) for key, inner in part.items()}
         elif name in _SCHEMA_LISTS and isinstance(part, list):
-            found[name] = [change(inner) for inner in part]
+            copy[name] = [change(inner) for inner in part]
         elif name in _SCHEMA_SINGLE and isinstance(part, dict):
-            found[name] = change(part)
-    return found
+            copy[name] = change(part)
+    return copy
 
 
 def modernise(schema: Any, depth: int = 0) -> Any:
@@ -85,23 +85,27 @@ def modernise(schema: Any, depth: int = 0) -> Any:
     """
     if not isinstance(schema, dict) or depth > MAX_MODERNISED:
         return schema
-    found = walk_schema(schema, lambda part: modernise(part, depth + 1))
-    if isinstance(found.get("items"), list):
-        found["prefixItems"] = found.pop("items")
-        if "additionalItems" in found:
-            found["items"] = found.pop("additionalItems")
+    translation = walk_schema(schema, lambda part: modernise(part, depth + 1))
+    if isinstance(translation.get("items"), list):
+        translation["prefixItems"] = translation.pop("items")
+        if "additionalItems" in translation:
+            translation["items"] = translation.pop("additionalItems")
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and bound in found:
-            found[exclusive] = found.pop(bound)
-    _modernise_id(found)
-    return found
+        if (
+            isinstance(translation.get(exclusive), bool)
+            and translation.pop(exclusive)
+            and bound in translation
+        ):
+            translation[exclusive] = translation.pop(bound)
+    _modernise_id(translation)
+    return translation
 
 
 def _modernise_id(schema: dict[str, Any]) -> None:
     """Replace an id that is a fragment, as in drafts before 2019-09, by an anchor."""
-    if isinstance(given := schema.get("$id"), str) and given.startswith("#"):
+    if isinstance(identifier := schema.get("$id"), str) and identifier.startswith("#"):
         del schema["$id"]
-        if anchor := _ANCHOR.fullmatch(given):
+        if anchor := _ANCHOR.fullmatch(identifier):
             schema["$anchor"] = anchor[1]
     if isinstance(schema.get("$schema"), str) and schema["$schema"].rstrip("#") != _LATEST:
         del schema["$schema"]
@@ -113,29 +117,29 @@ def normalise(schema: Any, depth: int = 0) -> Any:
         return [normalise(part, depth + 1) for part in schema]
     if not isinstance(schema, dict) or depth > 64:
         return schema
-    found = {
+    translation = {
         name: part if name in _VALUES else normalise(part, depth + 1)
         for name, part in schema.items()
     }
     if isinstance(schema.get("type"), str | list):
         types = _types(schema["type"])
         if not types:
-            del found["type"]
+            del translation["type"]
         elif types != schema["type"]:
-            found["type"] = types
-    if found.get("nullable") is True:
-        _allow_null(found)
-    return found
+            translation["type"] = types
+    if translation.get("nullable") is True:
+        _allow_null(translation)
+    return translation
 
 
-def _types(named: str | list[Any]) -> str | list[Any]:
+def _types(value: str | list[Any]) -> str | list[Any]:
     """Translate ``type`` to JSON Schema's names, as one name or a list as given."""
-    if isinstance(named, str):
-        name = named.strip().lower()
+    if isinstance(value, str):
+        name = value.strip().lower()
         name = ALIASES.get(name, name)
         return name if name in TYPES else ""
-    known = [_types(one) for one in named if isinstance(one, str)]
-    return list(dict.fromkeys(one for one in known if one))
+    types = [_types(item) for item in value if isinstance(item, str)]
+    return list(dict.fromkeys(item for item in types if item))
 
 
 def _allow_null(schema: dict[str, Any]) -> None:
@@ -169,39 +173,39 @@ def find_cycle(root: Any) -> str:
 
     No text matches ``{"$ref": "#"}``, and a grammar for it fails while it is matched.
     """
-    done: set[int] = set()
-    waiting = [root]
-    while waiting:
-        part = waiting.pop()
+    finished_ids: set[int] = set()
+    stack = [root]
+    while stack:
+        part = stack.pop()
         if isinstance(part, dict):
-            if reference := _find_cycle_at(part, root, done):
+            if reference := _find_cycle_at(part, root, finished_ids):
                 return reference
-            waiting += part.values()
+            stack += part.values()
         elif isinstance(part, list):
-            waiting += part
+            stack += part
     return ""
 
 
-def _find_cycle_at(start: dict[str, Any], root: Any, done: set[int]) -> str:
+def _find_cycle_at(start: dict[str, Any], root: Any, finished_ids: set[int]) -> str:
     """Search depth first, without recursion: references make paths of any length."""
     path: set[int] = set()
-    waiting: list[tuple[Any, str, bool]] = [(start, "", False)]
-    while waiting:
-        part, reference, is_left = waiting.pop()
+    stack: list[tuple[Any, str, bool]] = [(start, "", False)]
+    while stack:
+        part, reference, is_left = stack.pop()
         if is_left:
             path.discard(id(part))
-            done.add(id(part))
+            finished_ids.add(id(part))
         elif id(part) in path:
             return reference
-        elif isinstance(part, dict) and id(part) not in done:
+        elif isinstance(part, dict) and id(part) not in finished_ids:
             path.add(id(part))
-            waiting.append((part, reference, True))
-            if isinstance(given := part.get("$ref"), str):
-                waiting.append((resolve(given, root), given, False))
+            stack.append((part, reference, True))
+            if isinstance(target := part.get("$ref"), str):
+                stack.append((resolve(target, root), target, False))
             for name in ("allOf", "anyOf", "oneOf"):
                 branches = part.get(name)
                 if isinstance(branches, list):
-                    waiting += [(branch, reference, False) for branch in branches]
+                    stack += [(branch, reference, False) for branch in branches]
     return ""
 
 
@@ -213,33 +217,33 @@ _IN_PLACE = ("$defs", "definitions", "dependentSchemas", "allOf", "anyOf", "oneO
 _HELD = ("items", "prefixItems", "additionalItems", "additionalProperties")
 
 
-def close_objects(schema: Any, root: Any = None, whole: bool = True, depth: int = 0) -> Any:
+def close_objects(schema: Any, root: Any = None, is_alone: bool = True, depth: int = 0) -> Any:
     """Close the objects that name their members and do not mention others.
 
-    Grammars treat such a schema in the same way. ``whole``: no other schema adds members.
+    Grammars treat such a schema in the same way. ``is_alone``: no other schema adds members.
     """
     if not isinstance(schema, dict) or depth > 64:
         return schema
     top = schema if root is None else root
-    found = dict(schema)
+    copy = dict(schema)
     for name, part in schema.items():
         if name in _MEMBERS or name in _HELD:
-            found[name] = _close_each(part, name in _MEMBERS, top, True, depth)
+            copy[name] = _close_each(part, name in _MEMBERS, top, True, depth)
         elif name in _IN_PLACE:
             is_map = name in _SCHEMA_MAPS
-            found[name] = _close_each(part, is_map, top, False, depth)
-    if whole and _is_closed(schema, top, is_root=root is None):
+            copy[name] = _close_each(part, is_map, top, False, depth)
+    if is_alone and _is_closed(schema, top, is_root=root is None):
         composed = any(name in schema for name in _COMPOSED)
-        found["unevaluatedProperties" if composed else "additionalProperties"] = False
-    return found
+        copy["unevaluatedProperties" if composed else "additionalProperties"] = False
+    return copy
 
 
-def _close_each(part: Any, is_map: bool, root: Any, whole: bool, depth: int) -> Any:
+def _close_each(part: Any, is_map: bool, root: Any, is_alone: bool, depth: int) -> Any:
     if isinstance(part, list):
-        return [close_objects(inner, root, whole, depth + 1) for inner in part]
+        return [close_objects(inner, root, is_alone, depth + 1) for inner in part]
     if is_map and isinstance(part, dict):
-        return {key: close_objects(inner, root, whole, depth + 1) for key, inner in part.items()}
-    return part if is_map else close_objects(part, root, whole, depth + 1)
+        return {key: close_objects(inner, root, is_alone, depth + 1) for key, inner in part.items()}
+    return part if is_map else close_objects(part, root, is_alone, depth + 1)
 
 
 def _is_closed(schema: Any, root: Any, is_root: bool) -> bool:
@@ -247,9 +251,15 @@ def _is_closed(schema: Any, root: Any, is_root: bool) -> bool:
     parts = list(_alternatives(schema, root, 0, set()))
     if any(name in part for part in parts for name in _OPEN):
         return False
-    named = [part["properties"] for part in parts if isinstance(part.get("properties"), dict)]
+    properties_maps = [
+        part["properties"] for part in parts if isinstance(part.get("properties"), dict)
+    ]
     any_object = any(part.keys() <= _PLAIN and "object" in _find_types(part) for part in parts)
-    return bool(named) and (is_root or any(named)) and (not any_object or len(parts) == 1)
+    return (
+        bool(properties_maps)
+        and (is_root or any(properties_maps))
+        and (not any_object or len(parts) == 1)
+    )
 
 
 _PLAIN = frozenset({"type", "title", "description", "nullable", "default", "examples"})
@@ -258,12 +268,12 @@ _PLAIN = frozenset({"type", "title", "description", "nullable", "default", "exam
 
 def properties(root: Any) -> dict[str, list[Any]]:
     """Return the schemas of each parameter, from the root, its branches and its references."""
-    found: dict[str, list[Any]] = {}
+    schemas: dict[str, list[Any]] = {}
     for part in _alternatives(root, root, 0, set()):
-        own = part.get("properties")
-        for name, schema in own.items() if isinstance(own, dict) else ():
-            found.setdefault(name, []).append(schema)
-    return found
+        members = part.get("properties")
+        for name, schema in members.items() if isinstance(members, dict) else ():
+            schemas.setdefault(name, []).append(schema)
+    return schemas
 
 
 def additional(root: Any) -> Any:
@@ -275,17 +285,17 @@ def additional(root: Any) -> Any:
 
 
 def _alternatives(
-    schema: Any, root: Any, depth: int, seen: set[int]
+    schema: Any, root: Any, depth: int, visited_ids: set[int]
 ) -> Iterator[Mapping[str, Any]]:
     """Yield a schema and its branches and references, each once."""
-    if not isinstance(schema, dict) or depth > MAX_DEPTH or id(schema) in seen:
+    if not isinstance(schema, dict) or depth > MAX_DEPTH or id(schema) in visited_ids:
         return
-    seen.add(id(schema))
+    visited_ids.add(id(schema))
     yield schema
     for part in _branches(schema, "allOf", "anyOf", "oneOf"):
-        yield from _alternatives(part, root, depth + 1, seen)
+        yield from _alternatives(part, root, depth + 1, visited_ids)
     if "$ref" in schema:
-        yield from _alternatives(resolve(schema["$ref"], root), root, depth + 1, seen)
+        yield from _alternatives(resolve(schema["$ref"], root), root, depth + 1, visited_ids)
 
 
 def _branches(schema: Mapping[str, Any], *keywords: str) -> list[Any]:
@@ -304,43 +314,45 @@ def kinds(schema: Any, root: Any = None) -> frozenset[str]:
 
 
 def _find_kinds(
-    schema: Any, root: Any, depth: int, known: dict[int, frozenset[str]]
+    schema: Any, root: Any, depth: int, kinds_by_id: dict[int, frozenset[str]]
 ) -> frozenset[str]:
     """Return the types a schema allows, or none if it names none. Each schema is read once."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return frozenset()
-    if id(schema) not in known:
-        known[id(schema)] = frozenset()
-        known[id(schema)] = _read_kinds(schema, root, depth + 1, known)
-    return known[id(schema)]
+    if id(schema) not in kinds_by_id:
+        kinds_by_id[id(schema)] = frozenset()
+        kinds_by_id[id(schema)] = _read_kinds(schema, root, depth + 1, kinds_by_id)
+    return kinds_by_id[id(schema)]
 
 
 def _read_kinds(
-    schema: Mapping[str, Any], root: Any, depth: int, known: dict[int, frozenset[str]]
+    schema: Mapping[str, Any], root: Any, depth: int, kinds_by_id: dict[int, frozenset[str]]
 ) -> frozenset[str]:
-    if found := _find_types(schema):
-        return found
-    each = [_find_kinds(part, root, depth, known) for part in _branches(schema, "anyOf", "oneOf")]
-    if each and all(each):
-        return frozenset[str]().union(*each)
+    if types := _find_types(schema):
+        return types
+    branch_kinds = [
+        _find_kinds(part, root, depth, kinds_by_id) for part in _branches(schema, "anyOf", "oneOf")
+    ]
+    if branch_kinds and all(branch_kinds):
+        return frozenset[str]().union(*branch_kinds)
     target = resolve(schema["$ref"], root) if "$ref" in schema else None
-    if found := _find_kinds(target, root, depth, known):
-        return found
+    if types := _find_kinds(target, root, depth, kinds_by_id):
+        return types
     for part in _branches(schema, "allOf"):
-        if found := _find_kinds(part, root, depth, known):
-            return found
+        if types := _find_kinds(part, root, depth, kinds_by_id):
+            return types
     return _infer_types(schema)
 
 
 def _find_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    named = schema.get("type")
-    names = [named] if isinstance(named, str) else named if isinstance(named, list) else []
-    found = frozenset(name for name in names if isinstance(name, str))
-    if found:
-        return found
+    value = schema.get("type")
+    names = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    types = frozenset(name for name in names if isinstance(name, str))
+    if types:
+        return types
     if "const" in schema:
         return frozenset([_kind(schema["const"])])
-    return frozenset(map(_kind, schema["enum"])) if _is_list(schema, "enum") else found
+    return frozenset(map(_kind, schema["enum"])) if _is_list(schema, "enum") else types
 
 
 def _infer_types(schema: Mapping[str, Any]) -> frozenset[str]:
@@ -507,30 +519,30 @@ def _inside(schema: Mapping[str, Any], value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, dict):
         yield from _members(schema, value)
     elif isinstance(value, list):
-        every = [schema.get(name) for name in ("items", "contains", "unevaluatedItems")]
+        schemas = [schema.get(name) for name in ("items", "contains", "unevaluatedItems")]
         first = schema.get("prefixItems")
         first = first if isinstance(first, list) else schema.get("items")
         first = first if isinstance(first, list) else []
-        for part in filter(_is_schema, every):
+        for part in filter(_is_schema, schemas):
             yield from ((part, inner) for inner in value)
         yield from zip(first, value, strict=False)
 
 
 def _members(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    known = schema.get("properties")
-    known = known if isinstance(known, dict) else {}
-    others = [
+    members = schema.get("properties")
+    members = members if isinstance(members, dict) else {}
+    wildcards = [
         part
         for name in ("additionalProperties", "unevaluatedProperties")
         if isinstance(part := schema.get(name), dict)
     ]
     patterns = schema.get("patternProperties")
-    others += patterns.values() if isinstance(patterns, dict) else ()
-    if len(known) < len(value):
-        yield from ((known[name], value[name]) for name in known if name in value)
+    wildcards += patterns.values() if isinstance(patterns, dict) else ()
+    if len(members) < len(value):
+        yield from ((members[name], value[name]) for name in members if name in value)
     else:
-        yield from ((known[name], value[name]) for name in value if name in known)
-    for part in others:
+        yield from ((members[name], value[name]) for name in value if name in members)
+    for part in wildcards:
         yield from ((part, inner) for inner in value.values())
 
 

@@ -99,16 +99,16 @@ class StopText:
 
     def text(self, text: str) -> None:
         begin = len(self._held)
-        held = self._held = self._held + text
+        buffer = self._held = self._held + text
         if self._scan(text, begin):
             self._stop()
             return
-        keep = len(held) - self._automaton.depth[self._state]
+        keep = len(buffer) - self._automaton.depth[self._state]
         if self._stop_range is not None:  # it starts after the possible earlier stop, which is kept
             self._stop_range = (self._stop_range[0] - keep, self._stop_range[1] - keep)
-        self._held = held[keep:]
+        self._held = buffer[keep:]
         if keep:
-            self._sink(held[:keep])
+            self._sink(buffer[:keep])
 
     def marker(self, marker: str) -> bool:
         """Release the held text. Return True if it or the marker's own text contains a stop."""
@@ -125,9 +125,9 @@ class StopText:
         if self._stop_range is not None:
             self._stop()
             return
-        held, self._held, self._state = self._held, "", ROOT
-        if held:
-            self._sink(held)
+        buffer, self._held, self._state = self._held, "", ROOT
+        if buffer:
+            self._sink(buffer)
 
     def _scan(self, text: str, begin: int) -> bool:
         """Read ``text``, which begins at ``begin`` of the held text. Return True if a stop is found
@@ -153,7 +153,7 @@ class StopText:
         assert self._stop_range is not None
         start, end = self._stop_range
         self.stopped = self._held[start:end]
-        before = self._held[: end if self._include else start]
+        text = self._held[: end if self._include else start]
         self._held, self._stop_range = "", None
-        if before:
-            self._sink(before)
+        if text:
+            self._sink(text)

@@ -56,17 +56,17 @@ class Closing:
 
     @cached_property
     def _behind(self) -> re.Pattern[str]:
-        own = "|".join(
+        closing = "|".join(
             re.escape(word) + (r"[^<>]{0,130}>" if word in self.unfinished else "")
             for word in sorted(self.pairs, key=len, reverse=True)
         )
         frame = "|".join(map(re.escape, self.frame))
-        return re.compile(rf"(?:{own})?+(?:\s{{0,99}}+(?:{frame}))*+")
+        return re.compile(rf"(?:{closing})?+(?:\s{{0,99}}+(?:{frame}))*+")
 
     def find_behind(self, text: str, position: int) -> int:
         """Return the position behind the end of a value and its call at ``position``."""
-        found = self._behind.match(text, position)
-        return found.end() if found else position
+        match = self._behind.match(text, position)
+        return match.end() if match else position
 
     def begins_behind(self, text: str) -> bool:
         """Return True if only the beginning of a call, or of its frame, follows."""
@@ -96,12 +96,12 @@ class Tagged:
         self.tokens: frozenset[str] = frozenset()
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        closing, look = self._closing, 0
+        closing, offset = self._closing, 0
         while True:
-            start, after, tag = self._delimiters.find(text, look, more)
+            start, end, tag = self._delimiters.find(text, offset, more)
             if tag is None:
                 return self._write(text, start)
-            verdict = follows(text, after, self._words[tag], more)
+            verdict = follows(text, end, self._words[tag], more)
             if verdict is None:
                 return self._write(text, start)
             if verdict and tag in closing.nests:
@@ -110,18 +110,18 @@ class Tagged:
                 self._depth -= tag in closing.forced or tag in closing.unnests
             elif verdict:
                 self._write(text, start)
-                return self._name_end(tag), self._rest(text, start, after, tag)
-            look = after if tag in closing.nests or tag in closing.forced else start + 1
+                return self._name_end(tag), self._rest(text, start, end, tag)
+            offset = end if tag in closing.nests or tag in closing.forced else start + 1
 
     def plain(self, text: str) -> None:
         """Do nothing: every marker token arrives as a sign."""
 
     def truncate(self, text: str) -> tuple[str | None, str]:
         """Take text kept back at a cut: an unconfirmed closing tag, or a part of one."""
-        start, after, tag = self._delimiters.find(text, 0, more=False)
+        start, end, tag = self._delimiters.find(text, 0, more=False)
         if tag is None or tag in self._closing.nests or self._depth:
             return None, ""
-        return self._name_end(tag), self._rest(text, start, after, tag)
+        return self._name_end(tag), self._rest(text, start, end, tag)
 
     def _write(self, text: str, end: int) -> tuple[None, str]:
         if end:
@@ -135,10 +135,10 @@ class Tagged:
             return DONE
         return self._closing.unfinished.get(tag) or self._spell(tag)
 
-    def _rest(self, text: str, start: int, after: int, tag: str) -> str:
+    def _rest(self, text: str, start: int, end: int, tag: str) -> str:
         if tag in self._closing.implied or tag in self._closing.forced:
             return text[start:]
-        return text[after:].partition(">")[2] if tag in self._closing.unfinished else text[after:]
+        return text[end:].partition(">")[2] if tag in self._closing.unfinished else text[end:]
 
 
 class _Mark(Enum):
@@ -225,21 +225,21 @@ class CallValue(Tagged):
         self._text, self._look = text, 0
         while True:
             text = self._text
-            start, after, tag = self._delimiters.find(text, self._look, more)
-            verdict = follows(text, after, self._words[tag], more) if tag else None
+            start, end, tag = self._delimiters.find(text, self._look, more)
+            verdict = follows(text, end, self._words[tag], more) if tag else None
             if tag is None or verdict is None:
                 return self._leave(start, more)
-            self._look = after
-            taken = self._take_tag(start, tag, verdict, more)
-            if taken is not None:
-                return taken
+            self._look = end
+            result = self._take_tag(start, tag, verdict, more)
+            if result is not None:
+                return result
 
     def truncate(self, text: str) -> Taken:
         self._text = text
-        held = self._held
-        if held and held.has_end and (taken := self._settle(is_cut=True)):
-            return taken
-        is_open = held is not None and (held.depth > 0 or held.has_end)
+        buffer = self._held
+        if buffer and buffer.has_end and (result := self._settle(is_cut=True)):
+            return result
+        is_open = buffer is not None and (buffer.depth > 0 or buffer.has_end)
         start, _, tag = self._delimiters.find(text, 0, more=True)
         if tag == self._closing.call and not is_open:
             start = len(text)
@@ -262,8 +262,8 @@ class CallValue(Tagged):
         elif tag in closing.call_ends:
             return self._end_call(start, tag, verdict, more)
         elif tag in closing.forced:
-            ended = self._held is not None and (self._held.has_end or self._held.closed)
-            return self._end_value(start, tag) if verdict and not ended else None
+            has_end = self._held is not None and (self._held.has_end or self._held.closed)
+            return self._end_value(start, tag) if verdict and not has_end else None
         elif tag in closing.pairs:
             return self._take_closing(start, tag, verdict, more)
         elif verdict and not (self._held and self._held.depth):
@@ -272,14 +272,14 @@ class CallValue(Tagged):
 
     def _take_closing(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
         """Take a closing tag of the value's own kind."""
-        held, text, after = self._held, self._text, self._look
-        if held and held.depth:
-            if verdict and not held.has_end and not held.fallback:
-                held.fallback = held.size + start, tag
+        buffer, text, end = self._held, self._text, self._look
+        if buffer and buffer.depth:
+            if verdict and not buffer.has_end and not buffer.fallback:
+                buffer.fallback = buffer.size + start, tag
             return None
-        if follows(text, after, self._closing.pairs[tag], more):
+        if follows(text, end, self._closing.pairs[tag], more):
             return self._end_value(start, tag)
-        if verdict and follows(text, after, self._closing.nexts[tag], more):
+        if verdict and follows(text, end, self._closing.nexts[tag], more):
             return self._take_next(start, tag)
         if verdict:
             return self._end_value(start, tag)
@@ -289,41 +289,41 @@ class CallValue(Tagged):
 
     def _open_call(self, start: int) -> None:
         in_doubt = self._held is None and self._opens_line(start)
-        held, position = self._hold(start)
-        held.in_doubt |= in_doubt
-        if not held.depth and held.has_end:
-            held.marks.append((_Mark.OPEN, position, ""))
-        held.depth += 1
+        buffer, position = self._hold(start)
+        buffer.in_doubt |= in_doubt
+        if not buffer.depth and buffer.has_end:
+            buffer.marks.append((_Mark.OPEN, position, ""))
+        buffer.depth += 1
 
     def _opens_line(self, start: int) -> bool:
         """Return True if an offered tool's call opens at the beginning of a line."""
-        named, names = _NAME.match(self._text, self._look), self._calls.names
-        offered = not names or (named is not None and named[1] in names)
+        match, names = _NAME.match(self._text, self._look), self._calls.names
+        offered = not names or (match is not None and match[1] in names)
         return offered and (self._text[start - 1 : start] or self._last) == "\n"
 
     def _end_value(self, start: int, tag: str) -> Taken | None:
         """End the value and its call, if the rest of the output confirms it."""
         if self._calls.settled:
             return self._close(self._position(start), tag)
-        held, position = self._hold(start)
-        held.marks.append((_Mark.END, position, tag))
-        held.has_end = True
+        buffer, position = self._hold(start)
+        buffer.marks.append((_Mark.END, position, tag))
+        buffer.has_end = True
         return None
 
     def _end_call(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
-        held, closing = self._held, self._closing
-        if held is None or not held.depth:
+        buffer, closing = self._held, self._closing
+        if buffer is None or not buffer.depth:
             if verdict and (tag in closing.implied or tag in closing.forced):
                 return self._end_value(start, tag)
             self._mark(_Mark.STRAY, start)
             return None
-        held.depth -= 1
-        if held.depth or held.has_end:
+        buffer.depth -= 1
+        if buffer.depth or buffer.has_end:
             return None
-        if not verdict and not held.closed:
+        if not verdict and not buffer.closed:
             self._release(self._look)
-        elif verdict and not held.closed and not self._goes_on(more):
-            held.closed = held.fallback or (held.size + start, tag)
+        elif verdict and not buffer.closed and not self._goes_on(more):
+            buffer.closed = buffer.fallback or (buffer.size + start, tag)
         return None
 
     def _mark(self, kind: _Mark, start: int) -> None:
@@ -375,8 +375,8 @@ class CallValue(Tagged):
             self._held.parts.append(text[:end])
             self._held.size += end
             return None, text[end:]
-        if taken := self._settle():
-            return taken
+        if result := self._settle():
+            return result
         self._release(len(text))
         return None, ""
 
@@ -385,16 +385,18 @@ class CallValue(Tagged):
 
         If the output ``is_cut``, text after a call's end may be the rest of the value.
         """
-        held = self._held
-        assert held is not None
+        buffer = self._held
+        assert buffer is not None
         ends = self._find_ends(text := self._whole(self._text))
         end = ends.last
         if end and is_cut and not self._closing.begins_behind(text[ends.behind :].lstrip()):
-            has_call = any(kind is _Mark.OPEN and at >= ends.behind for kind, at, _ in held.marks)
+            has_call = any(
+                kind is _Mark.OPEN and position >= ends.behind for kind, position, _ in buffer.marks
+            )
             end = end if has_call else None
         is_doubtful = ends.is_doubtful
         if end is None and not is_cut:
-            end, is_doubtful = held.closed, held.in_doubt
+            end, is_doubtful = buffer.closed, buffer.in_doubt
         if end is None:
             return None
         if is_doubtful:

@@ -87,16 +87,16 @@ class Tags:
 
     @cached_property
     def outer(self) -> tuple[str, ...]:
-        others = (tag for pair in self.others for tag in pair)
-        return tuple(filter(None, (self.section, self.section_end, *self.ends, *others)))
+        extra_tags = (tag for pair in self.others for tag in pair)
+        return tuple(filter(None, (self.section, self.section_end, *self.ends, *extra_tags)))
 
     @cached_property
     def spellings(self) -> tuple[Mapping[str, Tags], Mapping[str, Tags]]:
         """These tags and the form with attributes, by the opening of a call and of a parameter."""
         call, parameter = self.attributes
-        others = [replace(self, call=call, parameter=parameter, attributes=("", ""))]
-        every = (self, *others) if call else (self,)
-        return {tags.call: tags for tags in every}, {tags.parameter: tags for tags in every}
+        variants = [replace(self, call=call, parameter=parameter, attributes=("", ""))]
+        forms = (self, *variants) if call else (self,)
+        return {tags.call: tags for tags in forms}, {tags.parameter: tags for tags in forms}
 
     @cached_property
     def sections(self) -> tuple[str, ...]:
@@ -111,9 +111,9 @@ class Tags:
     def _tails(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
         """Patterns for closing tags after a closed section, and for their beginnings."""
         tags = (self.parameter_end, self.call_end, *self.section_ends)
-        whole = rf"(?:\s{{0,99}}+(?:{'|'.join(map(re.escape, tags))}))"
-        begun = "|".join(map(match_beginnings, tags))
-        return re.compile(f"{whole}+"), re.compile(rf"{whole}*+\s{{0,99}}+(?:\Z|{begun})")
+        pattern = rf"(?:\s{{0,99}}+(?:{'|'.join(map(re.escape, tags))}))"
+        beginnings = "|".join(map(match_beginnings, tags))
+        return re.compile(f"{pattern}+"), re.compile(rf"{pattern}*+\s{{0,99}}+(?:\Z|{beginnings})")
 
     @property
     def next_parameters(self) -> tuple[str, ...]:
@@ -133,13 +133,13 @@ class Tags:
         return dict.fromkeys(lexicon.words(self.call)) | words
 
     def after_parameter(self, lexicon: Lexicon) -> Follow:
-        then = self.after_call(lexicon)
+        next_words = self.after_call(lexicon)
         words: Follow = dict.fromkeys(lexicon.words(self.parameter))
         for word in lexicon.words(self.call_end):
-            words[word] = then if self.section else None
+            words[word] = next_words if self.section else None
         if self.strays:
-            words |= dict.fromkeys(self.strays, then)
-        words |= then
+            words |= dict.fromkeys(self.strays, next_words)
+        words |= next_words
         if lexicon.is_token(self.section_end):
             words |= dict.fromkeys(lexicon.words(self.section_end), self.again(lexicon))
         return words
@@ -180,9 +180,9 @@ class Tags:
         tags: dict[str, Any] = {
             name: spell(tag) for name, tag in asdict(self).items() if isinstance(tag, str)
         }
-        others = tuple((spell(opening), spell(closing)) for opening, closing in self.others)
+        extra_pairs = tuple((spell(opening), spell(closing)) for opening, closing in self.others)
         older = self.older._spell(fragment) if self.older else None
-        return replace(self, **tags, others=others, older=older)
+        return replace(self, **tags, others=extra_pairs, older=older)
 
     def _section(self, opener: str, context: ParsingContext) -> Routine:
         """Read calls up to the end of the section, in which other text is content."""
@@ -204,8 +204,10 @@ class Tags:
         if FRAGMENT in self.section:
             yield Skipping(*self._tails)
         if self.section:
-            lost = yield Ahead(context.follow(None, self.parameter), lexicon.delimiters(), lexicon)
-            if lost == Ahead.YES:
+            verdict = yield Ahead(
+                context.follow(None, self.parameter), lexicon.delimiters(), lexicon
+            )
+            if verdict == Ahead.YES:
                 context.calls.doubt()
 
     def read(self, context: ParsingContext, marker: str = "") -> Subroutine:
@@ -222,9 +224,9 @@ class Tags:
             marker = yield from self._json(context)
         while marker not in self.section_ends:
             if marker in calls:
-                one = _Call(calls[marker], context, parameters)
-                marker = yield from one.read(is_broken)
-                is_broken |= one.is_broken
+                call = _Call(calls[marker], context, parameters)
+                marker = yield from call.read(is_broken)
+                is_broken |= call.is_broken
             else:
                 if marker in parameters or marker == self.parameter_end:
                     context.calls.doubt()
@@ -259,10 +261,10 @@ class Tags:
     def _read_unwrapped(self, delimiters: Delimiters, context: ParsingContext) -> Subroutine:
         """Read calls without their section's opening tag. Return the marker that ended them."""
         content = context.out.content
-        spelled = bool(self.section) and content.tail.rstrip().endswith(self.section)
-        quoted = spelled or content.fence.is_inline
-        if quoted or not (yield from opens(self.call, self._head(context), context)):
-            if quoted:
+        is_spelled = bool(self.section) and content.tail.rstrip().endswith(self.section)
+        is_quoted = is_spelled or content.fence.is_inline
+        if is_quoted or not (yield from opens(self.call, self._head(context), context)):
+            if is_quoted:
                 content.unmark(self.call)
             return ""
         marker = self.call
@@ -280,23 +282,25 @@ class Tags:
         return self.head(context.lexicon, context.calls.names or (NAME,))
 
     def head(self, lexicon: Lexicon, names: Iterable[str] = (NAME,)) -> Follow:
-        named, quoted = self._heads(lexicon, names)
+        bare_head, quoted_head = self._heads(lexicon, names)
         if self.call.endswith("name="):
-            return quoted
-        return {"name=": quoted, **named} if self.call.endswith(" ") else named
+            return quoted_head
+        return {"name=": quoted_head, **bare_head} if self.call.endswith(" ") else bare_head
 
     def any_head(self, lexicon: Lexicon) -> Follow:
         """Return the rest of an opening tag in any form that models write."""
-        named, quoted = self._heads(lexicon, (NAME,))
-        return {"name=": {**quoted, **named}, **quoted, **named}
+        bare_head, quoted_head = self._heads(lexicon, (NAME,))
+        return {"name=": {**quoted_head, **bare_head}, **quoted_head, **bare_head}
 
     def _heads(self, lexicon: Lexicon, names: Iterable[str]) -> tuple[Follow, Follow]:
         """Return the rest of an opening tag with a bare name and with a quoted one."""
         inside: Follow = dict.fromkeys(lexicon.words(self.parameter, self.call_end))
         bare: Follow = {">": inside}
-        named: Follow = dict.fromkeys(names, bare)
-        quoted: Follow = {quote: {name: {quote: bare} for name in named} for quote in "\"'"}
-        return named, quoted
+        bare_head: Follow = dict.fromkeys(names, bare)
+        quoted_head: Follow = {
+            quote: {name: {quote: bare} for name in bare_head} for quote in "\"'"
+        }
+        return bare_head, quoted_head
 
 
 class _Call:
@@ -346,9 +350,9 @@ class _Call:
             text, marker = text.removesuffix("/").rstrip(), _EMPTY
         if text.count('"') % 2 or (marker == "\n" and self._tags.parameter.endswith("name=")):
             self._context.calls.spoil()
-        found = _TYPE.search(text)
-        name = text[: found.start()] if found else text
-        return name.removeprefix("name=").strip("\"' \t"), found[1] if found else None, marker
+        match = _TYPE.search(text)
+        name = text[: match.start()] if match else text
+        return name.removeprefix("name=").strip("\"' \t"), match[1] if match else None, marker
 
     def _parameters(self, arguments: ArgumentsWriter) -> Subroutine:
         tags, spellings = self._tags, self._spellings
@@ -398,15 +402,15 @@ class _Call:
         except Ended:
             end.end(closed=True)
             raise
-        closed = marker not in (DONE, FORCED)
-        is_broken = end.end(closed=closed)
-        own = tags.parameter.rstrip("=").partition(" ")[0], tags.parameter_end
+        is_closed = marker not in (DONE, FORCED)
+        is_broken = end.end(closed=is_closed)
+        own_tags = tags.parameter.rstrip("=").partition(" ")[0], tags.parameter_end
         text = arguments.text
-        opened = text.lstrip()
-        doubled = opened.startswith(tags.parameter) and (
-            opened.removeprefix(tags.parameter).lstrip("\"'").startswith(name)
+        head = text.lstrip()
+        is_doubled = head.startswith(tags.parameter) and (
+            head.removeprefix(tags.parameter).lstrip("\"'").startswith(name)
         )
-        is_broken = is_broken or doubled or has_own_tags(text, *own, closed=closed)
+        is_broken = is_broken or is_doubled or has_own_tags(text, *own_tags, closed=is_closed)
         if is_broken or _ATTRIBUTE.match(text) or self._swallows_end(text):
             self._context.calls.spoil()
         return marker
@@ -444,7 +448,7 @@ class _Call:
     def _find_closing(self) -> Closing:
         """Return the tags that end a value, with the line break before them."""
         tags, lexicon = self._tags, self._context.lexicon
-        then = tags.after_parameter(lexicon)
+        next_words = tags.after_parameter(lexicon)
         words: dict[str, Follow | None] = {}
         implied: set[str] = set()
         unfinished: dict[str, str] = {}
@@ -452,9 +456,9 @@ class _Call:
             for word in lexicon.words(tags.parameter_end):
                 if word == tags.parameter_end:
                     unfinished[line + word[:-1]] = word
-                    words[line + word[:-1]] = _allow_drift(then)
+                    words[line + word[:-1]] = _allow_drift(next_words)
                 else:
-                    words[line + word] = then
+                    words[line + word] = next_words
         for line in {"", "\n", tags.line_end or tags.line}:
             for word in lexicon.words(tags.call_end):
                 words[line + word] = tags.after_call(lexicon)
@@ -467,7 +471,7 @@ class _Call:
         words[call] = tags.any_head(lexicon)
         end: Follow = dict.fromkeys(lexicon.words(tags.call_end))
         following: Follow = {parameter: None}
-        own = words.keys() - implied - {call}
+        own_ends = words.keys() - implied - {call}
         closing = Closing(
             words,
             implied,
@@ -475,9 +479,10 @@ class _Call:
             call=call,
             call_ends=call_ends,
             parameter=parameter,
-            pairs={word: _allow_drift(end) if word in unfinished else end for word in own},
+            pairs={word: _allow_drift(end) if word in unfinished else end for word in own_ends},
             nexts={
-                word: _allow_drift(following) if word in unfinished else following for word in own
+                word: _allow_drift(following) if word in unfinished else following
+                for word in own_ends
             },
             frame=tags.frame(lexicon),
         )
@@ -493,10 +498,10 @@ class _Call:
         return replace(inner, words={**inner.words, **outer}, forced=(end,), nests=(start,))
 
 
-def _allow_drift(then: Follow) -> Follow:
+def _allow_drift(next_words: Follow) -> Follow:
     """Allow a number or the parameter's name in a closing tag, which models sometimes add."""
-    end: Follow = {">": then}
-    return {">": then, "=": {NAME: end}, NAME: end}
+    end: Follow = {">": next_words}
+    return {">": next_words, "=": {NAME: end}, NAME: end}
 
 
 _TYPES = {

@@ -148,10 +148,10 @@ class ToolSchema:
         if self._validator is None or not self._is_cheap(arguments):
             return Outcome.UNCHECKED
         try:
-            accepted = self._validator.is_valid(arguments)
+            is_valid = self._validator.is_valid(arguments)
         except (ValidationError, ReferencingError, ValueError):
             return Outcome.UNCHECKED
-        return Outcome.VALID if accepted else Outcome.SCHEMA_MISMATCH
+        return Outcome.VALID if is_valid else Outcome.SCHEMA_MISMATCH
 
     def _is_cheap(self, arguments: Mapping[str, Any]) -> bool:
         try:
@@ -235,8 +235,8 @@ class FreeText:
             arguments = self._held[head.end() :]
         if self._text.closed:
             return ""
-        said = self._text.write(arguments)
-        return said[: -len(self._text.left)] if self._text.left else said
+        text = self._text.write(arguments)
+        return text[: -len(self._text.left)] if self._text.left else text
 
     def end(self) -> str:
         """Return the rest of the text.
@@ -246,17 +246,17 @@ class FreeText:
         """
         if self._text is not None:
             return ""
-        written = self._held
+        source = self._held
         try:
-            value = json.loads(written)
+            value = json.loads(source)
         except (ValueError, RecursionError):
-            return written
+            return source
         if isinstance(value, dict) and isinstance(text := value.get(ARGUMENT, ""), str):
-            return "".join(_replace_surrogate(char, written) for char in text)
-        return written
+            return "".join(_replace_surrogate(char, source) for char in text)
+        return source
 
 
-def _replace_surrogate(char: str, written: str) -> str:
+def _replace_surrogate(char: str, source: str) -> str:
     """Replace a lone surrogate in decoded text, unless it is a FRAGMENT that was written."""
-    alone = "\ud800" <= char <= "\udfff" and not (char == FRAGMENT and FRAGMENT in written)
-    return REPLACED if alone else char
+    is_lone = "\ud800" <= char <= "\udfff" and not (char == FRAGMENT and FRAGMENT in source)
+    return REPLACED if is_lone else char

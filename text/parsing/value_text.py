@@ -31,10 +31,10 @@ def holds_next(text: str, opening: str, end: str) -> bool:
     that nothing closes. A complete element that a value quotes is opened first.
     """
     last = text.rfind(opening)
-    before = text.rfind(end, 0, max(0, last))
-    if before < 0 or end in text[last:] or last - before - len(end) > _LONGEST_GAP:
+    last_end = text.rfind(end, 0, max(0, last))
+    if last_end < 0 or end in text[last:] or last - last_end - len(end) > _LONGEST_GAP:
         return False
-    return text.count(end, 0, last) > text.count(opening, 0, before)
+    return text.count(end, 0, last) > text.count(opening, 0, last_end)
 
 
 _LONGEST_GAP = 100
@@ -73,24 +73,24 @@ class MisspeltEnd:
             self._sink(text)
             return
         text = self._held + text
-        found = _TAG_AT_END.search(text, max(0, len(text) - 170))
-        end = found.start() if found else len(text)
+        match = _TAG_AT_END.search(text, max(0, len(text) - 170))
+        end = match.start() if match else len(text)
         self._held = text[end:]
         if end:
             self._sink(text[:end])
 
     def end(self, closed: bool) -> bool:
         """Return True if a tag of the format is left in the value, which its own tag ``closed``."""
-        held, self._held = self._held, ""
-        if not held or (not closed and self._is_own(held)):
+        tag, self._held = self._held, ""
+        if not tag or (not closed and self._is_own(tag)):
             return self._holds_another()
-        self._sink(held)
-        if not closed and (FRAGMENT in held or self._is_unopened(held)):
+        self._sink(tag)
+        if not closed and (FRAGMENT in tag or self._is_unopened(tag)):
             return True
         return self._holds_another()
 
-    def _is_unopened(self, written: str) -> bool:
-        word = written.strip("</> \t\n")
+    def _is_unopened(self, tag: str) -> bool:
+        word = tag.strip("</> \t\n")
         return bool(word) and f"<{word}" not in "".join(self._parts)
 
     def _holds_another(self) -> bool:
@@ -100,18 +100,18 @@ class MisspeltEnd:
         if text.count(closing) <= text.count(self._opening):
             return False
         name = self._opening.strip("<=").removesuffix(" name")
-        for found in _NEXT_TAG.finditer(text):
-            written, following = found[1].rstrip(">"), found[2]
-            if written == closing and (
+        for match in _NEXT_TAG.finditer(text):
+            tag, following = match[1].rstrip(">"), match[2]
+            if tag == closing and (
                 following.startswith(("name=", "<name="))
                 or SequenceMatcher(None, following.strip("< "), name).ratio() >= _ALIKE
             ):
                 return True
         return False
 
-    def _is_own(self, written: str) -> bool:
-        one, other = (tag.strip("</> \t\n" + FRAGMENT) for tag in (written, self._tag))
-        return one == self._name or SequenceMatcher(None, one, other).ratio() >= _ALIKE
+    def _is_own(self, tag: str) -> bool:
+        text, own_text = (markup.strip("</> \t\n" + FRAGMENT) for markup in (tag, self._tag))
+        return text == self._name or SequenceMatcher(None, text, own_text).ratio() >= _ALIKE
 
 
 class LeadingBreak:

@@ -36,8 +36,8 @@ class _Pieces(dict[int, bytes]):
         self._piece = piece
 
     def __missing__(self, token_id: int) -> bytes:
-        self[token_id] = found = self._piece(token_id)
-        return found
+        self[token_id] = piece = self._piece(token_id)
+        return piece
 
 
 class _Texts(dict[int, str | None]):
@@ -49,11 +49,11 @@ class _Texts(dict[int, str | None]):
 
     def __missing__(self, token_id: int) -> str | None:
         try:
-            found = self._pieces[token_id].decode()
+            text = self._pieces[token_id].decode()
         except UnicodeDecodeError:
-            found = None
-        self[token_id] = found
-        return found
+            text = None
+        self[token_id] = text
+        return text
 
 
 class Vocabulary:
@@ -95,8 +95,8 @@ class Vocabulary:
             AddedToken(token_id, token.content, token.special or token.content in ends)
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
         ]
-        others = set(ends) - {token.text for token in added}
-        ids = {text: tokenizer.token_to_id(text) for text in others}
+        unknown_ends = set(ends) - {token.text for token in added}
+        ids = {text: tokenizer.token_to_id(text) for text in unknown_ends}
         added += [AddedToken(id_, text, True) for text, id_ in ids.items() if id_ is not None]
         kind = _decoder_kind(tokenizer)
         return cls(
@@ -135,8 +135,8 @@ class Vocabulary:
     @cached_property
     def suffix(self) -> str:
         """Suffix that the checkpoint adds to its markers: ``:6124c78e`` in ``<think:6124c78e>``."""
-        found = filter(None, map(_SUFFIXED.fullmatch, self.ids))
-        return next((match[1] for match in found), "")
+        matches = filter(None, map(_SUFFIXED.fullmatch, self.ids))
+        return next((match[1] for match in matches), "")
 
     def structure(
         self,
@@ -209,10 +209,10 @@ class Decoder:
 def _ends(folder: Path) -> tuple[str, ...]:
     """Return the end-of-sequence token that a folder's tokenizer_config.json names."""
     file = folder / "tokenizer_config.json"
-    named = (
+    token = (
         json.loads(file.read_text(encoding="utf-8")).get("eos_token") if file.is_file() else None
     )
-    text = named.get("content") if isinstance(named, dict) else named
+    text = token.get("content") if isinstance(token, dict) else token
     return (text,) if isinstance(text, str) and text else ()
 
 
@@ -236,8 +236,8 @@ def _byte_alphabet() -> dict[str, int]:
     """Return the bytes by the characters that byte-level BPE writes for them."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(256) if byte not in printable]
-    return alphabet | {chr(256 + n): byte for n, byte in enumerate(others)}
+    other_bytes = [byte for byte in range(256) if byte not in printable]
+    return alphabet | {chr(256 + n): byte for n, byte in enumerate(other_bytes)}
 
 
 def _byte_level(tokenizer: Tokenizer) -> Callable[[int], bytes]:

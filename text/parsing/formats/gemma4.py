@@ -63,9 +63,9 @@ class BareKeys:
         while marker == self.call:
             marker = yield from self._call(context)
             if marker == DONE:
-                behind: list[str] = []
-                marker = yield Until(delimiters, behind.append, markup=True)
-                if "".join(behind).strip(" \n})"):
+                tail: list[str] = []
+                marker = yield Until(delimiters, tail.append, markup=True)
+                if "".join(tail).strip(" \n})"):
                     context.calls.doubt()
 
     def _call(self, context: ParsingContext) -> Subroutine:
@@ -73,8 +73,8 @@ class BareKeys:
         delimiters, calls = context.lexicon.delimiters, context.calls
         header: list[str] = []
 
-        def begin(written: str) -> None:
-            name = written.strip().lstrip(":").removeprefix(BARE).strip()
+        def begin(text: str) -> None:
+            name = text.strip().lstrip(":").removeprefix(BARE).strip()
             if name and not _NO_NAME.search(name):
                 last = name.rpartition(":")[2] if ":" in name else ""
                 calls.begin(last if calls.find(last) and not calls.find(name) else name)
@@ -103,8 +103,8 @@ class BareKeys:
         ends = context.lexicon.delimiters(self.quote, self.call, self.call_end)
         while (marker := (yield _Outside(ends, members))) == self.quote:
             if members.is_in_word and context.calls.repairing:
-                behind = dict.fromkeys(",}]") | context.follow(None, self.call_end)
-                closes = yield Ahead(behind, context.lexicon.delimiters(), context.lexicon)
+                next_words = dict.fromkeys(",}]") | context.follow(None, self.call_end)
+                closes = yield Ahead(next_words, context.lexicon.delimiters(), context.lexicon)
                 if closes == Ahead.YES:
                     members.close_word()
                     continue
@@ -119,26 +119,26 @@ class BareKeys:
         return marker
 
     def _closing(self, context: ParsingContext, in_parentheses: bool) -> Closing:
-        found: Closing = context.lexicon.remember(
+        closing: Closing = context.lexicon.remember(
             (self, context.sound, in_parentheses),
             lambda: self._find_closing(context, in_parentheses),
         )
-        return found
+        return closing
 
     def _find_closing(self, context: ParsingContext, in_parentheses: bool) -> Closing:
         """Return the ends of a string: its own token, or the end of the call before valid text."""
-        after: Follow = dict.fromkeys(",:}]") | context.follow(None, self.call_end)
+        next_words: Follow = dict.fromkeys(",:}]") | context.follow(None, self.call_end)
         if in_parentheses:
-            after[")"] = context.follow(None, self.call_end, self.call)
+            next_words[")"] = context.follow(None, self.call_end, self.call)
         value: Follow = dict.fromkeys([*"[{-0123456789", "true", "false", "null"])
         value |= context.follow(None, self.quote)
-        after[NAME] = {":": value, "=": value}
-        words = context.follow(after, self.quote)
+        next_words[NAME] = {":": value, "=": value}
+        words = context.follow(next_words, self.quote)
         if context.sound or not context.lexicon.is_token(self.call_end):
             return Closing(words)
         end = context.lexicon.sign(self.call_end)
-        again = context.follow({BARE: None}, self.call)
-        return Closing({**words, end: again}, forced=(end,))
+        next_call = context.follow({BARE: None}, self.call)
+        return Closing({**words, end: next_call}, forced=(end,))
 
 
 class _Outside:
@@ -153,11 +153,11 @@ class _Outside:
         self.tokens = delimiters.tokens
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        start, after, marker = self._delimiters.find(text, 0, more)
-        taken = self._members.take(text[:start])
+        start, end, marker = self._delimiters.find(text, 0, more)
+        num_chars = self._members.take(text[:start])
         if self._members.ended:
-            return DONE, text[taken:]
-        return marker, text[after:]
+            return DONE, text[num_chars:]
+        return marker, text[end:]
 
     def plain(self, text: str) -> None:
         self._members.take(text)
@@ -198,9 +198,9 @@ class Members:
 
     def take(self, text: str) -> int:
         """Take characters up to the last bracket. Return their number."""
-        for at, char in enumerate(text):
+        for index, char in enumerate(text):
             if self.ended:
-                return at
+                return index
             if self._may_end:
                 self._end_quotes(char)
             if self._quote:
@@ -282,8 +282,8 @@ class Members:
     def _allowed(self) -> frozenset[str]:
         """Allowed types of the current member, if it is a parameter."""
         tool = self._calls.tool
-        known = len(self._closers) == 1 and self._calls.repairing
-        return tool.kinds(self._key) if known and tool is not None else STRING
+        is_parameter = len(self._closers) == 1 and self._calls.repairing
+        return tool.kinds(self._key) if is_parameter and tool is not None else STRING
 
     @property
     def text(self) -> str:
@@ -299,11 +299,11 @@ class Members:
 
     def _write_typed(self, text: str, allowed: frozenset[str]) -> None:
         """Write a string as another type, because the schema allows no string."""
-        written = as_json(text, allowed)
-        if not written.startswith('"'):
+        json_text = as_json(text, allowed)
+        if not json_text.startswith('"'):
             self._calls.repair(Repair.QUOTED_VALUE)
             self._calls.keep_raw(text)
-        self._write(written)
+        self._write(json_text)
 
     def _take_quoted(self, char: str) -> None:
         """Take a character of a quoted string, as in JSON or Python."""

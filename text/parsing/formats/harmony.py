@@ -135,10 +135,10 @@ class _Stray(Skipping):
         self._sink = sink
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        taken, rest = super().take(text, more)
-        if taken == self.YES:
+        verdict, remainder = super().take(text, more)
+        if verdict == self.YES:
             self._sink(text)
-        return taken, rest
+        return verdict, remainder
 
 
 def _read_header(
@@ -151,8 +151,8 @@ def _read_header(
         parts[marker].append(" ")
         marker = yield Until(delimiters, parts[marker].append)
     channel = "".join(parts[CHANNEL]).split()
-    found = _RECIPIENT.search("".join([*parts[START], " ", *parts[CHANNEL]]))
-    recipient = found["name"] if found and found["name"] not in _ROLES else None
+    match = _RECIPIENT.search("".join([*parts[START], " ", *parts[CHANNEL]]))
+    recipient = match["name"] if match and match["name"] not in _ROLES else None
     text = "".join(text for part in parts.values() for text in part)
     inline = text[text.find("{") :].strip() if "{" in text else ""
     return channel[0] if channel else "", recipient, marker, inline

@@ -144,17 +144,17 @@ def _read_xlam(opener: str, context: ParsingContext) -> Routine:
     names = context.calls.names or (NAME,)
     quoted: Follow = {name: {'"': {",": None}} for name in names}
     first: Follow = {"{": {'"name"': {":": {'"': quoted}}}}
-    spelled: Follow = {**first, "TOOL_CALLS]": {"[": first}}
-    head: Follow = {"[": first} if opener == _FENCE else spelled
+    any_head: Follow = {**first, "TOOL_CALLS]": {"[": first}}
+    head: Follow = {"[": first} if opener == _FENCE else any_head
     if not (yield from opens(opener, head, context)):
         return
     delimiters = context.lexicon.delimiters("```", *_MARKED)
     quotes = context.quotes(dict.fromkeys(_MARKED, OBJECT))
-    content, before = context.out.content, [opener]
+    content, prefix = context.out.content, [opener]
     calls = JsonCalls(context.calls, delimiters, content.write, closed=False, quotes=quotes)
-    yield Until(context.lexicon.delimiters("{"), before.append)
+    yield Until(context.lexicon.delimiters("{"), prefix.append)
     if (
-        yield from calls.object(lambda text: content.unmark("".join([*before, "{", text])))
+        yield from calls.object(lambda text: content.unmark("".join([*prefix, "{", text])))
     ) == DONE:
         yield from calls.read()
     if opener == _FENCE:
@@ -201,9 +201,9 @@ def _read_llama_anywhere(opener: str, context: ParsingContext) -> Routine:
 
 def _llama_head(context: ParsingContext) -> Follow:
     arguments: Follow = {'"parameters"': {":": None}, '"arguments"': {":": None}}
-    named: Follow = {'"': {",": arguments}}
+    name_end: Follow = {'"': {",": arguments}}
     names = context.calls.names or (NAME,)
-    quoted: Follow = dict.fromkeys(names, named)
+    quoted: Follow = dict.fromkeys(names, name_end)
     return {'"name"': {":": {'"': quoted}}}
 
 
@@ -245,23 +245,23 @@ def _read_mistral(opener: str, context: ParsingContext) -> Routine:
 
 def _find_ends(context: ParsingContext) -> Mapping[str, Follow]:
     """Return the marker that ends an unclosed string: the next call with a complete head."""
-    named: Follow = {'{"': None} | context.follow(None, _ARGUMENTS, _CALL_ID)
-    return {_CALL: {"[": {'{"': None}, NAME: named}}
+    name_end: Follow = {'{"': None} | context.follow(None, _ARGUMENTS, _CALL_ID)
+    return {_CALL: {"[": {'{"': None}, NAME: name_end}}
 
 
 def _read_named(first: str, quotes: Quotes, context: ParsingContext) -> Subroutine:
     """Read a name, an optional id and the arguments. Return DONE after them."""
-    name: list[str] = []
-    own: list[str] = []
+    name_parts: list[str] = []
+    id_parts: list[str] = []
     ends = context.lexicon.delimiters(_ARGUMENTS, _CALL_ID, _CALL, "{")
     marker = first
     if first not in (_ARGUMENTS, _CALL_ID):
-        marker = yield from last_name(ends, name, context.calls.begin)
+        marker = yield from last_name(ends, name_parts, context.calls.begin)
     if marker == _CALL_ID:
-        marker = yield Until(ends, own.append)
-    if not "".join(name).strip():
+        marker = yield Until(ends, id_parts.append)
+    if not "".join(name_parts).strip():
         return marker
-    context.calls.begin("".join(name).strip(), "".join(own).strip() or None)
+    context.calls.begin("".join(name_parts).strip(), "".join(id_parts).strip() or None)
     marker = yield from _read_arguments(marker, quotes, context)
     context.calls.close(is_fragile=context.calls.is_bare)
     return marker

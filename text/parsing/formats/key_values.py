@@ -83,7 +83,7 @@ class KeyValues:
     def _read(self, opener: str, context: ParsingContext) -> Routine:
         """Read one call, or a section of calls. Other text in a section is content."""
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
-        between = context.lexicon.delimiters(*self.outer)
+        delimiters = context.lexicon.delimiters(*self.outer)
         begins: Follow = {NAME: None, "{": None} if opener == self.call else {self.call: None}
         if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
             return
@@ -94,7 +94,7 @@ class KeyValues:
             elif opener == self.call:
                 return
             else:
-                marker = yield Until(between, stray.write, stray=context.stray, markup=True)
+                marker = yield Until(delimiters, stray.write, stray=context.stray, markup=True)
 
     def _call(self, context: ParsingContext) -> Subroutine:
         parts: list[str] = []
@@ -106,13 +106,13 @@ class KeyValues:
         if first in delimiters.markers:
             return (yield from self._pass("", first, context))
         marker = yield from last_name(delimiters, parts, context.calls.begin)
-        written = "".join(parts).strip()
+        header = "".join(parts).strip()
         key = ""
         if marker == self.key_end and marker:
-            written, key = _split_key(written, context.calls)
-        name, brace, inline = written.partition("{")
+            header, key = _split_key(header, context.calls)
+        name, brace, inline = header.partition("{")
         if not _NAME.fullmatch(name := name.rstrip()):
-            return (yield from self._pass(written, marker, context))
+            return (yield from self._pass(header, marker, context))
         context.calls.begin(name)
         if marker == self.call and self.key_end and (yield from self._is_key_next(context)):
             marker = self.key
@@ -129,9 +129,9 @@ class KeyValues:
         head: Follow = {NAME: context.follow(None, self.key_end)}
         return (yield Ahead(head, lexicon.delimiters(), lexicon)) == Ahead.YES
 
-    def _pass(self, written: str, marker: str, context: ParsingContext) -> Subroutine:
+    def _pass(self, text: str, marker: str, context: ParsingContext) -> Subroutine:
         """Pass text without a name on as content, because it is not a call."""
-        context.out.content.write(written)
+        context.out.content.write(text)
         if marker in context.tools.parts:
             context.calls.doubt()
         if marker in self.outer:
@@ -149,9 +149,9 @@ class KeyValues:
 
     def _follow(self, context: ParsingContext) -> dict[str, Follow | None]:
         """List the text that must follow the end of a call inside an unclosed value."""
-        again: Follow = context.follow({"{": None, NAME: None}, self.call)
+        next_call: Follow = context.follow({"{": None, NAME: None}, self.call)
         last: Follow = context.follow({}, self.section_end) if self.section_end else {}
-        return {self.call_end: {**again, **last}}
+        return {self.call_end: {**next_call, **last}}
 
     def _arguments(
         self,
@@ -183,12 +183,16 @@ class KeyValues:
                 marker = yield CallValue(context.lexicon, closing, arguments.write, context.calls)
                 if marker == FORCED:
                     return FORCED
-                closed = marker == self.value_end
+                is_closed = marker == self.value_end
                 text = arguments.text
-                left = tuple(filter(None, (self.value, self.key_end + self.value, self.kind_end)))
-                doubled = text.replace("\n", "").startswith(left)
-                lacks = bool(self.key) and holds_next(text, self.key, self.value_end)
-                if doubled or lacks or has_own_tags(text, self.value, self.value_end, closed):
+                tags = tuple(filter(None, (self.value, self.key_end + self.value, self.kind_end)))
+                is_doubled = text.replace("\n", "").startswith(tags)
+                lacks_tag = bool(self.key) and holds_next(text, self.key, self.value_end)
+                if (
+                    is_doubled
+                    or lacks_tag
+                    or has_own_tags(text, self.value, self.value_end, is_closed)
+                ):
                     context.calls.spoil()
                 arguments.end()
             else:
@@ -212,7 +216,7 @@ class KeyValues:
         tags = tuple(filter(None, (self.key_end, self.value)))
         marker = self.key_end if first else self.key
         while marker == self.key and marker:
-            if (written := "".join(keys).strip()) and not _NAME.fullmatch(written):
+            if (name := "".join(keys).strip()) and not _NAME.fullmatch(name):
                 context.calls.spoil()
             keys.clear()
             marker = yield Until(delimiters(self.key, *tags, *self.outer), keys.append)
@@ -224,23 +228,23 @@ class KeyValues:
 
     def _closing(self, context: ParsingContext) -> Closing:
         key = self, context.sound
-        found: Closing = context.lexicon.remember(key, lambda: self._find_closing(context))
-        return found
+        closing: Closing = context.lexicon.remember(key, lambda: self._find_closing(context))
+        return closing
 
     def _find_closing(self, context: ParsingContext) -> Closing:
         """Return the tags that may end a value: its own, the next key's, the end of the call."""
         lexicon = context.lexicon
-        named = filter(None, (self.key, self.call_end, self.separator, self.section_end))
+        markers = filter(None, (self.key, self.call_end, self.separator, self.section_end))
         # Models omit the token before a call's first key.
-        head = context.follow(None, *named)
+        head = context.follow(None, *markers)
         if self.key_end:
             loose = context.follow(None, self.key_end)
             head |= {**loose, NAME: loose}
         calls = context.follow({NAME: head}, self.call)
         last = context.follow({}, self.section_end) if self.section_end else {}
         ends = context.follow(None, self.call_end)
-        behind = context.follow(None, self.key_end or self.value)
-        key = context.follow({NAME: behind}, self.key)
+        key_ends = context.follow(None, self.key_end or self.value)
+        key = context.follow({NAME: key_ends}, self.key)
         words = context.follow({**key, **ends, **calls, **last}, self.value_end)
         if context.sound:
             return Closing(words)
@@ -260,20 +264,22 @@ class KeyValues:
         )
 
 
-def _split_key(written: str, calls: Calls) -> tuple[str, str]:
+def _split_key(header: str, calls: Calls) -> tuple[str, str]:
     """Split a tool's name from a parameter's name, if the tag between them is missing."""
     for name in calls.names:
-        tool, key = calls.find(name), written.removeprefix(name)
-        if tool is not None and key != written and key.strip() in tool.properties:
+        tool, key = calls.find(name), header.removeprefix(name)
+        if tool is not None and key != header and key.strip() in tool.properties:
             return name, key.strip()
-    return written, ""
+    return header, ""
 
 
 def _allow(kind: str, key: str, arguments: ArgumentsWriter) -> frozenset[str] | None:
     """Return the type that the model names, if the schema does not have the parameter."""
-    named = kind.partition("[")[0].strip().lower()
-    named = ALIASES.get(named, named)
-    return frozenset([named]) if named in TYPES and key not in arguments.properties else None
+    type_name = kind.partition("[")[0].strip().lower()
+    type_name = ALIASES.get(type_name, type_name)
+    return (
+        frozenset([type_name]) if type_name in TYPES and key not in arguments.properties else None
+    )
 
 
 _HY_V4 = KeyValues(section="<tool_calls>", section_end="</tool_calls>")

@@ -57,11 +57,11 @@ class _Header:
         self.tokens = delimiters.tokens
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        start, after, marker = self._delimiters.find(text, 0, more)
+        start, end, marker = self._delimiters.find(text, 0, more)
         self._parts.append(text[:start])
         if not _HEADER_BEGINS.fullmatch("".join(self._parts)):
             return TEXT, text[start:]
-        return marker, text[after:] if marker else text[start:]
+        return marker, text[end:] if marker else text[start:]
 
     def plain(self, text: str) -> None:
         """Do nothing: a tag contains no other token."""
@@ -86,27 +86,27 @@ def _read_elements(context: ParsingContext) -> Routine:
         if marker == SEP:
             marker = ""
             continue
-        ended, inside = yield from _read_header(context)
-        if ended != SEP:
-            write(marker + inside)
+        end, header = yield from _read_header(context)
+        if end != SEP:
+            write(marker + header)
         elif marker == OPEN:
-            yield from _read_element(*_parse_header(inside), context)
-        marker = ended
+            yield from _read_element(*_parse_header(header), context)
+        marker = end
 
 
 def _read_header(context: ParsingContext) -> Generator[Want, str, tuple[str, str]]:
     """Read a tag. Return its end, which is SEP for a valid tag, and its inside."""
     parts: list[str] = []
-    ended = yield _Header(context.lexicon.delimiters(*MARKERS), parts)
-    return ended, "".join(parts)
+    end = yield _Header(context.lexicon.delimiters(*MARKERS), parts)
+    return end, "".join(parts)
 
 
-def _parse_header(inside: str) -> tuple[str, dict[str, str]]:
+def _parse_header(header: str) -> tuple[str, dict[str, str]]:
     """Return the name and the attributes of a tag."""
-    name, _, rest = inside.strip().partition(" ")
+    name, _, tail = header.strip().partition(" ")
     attributes = {
-        found[1]: found[2].replace("&quot;", '"').replace("&amp;", "&")
-        for found in _ATTRIBUTE.finditer(rest)
+        match[1]: match[2].replace("&quot;", '"').replace("&amp;", "&")
+        for match in _ATTRIBUTE.finditer(tail)
     }
     return name, attributes
 
@@ -127,8 +127,8 @@ def _read_thinking(context: ParsingContext) -> Routine:
     context.out.phase = Phase.REASONING
     if not (yield from _is_skipped(context)):
         closing = _find_closing("think", context)
-        ended = yield Tagged(context.lexicon, closing, context.out.reasoning.write)
-        if ended == DONE:
+        end = yield Tagged(context.lexicon, closing, context.out.reasoning.write)
+        if end == DONE:
             yield from _read_unclosed(context)
         else:
             yield Until(context.lexicon.delimiters(SEP), ignore)
@@ -137,28 +137,28 @@ def _read_thinking(context: ParsingContext) -> Routine:
 
 def _read_unclosed(context: ParsingContext) -> Routine:
     """Read elements in open thinking, as ``quotations.read_unclosed`` does with calls."""
-    delimiters, kept, out = context.lexicon.delimiters(*MARKERS), Kept(), context.out
-    before = ""
+    delimiters, section, out = context.lexicon.delimiters(*MARKERS), Kept(), context.out
+    last_marker = ""
     try:
         while True:
-            inside: list[str] = []
-            marker = yield Until(delimiters, inside.append)
-            text = "".join(inside)
-            if (before, text.strip(), marker) == (CLOSE, "think", SEP):
+            parts: list[str] = []
+            marker = yield Until(delimiters, parts.append)
+            text = "".join(parts)
+            if (last_marker, text.strip(), marker) == (CLOSE, "think", SEP):
                 break
-            kept.text(text)
-            kept.marker(marker) if marker in delimiters.tokens else kept.text(marker)
-            before = marker
+            section.text(text)
+            section.marker(marker) if marker in delimiters.tokens else section.text(marker)
+            last_marker = marker
     except Ended as ended:
-        kept.text("".join(inside))
+        section.text("".join(parts))
         if ended.by_model:
             out.reasoning.marker()
             out.phase = Phase.CONTENT
-            kept.play(_read_elements(context), ended.by_model)
+            section.play(_read_elements(context), ended.by_model)
         else:
-            out.reasoning.write(kept.written())
+            out.reasoning.write(section.written())
         raise
-    out.reasoning.write(kept.written().removesuffix(CLOSE))
+    out.reasoning.write(section.written().removesuffix(CLOSE))
 
 
 def _is_skipped(context: ParsingContext) -> Generator[Want, str, bool]:
@@ -175,15 +175,15 @@ def _read_call(tool: str, context: ParsingContext) -> Routine:
     forced = False
     with ArgumentsWriter(context.calls) as arguments:
         while True:
-            before: list[str] = []
-            marker = yield Until(context.lexicon.delimiters(OPEN, CLOSE), before.append)
-            if "".join(before).lstrip().startswith(("argument", "json")):
+            prefix: list[str] = []
+            marker = yield Until(context.lexicon.delimiters(OPEN, CLOSE), prefix.append)
+            if "".join(prefix).lstrip().startswith(("argument", "json")):
                 context.calls.spoil()  # the token before it is missing
-            inside: list[str] = []
-            yield Until(context.lexicon.delimiters(SEP), inside.append)
-            written = "".join(inside)
-            name, attributes = _parse_header(written)
-            if _is_broken(written, name, attributes):
+            parts: list[str] = []
+            yield Until(context.lexicon.delimiters(SEP), parts.append)
+            header = "".join(parts)
+            name, attributes = _parse_header(header)
+            if _is_broken(header, name, attributes):
                 context.calls.spoil()
             if marker == OPEN and name == "argument" and "key" in attributes:
                 forced |= yield from _read_argument(attributes, arguments, context)
@@ -229,20 +229,20 @@ def _read_body(name: str, sink: TextSink, context: ParsingContext) -> Generator[
         closing: Closing = lexicon.remember(
             ("kimi_k3", name), lambda: _find_value_closing(name, context)
         )
-        ended = yield CallValue(lexicon, closing, sink, context.calls)
+        end = yield CallValue(lexicon, closing, sink, context.calls)
     else:
-        ended = yield Tagged(lexicon, _find_closing(name, context), sink)
-    if ended not in (DONE, FORCED):
+        end = yield Tagged(lexicon, _find_closing(name, context), sink)
+    if end not in (DONE, FORCED):
         yield Until(lexicon.delimiters(SEP), ignore)
-    return ended == FORCED
+    return end == FORCED
 
 
 def _find_closing(name: str, context: ParsingContext) -> Closing:
     """Return the closing tag of an element in which nothing is quoted."""
     ends = {close + name: context.follow(None, SEP) for close in context.lexicon.words(CLOSE)}
     implied = context.lexicon.words(OPEN)
-    others = ("tools",) if name == "response" else ("tools", "response")
-    following: Follow = dict.fromkeys(others, context.follow(None, SEP))
+    siblings = ("tools",) if name == "response" else ("tools", "response")
+    following: Follow = dict.fromkeys(siblings, context.follow(None, SEP))
     return Closing({**ends, **dict.fromkeys(implied, following)}, implied)
 
 

@@ -63,9 +63,9 @@ class Elements:
     def _end(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
         """Patterns for the end of a section that nothing opened, and for its beginnings."""
         tag = f"{self.token}</tool_call>"
-        begun = match_beginnings(tag)
+        beginnings = match_beginnings(tag)
         return re.compile(rf"\s{{0,99}}+{re.escape(tag)}"), re.compile(
-            rf"\s{{0,99}}+(?:\Z|{begun})"
+            rf"\s{{0,99}}+(?:\Z|{beginnings})"
         )
 
     def format(self) -> ToolFormat:
@@ -87,8 +87,8 @@ class Elements:
 
         tag = "" if wrapped else "<invoke name=" + (yield from self._rest(context))
         while tag != "</tool_call":
-            if found := _INVOKE.fullmatch(tag):
-                tag = yield from self._call(found[1], context)
+            if match := _INVOKE.fullmatch(tag):
+                tag = yield from self._call(match[1], context)
             elif wrapped:
                 if tag and tag != DONE:  # of a parameter, or broken
                     context.calls.doubt()
@@ -132,11 +132,11 @@ class Elements:
     def _swallows_call(self, text: str, opening: str, end: str) -> bool:
         """Return True if a value contains its own closing tag and then the end of its call."""
         token = re.escape(self.token)
-        found = re.search(rf"{re.escape(end)}|{token}(?!<)", text)
-        if found is None or opening in text[: found.start()]:
+        match = re.search(rf"{re.escape(end)}|{token}(?!<)", text)
+        if match is None or opening in text[: match.start()]:
             return False
-        between, ended, _ = text[found.end() :].partition(f"{self.token}</invoke>")
-        return bool(ended) and f"{self.token}<invoke " not in between
+        gap, call_end, _ = text[match.end() :].partition(f"{self.token}</invoke>")
+        return bool(call_end) and f"{self.token}<invoke " not in gap
 
     def _find_next(self, key: str, arguments: ArgumentsWriter) -> Follow:
         """Return the text that must follow a value: a tag; after a few words, a plausible tag."""
@@ -163,8 +163,8 @@ class Elements:
     def _parameter(self, key: str, arguments: ArgumentsWriter, context: ParsingContext) -> Routine:
         """Read a value up to its own closing tag. Nested elements may have the same name."""
         end, opening = f"{self.token}</{key}>", f"{self.token}<{key}>"
-        if named := _PARAMETER.fullmatch(key):
-            key, end = named[1], f"{self.token}</parameter>"
+        if match := _PARAMETER.fullmatch(key):
+            key, end = match[1], f"{self.token}</parameter>"
         closing = self._closing(end, self._find_next(key, arguments))
         if arguments.allowed(key) <= STRING or key in arguments.given:
             arguments.begin(key)
@@ -185,8 +185,8 @@ class Elements:
             context.calls.write(value.written.strip())
             raise
         arguments.key(key)
-        context.calls.write(written := value.end())
-        if FRAGMENT in written or value.is_broken:
+        context.calls.write(json_text := value.end())
+        if FRAGMENT in json_text or value.is_broken:
             context.calls.spoil()
 
 
@@ -252,9 +252,9 @@ class _Value:
             else:
                 continue
             start = tag.end()
-        settled = max(start, len(text) - self._longest_tag)
-        self._stack[-1].text.append(text[start:settled])
-        self._left = text[settled:]
+        end = max(start, len(text) - self._longest_tag)
+        self._stack[-1].text.append(text[start:end])
+        self._left = text[end:]
 
     def end(self) -> str:
         """Return the value as JSON."""
@@ -267,8 +267,8 @@ class _Value:
     def _close(self) -> None:
         """Close the innermost element."""
         element = self._stack.pop()
-        whole = element if element.schema is None else self._as_json(element, element.schema)
-        self._stack[-1].children.append((element.name, whole))
+        value = element if element.schema is None else self._as_json(element, element.schema)
+        self._stack[-1].children.append((element.name, value))
 
     def _resolve(self, schema: Any) -> Any:
         if isinstance(schema, dict) and "$ref" in schema:
@@ -292,8 +292,8 @@ class _Value:
         return self._resolve(schema.get("items") if isinstance(schema, dict) else None)
 
     def _member(self, schema: Any, name: str) -> Any:
-        known, others = self._tool.find_members(schema)
-        return self._resolve(known.get(name, [others])[0])
+        members, default = self._tool.find_members(schema)
+        return self._resolve(members.get(name, [default])[0])
 
     def _as_json(self, element: _Element, schema: Any) -> str:
         allowed = self._tool.find_kinds(schema)
@@ -314,8 +314,8 @@ class _Value:
         """Write members by name. Members with the same name become a list."""
         members: dict[str, list[str]] = {}
         for name, child in element.children:
-            written = self._child(child, self._member(schema, name))
-            members.setdefault(name, []).append(written)
+            json_text = self._child(child, self._member(schema, name))
+            members.setdefault(name, []).append(json_text)
         if stray := text.strip():
             members.setdefault("$text", []).append(encode_basestring(stray))
         pairs = []

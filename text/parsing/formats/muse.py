@@ -93,9 +93,9 @@ class Recipients:
                         context.calls.doubt()
                     context.out.content.write(text)
                 raise
-            found = _RECIPIENT.search("".join(header))
+            match = _RECIPIENT.search("".join(header))
             yield from self._read_body(
-                found[1] if found else "", context, marker if marker in _BEGINS else ""
+                match[1] if match else "", context, marker if marker in _BEGINS else ""
             )
 
     def _read_body(self, recipient: str, context: ParsingContext, marker: str = "") -> Routine:

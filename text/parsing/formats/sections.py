@@ -53,14 +53,14 @@ _INDEX = re.compile(r"[:._!#-]?[0-9]+\Z")
 
 
 def _begin_kimi(calls: Calls, header: str) -> bool:
-    found = _HEADER.match(header)
-    if found is None or _NO_NAME.search(header):
+    match = _HEADER.match(header)
+    if match is None or _NO_NAME.search(header):
         return False
-    name = found["name"]
+    name = match["name"]
     if calls.names and not calls.find(name):
         name = _find_offered(header, calls) or name
-    own = found["index"] and header not in calls.ids
-    calls.begin(name, header if own else f"functions.{name}:{calls.num}")
+    has_id = match["index"] and header not in calls.ids
+    calls.begin(name, header if has_id else f"functions.{name}:{calls.num}")
     return True
 
 
@@ -103,21 +103,21 @@ class _Versions(Sections):
 
     def read(self, context: ParsingContext) -> Subroutine:
         delimiters, calls = context.lexicon.delimiters, context.calls
-        written: list[str] = []
+        parts: list[str] = []
         marker = yield from last_name(
             delimiters(self.separator, *self.ends),
-            written,
+            parts,
             lambda name: name != KIND and self.begin(calls, name),
         )
-        name, fenced = "".join(written).strip(), False
-        begun = name != KIND and self.begin(calls, name)
+        name, fenced = "".join(parts).strip(), False
+        has_begun = name != KIND and self.begin(calls, name)
         if marker == self.separator:
             marker = yield Next(delimiters(*self.ends), keep=None)
-            fenced = marker == "`" or (not begun and marker != "{")
-            if not begun and fenced:
+            fenced = marker == "`" or (not has_begun and marker != "{")
+            if not has_begun and fenced:
                 name, marker = yield from self._name(context)
-            begun = begun or self.begin(calls, name)
-        if not begun:
+            has_begun = has_begun or self.begin(calls, name)
+        if not has_begun:
             if name:
                 calls.doubt()
             return marker
@@ -126,19 +126,19 @@ class _Versions(Sections):
         if marker not in self.ends:
             marker = yield self._arguments(marker, context) if fenced else self._json(context)
         if marker not in self.ends:
-            behind: list[str] = []
-            marker = yield Until(delimiters(*self.ends), behind.append)
-            if "".join(behind).strip(_FENCE):
+            tail: list[str] = []
+            marker = yield Until(delimiters(*self.ends), tail.append)
+            if "".join(tail).strip(_FENCE):
                 calls.spoil()
         calls.close(is_fragile=not calls.written)
         return marker
 
     def _name(self, context: ParsingContext) -> Generator[Want, str, tuple[str, str]]:
         """Read V3's name after the separator. Return it and the marker after it."""
-        written: list[str] = []
+        parts: list[str] = []
         ends = context.lexicon.delimiters("```", "{", *self.ends)
-        marker = yield from last_name(ends, written, lambda name: self.begin(context.calls, name))
-        return "".join(written).strip(), marker
+        marker = yield from last_name(ends, parts, lambda name: self.begin(context.calls, name))
+        return "".join(parts).strip(), marker
 
     def _json(self, context: ParsingContext) -> JsonValue:
         delimiters = context.lexicon.delimiters(*self.ends)
