@@ -313,8 +313,8 @@ def _allowed_values(part: Any) -> frozenset[str]:
     """Return the allowed values if they are listed, else an empty set."""
     if not isinstance(part, dict):
         return frozenset()
-    listed = [part["const"]] if "const" in part else part.get("enum")
-    return frozenset(map(repr, listed)) if isinstance(listed, list) else frozenset()
+    values = [part["const"]] if "const" in part else part.get("enum")
+    return frozenset(map(repr, values)) if isinstance(values, list) else frozenset()
 
 
 def _type_names(value: Any) -> frozenset[str]:

@@ -129,8 +129,10 @@ class _Reading:
                     raise BadGrammar(f"it has no rule '{name[:64]}'")
         if not self._ignored:
             return TextGrammar(Rule(START), self._rules)
-        ignored = Repeat(Choice(tuple(self._ignored)), 0)
-        return TextGrammar(Sequence((IGNORED, Rule(START))), self._rules | {IGNORED.name: ignored})
+        separator = Repeat(Choice(tuple(self._ignored)), 0)
+        return TextGrammar(
+            Sequence((IGNORED, Rule(START))), self._rules | {IGNORED.name: separator}
+        )
 
     def _define(self, parts: list[Any]) -> None:
         name, params, *_, body = parts
@@ -160,8 +162,8 @@ class _Reading:
             self._rules[COMMON + name] = regex_node(REPLACED[name])
             return
         body = self._rules[COMMON + name] = _Body(prefix=COMMON).node(_common()[name])
-        for needed in _names(body):
-            self._add_common(needed.removeprefix(COMMON))
+        for dependency in _names(body):
+            self._add_common(dependency.removeprefix(COMMON))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,21 +265,21 @@ ENDS = (sre.AT_END, sre.AT_END_STRING)
 def regex_grammar(pattern: str) -> TextGrammar:
     """Convert a regular expression; an outer ``^`` and ``$`` are redundant. Raises BadGrammar."""
     try:
-        parsed = _parse(pattern, 0)
-        items = list(parsed)
+        pattern_tree = _parse(pattern, 0)
+        items = list(pattern_tree)
         if items and items[0][0] is sre.AT and items[0][1] in BEGINS:
             items = items[1:]
         if items and items[-1][0] is sre.AT and items[-1][1] in ENDS:
             items = items[:-1]
-        return TextGrammar(_sequence(items, parsed.state.flags), {})
+        return TextGrammar(_sequence(items, pattern_tree.state.flags), {})
     except RecursionError:
         raise BadGrammar(TOO_DEEP) from None
 
 
 def regex_node(pattern: str, flags: int = 0) -> Node:
     """Convert a regular expression to a node of a larger grammar. Raises BadGrammar."""
-    parsed = _parse(pattern, flags)
-    return _sequence(list(parsed), parsed.state.flags)
+    pattern_tree = _parse(pattern, flags)
+    return _sequence(list(pattern_tree), pattern_tree.state.flags)
 
 
 def _parse(pattern: str, flags: int) -> Any:
@@ -313,14 +315,16 @@ def _any(_: Any, flags: int) -> Node:
 
 
 def _set(items: Any, flags: int) -> Node:
-    negated = items[0][0] is sre.NEGATE
+    is_negated = items[0][0] is sre.NEGATE
     ranges = [
-        char_range for kind, value in items[negated:] for char_range in _members(kind, value).ranges
+        char_range
+        for kind, value in items[is_negated:]
+        for char_range in _members(kind, value).ranges
     ]
     members = chars(ranges)
     if flags & sre.SRE_FLAG_IGNORECASE:
         members = in_both_cases(members)
-    return other_than(members) if negated else members
+    return other_than(members) if is_negated else members
 
 
 def _members(kind: Any, value: Any) -> Chars:
@@ -334,8 +338,8 @@ def _branch(value: Any, flags: int) -> Node:
 
 
 def _group(value: Any, flags: int) -> Node:
-    _, added, removed, inner = value
-    return _sequence(inner, (flags | added) & ~removed)
+    _, new_flags, old_flags, inner = value
+    return _sequence(inner, (flags | new_flags) & ~old_flags)
 
 
 def _repeat(value: Any, flags: int) -> Node:

@@ -206,11 +206,11 @@ def _plain(char_class: Chars) -> list[str]:
     """Write a character class for plain text."""
     if not char_class.ranges:
         return []
-    inside = "".join(
+    body = "".join(
         _code(low) if low == high else f"{_code(low)}-{_code(high)}"
         for low, high in char_class.ranges
     )
-    return [f"[{inside}]"]
+    return [f"[{body}]"]
 
 
 def _in_json(char_class: Chars) -> list[str]:
@@ -218,19 +218,19 @@ def _in_json(char_class: Chars) -> list[str]:
     bare: Iterable[Range] = char_class.ranges
     for special in SPECIAL:
         bare = list(_without(special, bare))
-    escaped = [
+    special_codes = [
         code
         for first, last in SPECIAL
         for low, high in char_class.ranges
         for code in range(max(low, first), min(high, last) + 1)
     ]
-    letters = "".join(NAMED[chr(code)] for code in escaped if chr(code) in NAMED)
-    coded = [code for code in escaped if chr(code) not in NAMED]
+    letters = "".join(NAMED[chr(code)] for code in special_codes if chr(code) in NAMED)
+    hex_codes = [code for code in special_codes if chr(code) not in NAMED]
     out = _plain(chars(bare))
     if letters:
         out.append(f'"\\\\" {_plain(chars((ord(letter), ord(letter)) for letter in letters))[0]}')
-    for high in sorted({code >> 4 for code in coded}):
-        digits = "".join(f"{code & 15:x}" for code in coded if code >> 4 == high)
+    for high in sorted({code >> 4 for code in hex_codes}):
+        digits = "".join(f"{code & 15:x}" for code in hex_codes if code >> 4 == high)
         out.append(f'"\\\\u00{high}" [{digits}]')
     return out
 
