@@ -168,13 +168,13 @@ class TextEncoder:
         window = self._encode_window(text, 0)
         while window.end < len(text):
             limits.check(len(ids))
-            cut = _find_boundary(window, window.end - OVERLAP)
-            begin = window.ends[cut - 1] if window.ids else window.end
-            following = self._encode_window(text, begin)
+            boundary = _find_boundary(window, window.end - OVERLAP)
+            begin = window.ends[boundary - 1] if window.ids else window.end
+            next_window = self._encode_window(text, begin)
             # Without a seam, the tokens still decode to the same text.
-            seam = _find_seam(window, following) or (cut, 0)
+            seam = _find_seam(window, next_window) or (boundary, 0)
             ids.extend(window.ids[: seam[0]])
-            window = _drop_tokens(following, seam[1])
+            window = _drop_tokens(next_window, seam[1])
         ids.extend(window.ids)
         ids.extend(suffix)
         return ids.tolist()
@@ -211,13 +211,13 @@ def _find_boundary(window: TokenWindow, position: int) -> int:
     return index
 
 
-def _find_seam(window: TokenWindow, following: TokenWindow) -> tuple[int, int] | None:
+def _find_seam(window: TokenWindow, next_window: TokenWindow) -> tuple[int, int] | None:
     """Return the first place in the second half of the overlap where both windows' tokens agree."""
-    first = bisect_left(window.starts, following.begin + (window.end - following.begin) // 2)
+    first = bisect_left(window.starts, next_window.begin + (window.end - next_window.begin) // 2)
     for i in range(first, len(window.ids) - AGREED):
-        j = bisect_left(following.starts, window.starts[i])
-        is_same = following.ids[j : j + AGREED] == window.ids[i : i + AGREED]
-        starts = following.starts[j : j + AGREED] == window.starts[i : i + AGREED]
+        j = bisect_left(next_window.starts, window.starts[i])
+        is_same = next_window.ids[j : j + AGREED] == window.ids[i : i + AGREED]
+        starts = next_window.starts[j : j + AGREED] == window.starts[i : i + AGREED]
         if is_same and starts and window.is_fresh(i):
             return i, j
     return None

@@ -278,12 +278,12 @@ class TemplateRenderer:
 
     def spells_special_tokens(self, text: str, token_ids: Sequence[int]) -> bool:
         """Return True if tokenizing ``text`` again gives special tokens that the ids lack."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        return self._special.count(text) > sum(1 for id in token_ids if id in added)
+        added_tokens = self._tokenizer.get_added_tokens_decoder()
+        return self._special.count(text) > sum(1 for id in token_ids if id in added_tokens)
 
     def _find_special_text(self) -> SpecialText:
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        return SpecialText.of(added, lambda text: self.encode(text, False), self.decode)
+        added_tokens = self._tokenizer.get_added_tokens_decoder().values()
+        return SpecialText.of(added_tokens, lambda text: self.encode(text, False), self.decode)
 
 
 def _open_tokenizer(path: Path) -> Tokenizer:

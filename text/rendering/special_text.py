@@ -120,8 +120,8 @@ class SpecialText:
 
     def _mark_message(self, message: Mapping[str, Any], mark: str) -> Mapping[str, Any]:
         pattern = self._every if message.get("role") in UNTRUSTED else self._special
-        marked: Mapping[str, Any] = self._mark(message, pattern, mark)
-        return marked
+        copy: Mapping[str, Any] = self._mark(message, pattern, mark)
+        return copy
 
     def _mark(self, value: Any, pattern: re.Pattern[str] | None, mark: str) -> Any:
         """Mark all texts in a value. Return the same object if there is nothing to mark."""
@@ -143,8 +143,10 @@ class SpecialText:
             content = inner
             if key == "arguments" and isinstance(inner, str):
                 content = parse_arguments(inner)
-            marked = self._mark(content, pattern, mark)
-            out[self._mark(key, pattern, mark)] = inner if marked is content else marked
+            marked_content = self._mark(content, pattern, mark)
+            out[self._mark(key, pattern, mark)] = (
+                inner if marked_content is content else marked_content
+            )
         is_same = all(map(_is, out, value)) and all(map(_is, out.values(), value.values()))
         return value if is_same else out
 
@@ -157,8 +159,8 @@ class SpecialText:
         ]
         if len(texts) < max(2, len(parts)):
             return parts
-        apart = sum(self._count(text, pattern) for text in texts)
-        if apart == self._count("".join(texts), pattern):
+        num_apart = sum(self._count(text, pattern) for text in texts)
+        if num_apart == self._count("".join(texts), pattern):
             return parts
         return [{**part, "text": mark + part["text"]} for part in parts]
 

@@ -48,27 +48,32 @@ def merge_developer(messages: Sequence[TemplateMessage]) -> list[TemplateMessage
     """Merge developer messages into the system message, for templates without the role."""
     if not any(message["role"] == "developer" for message in messages):
         return list(messages)
-    turned = [_convert_to_system(message) for message in messages]
-    systems = [message for message in turned if message["role"] == "system"]
-    if len(systems) == 1 and turned[0] is systems[0]:
-        return turned
+    converted_messages = [_convert_to_system(message) for message in messages]
+    systems = [message for message in converted_messages if message["role"] == "system"]
+    if len(systems) == 1 and converted_messages[0] is systems[0]:
+        return converted_messages
     texts = [_join_text(message.get("content", "")) for message in systems]
-    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
-    return [merged, *(message for message in turned if message["role"] != "system")]
+    system_message = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    return [
+        system_message,
+        *(message for message in converted_messages if message["role"] != "system"),
+    ]
 
 
 def merge_refused(
     messages: Sequence[Mapping[str, Any]], accepted: Collection[str]
 ) -> list[Mapping[str, Any]]:
     """Merge instructions after the first message into it, unless their role is in ``accepted``."""
-    merged = [m for m in messages[1:] if m["role"] in INSTRUCTIONS and m["role"] not in accepted]
-    if not merged:
+    late_instructions = [
+        m for m in messages[1:] if m["role"] in INSTRUCTIONS and m["role"] not in accepted
+    ]
+    if not late_instructions:
         return list(messages)
     has_head = messages[0]["role"] in INSTRUCTIONS
     head = messages[0] if has_head else {"role": "system", "content": ""}
-    texts = [_join_text(message.get("content") or "") for message in (head, *merged)]
-    merged_ids = set(map(id, merged))
-    other_messages = [m for m in messages[has_head:] if id(m) not in merged_ids]
+    texts = [_join_text(message.get("content") or "") for message in (head, *late_instructions)]
+    late_ids = set(map(id, late_instructions))
+    other_messages = [m for m in messages[has_head:] if id(m) not in late_ids]
     return [{**head, "content": "\n\n".join(text for text in texts if text)}, *other_messages]
 
 
@@ -346,8 +351,8 @@ class ChatTemplate:
         variables: Mapping[str, Any],
     ) -> str:
         """Render up to the end of the last message's content, which the model is to continue."""
-        marked = [*messages[:-1], _mark_end(messages[-1])]
-        text = self.render(marked, tools, variables, add_generation_prompt=False)
+        marked_messages = [*messages[:-1], _mark_end(messages[-1])]
+        text = self.render(marked_messages, tools, variables, add_generation_prompt=False)
         position = text.rfind(TAG.strip())
         if position < 0:
             raise ValueError("the template leaves out the final message, so it cannot be continued")
@@ -395,9 +400,10 @@ def _raise_exception(message: str) -> None:
 
 def _iterates_content(tree: nodes.Template) -> bool:
     """Return True if a loop iterates over a message's content, including loops inside macros."""
-    inside = {id(loop) for macro in tree.find_all(nodes.Macro) for loop in _find_loops(macro)}
+    macro_loops = {id(loop) for macro in tree.find_all(nodes.Macro) for loop in _find_loops(macro)}
     if any(
-        _is_content(loop.iter) or (_is_named(loop.iter, {"content"}) and id(loop) not in inside)
+        _is_content(loop.iter)
+        or (_is_named(loop.iter, {"content"}) and id(loop) not in macro_loops)
         for loop in _find_loops(tree)
     ):
         return True
