@@ -142,9 +142,9 @@ def _read_frame(
         return ""
     content.marker()
     blank: list[str] = []
-    following = yield Next(delimiters, blank.append, keep=None)
-    if following in delimiters.markers:
-        return following
+    next_marker = yield Next(delimiters, blank.append, keep=None)
+    if next_marker in delimiters.markers:
+        return next_marker
     content.unmark(marker + "".join(blank))
     return ""
 

@@ -149,8 +149,10 @@ class Sections:
         delimiters = context.lexicon.delimiters(
             self.call, self.separator, *self.section_ends, *self.inside
         )
-        begins = _NAMED if opener == self.call else context.follow(None, self.call, *self.inside)
-        if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
+        next_words = (
+            _NAMED if opener == self.call else context.follow(None, self.call, *self.inside)
+        )
+        if context.lexicon.is_text(opener) and not (yield from opens(opener, next_words, context)):
             return
         marker = opener
         while marker not in self.section_ends:
@@ -218,12 +220,12 @@ class Sections:
         """Read the arguments after the separator, fenced or not. Return the marker after them."""
         delimiters, write = context.lexicon.delimiters(*self.ends), context.calls.write_json
         marker = yield Next(delimiters, keep=None)
-        fenced = marker == "`" and (yield skip_fence(delimiters)) == Skipping.YES
-        if fenced:
+        is_fenced = marker == "`" and (yield skip_fence(delimiters)) == Skipping.YES
+        if is_fenced:
             marker = yield Next(delimiters, keep=None)
         if marker in self.ends:
             return marker
-        marker = yield JsonValue(delimiters, write, not fenced, self._quotes(context))
+        marker = yield JsonValue(delimiters, write, not is_fenced, self._quotes(context))
         if marker in self.ends:
             return marker
         tail: list[str] = []
@@ -236,9 +238,9 @@ class Sections:
         """Return the markers that may end an unclosed string, before valid text."""
 
         def find() -> Mapping[str, Follow | None]:
-            last = context.follow({}, *self.section_ends)
-            following = context.follow({NAME: None}, self.call)
+            section_end = context.follow({}, *self.section_ends)
+            next_call = context.follow({NAME: None}, self.call)
             closing: dict[str, Follow | None] = {end: {} for end in self.section_ends}
-            return {self.call_end: {**last, **following}, **closing}
+            return {self.call_end: {**section_end, **next_call}, **closing}
 
         return context.remember_quotes(self, find)

@@ -93,8 +93,8 @@ class JsonCalls:
                     return marker
                 char = yield Next(self.delimiters, skipped_parts.append)
             if char == "`":
-                inside = self.certain and (self.closed or not has_call)
-                if inside and (yield skip_fence(self.delimiters)) == Skipping.YES:
+                may_be_fenced = self.certain and (self.closed or not has_call)
+                if may_be_fenced and (yield skip_fence(self.delimiters)) == Skipping.YES:
                     continue
                 char = yield Next(self.delimiters, skipped_parts.append)
             if char == "{":
@@ -274,8 +274,8 @@ class _Object:
 
     def _wraps(self, key: str, char: str) -> bool:
         """Return True if ``key`` replaces the key of the arguments and its value is an object."""
-        may = self._calls.repairing and not self._argued and key in WRAPPERS
-        return may and char == "{" and not self._is_parameter(key)
+        may_wrap = self._calls.repairing and not self._argued and key in WRAPPERS
+        return may_wrap and char == "{" and not self._is_parameter(key)
 
     def _is_parameter(self, key: str) -> bool:
         tool = self._calls.find(self._name)
@@ -352,10 +352,10 @@ class _Object:
         self._form.lost("".join(self._raw))
         return (yield Until(self._delimiters, self._form.lost)) if self._form.certain else NO_CALL
 
-    def _both(self, also: list[str]) -> TextSink:
+    def _both(self, parts: list[str]) -> TextSink:
         def write(text: str) -> None:
             self._raw.append(text)
-            also.append(text)
+            parts.append(text)
 
         return write
 

@@ -54,15 +54,15 @@ class JsonRepair:
         text, self._held = self._held + text, ""
         if len(text) <= SHORT and self._encoded is None:
             self._write_short(text)
-        elif mended := self._without_commas(text):
-            self._sink(mended)
+        elif output := self._without_commas(text):
+            self._sink(output)
 
     def _write_short(self, text: str) -> None:
-        mended, self._in_string, self._held, repairs = mend(text, self._in_string)
+        output, self._in_string, self._held, repairs = mend(text, self._in_string)
         for repair in repairs:
             self._repair(repair)
-        if mended:
-            self._sink(mended)
+        if output:
+            self._sink(output)
 
     def end(self) -> None:
         """End the value, complete or not, and write the text held back unchanged."""
@@ -138,8 +138,8 @@ def mend(piece: str, in_string: bool) -> tuple[str, bool, str, tuple[Repair, ...
     repairs: list[Repair] = []
     repair = JsonRepair(ignore, repairs.append)
     repair._in_string = in_string
-    mended = repair._without_commas(piece)
-    return mended, repair._in_string, repair._held, tuple(dict.fromkeys(repairs))
+    output = repair._without_commas(piece)
+    return output, repair._in_string, repair._held, tuple(dict.fromkeys(repairs))
 
 
 def _is_plain(text: str) -> bool:

@@ -161,8 +161,8 @@ def follows(text: str, position: int, follow: Follow | None, more: bool) -> bool
             verdict = follows(text, position + len(word), next_words, more)
         elif word == NAME and (name := _NAME.match(text, position)):
             is_cut = name.end() == len(text)
-            cut = None if more else False
-            verdict = cut if is_cut else follows(text, name.end(), next_words, more)
+            cut_verdict = None if more else False
+            verdict = cut_verdict if is_cut else follows(text, name.end(), next_words, more)
         if verdict:
             return True
         is_undecided = is_undecided or verdict is None

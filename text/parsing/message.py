@@ -62,8 +62,8 @@ class ReasoningFormat:
     @property
     def openings(self) -> tuple[str, ...]:
         """Ends of prompts that open the thinking."""
-        labelled = (start + self.label for start in self.starts if self.label)
-        return tuple(filter(None, (self.opening, *self.starts, *labelled)))
+        labels = (start + self.label for start in self.starts if self.label)
+        return tuple(filter(None, (self.opening, *self.starts, *labels)))
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -311,13 +311,13 @@ def opens(opener: str, follow: Follow, context: ParsingContext) -> Generator[Wan
     """Return True if ``follow`` comes after a plain-text ``opener``, which then opens a call."""
     try:
         lexicon = context.lexicon
-        opened = (yield Ahead(follow, lexicon.delimiters(), lexicon)) == Ahead.YES
+        is_call = (yield Ahead(follow, lexicon.delimiters(), lexicon)) == Ahead.YES
     except Ended:
         context.out.content.unmark(opener)
         raise
-    if not opened:
+    if not is_call:
         context.out.content.unmark(opener)
-    return opened
+    return is_call
 
 
 def last_name(

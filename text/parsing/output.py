@@ -92,10 +92,10 @@ class Fence:
 
     def _settle_ticks(self) -> int:
         """Return ``_num_open`` as it will be if no more backticks follow."""
-        num, opened = self._num_ticks, self._num_open
+        num, num_open = self._num_ticks, self._num_open
         if not num or self._mark or (num >= 3 and self._begins_line):
-            return opened
-        return 0 if num == opened else opened or num
+            return num_open
+        return 0 if num == num_open else num_open or num
 
     def end_line(self) -> None:
         self._num_open = self._num_ticks = 0
@@ -384,8 +384,8 @@ class Calls:
             source = self._out.spell("".join(self._raw)) if self._repairs else None
             end = ToolCallEnd(self.num - 1, outcome, tuple(self._repairs), source)
             closing = {Repair.MISSING_BRACKET, Repair.TRAILING_COMMA}.intersection(self._repairs)
-            fragile = self._is_fragile or bool(closing)
-            self._out.hold(end, fragile)
+            is_fragile = self._is_fragile or bool(closing)
+            self._out.hold(end, is_fragile)
 
     def doubt(self) -> None:
         """Doubt the last call: the text after it shows that the call was misread."""

@@ -165,9 +165,9 @@ class Parser:
     def _marker(self, marker: str | None) -> None:
         if marker is None or (self._stop and self._stop.stopped):
             return
-        unfinished = self._decoder.flush()
-        if unfinished:
-            self._sink(unfinished)
+        tail = self._decoder.flush()
+        if tail:
+            self._sink(tail)
         if marker == FRAGMENT:
             self._sink(marker)
             return

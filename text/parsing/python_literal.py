@@ -155,8 +155,8 @@ class Literal:
         if text[position] == self._quote[0]:
             return self._closing(text, position, more, out)
         escape = _ESCAPE.match(text, position)
-        unfinished = escape is None or (escape.end() == len(text) and escape[0][1] in _OCTAL)
-        if more and unfinished and len(text) - position < _LONGEST_ESCAPE:
+        is_unfinished = escape is None or (escape.end() == len(text) and escape[0][1] in _OCTAL)
+        if more and is_unfinished and len(text) - position < _LONGEST_ESCAPE:
             return position
         self._beside = False
         out.append(encode_basestring(_unescape(escape[0]) if escape else "\\")[1:-1])

@@ -411,20 +411,20 @@ class SchemaSize:
 
 def measure_schema(schema: Any) -> SchemaSize:
     """Measure a schema, stopping once it is too large to compile."""
-    num, costly, is_countable, waiting = 0, False, True, [schema]
-    while waiting and num <= MAX_PARTS:
-        part = waiting.pop()
+    num, is_costly, is_countable, stack = 0, False, True, [schema]
+    while stack and num <= MAX_PARTS:
+        part = stack.pop()
         if isinstance(part, dict):
             num += 20 if "pattern" in part else 1
             patterns = part.get("patternProperties")
             num += 20 * len(patterns) if isinstance(patterns, dict) else 0
-            costly = costly or not _COSTLY.isdisjoint(part)
+            is_costly = is_costly or not _COSTLY.isdisjoint(part)
             is_countable = is_countable and not _names_references(part)
-            waiting.extend(part.values())
+            stack.extend(part.values())
         elif isinstance(part, list):
             num += len(part)
-            waiting.extend(part)
-    return SchemaSize(num, costly, is_countable)
+            stack.extend(part)
+    return SchemaSize(num, is_costly, is_countable)
 
 
 def _names_references(schema: Mapping[str, Any]) -> bool:
@@ -437,14 +437,14 @@ def _names_references(schema: Mapping[str, Any]) -> bool:
 
 def num_values(value: Any) -> int:
     """Return the number of values inside ``value``, counted up to MAX_VALUES."""
-    num, waiting = 0, [value]
-    while waiting and num <= MAX_VALUES:
-        part = waiting.pop()
+    num, stack = 0, [value]
+    while stack and num <= MAX_VALUES:
+        part = stack.pop()
         num += 1
         if isinstance(part, dict):
-            waiting.extend(part.values())
+            stack.extend(part.values())
         elif isinstance(part, list):
-            waiting.extend(part)
+            stack.extend(part)
     return num
 
 

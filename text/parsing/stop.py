@@ -40,14 +40,14 @@ class Automaton:
     def _add(self, word: str) -> None:
         state = ROOT
         for depth, char in enumerate(word, 1):
-            following = self._next[state].get(char)
-            if following is None:
-                following = self._next[state][char] = len(self._next)
+            next_state = self._next[state].get(char)
+            if next_state is None:
+                next_state = self._next[state][char] = len(self._next)
                 self._next.append({})
                 self._fail.append(ROOT)
                 self.depth.append(depth)
                 self.longest.append(0)
-            state = following
+            state = next_state
         self.longest[state] = len(word)
 
     def _link(self) -> None:
@@ -55,10 +55,10 @@ class Automaton:
         queue = deque(self._next[ROOT].values())
         while queue:
             state = queue.popleft()
-            for char, following in self._next[state].items():
-                self._fail[following] = back = self.step(self._fail[state], char)
-                self.longest[following] = self.longest[following] or self.longest[back]
-                queue.append(following)
+            for char, next_state in self._next[state].items():
+                self._fail[next_state] = fallback = self.step(self._fail[state], char)
+                self.longest[next_state] = self.longest[next_state] or self.longest[fallback]
+                queue.append(next_state)
 
 
 @lru_cache(maxsize=64)

@@ -333,8 +333,8 @@ class CallValue(Tagged):
 
     def _goes_on(self, more: bool) -> bool:
         """Return True if another call follows."""
-        following = self._text[self._look :]
-        return bool(following.strip() and follows(following, 0, {self._closing.call: None}, more))
+        text = self._text[self._look :]
+        return bool(text.strip() and follows(text, 0, {self._closing.call: None}, more))
 
     def _position(self, start: int) -> int:
         return start + (self._held.size if self._held else 0)
@@ -437,8 +437,8 @@ class CallValue(Tagged):
     def _close(self, place: int, tag: str) -> Taken:
         """End the value at ``place``, counted from the beginning of the text held back."""
         text = self._whole(self._text)
-        implied = tag in self._closing.implied
-        if (self._seen and implied) or self._is_interrupted(text, place):
+        is_implied = tag in self._closing.implied
+        if (self._seen and is_implied) or self._is_interrupted(text, place):
             self._calls.spoil()
         if place:
             self._sink(self._spell(text[:place]))

@@ -128,8 +128,8 @@ class Tags:
         """List the words that may follow a call."""
         words: Follow = dict.fromkeys(lexicon.words(*self.outer, *self.inside))
         if self.ends and self.section_end:
-            last = dict.fromkeys(lexicon.words(*self.ends))
-            words |= dict.fromkeys(lexicon.words(self.section_end), last)
+            ends = dict.fromkeys(lexicon.words(*self.ends))
+            words |= dict.fromkeys(lexicon.words(self.section_end), ends)
         return dict.fromkeys(lexicon.words(self.call)) | words
 
     def after_parameter(self, lexicon: Lexicon) -> Follow:
@@ -163,13 +163,13 @@ class Tags:
             openers += (self.parameter,)
         inner = tuple(filter(None, inner))
         if self.older:
-            older = self.older.format()
-            openers, inner = openers + older.openers, inner + older.inner
+            older_format = self.older.format()
+            openers, inner = openers + older_format.openers, inner + older_format.inner
         form = ToolFormat(openers, self._section, inner, framing, self.section_end)
         if not fragment:
             return form
-        fragmented = self._spell(fragment).format(framing)
-        return replace(form, fragment=fragment, fragmented=fragmented)
+        fragment_form = self._spell(fragment).format(framing)
+        return replace(form, fragment=fragment, fragmented=fragment_form)
 
     def _spell(self, fragment: str) -> Tags:
         """Return the tags with FRAGMENT in place of a token that they are written with."""
@@ -181,8 +181,8 @@ class Tags:
             name: spell(tag) for name, tag in asdict(self).items() if isinstance(tag, str)
         }
         extra_pairs = tuple((spell(opening), spell(closing)) for opening, closing in self.others)
-        older = self.older._spell(fragment) if self.older else None
-        return replace(self, **tags, others=extra_pairs, older=older)
+        older_tags = self.older._spell(fragment) if self.older else None
+        return replace(self, **tags, others=extra_pairs, older=older_tags)
 
     def _section(self, opener: str, context: ParsingContext) -> Routine:
         """Read calls up to the end of the section, in which other text is content."""
@@ -242,8 +242,8 @@ class Tags:
         """
         tools = map(context.calls.find, context.calls.names)
         keys = {key for tool in tools if tool for key in tool.properties}
-        quoted: Follow = {quote: {key: {quote: None} for key in keys} for quote in "\"'"}
-        if not keys or not (yield from opens(self.parameter, quoted, context)):
+        quoted_names: Follow = {quote: {key: {quote: None} for key in keys} for quote in "\"'"}
+        if not keys or not (yield from opens(self.parameter, quoted_names, context)):
             return
         content = context.out.content
         context.calls.doubt()
@@ -294,8 +294,8 @@ class Tags:
 
     def _heads(self, lexicon: Lexicon, names: Iterable[str]) -> tuple[Follow, Follow]:
         """Return the rest of an opening tag with a bare name and with a quoted one."""
-        inside: Follow = dict.fromkeys(lexicon.words(self.parameter, self.call_end))
-        bare: Follow = {">": inside}
+        next_words: Follow = dict.fromkeys(lexicon.words(self.parameter, self.call_end))
+        bare: Follow = {">": next_words}
         bare_head: Follow = dict.fromkeys(names, bare)
         quoted_head: Follow = {
             quote: {name: {quote: bare} for name in bare_head} for quote in "\"'"
@@ -325,9 +325,11 @@ class _Call:
         name, _, marker = yield from self._header(calls.begin)
         if marker in self._outer or not name or _NO_NAME.search(name):
             return marker
-        half = name[: len(name) // 2]
-        doubled = self._tags.doubled and name == f"{half}.{half}" and not calls.find(name)
-        calls.begin(half if doubled else name)
+        name_half = name[: len(name) // 2]
+        is_doubled = (
+            self._tags.doubled and name == f"{name_half}.{name_half}" and not calls.find(name)
+        )
+        calls.begin(name_half if is_doubled else name)
         if is_broken:
             calls.spoil()
         if marker == _EMPTY:
@@ -383,9 +385,9 @@ class _Call:
 
     def _has_value(self, delimiters: Delimiters) -> Generator[Want, str, bool]:
         """Return True if text follows a self-closing tag, whose slash may then be a mistake."""
-        following = dict.fromkeys(("<", *delimiters.markers))
+        next_words = dict.fromkeys(("<", *delimiters.markers))
         lexicon = self._context.lexicon
-        if (yield Ahead(following, lexicon.delimiters(), lexicon)) == Ahead.YES:
+        if (yield Ahead(next_words, lexicon.delimiters(), lexicon)) == Ahead.YES:
             return False
         self._context.calls.spoil()
         return True
@@ -441,8 +443,8 @@ class _Call:
             return closing, None
         names = arguments.properties.keys() - arguments.given
         forms = ("{}>", '"{}"', 'name="{}"', "name='{}'")
-        following: Follow = {form.format(name): None for name in names for form in forms}
-        nexts = dict.fromkeys(tags.next_parameters, following)
+        next_words: Follow = {form.format(name): None for name in names for form in forms}
+        nexts = dict.fromkeys(tags.next_parameters, next_words)
         return closing, {**closing.words, **nexts}
 
     def _find_closing(self) -> Closing:
@@ -470,7 +472,7 @@ class _Call:
         call, parameter = (lexicon.words(tag)[0] for tag in (tags.call, tags.parameter))
         words[call] = tags.any_head(lexicon)
         end: Follow = dict.fromkeys(lexicon.words(tags.call_end))
-        following: Follow = {parameter: None}
+        next_parameter: Follow = {parameter: None}
         own_ends = words.keys() - implied - {call}
         closing = Closing(
             words,
@@ -481,7 +483,7 @@ class _Call:
             parameter=parameter,
             pairs={word: _allow_drift(end) if word in unfinished else end for word in own_ends},
             nexts={
-                word: _allow_drift(following) if word in unfinished else following
+                word: _allow_drift(next_parameter) if word in unfinished else next_parameter
                 for word in own_ends
             },
             frame=tags.frame(lexicon),

@@ -198,10 +198,10 @@ class OfferedTools:
         tool = self.find(name)
         if tool is None and not self._unstated:
             return Outcome.UNKNOWN_TOOL
-        parsed = parse_object(arguments)
-        if parsed is None:
+        members = parse_object(arguments)
+        if members is None:
             return Outcome.MALFORMED
-        return Outcome.VALID if tool is None else tool.judge(parsed)
+        return Outcome.VALID if tool is None else tool.judge(members)
 
 
 ARGUMENT = "input"

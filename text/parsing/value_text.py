@@ -101,10 +101,10 @@ class MisspeltEnd:
             return False
         name = self._opening.strip("<=").removesuffix(" name")
         for match in _NEXT_TAG.finditer(text):
-            tag, following = match[1].rstrip(">"), match[2]
+            tag, next_tag = match[1].rstrip(">"), match[2]
             if tag == closing and (
-                following.startswith(("name=", "<name="))
-                or SequenceMatcher(None, following.strip("< "), name).ratio() >= _ALIKE
+                next_tag.startswith(("name=", "<name="))
+                or SequenceMatcher(None, next_tag.strip("< "), name).ratio() >= _ALIKE
             ):
                 return True
         return False

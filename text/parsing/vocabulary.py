@@ -91,17 +91,19 @@ class Vocabulary:
 
         ``ends`` are special tokens even if the tokenizer does not know it.
         """
-        added = [
+        added_tokens = [
             AddedToken(token_id, token.content, token.special or token.content in ends)
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
         ]
-        unknown_ends = set(ends) - {token.text for token in added}
+        unknown_ends = set(ends) - {token.text for token in added_tokens}
         ids = {text: tokenizer.token_to_id(text) for text in unknown_ends}
-        added += [AddedToken(id_, text, True) for text, id_ in ids.items() if id_ is not None]
+        added_tokens += [
+            AddedToken(id_, text, True) for text, id_ in ids.items() if id_ is not None
+        ]
         kind = _decoder_kind(tokenizer)
         return cls(
             _PIECES[kind](tokenizer),
-            added,
+            added_tokens,
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
             size=tokenizer.get_vocab_size(),
             skip_space=kind == "metaspace",
@@ -224,11 +226,11 @@ def _decoder_kind(tokenizer: Tokenizer) -> str:
     decoder = tokenizer.decoder
     if decoder is None:
         return "decode"
-    described = repr(decoder)
-    if isinstance(decoder, ByteLevel) or "ByteLevel" in described:
+    description = repr(decoder)
+    if isinstance(decoder, ByteLevel) or "ByteLevel" in description:
         return "bytes"
-    if "▁" in described and ("ByteFallback" in described or "Metaspace" in described):
-        return "metaspace" if "Strip" in described or "Metaspace" in described else "fallback"
+    if "▁" in description and ("ByteFallback" in description or "Metaspace" in description):
+        return "metaspace" if "Strip" in description or "Metaspace" in description else "fallback"
     return "decode"
 
 

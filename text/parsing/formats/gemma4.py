@@ -371,8 +371,8 @@ class Members:
         self._takes = self._take_next
         if word or not is_item:
             self._separate_item()
-            quoted = word.startswith(('"', "'", "`"))
-            self._write(as_json(_unquote(word), STRING) if quoted else as_json(word, _SCALARS))
+            is_quoted = word.startswith(('"', "'", "`"))
+            self._write(as_json(_unquote(word), STRING) if is_quoted else as_json(word, _SCALARS))
 
     def _close(self, bracket: str) -> None:
         closer = self._closers.pop()

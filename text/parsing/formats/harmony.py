@@ -86,11 +86,11 @@ def _read_opening(context: ParsingContext) -> Subroutine:
 
 def _read_message(marker: str, context: ParsingContext) -> Subroutine:
     """Read one message. Return the marker that ended its body."""
-    begins = context.lexicon.delimiters(START, CHANNEL, MESSAGE)
+    delimiters = context.lexicon.delimiters(START, CHANNEL, MESSAGE)
     if marker in ENDS:
         marker = yield from _skip_stray(context)
-    while marker not in begins.markers:
-        marker = yield Until(begins, context.out.content.write, stray=ignore)
+    while marker not in delimiters.markers:
+        marker = yield Until(delimiters, context.out.content.write, stray=ignore)
     channel, recipient = "", None
     if marker != MESSAGE:
         channel, recipient, marker, inline = yield from _read_header(marker, context)
@@ -110,16 +110,16 @@ def _skip_stray(context: ParsingContext) -> Subroutine:
 
     gpt-oss sometimes writes a number there. Other text is an answer without a header.
     """
-    begins = context.lexicon.delimiters(START, CHANNEL, MESSAGE)
-    marker = yield Looking(_HEADER, _HEADER_BEGINS, begins.tokens)
+    delimiters = context.lexicon.delimiters(START, CHANNEL, MESSAGE)
+    marker = yield Looking(_HEADER, _HEADER_BEGINS, delimiters.tokens)
     if marker != Looking.NO:
         return CHANNEL if marker == Looking.YES else marker
     stray: list[str] = []
-    marker = yield _Stray(begins.tokens, stray.append)
+    marker = yield _Stray(delimiters.tokens, stray.append)
     if marker != Skipping.YES:
         return marker
     try:
-        return (yield Until(begins, context.out.content.write, stray=ignore))
+        return (yield Until(delimiters, context.out.content.write, stray=ignore))
     except Ended:
         context.out.content.write("".join(stray))
         raise
@@ -162,8 +162,8 @@ def _read_call(name: str, context: ParsingContext) -> Subroutine:
     context.out.phase = Phase.TOOL_CALL
     context.calls.begin(name)
     delimiters = context.lexicon.delimiters(*ENDS)
-    goes_on = context.follow(None, START)
-    quotes = context.quotes(dict.fromkeys(ENDS, goes_on))
+    next_words = context.follow(None, START)
+    quotes = context.quotes(dict.fromkeys(ENDS, next_words))
     marker = yield JsonValue(delimiters, context.calls.write_json, True, quotes)
     context.calls.close(is_fragile=not context.calls.written)
     context.out.phase = Phase.CONTENT

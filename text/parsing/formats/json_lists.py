@@ -142,8 +142,8 @@ def _read_xlam(opener: str, context: ParsingContext) -> Routine:
         yield from _MARKED[opener].calls(opener, context)
         return
     names = context.calls.names or (NAME,)
-    quoted: Follow = {name: {'"': {",": None}} for name in names}
-    first: Follow = {"{": {'"name"': {":": {'"': quoted}}}}
+    quoted_names: Follow = {name: {'"': {",": None}} for name in names}
+    first: Follow = {"{": {'"name"': {":": {'"': quoted_names}}}}
     any_head: Follow = {**first, "TOOL_CALLS]": {"[": first}}
     head: Follow = {"[": first} if opener == _FENCE else any_head
     if not (yield from opens(opener, head, context)):
@@ -171,8 +171,10 @@ def _read_llama(opener: str, context: ParsingContext) -> Routine:
     delimiters = context.lexicon.delimiters(PYTHON)
     content = context.out.content.write
     quotes = context.quotes({PYTHON: {'{"': None}})
-    certain = opener == PYTHON
-    yield from JsonCalls(context.calls, delimiters, content, certain, False, quotes=quotes).read()
+    is_certain = opener == PYTHON
+    yield from JsonCalls(
+        context.calls, delimiters, content, is_certain, False, quotes=quotes
+    ).read()
 
 
 def _read_llama_anywhere(opener: str, context: ParsingContext) -> Routine:
@@ -203,8 +205,8 @@ def _llama_head(context: ParsingContext) -> Follow:
     arguments: Follow = {'"parameters"': {":": None}, '"arguments"': {":": None}}
     name_end: Follow = {'"': {",": arguments}}
     names = context.calls.names or (NAME,)
-    quoted: Follow = dict.fromkeys(names, name_end)
-    return {'"name"': {":": {'"': quoted}}}
+    quoted_names: Follow = dict.fromkeys(names, name_end)
+    return {'"name"': {":": {'"': quoted_names}}}
 
 
 def _fenced_head(context: ParsingContext) -> Follow:

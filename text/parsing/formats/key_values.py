@@ -84,8 +84,8 @@ class KeyValues:
         """Read one call, or a section of calls. Other text in a section is content."""
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
         delimiters = context.lexicon.delimiters(*self.outer)
-        begins: Follow = {NAME: None, "{": None} if opener == self.call else {self.call: None}
-        if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
+        next_words: Follow = {NAME: None, "{": None} if opener == self.call else {self.call: None}
+        if context.lexicon.is_text(opener) and not (yield from opens(opener, next_words, context)):
             return
         marker = opener
         while marker != self.section_end:
@@ -150,8 +150,8 @@ class KeyValues:
     def _follow(self, context: ParsingContext) -> dict[str, Follow | None]:
         """List the text that must follow the end of a call inside an unclosed value."""
         next_call: Follow = context.follow({"{": None, NAME: None}, self.call)
-        last: Follow = context.follow({}, self.section_end) if self.section_end else {}
-        return {self.call_end: {**next_call, **last}}
+        section_end: Follow = context.follow({}, self.section_end) if self.section_end else {}
+        return {self.call_end: {**next_call, **section_end}}
 
     def _arguments(
         self,
@@ -241,18 +241,18 @@ class KeyValues:
             loose = context.follow(None, self.key_end)
             head |= {**loose, NAME: loose}
         calls = context.follow({NAME: head}, self.call)
-        last = context.follow({}, self.section_end) if self.section_end else {}
+        section_end = context.follow({}, self.section_end) if self.section_end else {}
         ends = context.follow(None, self.call_end)
         key_ends = context.follow(None, self.key_end or self.value)
         key = context.follow({NAME: key_ends}, self.key)
-        words = context.follow({**key, **ends, **calls, **last}, self.value_end)
+        words = context.follow({**key, **ends, **calls, **section_end}, self.value_end)
         if context.sound:
             return Closing(words)
         opening, implied, forced = (
             lexicon.words(tag) for tag in (self.call, self.key, self.call_end)
         )
         return Closing(
-            {**words, **key, **context.follow({**calls, **last}, self.call_end), **calls},
+            {**words, **key, **context.follow({**calls, **section_end}, self.call_end), **calls},
             implied,
             forced,
             call=opening[0],

@@ -172,7 +172,7 @@ def _is_skipped(context: ParsingContext) -> Generator[Want, str, bool]:
 def _read_call(tool: str, context: ParsingContext) -> Routine:
     """Read the arguments of a call, up to its closing tag or the next call."""
     context.calls.begin(tool)
-    forced = False
+    is_forced = False
     with ArgumentsWriter(context.calls) as arguments:
         while True:
             prefix: list[str] = []
@@ -186,23 +186,23 @@ def _read_call(tool: str, context: ParsingContext) -> Routine:
             if _is_broken(header, name, attributes):
                 context.calls.spoil()
             if marker == OPEN and name == "argument" and "key" in attributes:
-                forced |= yield from _read_argument(attributes, arguments, context)
+                is_forced |= yield from _read_argument(attributes, arguments, context)
             elif marker == OPEN and name == "json" and not arguments.given:
-                forced |= yield from _read_body("json", arguments.write_whole, context)
+                is_forced |= yield from _read_body("json", arguments.write_whole, context)
             elif name in ("call", "tools", "message"):
                 break
             elif marker == OPEN:
                 context.calls.spoil()
-    context.calls.close(spoiled=forced)
+    context.calls.close(spoiled=is_forced)
     if marker == OPEN and name == "call":
         yield from _read_element(name, attributes, context)
 
 
-def _is_broken(inside: str, name: str, attributes: dict[str, str]) -> bool:
+def _is_broken(header: str, name: str, attributes: dict[str, str]) -> bool:
     """Return True if a tag contains a marker, or lacks its type and contains other text."""
-    if OPEN in inside or CLOSE in inside:
+    if OPEN in header or CLOSE in header:
         return True
-    return "type" not in attributes and _ATTRIBUTE.sub("", inside).strip() != name
+    return "type" not in attributes and _ATTRIBUTE.sub("", header).strip() != name
 
 
 def _read_argument(
@@ -212,14 +212,14 @@ def _read_argument(
     if "type" in attributes:
         allowed = STRING if attributes["type"] == "string" else TYPES - STRING
     arguments.begin(attributes["key"], allowed)
-    forced = yield from _read_body("argument", arguments.write, context)
+    is_forced = yield from _read_body("argument", arguments.write, context)
     text = arguments.text
     too_many = text.count(SEP) > text.count(OPEN) + text.count(CLOSE)
-    doubled = text.rstrip().endswith(CLOSE)
-    if too_many or doubled or holds_next(text, f"{OPEN}argument", CLOSE):
+    is_doubled = text.rstrip().endswith(CLOSE)
+    if too_many or is_doubled or holds_next(text, f"{OPEN}argument", CLOSE):
         context.calls.spoil()
     arguments.end()
-    return forced
+    return is_forced
 
 
 def _read_body(name: str, sink: TextSink, context: ParsingContext) -> Generator[Want, str, bool]:
@@ -242,8 +242,8 @@ def _find_closing(name: str, context: ParsingContext) -> Closing:
     ends = {close + name: context.follow(None, SEP) for close in context.lexicon.words(CLOSE)}
     implied = context.lexicon.words(OPEN)
     siblings = ("tools",) if name == "response" else ("tools", "response")
-    following: Follow = dict.fromkeys(siblings, context.follow(None, SEP))
-    return Closing({**ends, **dict.fromkeys(implied, following)}, implied)
+    next_words: Follow = dict.fromkeys(siblings, context.follow(None, SEP))
+    return Closing({**ends, **dict.fromkeys(implied, next_words)}, implied)
 
 
 def _find_value_closing(name: str, context: ParsingContext) -> Closing:
@@ -268,8 +268,8 @@ def _find_value_closing(name: str, context: ParsingContext) -> Closing:
 
 def _after_call(context: ParsingContext) -> Follow:
     """List the text that must follow the end of a call inside an unclosed argument."""
-    last = context.follow({"tools": context.follow({}, SEP)}, CLOSE)
-    return {**last, **context.follow({"call tool=": None}, OPEN)}
+    section_end = context.follow({"tools": context.follow({}, SEP)}, CLOSE)
+    return {**section_end, **context.follow({"call tool=": None}, OPEN)}
 
 
 _OPENING = f"{OPEN}think{SEP}"

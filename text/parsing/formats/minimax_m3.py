@@ -74,9 +74,9 @@ class Elements:
 
     def _read(self, opener: str, context: ParsingContext) -> Routine:
         """Read calls up to the end of their section, or one call without a section."""
-        wrapped = opener.endswith("<tool_call>")
-        begins: Follow = {self.token: None} if wrapped else _HEAD
-        if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
+        has_section = opener.endswith("<tool_call>")
+        next_words: Follow = {self.token: None} if has_section else _HEAD
+        if context.lexicon.is_text(opener) and not (yield from opens(opener, next_words, context)):
             return
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
 
@@ -85,11 +85,11 @@ class Elements:
                 context.calls.doubt()
             stray.write(text)
 
-        tag = "" if wrapped else "<invoke name=" + (yield from self._rest(context))
+        tag = "" if has_section else "<invoke name=" + (yield from self._rest(context))
         while tag != "</tool_call":
             if match := _INVOKE.fullmatch(tag):
                 tag = yield from self._call(match[1], context)
-            elif wrapped:
+            elif has_section:
                 if tag and tag != DONE:  # of a parameter, or broken
                     context.calls.doubt()
                 tag = yield from self._tag(context, write)
@@ -102,10 +102,10 @@ class Elements:
 
         Where the model omits a parameter's opening tag, it still writes the token.
         """
-        delimiters, opened = context.lexicon.delimiters, ""
-        while opened != Ahead.YES:
+        delimiters, verdict = context.lexicon.delimiters, ""
+        while verdict != Ahead.YES:
             yield Until(delimiters(self.token), sink, markup=True)
-            opened = yield Ahead({"<": None}, delimiters())
+            verdict = yield Ahead({"<": None}, delimiters())
         return (yield from self._rest(context))
 
     def _rest(self, context: ParsingContext) -> Subroutine:
@@ -141,22 +141,22 @@ class Elements:
     def _find_next(self, key: str, arguments: ArgumentsWriter) -> Follow:
         """Return the text that must follow a value: a tag; after a few words, a plausible tag."""
         names = arguments.properties.keys() - arguments.given - {key}
-        sure: Follow = {"/invoke>": None, **{f"{name}>": None for name in names}}
-        words: Follow = {f"{self.token}<": sure}
+        tags: Follow = {"/invoke>": None, **{f"{name}>": None for name in names}}
+        words: Follow = {f"{self.token}<": tags}
         for _ in range(_MAX_WORDS):
-            words = {f"{self.token}<": sure, NAME: words}
+            words = {f"{self.token}<": tags, NAME: words}
         return {f"{self.token}<": {NAME: None}, NAME: words}
 
-    def _closing(self, end: str, following: Follow) -> Closing:
+    def _closing(self, end: str, next_words: Follow) -> Closing:
         """Return the text that ends a value with the closing tag ``end``."""
         call, call_end = f"{self.token}<invoke name=", f"{self.token}</invoke>"
         section_end = f"{self.token}</tool_call>"
         return Closing(
-            {end: following, call: _OPENED, call_end: dict.fromkeys((call, section_end))},
+            {end: next_words, call: _OPENED, call_end: dict.fromkeys((call, section_end))},
             call=call,
             call_ends=(call_end,),
             pairs={end: {call_end: None}},
-            nexts={end: following},
+            nexts={end: next_words},
             frame=(call_end, section_end, f"{self.token}<tool_call>"),
         )
 
@@ -304,8 +304,8 @@ class _Value:
                 return "[]" if "array" in allowed else "{}"
             return as_json(text, allowed)
         self.is_broken |= bool(text.strip())
-        listed = all(name == "item" for name, _ in element.children)
-        if "array" in allowed and (listed or "object" not in allowed):
+        is_list = all(name == "item" for name, _ in element.children)
+        if "array" in allowed and (is_list or "object" not in allowed):
             item = self._item(schema)
             return f"[{', '.join(self._child(child, item) for _, child in element.children)}]"
         return self._as_object(element, schema, text)

@@ -77,11 +77,11 @@ class Recipients:
         if context.starts_in is Phase.REASONING:
             yield from self._read_body("self", context)
         else:
-            begins = yield Looking(_HEADER, _HEADER_BEGINS, delimiters.tokens)
-            if begins == Looking.NO:
+            start = yield Looking(_HEADER, _HEADER_BEGINS, delimiters.tokens)
+            if start == Looking.NO:
                 yield from self._read_body("user", context)
-            elif begins in (MESSAGE, *_BEGINS):  # the header is empty
-                yield from self._read_body("", context, begins if begins in _BEGINS else "")
+            elif start in (MESSAGE, *_BEGINS):  # the header is empty
+                yield from self._read_body("", context, start if start in _BEGINS else "")
         while True:
             header: list[str] = []
             try:

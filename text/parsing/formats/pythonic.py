@@ -127,9 +127,9 @@ class Pythonic:
         """Read a call. Return the marker after it, and the next call's name if that replaces it."""
         context.calls.begin(name)
         with ArgumentsWriter(context.calls) as arguments:
-            marker, following = yield from self._arguments(arguments, context, delimiters)
+            marker, next_name = yield from self._arguments(arguments, context, delimiters)
         context.calls.close()
-        return marker, following
+        return marker, next_name
 
     def _arguments(
         self, arguments: ArgumentsWriter, context: ParsingContext, delimiters: Delimiters
@@ -196,9 +196,9 @@ class Pythonic:
 
 
 def _fenced_head(context: ParsingContext) -> Follow:
-    called: Follow = {"(": None}
+    name_end: Follow = {"(": None}
     names = context.calls.names
-    return {"[": dict.fromkeys(names, called)} if names else {}
+    return {"[": dict.fromkeys(names, name_end)} if names else {}
 
 
 def _skip_commas(text: str) -> str:

@@ -109,22 +109,22 @@ class _Versions(Sections):
             parts,
             lambda name: name != KIND and self.begin(calls, name),
         )
-        name, fenced = "".join(parts).strip(), False
+        name, is_fenced = "".join(parts).strip(), False
         has_begun = name != KIND and self.begin(calls, name)
         if marker == self.separator:
             marker = yield Next(delimiters(*self.ends), keep=None)
-            fenced = marker == "`" or (not has_begun and marker != "{")
-            if not has_begun and fenced:
+            is_fenced = marker == "`" or (not has_begun and marker != "{")
+            if not has_begun and is_fenced:
                 name, marker = yield from self._name(context)
             has_begun = has_begun or self.begin(calls, name)
         if not has_begun:
             if name:
                 calls.doubt()
             return marker
-        if fenced and marker in ("`", "```"):
+        if is_fenced and marker in ("`", "```"):
             marker = yield Until(delimiters("\n", "{", *self.ends), ignore)
         if marker not in self.ends:
-            marker = yield self._arguments(marker, context) if fenced else self._json(context)
+            marker = yield self._arguments(marker, context) if is_fenced else self._json(context)
         if marker not in self.ends:
             tail: list[str] = []
             marker = yield Until(delimiters(*self.ends), tail.append)
@@ -160,10 +160,13 @@ class _Versions(Sections):
 
     def _find_closing(self, context: ParsingContext) -> Closing:
         lexicon = context.lexicon
-        goes_on = context.follow({}, self.section_end) | context.follow(None, self.call)
-        ends = context.follow(goes_on, self.call_end)
-        last = context.follow(None, self.call_end)
-        words: dict[str, Follow | None] = {"```": last, "\n```": {**last, **self._again(context)}}
+        next_words = context.follow({}, self.section_end) | context.follow(None, self.call)
+        ends = context.follow(next_words, self.call_end)
+        call_end = context.follow(None, self.call_end)
+        words: dict[str, Follow | None] = {
+            "```": call_end,
+            "\n```": {**call_end, **self._again(context)},
+        }
         if not lexicon.is_token(self.call_end) or context.sound:
             return Closing(words)
         words |= {**ends, lexicon.sign(self.section_end): {}}
