@@ -74,12 +74,12 @@ class DnsSource:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(RESOLVE_S):
-                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                entries = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except TimeoutError:
             raise DiscoveryError(f"{self._name}: no answer for {RESOLVE_S:g} s") from None
         except OSError as error:
             raise DiscoveryError(f"{self._name} cannot be resolved: {error}") from error
-        return frozenset(self._build_url(str(address[0])) for *_, address in found)
+        return frozenset(self._build_url(str(address[0])) for *_, address in entries)
 
     def _build_url(self, address: str) -> str:
         host = f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
@@ -108,7 +108,7 @@ class FileSource:
         self.interval_s = interval_s
         self._path = path
         self._canonical = canonical
-        self._seen: tuple[int, int] | None = None
+        self._version: tuple[int, int] | None = None
         self._addresses: frozenset[str] = frozenset()
 
     async def read(self) -> frozenset[str]:
@@ -118,10 +118,10 @@ class FileSource:
         """Return the addresses, and read the file if it has changed. Raises DiscoveryError."""
         try:
             stat = self._path.stat()
-            seen = stat.st_mtime_ns, stat.st_size
-            if seen != self._seen:
+            version = stat.st_mtime_ns, stat.st_size
+            if version != self._version:
                 self._addresses = self._parse(read_text(self._path))
-                self._seen = seen
+                self._version = version
         except (OSError, InvalidYaml) as error:
             raise DiscoveryError(f"{self._path} cannot be read: {error}") from error
         return self._addresses

@@ -103,12 +103,12 @@ class WorkerSlot(SessionSubmission):
     async def _doubt_failure(self, error: EngineFailed) -> FailureKind:
         """Submit the request to another worker if this one is healthy. It is this one's fault only
         if the other one runs the request: a client's grammar can fail on every worker."""
-        failed = partial(self.worker.record_failure, str(error))
+        record_failure = partial(self.worker.record_failure, str(error))
         if not (await self.worker.check_health()).live:
-            failed()
+            record_failure()
             return self.session.failure
         self._try_elsewhere(error)
-        self.inflight.refusals.append(failed)
+        self.inflight.refusals.append(record_failure)
         return FailureKind.REQUEST_LOST
 
     @property
@@ -120,8 +120,8 @@ class WorkerSlot(SessionSubmission):
         one's fault."""
         if self.inflight.has_output or self.inflight.refusals or not self._has_alternative:
             raise error
-        wrong = f"it refused a request that another worker ran: {error}"
-        self.inflight.refusals.append(partial(self.worker.record_failure, wrong))
+        reason = f"it refused a request that another worker ran: {error}"
+        self.inflight.refusals.append(partial(self.worker.record_failure, reason))
         return FailureKind.NOT_RUN
 
     def _try_elsewhere(self, error: EngineFailed) -> None:
@@ -163,8 +163,8 @@ class Fleet(EnginePool):
                 while self._info is None:
                     await self._changed.wait()
         except TimeoutError:
-            waited = f"No worker was ready after {self.settings.start_s:g} s."
-            raise EngineStartError(f"{waited} {self._explain_no_worker()}") from None
+            timeout_reason = f"No worker was ready after {self.settings.start_s:g} s."
+            raise EngineStartError(f"{timeout_reason} {self._explain_no_worker()}") from None
         return self._info
 
     async def set_depth(self, depth: int) -> AppliedDepth:
@@ -271,24 +271,24 @@ class Fleet(EnginePool):
 
     async def _read(self, number: int, source: WorkerSource) -> None:
         try:
-            found = await source.read()
+            names = await source.read()
         except DiscoveryError as error:
             log.error("discovery failed, workers unchanged: %s", error)
             return
         except Exception:
             log.exception("discovery failed, workers unchanged")
             return
-        if found != self._discovered.get(number):
-            self._discovered[number] = found
+        if names != self._discovered.get(number):
+            self._discovered[number] = names
             self._update_workers()
 
     def _update_workers(self) -> None:
         """Add and drain workers to match what the sources returned."""
-        wanted: frozenset[str] = frozenset().union(*self._discovered.values())
-        for name in sorted(wanted - self.workers.keys()):
+        names: frozenset[str] = frozenset().union(*self._discovered.values())
+        for name in sorted(names - self.workers.keys()):
             self._add_worker(name)
         for worker in self.workers.values():
-            worker.draining = worker.name not in wanted
+            worker.draining = worker.name not in names
         self._remove_drained()
         self._notify()
 
@@ -342,8 +342,8 @@ class Fleet(EnginePool):
         if not self.workers:
             return "There are no workers."
         reasons = [f"{worker.name}: {worker.reason}" for worker in self.workers.values()]
-        more = f" and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
-        return f"No worker serves ({'; '.join(reasons[:MOST_REASONS])}{more})."
+        suffix = f" and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
+        return f"No worker serves ({'; '.join(reasons[:MOST_REASONS])}{suffix})."
 
     def _describe(self, worker: Worker) -> WorkerStatus:
         counts, state = worker.counts, worker.state
@@ -370,16 +370,17 @@ class Fleet(EnginePool):
         task.add_done_callback(self._background.discard)
 
 
-def check_compatible(info: EngineInfo, ours: EngineInfo) -> None:
+def check_compatible(info: EngineInfo, fleet_info: EngineInfo) -> None:
     """Check that a request that began on another worker can continue on this one.
 
     Raises IncompatibleWorker.
     """
     for what in ("model", "vocab_size", "reports_decode_steps", "accounts_at_end"):
-        theirs, wanted = getattr(info, what), getattr(ours, what)
-        if theirs != wanted:
-            raise IncompatibleWorker(f"its {what} is {theirs}, the others' is {wanted}")
-    if info.max_model_len < ours.max_model_len:
+        worker_value, fleet_value = getattr(info, what), getattr(fleet_info, what)
+        if worker_value != fleet_value:
+            raise IncompatibleWorker(f"its {what} is {worker_value}, the others' is {fleet_value}")
+    if info.max_model_len < fleet_info.max_model_len:
         raise IncompatibleWorker(
-            f"its max_model_len is {info.max_model_len}, less than the others' {ours.max_model_len}"
+            f"its max_model_len is {info.max_model_len}, less than the others' "
+            f"{fleet_info.max_model_len}"
         )

@@ -44,15 +44,15 @@ class WorkerLoad:
 class LoadCharge:
     """One request's share of a load, from submission to ``settle``."""
 
-    __slots__ = ("_left", "_load", "_output", "_weight", "num_made")
+    __slots__ = ("_load", "_output", "_remainder", "_weight", "num_made")
 
     def __init__(self, load: WorkerLoad, prefill: float, output: float, weight: float) -> None:
         self._load = load
         self._output = output
         self._weight = weight
-        self._left = prefill + output * weight
+        self._remainder = prefill + output * weight
         self.num_made = 0
-        load.tokens += self._left
+        load.tokens += self._remainder
         load.requests += 1
 
     def record_tokens(self, tokens: int) -> None:
@@ -68,9 +68,9 @@ class LoadCharge:
         if not self._load.requests:
             self._load.tokens = 0.0  # remove rounding errors
 
-    def _weigh(self, left: float) -> None:
-        self._load.tokens += left - self._left
-        self._left = left
+    def _weigh(self, remainder: float) -> None:
+        self._load.tokens += remainder - self._remainder
+        self._remainder = remainder
 
 
 class OutputEstimate:
@@ -92,13 +92,13 @@ BlockHashes = Sequence[bytes]
 
 
 def hash_blocks(
-    prompt: Sequence[int], block: int, most: int, salt: str | None = None
+    prompt: Sequence[int], block: int, max_blocks: int, salt: str | None = None
 ) -> list[bytes]:
-    """Return the hashes of at most ``most`` leading whole blocks.
+    """Return the hashes of at most ``max_blocks`` leading whole blocks.
 
     Prompts with different salts share nothing, as in the workers' caches.
     """
-    raw = array("I", prompt[: block * most])
+    raw = array("I", prompt[: block * max_blocks])
     digest = blake2b((salt or "").encode(), digest_size=8)
     names = []
     for end in range(block, len(raw) + 1, block):
@@ -127,9 +127,9 @@ class PrefixMemory:
 
     def count_known(self, names: BlockHashes) -> int:
         """Return the number of leading blocks of a prompt that the worker has received."""
-        for at, name in enumerate(names):
+        for index, name in enumerate(names):
             if name not in self._blocks:
-                return at
+                return index
         return len(names)
 
     def __len__(self) -> int:
@@ -201,9 +201,9 @@ def choose_worker(
     if request.session is None and request.key is None:
         return choose_least_loaded(candidates, request.tie), RoutingReason.LEAST
     reason, order = order_candidates(candidates, request)
-    most = compute_bound([candidate.load for candidate in candidates], request.cost, settings)
-    at = next(at for at, candidate in enumerate(order) if candidate.load <= most)
-    return order[at], reason if at == 0 else RoutingReason.SPILLED
+    bound = compute_bound([candidate.load for candidate in candidates], request.cost, settings)
+    index = next(index for index, candidate in enumerate(order) if candidate.load <= bound)
+    return order[index], reason if index == 0 else RoutingReason.SPILLED
 
 
 def find_owner(unit: str, names: Sequence[str]) -> str:
@@ -246,8 +246,8 @@ class WorkerReservations:
         free = [name for name in names if name not in self.held]
         if self.candidate is None:
             return free or list(names)
-        chosen = [name for name in free if (name == self.candidate) is (arm is Arm.CANDIDATE)]
-        return chosen or free or list(names)
+        arm_names = [name for name in free if (name == self.candidate) is (arm is Arm.CANDIDATE)]
+        return arm_names or free or list(names)
 
 
 class LoadBalancer:
@@ -285,10 +285,10 @@ class LoadBalancer:
         output = self.expected.estimate(request.sampling.max_tokens)
         cost = len(request.prompt) + output * settings.output_weight
         key = names[min(len(names), settings.key_blocks) - 1] if names else None
-        routed = RoutingRequest(request.id.encode()[-64:], cost, request.affinity, key)
-        chosen, reason = choose_worker(candidates, routed, settings)
-        self._memories[chosen.name].add(names)
-        known = min(chosen.known * settings.block, len(request.prompt))
-        prefill = len(request.prompt) - known
-        charge = self._loads[chosen.name].add_charge(prefill, output, settings.output_weight)
-        return Assignment(chosen.name, reason, charge, known)
+        routing_request = RoutingRequest(request.id.encode()[-64:], cost, request.affinity, key)
+        worker, reason = choose_worker(candidates, routing_request, settings)
+        self._memories[worker.name].add(names)
+        cached_tokens = min(worker.known * settings.block, len(request.prompt))
+        prefill = len(request.prompt) - cached_tokens
+        charge = self._loads[worker.name].add_charge(prefill, output, settings.output_weight)
+        return Assignment(worker.name, reason, charge, cached_tokens)

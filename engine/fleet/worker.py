@@ -103,8 +103,8 @@ class CircuitBreaker:
 
     def _backoff_s(self) -> float:
         settings = self._settings
-        longest = min(settings.max_backoff_s, settings.backoff_s * 2.0 ** min(self._trouble, 32))
-        return longest * (1 - settings.jitter * self._chance())
+        max_wait_s = min(settings.max_backoff_s, settings.backoff_s * 2.0 ** min(self._trouble, 32))
+        return max_wait_s * (1 - settings.jitter * self._chance())
 
 
 class IncompatibleWorker(EngineError):
@@ -309,9 +309,9 @@ class Worker:
         inspection."""
         if self.inspect is None:
             return
-        joins, before = self._inspection is None, self._inspection
-        if before is not None:
-            before.cancel()
+        joins, previous = self._inspection is None, self._inspection
+        if previous is not None:
+            previous.cancel()
         self._inspection = asyncio.create_task(self._record_findings(self.inspect(engine, info)))
         if joins:
             await asyncio.shield(self._inspection)
