@@ -58,8 +58,8 @@ def check_vllm_installed(scene: PreflightContext) -> Iterator[str]:
 
 def check_model(scene: PreflightContext) -> Iterator[str]:
     if scene.found.problem:
-        named = explain_missing_target(scene.plan.model, scene.plan.speculative_config)
-        yield f"the model cannot be read: {scene.found.problem}{named}"
+        hint = explain_missing_target(scene.plan.model, scene.plan.speculative_config)
+        yield f"the model cannot be read: {scene.found.problem}{hint}"
     elif not scene.found.downloaded and scene.plan.load_format != "dummy":
         why = scene.hub()
         if why:
@@ -83,9 +83,9 @@ def check_draft(scene: PreflightContext) -> Iterator[str]:
     if scene.draft is None:
         return
     if scene.draft.errors:
-        first, *others = scene.draft.outline(Severity.ERROR)
-        more = f" (`eaglegate check` shows {len(others)} more)" if others else ""
-        yield f"the draft cannot work: {first}{more}"
+        problem, *other_problems = scene.draft.outline(Severity.ERROR)
+        suffix = f" (`eaglegate check` shows {len(other_problems)} more)" if other_problems else ""
+        yield f"the draft cannot work: {problem}{suffix}"
     if not scene.draft.inspected and not scene.draft.errors and is_absent(scene.draft.draft):
         why = scene.hub()
         if why:
@@ -93,9 +93,9 @@ def check_draft(scene: PreflightContext) -> Iterator[str]:
 
 
 def check_adapters(scene: PreflightContext) -> Iterator[str]:
-    stored = scene.found.checkpoint
+    target_checkpoint = scene.found.checkpoint
     packed = scene.plan.quantization or get_stored_scheme(scene.found)
-    base = {} if stored is None or packed else stored.tensors
+    base = {} if target_checkpoint is None or packed else target_checkpoint.tensors
     for name, folder in scene.plan.adapters.items():
         problems = inspect_adapter(Path(folder), scene.plan.max_lora_rank, base)
         yield from (f"the adapter {name} cannot be loaded: {problem}" for problem in problems)
@@ -121,10 +121,10 @@ def check_sampling_defaults(scene: PreflightContext) -> Iterator[str]:
 
 
 def check_length(scene: PreflightContext) -> Iterator[str]:
-    asked = scene.plan.max_model_len
-    most = scene.found.target.max_positions if scene.found.target else None
-    if asked is not None and most is not None and asked > most:
-        yield f"max_model_len is {asked}, the model supports {most}"
+    max_model_len = scene.plan.max_model_len
+    max_positions = scene.found.target.max_positions if scene.found.target else None
+    if max_model_len is not None and max_positions is not None and max_model_len > max_positions:
+        yield f"max_model_len is {max_model_len}, the model supports {max_positions}"
 
 
 def check_head_division(scene: PreflightContext) -> Iterator[str]:
@@ -247,8 +247,9 @@ def check_config(config: Mapping[str, Any], max_rank: int) -> Iterator[str]:
     for name, what in UNSUPPORTED.items():
         if config.get(name):
             yield f"it has {name}, and vLLM does not support {what}"
-    if saved := config.get("modules_to_save"):
-        yield f"it replaces whole modules ({', '.join(map(str, saved))}), which vLLM does not load"
+    if modules := config.get("modules_to_save"):
+        names = ", ".join(map(str, modules))
+        yield f"it replaces whole modules ({names}), which vLLM does not load"
 
 
 def check_weights(folder: Path, base: Tensors) -> Iterator[str]:
@@ -264,13 +265,13 @@ def check_weights(folder: Path, base: Tensors) -> Iterator[str]:
     pairs = [(name, entry, find_base(name, base)) for name, entry in tensors.items()]
     if base and not any(original for _, _, original in pairs):
         yield f"no layer in {file.name} belongs to this model: it is another model's adapter"
-    wrong = [
+    misfits = [
         name for name, entry, original in pairs if original and not fits(name, entry, original)
     ]
-    if wrong:
+    if misfits:
         yield (
-            f"{wrong[0]} ({len(wrong)} such) has the shape {tensors[wrong[0]].shape}, which does "
-            "not fit this model's layer: it is another model's adapter"
+            f"{misfits[0]} ({len(misfits)} such) has the shape {tensors[misfits[0]].shape}, which "
+            "does not fit this model's layer: it is another model's adapter"
         )
 
 

@@ -72,14 +72,16 @@ class EnginePlan:
     @property
     def workers(self) -> int:
         """Number of worker processes on this machine, each with its own device."""
-        here = self.local_data_parallel_size
-        return -(-self.ranks // self.nodes) * (self.data_parallel_size if here is None else here)
+        local_replicas = self.local_data_parallel_size
+        return -(-self.ranks // self.nodes) * (
+            self.data_parallel_size if local_replicas is None else local_replicas
+        )
 
     @property
     def ranks(self) -> int:
         """Number of workers of one replica, on all nodes."""
-        split = self.tensor_parallel_size * self.pipeline_parallel_size
-        return split * self.prefill_context_parallel_size
+        model_ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        return model_ranks * self.prefill_context_parallel_size
 
 
 def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> EnginePlan:
@@ -89,21 +91,21 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
     line for a larger machine can be checked here. Raises EngineStartError if settings contradict
     each other.
     """
-    named = getattr(arguments, "model_tag", None) or arguments.model
+    model = getattr(arguments, "model_tag", None) or arguments.model
     parts = ("revision", "speculative_config", *SHORT)
-    chosen = {name: getattr(arguments, name, None) for name in parts}
-    chosen = name_speculation({**chosen, "model": str(named)})
-    speculation = chosen["speculative_config"]
+    settings = {name: getattr(arguments, name, None) for name in parts}
+    settings = name_speculation({**settings, "model": str(model)})
+    speculation = settings["speculative_config"]
     overrides = getattr(arguments, "hf_overrides", None)
     names = ("tokenizer", "quantization", "max_model_len")
     splits = ("tensor", "pipeline", "prefill_context", "data")
-    sizes = [f"{split}_parallel_size" for split in splits]
-    taken: dict[str, Any] = {name: getattr(arguments, name, None) for name in names}
-    taken |= {name: getattr(arguments, name, None) or 1 for name in sizes}
+    sizes = [f"{kind}_parallel_size" for kind in splits]
+    options: dict[str, Any] = {name: getattr(arguments, name, None) for name in names}
+    options |= {name: getattr(arguments, name, None) or 1 for name in sizes}
     return EnginePlan(
-        model=chosen["model"],
-        revision=chosen["revision"],
-        **taken,
+        model=settings["model"],
+        revision=settings["revision"],
+        **options,
         dtype=str(getattr(arguments, "dtype", "auto")),
         attention_backend=get_backend_name(getattr(arguments, "attention_backend", None)),
         local_data_parallel_size=count_local_replicas(arguments),
@@ -169,7 +171,7 @@ class LocalCheckpoint:
 
     @property
     def downloaded(self) -> bool:
-        return any(one is not None for one in (self.checkpoint, self.problem, self.unread))
+        return any(fact is not None for fact in (self.checkpoint, self.problem, self.unread))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +189,9 @@ class PreflightContext:
 def make_context(
     plan: EnginePlan, machine: Machine, hub: Callable[[], str | None]
 ) -> PreflightContext:
-    found = find_checkpoint(plan)
+    local = find_checkpoint(plan)
     return PreflightContext(
-        plan, machine, found, inspect_plan(plan, found), find_draft(plan), cache(hub)
+        plan, machine, local, inspect_plan(plan, local), find_draft(plan), cache(hub)
     )
 
 
@@ -217,15 +219,17 @@ def find_checkpoint(plan: EnginePlan) -> LocalCheckpoint:
 
 def overlay_config(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
     """Overlay a config as vLLM does: merge the text model's part, and replace any other value."""
-    out = dict(config)
+    result = dict(config)
     for name, value in overrides.items():
-        under = out.get(name)
-        both = name in TEXT_PARTS and isinstance(value, Mapping) and isinstance(under, Mapping)
-        out[name] = overlay_config(under, value) if both else value  # type: ignore[arg-type]
-    return out
+        base = result.get(name)
+        is_text_part = (
+            name in TEXT_PARTS and isinstance(value, Mapping) and isinstance(base, Mapping)
+        )
+        result[name] = overlay_config(base, value) if is_text_part else value  # type: ignore[arg-type]
+    return result
 
 
-def inspect_plan(plan: EnginePlan, found: LocalCheckpoint) -> SpeculationReport | None:
+def inspect_plan(plan: EnginePlan, local: LocalCheckpoint) -> SpeculationReport | None:
     if plan.speculative_config is None:
         return None
     return inspect_draft(
@@ -233,7 +237,7 @@ def inspect_plan(plan: EnginePlan, found: LocalCheckpoint) -> SpeculationReport 
         plan.speculative_config,
         tensor_parallel_size=plan.tensor_parallel_size,
         max_model_len=plan.max_model_len,
-        target_config=found.raw or None,
+        target_config=local.raw or None,
     )
 
 
@@ -246,20 +250,20 @@ def find_draft(plan: EnginePlan) -> Checkpoint | None:
 
 
 def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
-    plan, found, machine = scene.plan, scene.found, scene.machine
+    plan, local, machine = scene.plan, scene.found, scene.machine
     yield "model", plan.model
-    yield "where", str(found.path.resolve()) if found.path else "not on this machine"
-    names = found.raw.get("architectures")
+    yield "where", str(local.path.resolve()) if local.path else "not on this machine"
+    names = local.raw.get("architectures")
     if isinstance(names, list) and names:
         yield "architecture", str(names[0])
-    if found.target is not None:
-        yield "layers", f"{found.target.num_layers}, hidden size {found.target.hidden_size}"
-        yield "vocabulary", str(found.target.vocab_size)
-    yield "dtype", format_resolved(plan.dtype, get_stored_dtype(found))
-    unread = "none" if found.raw else "unknown until the model is here"
-    yield "quantisation", plan.quantization or get_stored_scheme(found) or unread
-    longest = found.target.max_positions if found.target else None
-    yield "max_model_len", format_resolved(str(plan.max_model_len or "auto"), longest)
+    if local.target is not None:
+        yield "layers", f"{local.target.num_layers}, hidden size {local.target.hidden_size}"
+        yield "vocabulary", str(local.target.vocab_size)
+    yield "dtype", format_resolved(plan.dtype, get_stored_dtype(local))
+    unread = "none" if local.raw else "unknown until the model is here"
+    yield "quantisation", plan.quantization or get_stored_scheme(local) or unread
+    max_positions = local.target.max_positions if local.target else None
+    yield "max_model_len", format_resolved(str(plan.max_model_len or "auto"), max_positions)
     yield "tensor parallel", str(plan.tensor_parallel_size)
     if plan.pipeline_parallel_size * plan.data_parallel_size * plan.nodes > 1:
         yield (
@@ -271,10 +275,10 @@ def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
     if plan.seed is not None:
         yield "seed", str(plan.seed)
     yield "attention backend", plan.attention_backend or "chosen by vLLM"
-    if plan.speculative_config is not None and found.target is not None:
+    if plan.speculative_config is not None and local.target is not None:
         yield "prefix cache", describe_prefix_cache(scene)
-    if found.checkpoint is not None:
-        yield "weights", format_bytes(found.checkpoint.num_bytes)
+    if local.checkpoint is not None:
+        yield "weights", format_bytes(local.checkpoint.num_bytes)
     yield "this machine", describe_machine(machine)
 
 
@@ -294,18 +298,18 @@ def describe_prefix_cache(scene: PreflightContext) -> str:
     return cost.explain() if cost is not None else "no draft"
 
 
-def format_resolved(asked: str, known: object) -> str:
-    return f"auto, here {known}" if asked == "auto" and known is not None else asked
+def format_resolved(setting: str, default: object) -> str:
+    return f"auto, here {default}" if setting == "auto" and default is not None else setting
 
 
-def get_stored_dtype(found: LocalCheckpoint) -> object:
-    config = found.target.config if found.target else {}
-    return config.get("dtype") or config.get("torch_dtype") or found.raw.get("torch_dtype")
+def get_stored_dtype(local: LocalCheckpoint) -> object:
+    config = local.target.config if local.target else {}
+    return config.get("dtype") or config.get("torch_dtype") or local.raw.get("torch_dtype")
 
 
-def get_stored_scheme(found: LocalCheckpoint) -> str | None:
+def get_stored_scheme(local: LocalCheckpoint) -> str | None:
     """Return the quantization scheme in config.json, with its algorithm if it names one."""
-    scheme = found.raw.get("quantization_config")
+    scheme = local.raw.get("quantization_config")
     if not isinstance(scheme, Mapping):
         return None
     words = (scheme.get("quant_method"), scheme.get("quant_algo"))
@@ -317,9 +321,9 @@ def describe_machine(machine: Machine) -> str:
         counts = Counter(gpu.name for gpu in machine.gpus)
         gpus = ", ".join(f"{count} x {name}" for name, count in counts.items())
         return f"{gpus}, {machine.cores} cores"
-    built = f"vLLM for {machine.platform}" if machine.platform != "none" else "no vLLM installed"
+    build = f"vLLM for {machine.platform}" if machine.platform != "none" else "no vLLM installed"
     gpus = "GPUs unknown" if machine.gpus is None and machine.platform != "cpu" else "no GPU"
-    return f"{machine.cores} cores, {format_bytes(machine.free_memory)} free, {gpus}; {built}"
+    return f"{machine.cores} cores, {format_bytes(machine.free_memory)} free, {gpus}; {build}"
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -73,8 +73,8 @@ def find_gpus(scene: PreflightContext) -> tuple[GpuDevice, ...] | None:
     if gpus is None or not names:
         return gpus
     if not all(name.isdigit() for name in names):
-        known = {gpu.uuid: gpu for gpu in gpus}
-        return tuple(known.get(name, GpuDevice(name, None, None)) for name in names)
+        gpus_by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        return tuple(gpus_by_uuid.get(name, GpuDevice(name, None, None)) for name in names)
     return tuple(select_gpus(gpus, names))
 
 
@@ -91,16 +91,16 @@ def check_memory(scene: PreflightContext) -> Iterator[str]:
     if machine.platform == "cpu":
         need = plan.data_parallel_size * (measure_all(scene) + (plan.kv_cache_bytes or 0))
         if need > machine.free_memory:
-            given = f"weights (and KV cache, where given) need {format_bytes(need)}"
-            yield f"{given} of memory, {format_bytes(machine.free_memory)} are free"
+            demand = f"weights (and KV cache, where given) need {format_bytes(need)}"
+            yield f"{demand} of memory, {format_bytes(machine.free_memory)} are free"
         return
     need = measure_rank(scene) + (plan.kv_cache_bytes or 0)
     rooms = [(get_room(gpu, plan), gpu.name) for gpu in take_gpus(scene) or ()]
-    known = [(room, name) for room, name in rooms if room is not None]
-    if known and need > min(known)[0]:
-        room, name = min(known)
-        given = f"weights (and KV cache, where given) need {format_bytes(need)} of each GPU"
-        yield f"{given}, {format_bytes(room)} of a {name} can be used"
+    known_rooms = [(room, name) for room, name in rooms if room is not None]
+    if known_rooms and need > min(known_rooms)[0]:
+        room, name = min(known_rooms)
+        demand = f"weights (and KV cache, where given) need {format_bytes(need)} of each GPU"
+        yield f"{demand}, {format_bytes(room)} of a {name} can be used"
         return
     yield from _check_shares(take_gpus(scene) or (), plan.gpu_memory_utilization)
 
@@ -133,8 +133,8 @@ def get_room(gpu: GpuDevice, plan: EnginePlan) -> float | None:
 
 def measure_all(scene: PreflightContext) -> float:
     """Return the bytes of the weights of target and draft, unsplit."""
-    both = (scene.found.checkpoint, scene.draft_checkpoint)
-    return sum(size for one in both for _, size in measure_tensors(scene, one))
+    pair = (scene.found.checkpoint, scene.draft_checkpoint)
+    return sum(size for source in pair for _, size in measure_tensors(scene, source))
 
 
 def measure_rank(scene: PreflightContext) -> float:
@@ -152,8 +152,8 @@ def measure_rank(scene: PreflightContext) -> float:
     )
     on_gpu = target / stages * (1 - plan.offloaded_layers) - plan.cpu_offload_gib * GIB
     draft = sum(size for _, size in measure_tensors(scene, scene.draft_checkpoint))
-    split = (plan.speculative_config or {}).get("draft_tensor_parallel_size") or tensor
-    return max(0.0, on_gpu) + draft / split
+    draft_ranks = (plan.speculative_config or {}).get("draft_tensor_parallel_size") or tensor
+    return max(0.0, on_gpu) + draft / draft_ranks
 
 
 def measure_tensors(
@@ -163,9 +163,9 @@ def measure_tensors(
 
     A checkpoint that is already quantized is loaded unchanged.
     """
-    stored = get_stored_scheme(scene.found) is not None
+    is_quantized = get_stored_scheme(scene.found) is not None
     for name, tensor in checkpoint.tensors.items() if checkpoint else ():
-        if stored or tensor.dtype not in FLOATS:
+        if is_quantized or tensor.dtype not in FLOATS:
             yield name, tensor.num_bytes
         else:
             yield name, prod(tensor.shape) * get_bytes_per_value(scene.plan, name, tensor)
@@ -174,8 +174,8 @@ def measure_tensors(
 def get_bytes_per_value(plan: EnginePlan, name: str, tensor: TensorEntry) -> float:
     """Return the bytes per value. ``auto`` is at most 16 bits, because vLLM narrows 32-bit
     models."""
-    plain = 4 if plan.dtype.removeprefix("torch.") in ("float", "float32") else 2
-    asked = plan.quantization is not None or plan.quantizes_online
-    if not asked or len(tensor.shape) < 2 or any(part in name for part in PLAIN):
-        return plain
+    default_bytes = 4 if plan.dtype.removeprefix("torch.") in ("float", "float32") else 2
+    quantizes = plan.quantization is not None or plan.quantizes_online
+    if not quantizes or len(tensor.shape) < 2 or any(part in name for part in PLAIN):
+        return default_bytes
     return 1 if plan.quantization in EIGHT_BITS and not plan.quantizes_online else LEAST_BYTES
