@@ -108,47 +108,47 @@ class WorkerConnection:
             async with asyncio.timeout(patience_s):
                 response = await self._client.send(request, stream=True)
                 try:
-                    said = await self._read_body(response, QUESTION)
+                    answer = await self._read_body(response, QUESTION)
                 finally:
                     await response.aclose()
-        return WorkerReply(response.status_code, said)
+        return WorkerReply(response.status_code, answer)
 
     async def fetch(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], most: ReplyLimits
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], limits: ReplyLimits
     ) -> Any:
         """Fetch an answer that is not streamed. Raises EngineError."""
         until = _now() + self._access.first_token_s
-        asked = self._describe(body, headers)
-        async with self._send(path, body, headers, until, asked) as response:
+        request = self._describe(body, headers)
+        async with self._send(path, body, headers, until, request) as response:
             async with asyncio.timeout_at(until):
-                said = await self._read_body(response, most.whole)
-        return read_json(said, "the answer")
+                answer = await self._read_body(response, limits.whole)
+        return read_json(answer, "the answer")
 
     async def stream(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], most: ReplyLimits
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], limits: ReplyLimits
     ) -> AsyncGenerator[Any, None]:
         """Yield the parsed data of a stream's events. Raises EngineError.
 
         Closing the generator closes the connection, which aborts the request in the worker.
         """
-        payloads, frames, done = SseDecoder(most.event), 0, False
+        payloads, frames, is_done = SseDecoder(limits.event), 0, False
         until = _now() + self._access.first_token_s
-        asked = self._describe(body, headers)
-        async with self._send(path, body, headers, until, asked) as response:
+        request = self._describe(body, headers)
+        async with self._send(path, body, headers, until, request) as response:
             _check_type(response)
             async with aclosing(_iter_body(response)) as pieces:
                 while (piece := await _next_piece(pieces, until)) is not None:
                     for data in payloads.feed(piece):
                         frames += 1
-                        if done or frames > most.frames:
+                        if is_done or frames > limits.frames:
                             raise WorkerProtocolError(
                                 f"the stream continues after {frames - 1} events"
                             )
                         if data == DONE:
-                            done = True
+                            is_done = True
                         else:
-                            yield await self._parse_event(data, asked)
-                        until = _now() + (END_S if done else self._access.idle_s)
+                            yield await self._parse_event(data, request)
+                        until = _now() + (END_S if is_done else self._access.idle_s)
 
     @asynccontextmanager
     async def _send(
@@ -157,7 +157,7 @@ class WorkerConnection:
         body: Mapping[str, Any],
         headers: Mapping[str, str],
         until: float,
-        asked: AskedRequest,
+        asked_request: AskedRequest,
     ) -> AsyncIterator[httpx.Response]:
         """Send a request and yield the response with status 200. Raises EngineError."""
         content, headers = orjson.dumps(body), _build_headers(body) | dict(headers)
@@ -167,7 +167,7 @@ class WorkerConnection:
                 response = await self._client.send(request, stream=True)
             try:
                 if response.status_code != httpx.codes.OK:
-                    raise await self._map_status(response, asked)
+                    raise await self._map_status(response, asked_request)
                 yield response
             finally:
                 await response.aclose()
@@ -186,15 +186,15 @@ class WorkerConnection:
         except Exception as error:
             raise self._map_exception(error) from error
 
-    async def _read_body(self, response: httpx.Response, most: int) -> bytes:
-        """Read a body of at most ``most`` bytes. Raises WorkerProtocolError."""
+    async def _read_body(self, response: httpx.Response, max_bytes: int) -> bytes:
+        """Read a body of at most ``max_bytes`` bytes. Raises WorkerProtocolError."""
         _check_encoding(response)
         body = bytearray()
         async with aclosing(_iter_body(response)) as pieces:
             async for piece in pieces:
                 body += piece
-                if len(body) > most:
-                    raise WorkerProtocolError(f"an answer is longer than {most} bytes")
+                if len(body) > max_bytes:
+                    raise WorkerProtocolError(f"an answer is longer than {max_bytes} bytes")
         return bytes(body)
 
     def _describe(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AskedRequest:
@@ -203,13 +203,13 @@ class WorkerConnection:
         structured = bool(sampling.get("structured_outputs") or body.get("response_format"))
         return AskedRequest(str(self.upstream), request_id, structured)
 
-    async def _parse_event(self, data: bytes, asked: AskedRequest) -> Any:
+    async def _parse_event(self, data: bytes, request: AskedRequest) -> Any:
         payload = read_json(data, "an event of the stream")
         if isinstance(payload, dict) and payload.get("error"):
-            raise await self._map_error_event(payload["error"], asked)
+            raise await self._map_error_event(payload["error"], request)
         return payload
 
-    async def _map_status(self, response: httpx.Response, asked: AskedRequest) -> EngineError:
+    async def _map_status(self, response: httpx.Response, request: AskedRequest) -> EngineError:
         """Return the error for a status that is not 200."""
         status = response.status_code
         async with asyncio.timeout(ASK_S):
@@ -217,26 +217,26 @@ class WorkerConnection:
         if status in BUSY and await self.is_healthy():
             return EngineOverloaded("The workers are at their limits.", _read_retry_after(response))
         if 300 <= status < 500 and status not in BUSY:
-            return map_refusal(asked, status, message)
-        return await self._map_worker_failure(status, message, asked)
+            return map_refusal(request, status, message)
+        return await self._map_worker_failure(status, message, request)
 
-    async def _map_error_event(self, error: Any, asked: AskedRequest) -> EngineError:
+    async def _map_error_event(self, error: Any, request: AskedRequest) -> EngineError:
         """Return the error for an error event in a stream."""
         status = error.get("code") if isinstance(error, dict) else None
         message = extract_error_message(error, self._secrets)
         if isinstance(status, int) and 400 <= status < 500:
-            return map_refusal(asked, status, message)
-        return await self._map_worker_failure(status, message, asked)
+            return map_refusal(request, status, message)
+        return await self._map_worker_failure(status, message, request)
 
     async def _map_worker_failure(
-        self, status: Any, message: str, asked: AskedRequest
+        self, status: Any, message: str, request: AskedRequest
     ) -> EngineError:
         """Return the error for a failure: of this request if the worker is healthy, else of the
         worker."""
-        shown = status if type(status) is int else "error"
+        label = status if type(status) is int else "error"
         if status not in (502, 504) and await self.is_healthy():
-            return map_failure(asked, shown, message)
-        return EngineDead(f"{self.upstream} failed ({shown}): {message}")
+            return map_failure(request, label, message)
+        return EngineDead(f"{self.upstream} failed ({label}): {message}")
 
     async def is_healthy(self) -> bool:
         try:
@@ -277,9 +277,9 @@ def _build_authorization(upstream: Upstream, access: ConnectionSettings) -> dict
 
 def _list_secrets(upstream: Upstream, access: ConnectionSettings) -> tuple[str, ...]:
     """List the secrets that a worker has received and may repeat in its errors."""
-    sent = (upstream.authorization or "").removeprefix("Basic ")
-    password = b64decode(sent).decode().partition(":")[2]
-    return tuple(secret for secret in (access.key, sent, password) if secret)
+    credentials = (upstream.authorization or "").removeprefix("Basic ")
+    password = b64decode(credentials).decode().partition(":")[2]
+    return tuple(secret for secret in (access.key, credentials, password) if secret)
 
 
 def _build_headers(body: Mapping[str, Any] | None) -> dict[str, str]:
@@ -288,22 +288,22 @@ def _build_headers(body: Mapping[str, Any] | None) -> dict[str, str]:
 
 def _check_type(response: httpx.Response) -> None:
     _check_encoding(response)
-    given = response.headers.get("content-type", EVENT_STREAM)
-    if given.partition(";")[0].strip().lower() != EVENT_STREAM:
-        raise WorkerProtocolError(f"a stream must be {EVENT_STREAM}, is {quote(given)}")
+    content_type = response.headers.get("content-type", EVENT_STREAM)
+    if content_type.partition(";")[0].strip().lower() != EVENT_STREAM:
+        raise WorkerProtocolError(f"a stream must be {EVENT_STREAM}, is {quote(content_type)}")
 
 
 def _check_encoding(response: httpx.Response) -> None:
     """Reject compressed answers, because a few bytes could expand to very many."""
-    given = response.headers.get("content-encoding", "identity")
-    if given.strip().lower() != "identity":
+    encoding = response.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
         raise WorkerProtocolError(
-            f"an answer is encoded as {quote(given)}, which was not asked for"
+            f"an answer is encoded as {quote(encoding)}, which was not asked for"
         )
 
 
 def _read_retry_after(response: httpx.Response) -> float | None:
-    given = response.headers.get("retry-after", "")
-    if not (given.isascii() and given.isdecimal() and len(given) < 10):
+    header = response.headers.get("retry-after", "")
+    if not (header.isascii() and header.isdecimal() and len(header) < 10):
         return None
-    return min(float(given), LONGEST_WAIT_S)
+    return min(float(header), LONGEST_WAIT_S)

@@ -43,8 +43,8 @@ class RemoteEngineBase(Engine):
         connection = self._connection = WorkerConnection(self._upstream, self._access)
         try:
             await wait_ready(connection, self._access.start_s)
-            name, longest = await find_served_model(connection, self._model)
-            return await self._probe(connection, name, longest)
+            name, max_model_len = await find_served_model(connection, self._model)
+            return await self._probe(connection, name, max_model_len)
         except EngineDead as error:
             await self.aclose()
             raise EngineStartError(str(error)) from error
@@ -52,7 +52,9 @@ class RemoteEngineBase(Engine):
             await self.aclose()
             raise
 
-    async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
+    async def _probe(
+        self, connection: WorkerConnection, name: str, max_model_len: int
+    ) -> EngineInfo:
         """Probe what the worker supports. Raises EngineStartError or EngineDead."""
         raise NotImplementedError
 
@@ -77,8 +79,8 @@ async def wait_ready(connection: WorkerConnection, patience_s: float) -> None:
     reason = ""
     try:
         async with asyncio.timeout(patience_s):
-            while not (found := await ask_health(connection)).live:
-                reason = found.reason
+            while not (health := await ask_health(connection)).live:
+                reason = health.reason
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise EngineStartError(
@@ -100,25 +102,24 @@ async def ask_health(connection: WorkerConnection) -> Health:
 
 async def find_served_model(connection: WorkerConnection, model: LocalModel) -> tuple[str, int]:
     """Return the model's name on the worker and its longest sequence. Raises EngineStartError."""
-    answered = await _ask_json(connection, MODELS, "--upstream-key")
-    listed = [
-        read_object(entry, "a model")
-        for entry in read_list(answered.get("data"), "data", MOST_MODELS)
+    reply = await _ask_json(connection, MODELS, "--upstream-key")
+    entries = [
+        read_object(entry, "a model") for entry in read_list(reply.get("data"), "data", MOST_MODELS)
     ]
     models = {
         read_string(entry.get("id"), "a model's id", LONGEST_NAME): _read_length(entry)
-        for entry in listed
+        for entry in entries
     }
     if not models:
         raise EngineStartError(f"The worker {connection.upstream} serves no model.")
     name = model.name if model.name in models else next(iter(models))
-    longest = models[name] or model.max_model_len
-    if not longest:
+    max_model_len = models[name] or model.max_model_len
+    if not max_model_len:
         raise EngineStartError(
             f"Neither {connection.upstream} nor the model's config says how long a sequence may "
             "be: give --max-model-len."
         )
-    return name, min(longest, model.max_model_len or longest)
+    return name, min(max_model_len, model.max_model_len or max_model_len)
 
 
 def _read_length(entry: Mapping[str, Any]) -> int | None:

@@ -63,24 +63,26 @@ class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection):
     _speculation = probe.WorkerSpeculation(active=False, reported=False)
     _name = ""
 
-    async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
+    async def _probe(
+        self, connection: WorkerConnection, name: str, max_model_len: int
+    ) -> EngineInfo:
         await probe.check_vocabulary(connection, self._model, name)
         self._speculation = await probe.probe_speculation(connection, self._model)
         self._name = name
-        found = probe.WorkerFacts(name, longest, self._speculation)
-        return probe.build_info(found, self._model, connection)
+        facts = probe.WorkerFacts(name, max_model_len, self._speculation)
+        return probe.build_info(facts, self._model, connection)
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         connection = self._require_connection()
         stream = request.sampling.prompt_logprobs is None
         body = wire.build_body(request, stream=stream, depth=self._speculation.per_request)
-        most, headers = compute_limits(request), request.trace_headers
-        answer = AnswerAssembler(request, self._speculation, most.tokens, self._model.vocab_size)
+        limits, headers = compute_limits(request), request.trace_headers
+        answer = AnswerAssembler(request, self._speculation, limits.tokens, self._model.vocab_size)
         if stream:
-            payloads = connection.stream(wire.GENERATE, body, headers, most)
+            payloads = connection.stream(wire.GENERATE, body, headers, limits)
             await push_steps(_read_steps(payloads, answer), sink)
         else:
-            answer.read_whole(await connection.fetch(wire.GENERATE, body, headers, most))
+            answer.read_whole(await connection.fetch(wire.GENERATE, body, headers, limits))
         await put(answer.finish(), sink)
 
     async def read_counters(self) -> Totals | None:
@@ -92,8 +94,8 @@ class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection):
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> list[int] | None:
-        asked = {"model": self._name, "messages": messages, "tools": tools or None}
-        reply = await self._require_connection().ask("/tokenize", asked)
+        body = {"model": self._name, "messages": messages, "tools": tools or None}
+        reply = await self._require_connection().ask("/tokenize", body)
         return probe.read_tokens(reply.body) if reply.ok else None
 
     async def has_cache_hits(self) -> bool:
@@ -132,12 +134,12 @@ class AnswerAssembler:
         self,
         request: EngineRequest,
         speculation: probe.WorkerSpeculation,
-        most: int,
+        max_tokens: int,
         vocab_size: int,
     ) -> None:
         self._request = request
         self._speculation = speculation
-        self._left = most
+        self._budget = max_tokens
         """Tokens that the worker may still send."""
         self._vocab_size = vocab_size
         self._sizes: list[int] = []
@@ -158,15 +160,15 @@ class AnswerAssembler:
         """
         payload = read_object(answered, "a chunk")
         self._read_metadata(payload)
-        out = []
+        result = []
         for entry in read_list(payload.get("choices"), "choices", 1):
             choice = read_object(entry, "a choice")
             step = self._read_step(self._read_tokens(choice.get("token_ids")), choice)
             if step.finish is not None:
                 self._last = step
             elif step.token_ids:
-                out.append(step)
-        return out
+                result.append(step)
+        return result
 
     def read_whole(self, answered: Any) -> None:
         """Read an answer that is not streamed. Only such an answer has the prompt's log
@@ -193,34 +195,34 @@ class AnswerAssembler:
     def _read_metadata(self, payload: Mapping[str, Any]) -> None:
         metrics = read_optional_object(payload.get("metrics"), "metrics")
         if metrics.get("speculative_decoding"):
-            most = sum(self._sizes) + self._left
-            self._account = SpeculationAccount.read(metrics["speculative_decoding"], most)
+            limit = sum(self._sizes) + self._budget
+            self._account = SpeculationAccount.read(metrics["speculative_decoding"], limit)
         usage = read_optional_object(payload.get("usage"), "usage")
         details = read_optional_object(usage.get("prompt_tokens_details"), "prompt_tokens_details")
         if details.get("cached_tokens") is not None:
-            most = len(self._request.prompt)
-            self._cached = read_integer(details["cached_tokens"], "cached_tokens", 0, most)
+            limit = len(self._request.prompt)
+            self._cached = read_integer(details["cached_tokens"], "cached_tokens", 0, limit)
 
     def _read_tokens(self, answered: Any) -> tuple[int, ...]:
         """Return the tokens of one chunk, within the vocabulary and the requested number."""
         if self._last is not None:
             raise WorkerProtocolError("a token came after the last one")
-        token_ids = read_integers(answered, "token_ids", 0, self._vocab_size, self._left)
-        self._left -= len(token_ids)
+        token_ids = read_integers(answered, "token_ids", 0, self._vocab_size, self._budget)
+        self._budget -= len(token_ids)
         if token_ids:
             self._sizes.append(len(token_ids))
         return token_ids
 
     def _read_step(self, token_ids: tuple[int, ...], choice: Mapping[str, Any]) -> Step:
         finish = _read_finish(choice.get("finish_reason"))
-        stopped = finish is FinishReason.STOP and token_ids
+        stops = finish is FinishReason.STOP and token_ids
         top = self._request.sampling.logprobs
         return Step(
             token_ids,
             decode=() if self._speculation.active else self._make_plain_steps(len(token_ids)),
             logprobs=wire.read_output_logprobs(choice.get("logprobs"), top, len(token_ids)),
             finish=finish,
-            stop_token=token_ids[-1] if stopped else None,
+            stop_token=token_ids[-1] if stops else None,
         )
 
     def _make_plain_steps(self, tokens: int) -> tuple[DecodeStep, ...]:
@@ -229,12 +231,12 @@ class AnswerAssembler:
         steps = tokens - (len(self._sizes) == 1)
         return (intern_step(0, 0, 1, 0, UndraftedReason.OFF),) * max(0, steps)
 
-    def _lay_decode_steps(self, last: Step) -> tuple[DecodeStep, ...]:
+    def _lay_decode_steps(self, last_step: Step) -> tuple[DecodeStep, ...]:
         """Return all decode steps; empty if the worker did not report them."""
         if not self._speculation.active or self._account is None:
-            return last.decode
-        off = self._speculation.per_request and self._request.depth == 0
-        reason = UndraftedReason.OFF if off else UndraftedReason.REFUSED
+            return last_step.decode
+        is_off = self._speculation.per_request and self._request.depth == 0
+        reason = UndraftedReason.OFF if is_off else UndraftedReason.REFUSED
         return lay_decode_steps(self._sizes, self._account, reason)
 
 

@@ -65,41 +65,48 @@ class SpeculationAccount:
     steps: tuple[VerifiedStep, ...]
 
     @classmethod
-    def read(cls, value: Any, most: int) -> SpeculationAccount:
-        """Read vLLM's ``metrics.speculative_decoding`` of an answer of at most ``most`` tokens.
+    def read(cls, value: Any, max_tokens: int) -> SpeculationAccount:
+        """Read vLLM's ``metrics.speculative_decoding`` of an answer with ``max_tokens`` tokens or
+        fewer.
 
         Raises WorkerProtocolError.
         """
-        metrics, most = read_object(value, "speculative_decoding"), most + SPARE
+        metrics, max_tokens = read_object(value, "speculative_decoding"), max_tokens + SPARE
         depth = read_integer(metrics.get("num_spec_tokens"), "num_spec_tokens", 0, MOST_DEPTH)
         if metrics.get("per_step_drafted") is None or metrics.get("per_step_accepted") is None:
-            return cls(depth, _read_histogram(metrics, depth, most))
-        drafted = read_integers(metrics["per_step_drafted"], "per_step_drafted", 0, depth + 1, most)
+            return cls(depth, _read_histogram(metrics, depth, max_tokens))
+        drafted = read_integers(
+            metrics["per_step_drafted"], "per_step_drafted", 0, depth + 1, max_tokens
+        )
         accepted = read_integers(
-            metrics["per_step_accepted"], "per_step_accepted", 0, depth + 1, most
+            metrics["per_step_accepted"], "per_step_accepted", 0, depth + 1, max_tokens
         )
         if len(drafted) != len(accepted) or any(map(lt, drafted, accepted)):
             raise WorkerProtocolError("per_step_accepted does not fit per_step_drafted")
         return cls(depth, tuple(zip(drafted, accepted, strict=True)))
 
 
-def _read_histogram(metrics: Mapping[str, Any], depth: int, most: int) -> tuple[VerifiedStep, ...]:
+def _read_histogram(
+    metrics: Mapping[str, Any], depth: int, max_tokens: int
+) -> tuple[VerifiedStep, ...]:
     """Return steps with the histogram's accepted counts, and spread all drafted tokens over
     them."""
-    counts = read_integers(metrics.get("acceptance_histogram"), "histogram", 0, most + 1, depth + 1)
-    if sum(counts) > most:
-        raise WorkerProtocolError(
-            f"the histogram has {sum(counts)} steps for at most {most} tokens"
-        )
-    accepted = [at for at, count in enumerate(counts) for _ in range(count)]
-    drafted = read_integer(
-        metrics.get("num_draft_tokens"), "num_draft_tokens", 0, depth * len(accepted)
+    counts = read_integers(
+        metrics.get("acceptance_histogram"), "histogram", 0, max_tokens + 1, depth + 1
     )
-    return tuple(_spread_drafts(accepted, depth, drafted - sum(accepted)))
+    if sum(counts) > max_tokens:
+        raise WorkerProtocolError(
+            f"the histogram has {sum(counts)} steps for at most {max_tokens} tokens"
+        )
+    lengths = [length for length, count in enumerate(counts) for _ in range(count)]
+    num_drafted = read_integer(
+        metrics.get("num_draft_tokens"), "num_draft_tokens", 0, depth * len(lengths)
+    )
+    return tuple(_spread_drafts(lengths, depth, num_drafted - sum(lengths)))
 
 
-def _spread_drafts(accepted: Sequence[int], depth: int, rejected: int) -> Iterator[VerifiedStep]:
-    for reached in accepted:
+def _spread_drafts(lengths: Sequence[int], depth: int, rejected: int) -> Iterator[VerifiedStep]:
+    for reached in lengths:
         share = max(0, min(depth - reached, rejected))
         rejected -= share
         yield reached + share, reached
@@ -149,19 +156,19 @@ class _StepLayout:
 
     def lay(self) -> Iterator[DecodeStep]:
         room = 0
-        for at, size in enumerate(self._sizes):
+        for index, size in enumerate(self._sizes):
             room += size
-            last = at == len(self._sizes) - 1
-            while room > 0 and (step := self._next_step(room, last)) is not None:
+            is_last = index == len(self._sizes) - 1
+            while room > 0 and (step := self._next_step(room, is_last)) is not None:
                 room -= step.delivered
                 yield step
         yield from (self._make_step(step, 0) for step in self._steps)
 
-    def _next_step(self, room: int, last: bool) -> DecodeStep | None:
+    def _next_step(self, room: int, is_last: bool) -> DecodeStep | None:
         """Return the next step; None if it reaches into the next chunk."""
-        if self._steps and (self._steps[0][1] < room or (last and not self._plain)):
+        if self._steps and (self._steps[0][1] < room or (is_last and not self._plain)):
             return self._make_step(self._steps.pop(0), room)
-        if self._plain or last:
+        if self._plain or is_last:
             self._plain -= 1
             return intern_step(0, 0, 1, 0, self._reason)
         return None
@@ -209,7 +216,7 @@ def parse_totals(exposition: str) -> Totals | None:
         verify_steps=sums["drafts"],
         proposed=sums["draft_tokens"],
         accepted=sums["accepted_tokens"],
-        accepted_at=tuple(positions[at] for at in range(max(positions, default=-1) + 1)),
+        accepted_at=tuple(positions[index] for index in range(max(positions, default=-1) + 1)),
     )
 
 
@@ -247,19 +254,19 @@ class WorkerFacts:
 
 async def check_vocabulary(connection: WorkerConnection, model: LocalModel, name: str) -> None:
     """Check that a text has the same tokens on both sides. Raises EngineStartError."""
-    asked = {"model": name, "prompt": PROBE, "add_special_tokens": False}
-    answer = await connection.ask("/tokenize", asked)
+    body = {"model": name, "prompt": PROBE, "add_special_tokens": False}
+    answer = await connection.ask("/tokenize", body)
     if answer.status == httpx.codes.NOT_FOUND:
         return
-    theirs = read_tokens(answer.body)
-    if theirs is None:
+    worker_ids = read_tokens(answer.body)
+    if worker_ids is None:
         return
-    ours = await asyncio.to_thread(model.codec.encode, PROBE, False)
-    if theirs != list(ours):
+    local_ids = await asyncio.to_thread(model.codec.encode, PROBE, False)
+    if worker_ids != list(local_ids):
         raise EngineStartError(
             f"The worker {connection.upstream} serves {name!r} with another tokenizer than "
-            f"{model.name}: a probe of {len(PROBE)} characters is {len(theirs)} tokens there and "
-            f"{len(ours)} here. Give the gateway the worker's model."
+            f"{model.name}: a probe of {len(PROBE)} characters is {len(worker_ids)} tokens there "
+            f"and {len(local_ids)} here. Give the gateway the worker's model."
         )
 
 
@@ -282,14 +289,14 @@ def has_cache_hits(exposition: str) -> bool:
 async def probe_speculation(connection: WorkerConnection, model: LocalModel) -> WorkerSpeculation:
     """Find the worker's speculation by generating, so that a draft that crashes its engine does so
     now."""
-    reported = await _generate(connection, model, None)
-    if reported is None:
+    account = await _generate(connection, model, None)
+    if account is None:
         metrics = await connection.ask("/metrics")
         active = SPECULATES.search(metrics.text) is not None
         return WorkerSpeculation(active=active, reported=not active, depth=None if active else 0)
-    without = await _generate(connection, model, 0)
-    honours = without is not None and not any(drafted for drafted, _ in without.steps)
-    return WorkerSpeculation(active=True, reported=True, depth=reported.depth, per_request=honours)
+    plain_account = await _generate(connection, model, 0)
+    honours = plain_account is not None and not any(drafted for drafted, _ in plain_account.steps)
+    return WorkerSpeculation(active=True, reported=True, depth=account.depth, per_request=honours)
 
 
 async def _generate(
@@ -323,12 +330,12 @@ async def _generate(
         ) from error
 
 
-def build_info(found: WorkerFacts, model: LocalModel, connection: WorkerConnection) -> EngineInfo:
+def build_info(facts: WorkerFacts, model: LocalModel, connection: WorkerConnection) -> EngineInfo:
     """Return the worker's facts as EngineInfo, with unknown facts marked as unknown."""
-    spec = found.speculation
+    spec = facts.speculation
     return EngineInfo(
-        model=found.name,
-        max_model_len=found.max_model_len,
+        model=facts.name,
+        max_model_len=facts.max_model_len,
         vocab_size=model.vocab_size,
         speculation=describe_speculation(spec),
         reports_decode_steps=spec.reported,

@@ -53,33 +53,37 @@ def read_optional_object(value: Any, what: str) -> Mapping[str, Any]:
     return {} if value is None else read_object(value, what)
 
 
-def read_list(value: Any, what: str, most: int) -> Sequence[Any]:
+def read_list(value: Any, what: str, max_entries: int) -> Sequence[Any]:
     """Return the list; empty for null. Raises WorkerProtocolError."""
     if value is None:
         return ()
     if not isinstance(value, list):
         raise WorkerProtocolError(f"{what} must be a list, is {name_type(value)}")
-    if len(value) > most:
-        raise WorkerProtocolError(f"{what} must have at most {most} entries, has {len(value)}")
-    return value
-
-
-def read_integer(value: Any, what: str, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        given = value if type(value) is int else name_type(value)
+    if len(value) > max_entries:
         raise WorkerProtocolError(
-            f"{what} must be an integer from {least} to {most}, is {str(given)[:40]}"
+            f"{what} must have at most {max_entries} entries, has {len(value)}"
         )
     return value
 
 
-def read_integers(value: Any, what: str, least: int, below: int, most: int) -> tuple[int, ...]:
-    """Read at most ``most`` integers, all from ``least`` up to ``below`` exclusive."""
-    found = read_list(value, what, most)
-    for number in found:
-        if type(number) is not int or not least <= number < below:
-            read_integer(number, f"an entry of {what}", least, below - 1)
-    return tuple(found)
+def read_integer(value: Any, what: str, minimum: int, maximum: int) -> int:
+    if type(value) is not int or not minimum <= value <= maximum:
+        text = value if type(value) is int else name_type(value)
+        raise WorkerProtocolError(
+            f"{what} must be an integer from {minimum} to {maximum}, is {str(text)[:40]}"
+        )
+    return value
+
+
+def read_integers(
+    value: Any, what: str, minimum: int, stop: int, max_entries: int
+) -> tuple[int, ...]:
+    """Read at most ``max_entries`` integers, all from ``minimum`` up to ``stop`` exclusive."""
+    numbers = read_list(value, what, max_entries)
+    for number in numbers:
+        if type(number) is not int or not minimum <= number < stop:
+            read_integer(number, f"an entry of {what}", minimum, stop - 1)
+    return tuple(numbers)
 
 
 def read_number(value: Any, what: str) -> float:
@@ -88,11 +92,11 @@ def read_number(value: Any, what: str) -> float:
     return float(value)
 
 
-def read_string(value: Any, what: str, most: int) -> str:
-    if not isinstance(value, str) or len(value) > most:
-        given = f"{len(value)} long" if isinstance(value, str) else name_type(value)
+def read_string(value: Any, what: str, max_chars: int) -> str:
+    if not isinstance(value, str) or len(value) > max_chars:
+        description = f"{len(value)} long" if isinstance(value, str) else name_type(value)
         raise WorkerProtocolError(
-            f"{what} must be a string of at most {most} characters, is {given}"
+            f"{what} must be a string of at most {max_chars} characters, is {description}"
         )
     return value
 
@@ -101,10 +105,10 @@ def name_type(value: Any) -> str:
     return "null" if value is None else type(value).__name__
 
 
-def quote(said: str | bytes, secrets: Sequence[str] = ()) -> str:
+def quote(value: str | bytes, secrets: Sequence[str] = ()) -> str:
     """Return one short printable line, without addresses, ``secrets`` or text that looks like a
     secret."""
-    text = said[: 8 * QUOTED].decode("utf-8", "replace") if isinstance(said, bytes) else said
+    text = value[: 8 * QUOTED].decode("utf-8", "replace") if isinstance(value, bytes) else value
     text = text[: 8 * QUOTED]
     for secret in secrets:
         text = text.replace(secret, "***")
@@ -116,21 +120,21 @@ def quote(said: str | bytes, secrets: Sequence[str] = ()) -> str:
 def extract_message(body: bytes, secrets: Sequence[str] = ()) -> str:
     """Return the quoted message of an error body in the format of vLLM, OpenAI or FastAPI."""
     try:
-        said = orjson.loads(body)
+        payload = orjson.loads(body)
     except orjson.JSONDecodeError:
         is_page = body.lstrip()[:1] == b"<"
         return "an HTML page" if is_page else quote(body, secrets) or "no reason given"
-    if isinstance(said, dict):
-        said = said.get("error") or said.get("detail") or said.get("message")
-    return extract_error_message(said, secrets)
+    if isinstance(payload, dict):
+        payload = payload.get("error") or payload.get("detail") or payload.get("message")
+    return extract_error_message(payload, secrets)
 
 
 def extract_error_message(error: Any, secrets: Sequence[str] = ()) -> str:
     """Return the quoted message of an error. FastAPI's list of errors repeats the request, so only
     its messages are quoted."""
     if isinstance(error, list):
-        found = [entry.get("msg") for entry in error[:3] if isinstance(entry, dict)]
-        error = "; ".join(str(message) for message in found)
+        messages = [entry.get("msg") for entry in error[:3] if isinstance(entry, dict)]
+        error = "; ".join(str(message) for message in messages)
     text = error.get("message") if isinstance(error, dict) else error
     return quote(text, secrets) if isinstance(text, str) and text else "no reason given"
 
@@ -166,12 +170,17 @@ class ReplyLimits:
 
 def compute_limits(request: EngineRequest, *, text: bool = False) -> ReplyLimits:
     sampling, prompt = request.sampling, len(request.prompt)
-    most = sampling.max_tokens * (RETOKENISED if text else 1) + (PADDING if text else 0)
+    max_tokens = sampling.max_tokens * (RETOKENISED if text else 1) + (PADDING if text else 0)
     entries = PER_LOGPROB * _count_entries(sampling.logprobs)
-    event = BASE + most * ((PER_TOKEN if text else PER_TOKEN_ID) + entries)
+    event_bytes = BASE + max_tokens * ((PER_TOKEN if text else PER_TOKEN_ID) + entries)
     about_prompt = prompt * (PER_TOKEN + PER_LOGPROB * _count_entries(sampling.prompt_logprobs))
-    whole = BASE + most * (PER_TOKEN + entries) + about_prompt
-    return ReplyLimits(min(event, MOST_EVENT), min(whole, MOST), 2 * most + FRAMES_BESIDE, most)
+    reply_bytes = BASE + max_tokens * (PER_TOKEN + entries) + about_prompt
+    return ReplyLimits(
+        min(event_bytes, MOST_EVENT),
+        min(reply_bytes, MOST),
+        2 * max_tokens + FRAMES_BESIDE,
+        max_tokens,
+    )
 
 
 def _count_entries(top: int | None) -> int:
@@ -185,8 +194,8 @@ class SseDecoder:
     are split.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._line = bytearray()
         """The beginning of an unfinished line."""
         self._data: list[bytes] = []
@@ -196,21 +205,21 @@ class SseDecoder:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the data of completed events. Raises WorkerProtocolError for one that is too
         long."""
-        first, *lines = data.split(b"\n")
-        self._line += first
-        out: list[bytes] = []
+        head, *lines = data.split(b"\n")
+        self._line += head
+        events: list[bytes] = []
         if lines:
-            self._take_line(bytes(self._line), out)
+            self._take_line(bytes(self._line), events)
             for line in lines[:-1]:
-                self._take_line(line, out)
+                self._take_line(line, events)
             self._line = bytearray(lines[-1])
         self._check_size(self._size + len(self._line))
-        return out
+        return events
 
-    def _take_line(self, line: bytes, out: list[bytes]) -> None:
+    def _take_line(self, line: bytes, events: list[bytes]) -> None:
         line = line.rstrip(b"\r")
         if not line and self._data:
-            out.append(b"\n".join(self._data))
+            events.append(b"\n".join(self._data))
             self._data, self._size = [], 0
             return
         self._size += len(line) + 1
@@ -219,5 +228,7 @@ class SseDecoder:
             self._data.append(line[5:].removeprefix(b" "))
 
     def _check_size(self, size: int) -> None:
-        if size > self._most:
-            raise WorkerProtocolError(f"an event of the stream is longer than {self._most} bytes")
+        if size > self._max_bytes:
+            raise WorkerProtocolError(
+                f"an event of the stream is longer than {self._max_bytes} bytes"
+            )

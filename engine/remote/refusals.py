@@ -55,11 +55,15 @@ class AskedRequest:
     """True if the answer had to match a grammar."""
 
 
-def map_refusal(asked: AskedRequest, status: int, message: str) -> EngineError:
+def map_refusal(request: AskedRequest, status: int, message: str) -> EngineError:
     """Return the error for a status from 300 to 499. ``message`` is a quotation that only the log
     gets."""
     log.warning(
-        "worker %s refused a request (%d): %s [request %s]", asked.worker, status, message, asked.id
+        "worker %s refused a request (%d): %s [request %s]",
+        request.worker,
+        status,
+        message,
+        request.id,
     )
     if status in ABOUT_REQUEST:
         return RequestRejected(describe_refusal(status, message))
@@ -72,11 +76,12 @@ def map_refusal(asked: AskedRequest, status: int, message: str) -> EngineError:
     )
 
 
-def map_failure(asked: AskedRequest, status: object, message: str) -> EngineFailed:
+def map_failure(request: AskedRequest, status: object, message: str) -> EngineFailed:
     """Return the error for a request on which a healthy worker failed."""
     log.warning(
         "worker %s failed on a request (%s): %s [request %s]. %s",
-        asked.worker, status, message, asked.id, STRUCTURED_HINT if asked.structured else HINT,
+        request.worker, status, message, request.id,
+        STRUCTURED_HINT if request.structured else HINT,
     )  # fmt: skip
     return EngineFailed("The worker failed on this request. The gateway's log has details.")
 
@@ -89,8 +94,8 @@ def describe_refusal(status: int, message: str) -> str:
             "log has details."
         )
     if LENGTH.search(message):
-        found = LONGEST.search(message)
-        limit = f", which takes at most {found[1]} tokens" if found else ""
+        match = LONGEST.search(message)
+        limit = f", which takes at most {match[1]} tokens" if match else ""
         return (
             f"The request is too long for the worker that would run it{limit}. Shorten the prompt "
             "or ask for fewer tokens."
@@ -106,8 +111,8 @@ def describe_refusal(status: int, message: str) -> str:
 
 
 def _name_construct(message: str) -> str:
-    if found := KEYWORD.search(message):
-        return f" over the keyword {found[1]!r}"
-    if found := CONSTRUCT.search(message):
-        return f" over a {found[0].lower()}"
+    if match := KEYWORD.search(message):
+        return f" over the keyword {match[1]!r}"
+    if match := CONSTRUCT.search(message):
+        return f" over a {match[0].lower()}"
     return ""

@@ -53,12 +53,12 @@ class TextEngine(RemoteEngineBase):
     """Engine that exchanges text with one OpenAI-compatible server; see
     ``eaglegate.engine.base.Engine``."""
 
-    async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
+    async def _probe(self, connection: WorkerConnection, name: str, max_length: int) -> EngineInfo:
         self._name = name
         self._dialect = await detect_dialect(connection, self._model, name)
         return EngineInfo(
             model=name,
-            max_model_len=longest,
+            max_model_len=max_length,
             vocab_size=self._model.vocab_size,
             speculation=SpeculationInfo(
                 "unknown", 0, summary="unknown: the worker speaks text only", per_request=False
@@ -72,17 +72,17 @@ class TextEngine(RemoteEngineBase):
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         connection = self._require_connection()
         self._check_supported(request)
-        most = compute_limits(request, text=True)
+        limits = compute_limits(request, text=True)
         body = self._build_body(request)
         headers = {**request.trace_headers, REQUEST_ID: request.id}
-        finish, left = None, most.tokens
-        async with aclosing(connection.stream(COMPLETIONS, body, headers, most)) as payloads:
+        finish, budget = None, limits.tokens
+        async with aclosing(connection.stream(COMPLETIONS, body, headers, limits)) as payloads:
             async for payload in payloads:
                 for choice in read_choices(payload):
                     token_ids = encode_text(read_text(choice), self._model.codec)
                     finish = _read_finish(choice) or finish
-                    left -= len(token_ids)
-                    if left < 0:
+                    budget -= len(token_ids)
+                    if budget < 0:
                         raise WorkerProtocolError(f"{self._upstream} sent more than was asked for.")
                     if token_ids:
                         await put(Step(token_ids), sink)
@@ -237,37 +237,37 @@ async def detect_dialect(connection: WorkerConnection, model: LocalModel, name: 
     )
     refusal = ""
     for prompt, extras in attempts:
-        asked = {"model": name, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **extras}
-        answer = await connection.ask(COMPLETIONS, asked, GENERATE_S)
+        body = {"model": name, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **extras}
+        answer = await connection.ask(COMPLETIONS, body, GENERATE_S)
         if answer.ok:
             _check_length(answer, len(token_ids), connection, model)
-            holds = await _probe_json(connection, asked)
+            holds = await _probe_json(connection, body)
             return Dialect(not isinstance(prompt, str), extras, holds)
         refusal = f"{answer.status}: {extract_message(answer.body)}"
     raise EngineStartError(f"{connection.upstream}{COMPLETIONS} does not generate: {refusal}")
 
 
 def _check_length(
-    answer: WorkerReply, ours: int, connection: WorkerConnection, model: LocalModel
+    answer: WorkerReply, local_tokens: int, connection: WorkerConnection, model: LocalModel
 ) -> None:
     """Check that the prompt reached the model unchanged. Raises EngineStartError."""
     body = read_object(read_json(answer.body, "the answer"), "the answer")
-    counted = read_optional_object(body.get("usage"), "usage").get("prompt_tokens")
-    if counted is None:
+    usage_tokens = read_optional_object(body.get("usage"), "usage").get("prompt_tokens")
+    if usage_tokens is None:
         return
-    theirs = read_integer(counted, "prompt_tokens", 0, MOST_TOKENS)
-    if abs(theirs - ours) > SPARE:
+    worker_tokens = read_integer(usage_tokens, "prompt_tokens", 0, MOST_TOKENS)
+    if abs(worker_tokens - local_tokens) > SPARE:
         raise EngineStartError(
-            f"{connection.upstream} makes {theirs} tokens of a prompt that is {ours} for "
-            f"{model.name}: it has another tokenizer, or puts prompts into a template of its own "
-            "(as Ollama does, unless the model's TEMPLATE is {{ .Prompt }})."
+            f"{connection.upstream} makes {worker_tokens} tokens of a prompt that is "
+            f"{local_tokens} for {model.name}: it has another tokenizer, or puts prompts into a "
+            "template of its own (as Ollama does, unless the model's TEMPLATE is {{ .Prompt }})."
         )
 
 
-async def _probe_json(connection: WorkerConnection, asked: Mapping[str, Any]) -> bool:
+async def _probe_json(connection: WorkerConnection, body_template: Mapping[str, Any]) -> bool:
     schema = orjson.dumps({"enum": [WORD]}).decode()
-    wanted = {**asked, "max_tokens": 24, "response_format": build_json_schema(schema)}
-    answer = await connection.ask(COMPLETIONS, wanted, GENERATE_S)
+    probe_body = {**body_template, "max_tokens": 24, "response_format": build_json_schema(schema)}
+    answer = await connection.ask(COMPLETIONS, probe_body, GENERATE_S)
     if not answer.ok:
         return False
     body = read_object(read_json(answer.body, "the answer"), "the answer")
@@ -277,5 +277,5 @@ async def _probe_json(connection: WorkerConnection, asked: Mapping[str, Any]) ->
 
 
 def build_json_schema(schema: str) -> dict[str, Any]:
-    named = {"name": "answer", "schema": orjson.loads(schema), "strict": True}
-    return {"type": "json_schema", "json_schema": named}
+    definition = {"name": "answer", "schema": orjson.loads(schema), "strict": True}
+    return {"type": "json_schema", "json_schema": definition}

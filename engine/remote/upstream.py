@@ -27,14 +27,14 @@ class Upstream:
     """Authorization from ``http://user:password@...``, sent to this worker instead of the key."""
 
     @classmethod
-    def parse(cls, given: str) -> Upstream:
+    def parse(cls, address: str) -> Upstream:
         """Parse ``http://host:port`` or ``text+http://host:port``. Raises ValueError."""
-        prefix = max(filter(given.strip().startswith, ENGINES), key=len)
-        url = given.strip().removeprefix(prefix).rstrip("/")
+        prefix = max(filter(address.strip().startswith, ENGINES), key=len)
+        url = address.strip().removeprefix(prefix).rstrip("/")
         if not _is_address(url):
             raise ValueError(
                 "a worker's address must be http://HOST:PORT, or text+http://HOST:PORT for one "
-                f"that speaks text only; given {_without_userinfo(given)!r}"
+                f"that speaks text only; given {_without_userinfo(address)!r}"
             )
         userinfo = urlsplit(url).netloc.rpartition("@")[0]
         clean = url.replace(f"//{userinfo}@", "//", 1).removesuffix("/v1")
@@ -57,9 +57,9 @@ def _is_address(url: str) -> bool:
         return False
 
 
-def _without_userinfo(given: str) -> str:
-    _, found, rest = given.rpartition("@")
-    return f"***@{rest}" if found else rest
+def _without_userinfo(address: str) -> str:
+    _, separator, host = address.rpartition("@")
+    return f"***@{host}" if separator else host
 
 
 def encode_basic_auth(userinfo: str) -> str:

@@ -58,8 +58,8 @@ def _hides_alternative(sampling: Sampling) -> bool:
 
     It counts the chosen token among the requested log probabilities.
     """
-    asked = sampling.logprobs
-    return bool(asked) and sampling.temperature > 0 and (asked or 0) < MOST_LOGPROBS
+    count = sampling.logprobs
+    return bool(count) and sampling.temperature > 0 and (count or 0) < MOST_LOGPROBS
 
 
 def read_output_logprobs(body: Any, top: int | None, tokens: int) -> tuple[PositionLogprobs, ...]:
@@ -79,9 +79,9 @@ def read_output_logprobs(body: Any, top: int | None, tokens: int) -> tuple[Posit
 
 
 def _read_output_position(body: Mapping[str, Any], top: int) -> PositionLogprobs:
-    listed = read_list(body.get("top_logprobs"), "top_logprobs", MOST_ALTERNATIVES)
-    others = (_read_logprob(read_object(entry, "a top log probability")) for entry in listed)
-    return PositionLogprobs(_read_logprob(body), select_top(others, top))
+    entries = read_list(body.get("top_logprobs"), "top_logprobs", MOST_ALTERNATIVES)
+    alternatives = (_read_logprob(read_object(entry, "a top log probability")) for entry in entries)
+    return PositionLogprobs(_read_logprob(body), select_top(alternatives, top))
 
 
 def read_prompt_logprobs(
