@@ -83,14 +83,14 @@ class Continuation:
         return replace(self._request, sampling=sampling)
 
     def _build_resume(self) -> EngineRequest:
-        sampling, done = self._request.sampling, len(self._delivered)
+        sampling, num_delivered = self._request.sampling, len(self._delivered)
         return replace(
             self._request,
             prompt=(*self._request.prompt, *self._delivered),
             sampling=replace(
                 sampling,
-                max_tokens=sampling.max_tokens - done,
-                min_tokens=max(0, sampling.min_tokens - done),
+                max_tokens=sampling.max_tokens - num_delivered,
+                min_tokens=max(0, sampling.min_tokens - num_delivered),
                 prompt_logprobs=None,
             ),
         )
@@ -117,20 +117,20 @@ class Continuation:
         engine never sent one.
         """
         assert self._replayed is not None
-        expected = self._delivered[self._replayed :][: len(step.token_ids)]
-        again = len(expected)
-        self._replayed += again
-        early = step.finish is not None and self._replayed < len(self._delivered)
-        if list(step.token_ids[:again]) != expected or early:
+        delivered_ids = self._delivered[self._replayed :][: len(step.token_ids)]
+        count = len(delivered_ids)
+        self._replayed += count
+        ends_early = step.finish is not None and self._replayed < len(self._delivered)
+        if list(step.token_ids[:count]) != delivered_ids or ends_early:
             raise ReplayDiverged
         if self._replayed == len(self._delivered):
             self._replayed = None
-        new = step.decode if _count_prefilled(step) < 0 else tuple(skip_tokens(step, again))
-        self._skipped.extend(step.decode[: len(step.decode) - len(new)])
+        decode = step.decode if _count_prefilled(step) < 0 else tuple(skip_tokens(step, count))
+        self._skipped.extend(step.decode[: len(step.decode) - len(decode)])
         return Step(
-            step.token_ids[again:],
-            decode=new,
-            logprobs=step.logprobs[again:],
+            step.token_ids[count:],
+            decode=decode,
+            logprobs=step.logprobs[count:],
             finish=step.finish,
             stop_token=step.stop_token,
         )

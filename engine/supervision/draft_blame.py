@@ -90,7 +90,7 @@ class DraftBlame:
 
     def limit(self, depth: int | None) -> int | None:
         """Return the smaller of ``depth`` and ``bound``; None if both are None."""
-        return min((one for one in (depth, self.bound) if one is not None), default=None)
+        return min((bound for bound in (depth, self.bound) if bound is not None), default=None)
 
     def add(self, method: str, depth: int) -> DraftHold | None:
         """Count the death of an engine. Return the new hold if this death causes one."""

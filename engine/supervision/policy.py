@@ -215,9 +215,9 @@ class EngineLoss:
     @property
     def summary(self) -> str:
         """The loss in one line."""
-        found = [text for text in (self.ended_by, self.error) if text] or [self.reason]
+        details = [text for text in (self.ended_by, self.error) if text] or [self.reason]
         lived = "" if self.lived_s is None else f" after {self.lived_s:.1f} s"
-        return f"{self.cause}{lived}: {'; '.join(found)}"
+        return f"{self.cause}{lived}: {'; '.join(details)}"
 
 
 class LossLog:
@@ -242,17 +242,17 @@ def create_loss(
     cause: LossCause,
     reason: str,
     lived_s: float | None,
-    found: PostMortem | None,
+    post_mortem: PostMortem | None,
     worker: str | None = None,
 ) -> EngineLoss:
-    found = found or PostMortem()
+    post_mortem = post_mortem or PostMortem()
     return EngineLoss(
         at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         cause=cause,
         reason=reason[:REASON],
         lived_s=None if lived_s is None else round(lived_s, 1),
-        ended_by=found.ended_by,
-        error=found.error,
-        log=found.log,
+        ended_by=post_mortem.ended_by,
+        error=post_mortem.error,
+        log=post_mortem.log,
         worker=worker,
     )

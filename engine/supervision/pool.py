@@ -121,8 +121,8 @@ class PoisonIsolation:
             self._notify()
 
     def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
 
 
 class EngineSession:
@@ -303,9 +303,9 @@ class EnginePool(ResilientEngine, SupportsUnclaimed):
         """
         assert isinstance(submission, SessionSubmission)
         speculation = submission.session.info.speculation
-        most = self.draft_blame.limit(self._depth)
-        asked = (one for one in (depth, most, speculation.depth) if one is not None)
-        if speculation.per_request and (depth := min(asked)):
+        hold = self.draft_blame.limit(self._depth)
+        depths = (bound for bound in (depth, hold, speculation.depth) if bound is not None)
+        if speculation.per_request and (depth := min(depths)):
             blame = partial(self._count_draft_death, speculation.method, depth)
             submission.inquiry.blame_drafts(blame)
 
@@ -354,5 +354,5 @@ class EnginePool(ResilientEngine, SupportsUnclaimed):
 
     def _notify(self) -> None:
         """Wake all waiters for an engine."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()

@@ -120,12 +120,12 @@ class InFlightRequest:
             self.reset_strikes()
             submission.record_start()
         submission.record_step(step)
-        new = self.continuation.take(step)
-        if new is not None:
+        output = self.continuation.take(step)
+        if output is not None:
             self.losses_without_token = 0
-            if not submission.delivered and new.token_ids:
+            if not submission.delivered and output.token_ids:
                 submission.record_delivery()
-        return new
+        return output
 
     def reset_strikes(self) -> None:
         """Forget the strikes, once the request has made a step on its current engine."""
@@ -152,9 +152,9 @@ class InFlightRequest:
 
         A first step proves deaths before the first step; the whole answer proves later ones.
         """
-        proven = [pair for pair in self.suspected if self.finished or not pair[0].started]
-        self.suspected = [pair for pair in self.suspected if pair not in proven]
-        return proven
+        pairs = [pair for pair in self.suspected if self.finished or not pair[0].started]
+        self.suspected = [pair for pair in self.suspected if pair not in pairs]
+        return pairs
 
     def disprove_refusals(self) -> None:
         """Blame the engines that refused the request, because another engine runs it."""
@@ -225,9 +225,9 @@ class _DeliverySink:
     def push(self, step: Step) -> None:
         if not self._submission.started:
             self._start()
-        new = self._inflight.take(step, self._submission)
-        if new is not None:
-            self._push(new)
+        output = self._inflight.take(step, self._submission)
+        if output is not None:
+            self._push(output)
 
 
 class Submission(Protocol):
