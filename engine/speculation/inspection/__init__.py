@@ -149,8 +149,8 @@ SHOWN = ("model", "method", "num_speculative_tokens")
 
 
 def describe_other_settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    others = [f"{name} {value}" for name, value in settings.items() if name not in SHOWN]
-    return {"other settings": ", ".join(others)} if others else {}
+    parts = [f"{name} {value}" for name, value in settings.items() if name not in SHOWN]
+    return {"other settings": ", ".join(parts)} if parts else {}
 
 
 def build_report(case: InspectionCase, findings: tuple[DraftFinding, ...]) -> SpeculationReport:

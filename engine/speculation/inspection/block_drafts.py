@@ -93,13 +93,13 @@ class BlockDraft:
     @property
     def uses_aux(self) -> bool:
         merged = {**self.draft.eagle_config, **self.inner}
-        own = self.read.get("use_aux_hidden_state", True)
-        return bool(merged.get("use_aux_hidden_state", own))
+        default = self.read.get("use_aux_hidden_state", True)
+        return bool(merged.get("use_aux_hidden_state", default))
 
     @property
     def captured(self) -> CapturedLayers | None:
         """The captured layers; None if config.json names no layers."""
-        for key, part, first in (
+        for key, part, base in (
             (LAYER_IDS, self.read, 1),
             ("target_layer_ids", self.inner, 0),
             ("dspark_target_layer_ids", self.read, 0),
@@ -109,18 +109,22 @@ class BlockDraft:
         ):
             ids = part.get(key)
             if isinstance(ids, list) and ids:
-                own = key == LAYER_IDS and self.draft.speculators
-                return CapturedLayers(BLOCK_LAYER_IDS if own else key, ids, first)
+                is_speculators_key = key == LAYER_IDS and self.draft.speculators
+                return CapturedLayers(BLOCK_LAYER_IDS if is_speculators_key else key, ids, base)
         return None
 
     @property
     def block_size(self) -> Any:
         """Block size as given. vLLM reads it only for DSpark, but the training fixed it for all
         drafts."""
-        given = self.draft.raw.get("block_size") if self.draft.speculators else None
+        size = self.draft.raw.get("block_size") if self.draft.speculators else None
         keys = ("block_size", "dspark_block_size")
-        found = (part.get(key) for key in keys for part in (self.read, self.inner))
-        return given if given is not None else next((one for one in found if one is not None), None)
+        sizes = (part.get(key) for key in keys for part in (self.read, self.inner))
+        return (
+            size
+            if size is not None
+            else next((value for value in sizes if value is not None), None)
+        )
 
     @property
     def samples_anchor(self) -> bool:
@@ -148,17 +152,17 @@ def list_block_tensors(block: BlockDraft) -> dict[str, ExpectedTensor]:
     only."""
     draft, hidden = block.draft, block.draft.hidden_size
     norm = ExpectedTensor((hidden,), "hidden_size")
-    found = {"norm.weight": norm, "hidden_norm.weight": norm}
+    tensors = {"norm.weight": norm, "hidden_norm.weight": norm}
     if block.uses_aux:
         width = multiply(draft.target_hidden_size, count_states(block))
-        by = "the captured layers or target_hidden_size"
-        found["fc.weight"] = ExpectedTensor((hidden, width), by)
+        source = "the captured layers or target_hidden_size"
+        tensors["fc.weight"] = ExpectedTensor((hidden, width), source)
     for index in range(draft.num_layers):
-        found |= {f"layers.{index}.{name}": want for name, want in expect_block_layer(block)}
-    found |= dict(expect_heads(block))
+        tensors |= {f"layers.{index}.{name}": want for name, want in expect_block_layer(block)}
+    tensors |= dict(expect_heads(block))
     table = ExpectedTensor((draft.vocab_size, hidden), "vocab_size or hidden_size", required=False)
     head = ExpectedTensor((draft.draft_vocab_size, hidden), "draft_vocab_size", required=False)
-    return found | {"embed_tokens.weight": table, "lm_head.weight": head}
+    return tensors | {"embed_tokens.weight": table, "lm_head.weight": head}
 
 
 def count_states(block: BlockDraft) -> int:
@@ -170,12 +174,12 @@ def count_states(block: BlockDraft) -> int:
 
 def expect_block_layer(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
     draft = block.draft
-    hidden, wide, dim = draft.hidden_size, draft.number("intermediate_size"), draft.head_dim
+    hidden, intermediate, dim = draft.hidden_size, draft.number("intermediate_size"), draft.head_dim
     for name in ("input_layernorm", "post_attention_layernorm"):
         yield f"{name}.weight", ExpectedTensor((hidden,), "hidden_size")
     for name in ("gate_proj", "up_proj"):
-        yield f"mlp.{name}.weight", ExpectedTensor((wide, hidden), "intermediate_size")
-    yield "mlp.down_proj.weight", ExpectedTensor((hidden, wide), "intermediate_size")
+        yield f"mlp.{name}.weight", ExpectedTensor((intermediate, hidden), "intermediate_size")
+    yield "mlp.down_proj.weight", ExpectedTensor((hidden, intermediate), "intermediate_size")
     for name, want in expect_grouped_attention(draft, hidden):
         yield f"self_attn.{name}", want
     for name in ("q_norm", "k_norm"):
@@ -189,19 +193,19 @@ def expect_block_layer(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]
 
 
 def has_sinks(block: BlockDraft) -> bool:
-    own = block.read.get("add_swa_attention_sink_bias", False)
-    return bool(block.inner.get("attention_sink_bias", own))
+    default = block.read.get("add_swa_attention_sink_bias", False)
+    return bool(block.inner.get("attention_sink_bias", default))
 
 
 def expect_convolutions(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
     hidden = block.draft.hidden_size
     taps, size = get_int(block.inner, "conv_kernel_size"), get_int(block.inner, "conv_group_size")
     groups = hidden // size if hidden is not None and size else None
-    by = "conv_kernel_size, conv_group_size or hidden_size"
+    source = "conv_kernel_size, conv_group_size or hidden_size"
     for name in ("attention_conv", "mlp_conv"):
-        yield f"{name}.base_kernel", ExpectedTensor((2, taps, hidden), by)
+        yield f"{name}.base_kernel", ExpectedTensor((2, taps, hidden), source)
         rows = multiply(multiply(2, taps), groups)
-        yield f"{name}.kernel_projection.weight", ExpectedTensor((rows, hidden), by)
+        yield f"{name}.kernel_projection.weight", ExpectedTensor((rows, hidden), source)
 
 
 def expect_heads(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
@@ -209,20 +213,22 @@ def expect_heads(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
     heads."""
     draft, hidden, rank = block.draft, block.draft.hidden_size, block.markov_rank
     if block.architecture == DFLASH2:
-        wide = get_int(block.inner, "selector_rank")
-        book = ExpectedTensor((draft.vocab_size, wide), "vocab_size or selector_rank")
+        selector_rank = get_int(block.inner, "selector_rank")
+        book = ExpectedTensor((draft.vocab_size, selector_rank), "vocab_size or selector_rank")
         yield "candidate_selector.predecessor_codebook", book
         yield "candidate_selector.successor_codebook", book
-        projection = ExpectedTensor((wide, hidden), "selector_rank or hidden_size")
+        projection = ExpectedTensor((selector_rank, hidden), "selector_rank or hidden_size")
         yield "candidate_selector.hidden_projection.weight", projection
     if block.method != "dspark":
         return
-    by = "vocab_size or markov_rank"
-    yield "markov_head.markov_w1.weight", ExpectedTensor((draft.vocab_size, rank), by)
-    by = "draft_vocab_size or markov_rank"
-    yield "markov_head.markov_w2.weight", ExpectedTensor((draft.draft_vocab_size, rank), by)
-    taken: Dimension = add(hidden, rank) if draft.flag("confidence_head_with_markov") else hidden
-    taken = taken if draft.flag("enable_confidence_head") else None
-    by = "hidden_size, markov_rank or confidence_head_with_markov"
-    for name, shape in (("weight", (1, taken)), ("bias", (1,))):
-        yield f"confidence_head.proj.{name}", ExpectedTensor(shape, by, required=False)
+    source = "vocab_size or markov_rank"
+    yield "markov_head.markov_w1.weight", ExpectedTensor((draft.vocab_size, rank), source)
+    source = "draft_vocab_size or markov_rank"
+    yield "markov_head.markov_w2.weight", ExpectedTensor((draft.draft_vocab_size, rank), source)
+    confidence_inputs: Dimension = (
+        add(hidden, rank) if draft.flag("confidence_head_with_markov") else hidden
+    )
+    confidence_inputs = confidence_inputs if draft.flag("enable_confidence_head") else None
+    source = "hidden_size, markov_rank or confidence_head_with_markov"
+    for name, shape in (("weight", (1, confidence_inputs)), ("bias", (1,))):
+        yield f"confidence_head.proj.{name}", ExpectedTensor(shape, source, required=False)

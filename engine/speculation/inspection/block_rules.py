@@ -51,16 +51,18 @@ def check_block_architecture(case: InspectionCase) -> Iterator[Violation]:
 
 def check_block_sizes(case: InspectionCase) -> Iterator[Violation]:
     draft = case.draft
-    wanted = SIZES + (UNDEFAULTED if draft.speculators else ())
-    absent = [key for key in wanted if draft.read.get(key) is None]
+    keys = SIZES + (UNDEFAULTED if draft.speculators else ())
+    absent = [key for key in keys if draft.read.get(key) is None]
     if absent:
         where = "transformer_layer_config" if draft.speculators else "config.json"
         yield error(
             f"{where} gives no {', '.join(absent)}", "write the values the draft was trained with"
         )
-    wrong = [key for key in SIZES if draft.read.get(key) is not None and not draft.number(key)]
-    wrong += [key for key in SIZES if (draft.number(key) or 0) < 0]
-    for key in wrong:
+    invalid_keys = [
+        key for key in SIZES if draft.read.get(key) is not None and not draft.number(key)
+    ]
+    invalid_keys += [key for key in SIZES if (draft.number(key) or 0) < 0]
+    for key in invalid_keys:
         yield error(f"{key} is {draft.read.get(key)!r}", "give a whole number of at least 1")
 
 
@@ -82,14 +84,16 @@ def check_block_layers(case: InspectionCase) -> Iterator[Violation]:
 def check_ids(captured: CapturedLayers, layers: int | None) -> Iterator[Violation]:
     highest = None if layers is None else layers - 1 + captured.first
     ids = captured.ids
-    odd = [one for one in ids if not isinstance(one, int) or isinstance(one, bool)]
-    if odd:
-        yield error(f"{captured.key} holds {odd[0]!r}", "give whole numbers")
+    strays = [
+        layer_id for layer_id in ids if not isinstance(layer_id, int) or isinstance(layer_id, bool)
+    ]
+    if strays:
+        yield error(f"{captured.key} holds {strays[0]!r}", "give whole numbers")
         return
-    for one in ids:
-        if one < 0 or (highest is not None and one > highest):
+    for layer_id in ids:
+        if layer_id < 0 or (highest is not None and layer_id > highest):
             yield error(
-                f"{captured.key} holds {one}; this target has 0 to {highest}",
+                f"{captured.key} holds {layer_id}; this target has 0 to {highest}",
                 f"{OWN}, or its true ids",
             )
             return
@@ -108,12 +112,12 @@ def check_ids(captured: CapturedLayers, layers: int | None) -> Iterator[Violatio
 def check_block_width(case: InspectionCase) -> Iterator[Violation]:
     """Check that one captured state is as wide as the target."""
     block = BlockDraft(case.draft, case.method)
-    wide = case.target.hidden_size if case.target else None
-    taken = case.draft.target_hidden_size
-    if block.uses_aux and wide is not None and taken is not None and wide != taken:
+    width = case.target.hidden_size if case.target else None
+    draft_width = case.draft.target_hidden_size
+    if block.uses_aux and width is not None and draft_width is not None and width != draft_width:
         yield error(
-            f"the draft is made for a target of hidden size {taken}, this one has {wide}",
-            f'{OWN}, or "target_hidden_size": {wide} if it is it',
+            f"the draft is made for a target of hidden size {draft_width}, this one has {width}",
+            f'{OWN}, or "target_hidden_size": {width} if it is it',
         )
 
 
@@ -121,8 +125,8 @@ def check_block_size(case: InspectionCase) -> Iterator[Violation]:
     """Check the depth. The training covers K tokens, and each position of the block is one of
     them."""
     block = BlockDraft(case.draft, case.method)
-    size, most = block.block_size, block.capacity
-    if size is not None and (most is None or most < 1):
+    size, limit = block.block_size, block.capacity
+    if size is not None and (limit is None or limit < 1):
         yield error(f"block_size is {size!r}", "write the block size the draft was trained with")
         return
     depth = get_int(case.settings, "num_speculative_tokens")
@@ -131,20 +135,20 @@ def check_block_size(case: InspectionCase) -> Iterator[Violation]:
             "neither num_speculative_tokens nor block_size is given",
             "write the block size the draft was trained with",
         )
-    if most is None:
+    if limit is None:
         return
-    if depth is not None and depth > most:
+    if depth is not None and depth > limit:
         yield error(
-            f"num_speculative_tokens is {depth}; a block of {size} was trained for {most}",
-            f"give at most {most}",
+            f"num_speculative_tokens is {depth}; a block of {size} was trained for {limit}",
+            f"give at most {limit}",
         )
         return
     proposed = get_proposed_depth(case.draft.raw)
-    if proposed is not None and proposed > most:
+    if proposed is not None and proposed > limit:
         yield warning(
             f"speculators_config proposes {proposed} tokens; a block of {size} was trained for "
-            f"{most}",
-            f'write "speculative_tokens": {most}',
+            f"{limit}",
+            f'write "speculative_tokens": {limit}',
         )
 
 
@@ -173,9 +177,9 @@ def check_block_attention(case: InspectionCase) -> Iterator[Violation]:
                 "give one type a layer",
             )
             return
-        odd = [one for one in types if one not in LAYER_TYPES]
-        if odd:
-            yield error(f"layer_types holds {odd[0]!r}", f"use {' or '.join(LAYER_TYPES)}")
+        strays = [kind for kind in types if kind not in LAYER_TYPES]
+        if strays:
+            yield error(f"layer_types holds {strays[0]!r}", f"use {' or '.join(LAYER_TYPES)}")
     slides = block.inner.get("use_swa") or LAYER_TYPES[1] in (types or ())
     window = block.inner.get("swa_window_size", block.read.get("sliding_window"))
     if slides and not (isinstance(window, int) and window > 0):
@@ -201,14 +205,15 @@ def check_selector(case: InspectionCase) -> Iterator[Violation]:
         yield error(
             f"conv_group_size {size} does not divide hidden size {hidden}", "correct one of them"
         )
-    whole = case.target.vocab_size if case.target else case.draft.vocab_size
-    most = get_int(block.inner, "selector_top_k")
-    if most and whole and most > whole:
-        yield error(f"selector_top_k is {most} of {whole} tokens", "correct it")
-    small, own = case.draft.draft_vocab_size, case.draft.vocab_size
-    if small is not None and own is not None and small != own:
+    vocab_size = case.target.vocab_size if case.target else case.draft.vocab_size
+    top_k = get_int(block.inner, "selector_top_k")
+    if top_k and vocab_size and top_k > vocab_size:
+        yield error(f"selector_top_k is {top_k} of {vocab_size} tokens", "correct it")
+    head_size, draft_size = case.draft.draft_vocab_size, case.draft.vocab_size
+    if head_size is not None and draft_size is not None and head_size != draft_size:
         yield error(
-            f"draft_vocab_size is {small} of {own}; DFlash2 selects over the whole vocabulary",
+            f"draft_vocab_size is {head_size} of {draft_size}; DFlash2 selects over the whole "
+            "vocabulary",
             "train it with the target's vocabulary",
         )
 
@@ -244,19 +249,19 @@ def check_block_head(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_mask_tensor(case: InspectionCase) -> Iterator[Violation]:
-    found = [name for name in case.tensors if "mask_hidden" in name]
-    if found and case.method == "dflash":
+    names = [name for name in case.tensors if "mask_hidden" in name]
+    if names and case.method == "dflash":
         yield error(
-            f"the file has {found[0]}, which is P-EAGLE's; vLLM's DFlash refuses it",
+            f"the file has {names[0]}, which is P-EAGLE's; vLLM's DFlash refuses it",
             "drop it, or use the method the draft is made for",
         )
 
 
-def is_known_tensor(name: str, wanted: Mapping[str, ExpectedTensor], case: InspectionCase) -> bool:
+def is_known_tensor(name: str, layout: Mapping[str, ExpectedTensor], case: InspectionCase) -> bool:
     block = BlockDraft(case.draft, case.method)
-    if name in wanted or (not block.uses_aux and name.startswith("fc.")):
+    if name in layout or (not block.uses_aux and name.startswith("fc.")):
         return True
-    return case.draft.quantized and f"{name.rpartition('.')[0]}.weight" in wanted
+    return case.draft.quantized and f"{name.rpartition('.')[0]}.weight" in layout
 
 
 LAYOUT = TensorLayout(

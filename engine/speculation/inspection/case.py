@@ -84,9 +84,11 @@ class SpeculationReport:
         """
         counts = Counter(finding.rule for finding in self.of(severity))
         for finding in self.of(severity):
-            others = counts.pop(finding.rule, 0) - 1
-            if others >= 0:
-                yield f"{finding} (and {others} more of its kind)" if others else str(finding)
+            num_others = counts.pop(finding.rule, 0) - 1
+            if num_others >= 0:
+                yield (
+                    f"{finding} (and {num_others} more of its kind)" if num_others else str(finding)
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +129,16 @@ class Violation:
     advice: str
 
 
-def error(found: str, advice: str) -> Violation:
-    return Violation(Severity.ERROR, found, advice)
+def error(problem: str, advice: str) -> Violation:
+    return Violation(Severity.ERROR, problem, advice)
 
 
-def warning(found: str, advice: str) -> Violation:
-    return Violation(Severity.WARNING, found, advice)
+def warning(problem: str, advice: str) -> Violation:
+    return Violation(Severity.WARNING, problem, advice)
 
 
-def note(found: str, advice: str) -> Violation:
-    return Violation(Severity.NOTE, found, advice)
+def note(problem: str, advice: str) -> Violation:
+    return Violation(Severity.NOTE, problem, advice)
 
 
 RuleCheck = Callable[[InspectionCase], Iterable[Violation]]
@@ -172,10 +174,10 @@ NAMED_IN_PATH = (
 def resolve_method(settings: Mapping[str, Any], kind: str | None) -> str:
     """Return the method that vLLM runs: the given one, else a guess from the draft's path, else
     draft_model."""
-    given = settings.get("method")
+    method_setting = settings.get("method")
     model = settings.get("model")
-    if isinstance(given, str):
-        return "mtp" if given in MTP_METHODS else given.strip("[]")
+    if isinstance(method_setting, str):
+        return "mtp" if method_setting in MTP_METHODS else method_setting.strip("[]")
     if model in ("ngram", "[ngram]"):
         return "ngram"
     if isinstance(model, str) and is_dotted_path(model):
@@ -292,8 +294,8 @@ def format_size(draft: DraftConfig) -> str:
 
 def describe_other(case: InspectionCase) -> str:
     if case.method in ("ngram", "ngram_gpu"):
-        least = case.settings.get("prompt_lookup_min", 5)
-        return f"repeats of {least} to {case.settings.get('prompt_lookup_max', least)} tokens"
+        minimum = case.settings.get("prompt_lookup_min", 5)
+        return f"repeats of {minimum} to {case.settings.get('prompt_lookup_max', minimum)} tokens"
     if case.checkpoint is None and case.settings.get("model") and case.method != "custom_class":
         return f"{case.settings['model']}, not inspected"
     return str(case.settings.get("model") or "no draft of its own")

@@ -88,9 +88,9 @@ def find_pickle_files(path: Path) -> list[Path]:
     """Return the files that vLLM falls back to, which are those of the first pattern that matches
     any."""
     for pattern in PICKLES:
-        found = sorted(f for f in path.glob(pattern) if not f.name.startswith(NOT_WEIGHTS))
-        if found:
-            return found
+        files = sorted(f for f in path.glob(pattern) if not f.name.startswith(NOT_WEIGHTS))
+        if files:
+            return files
     return []
 
 
@@ -151,15 +151,15 @@ def find_weight_files(path: Path) -> list[Path]:
     index = path / INDEX
     if not index.is_file():
         return present
-    wanted = {path / str(name) for name in read_weight_map(index).values()}
-    missing = sorted(file.name for file in wanted if not file.is_file())
-    if missing:
+    files = {path / str(name) for name in read_weight_map(index).values()}
+    absent_names = sorted(file.name for file in files if not file.is_file())
+    if absent_names:
         raise InvalidCheckpoint(
             "weights-shard-absent",
-            f"{INDEX} names {', '.join(missing)}, which is not there",
+            f"{INDEX} names {', '.join(absent_names)}, which is not there",
             "download the missing file",
         )
-    return sorted(wanted)
+    return sorted(files)
 
 
 def read_weight_map(index: Path) -> Mapping[str, Any]:

@@ -51,11 +51,13 @@ CONVERTED = frozenset(
 
 def check_architecture(case: InspectionCase) -> Iterator[Violation]:
     if case.draft.shape is None:
-        given = case.draft.read.get("architectures") or case.draft.raw.get("architectures")
-        near = get_close_matches(case.draft.architecture, ARCHITECTURES, 1)
+        names = case.draft.read.get("architectures") or case.draft.raw.get("architectures")
+        matches = get_close_matches(case.draft.architecture, ARCHITECTURES, 1)
         yield error(
-            f"architectures is {given!r}, for which vLLM has no EAGLE 3 draft",
-            f"did you mean {near[0]!r}?" if near else "Llama-shaped: 'LlamaForCausalLMEagle3'",
+            f"architectures is {names!r}, for which vLLM has no EAGLE 3 draft",
+            f"did you mean {matches[0]!r}?"
+            if matches
+            else "Llama-shaped: 'LlamaForCausalLMEagle3'",
         )
 
 
@@ -118,17 +120,17 @@ def get_effective(case: InspectionCase, key: str) -> Any:
 
 
 def check_misplaced_keys(case: InspectionCase) -> Iterator[Violation]:
-    found = list_parts(case.draft.raw)
+    parts = list_parts(case.draft.raw)
     for key in FLAGS:
         if key == NESTED:
             continue
         read = list_places_read(case, key)
         unread = [
             place
-            for place, part in found.items()
+            for place, part in parts.items()
             if place not in read and part.get(key) and part[key] != get_effective(case, key)
         ]
-        if unread and not any(found[place].get(key) for place in read):
+        if unread and not any(parts[place].get(key) for place in read):
             yield warning(
                 f"{key!r} is in {unread[0]}, where vLLM does not read it",
                 f"move it to {read[0]} of config.json",
@@ -155,8 +157,8 @@ def check_two_norms(case: InspectionCase) -> Iterator[Violation]:
 
 def check_mla_norm(case: InspectionCase) -> Iterator[Violation]:
     draft = case.draft
-    wanted = draft.flag("norm_before_fc") or draft.eagle_config.get("norm_before_fc")
-    if draft.shape is DecoderLayer.MLA and wanted:
+    norms_before = draft.flag("norm_before_fc") or draft.eagle_config.get("norm_before_fc")
+    if draft.shape is DecoderLayer.MLA and norms_before:
         yield error(
             "'norm_before_fc' is on, which vLLM's MLA draft does not have",
             "use a draft with fc_norm instead",
@@ -173,10 +175,10 @@ def check_residual_default(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_parallel_mask(case: InspectionCase) -> Iterator[Violation]:
-    wanted = case.draft.raw.get(TYPE) == "peagle"
-    if wanted and case.draft.raw.get("mask_token_id") is None:
+    is_parallel = case.draft.raw.get(TYPE) == "peagle"
+    if is_parallel and case.draft.raw.get("mask_token_id") is None:
         yield error("a P-EAGLE draft without 'mask_token_id'", "write the id it was trained with")
-    if wanted and (case.draft.raw.get("fc_norm") or case.draft.raw.get("norm_output")):
+    if is_parallel and (case.draft.raw.get("fc_norm") or case.draft.raw.get("norm_output")):
         yield warning(
             "vLLM drops 'fc_norm' and 'norm_output' of P-EAGLE drafts in the speculators format",
             "store the draft as a plain config.json",
@@ -194,12 +196,17 @@ def check_parallel_setting(case: InspectionCase) -> Iterator[Violation]:
 
 def check_target_width(case: InspectionCase) -> Iterator[Violation]:
     """Check that one captured state is as wide as the target."""
-    wide = case.target.hidden_size if case.target else None
-    taken = case.draft.target_hidden_size
-    if wide is not None and taken is not None and wide != taken and case.draft.uses_aux:
+    width = case.target.hidden_size if case.target else None
+    draft_width = case.draft.target_hidden_size
+    if (
+        width is not None
+        and draft_width is not None
+        and width != draft_width
+        and case.draft.uses_aux
+    ):
         yield error(
-            f"the draft is made for a target of hidden size {taken}, this one has {wide}",
-            f'use the draft made for this target, or "target_hidden_size": {wide} if it is it',
+            f"the draft is made for a target of hidden size {draft_width}, this one has {width}",
+            f'use the draft made for this target, or "target_hidden_size": {width} if it is it',
         )
 
 
@@ -242,29 +249,29 @@ def check_sharding(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_positions(case: InspectionCase) -> Iterator[Violation]:
-    own, served = case.draft.max_positions, case.served_len
-    if own is None or served is None or own >= served:
+    length, served = case.draft.max_positions, case.served_len
+    if length is None or served is None or length >= served:
         return
     how = "has" if case.draft.number("max_position_embeddings") else "defaults to"
     yield warning(
-        f"the draft {how} max_position_embeddings {own}, requests may have {served} positions",
-        f"drafting stops for the whole batch when one request passes {own}: "
-        f"serve with --max-model-len {own}, or raise the value and watch acceptance",
+        f"the draft {how} max_position_embeddings {length}, requests may have {served} positions",
+        f"drafting stops for the whole batch when one request passes {length}: "
+        f"serve with --max-model-len {length}, or raise the value and watch acceptance",
     )
 
 
 def check_rope(case: InspectionCase) -> Iterator[Violation]:
-    own = get_rope_base(case.draft.read)
-    stated = case.draft.read.get("rope_theta")
-    if own is not None and stated is not None and own != stated:
+    base = get_rope_base(case.draft.read)
+    theta = case.draft.read.get("rope_theta")
+    if base is not None and theta is not None and base != theta:
         yield warning(
-            f"rope_theta is {stated} and rope_parameters.rope_theta {own}; vLLM takes the latter",
+            f"rope_theta is {theta} and rope_parameters.rope_theta {base}; vLLM takes the latter",
             "set both to the value it was trained with",
         )
-    other = get_rope_base(case.target.config) if case.target else None
-    if own is not None and other is not None and own != other:
+    target_base = get_rope_base(case.target.config) if case.target else None
+    if base is not None and target_base is not None and base != target_base:
         yield note(
-            f"the draft's rope_theta is {own}, the target's {other}",
+            f"the draft's rope_theta is {base}, the target's {target_base}",
             "right if it was trained so; most drafts take the target's",
         )
 
@@ -277,12 +284,12 @@ def check_layers_exist(case: InspectionCase) -> Iterator[Violation]:
     """Check the layer ids. Id 0 is the embedding's output, id L the output of the last of L
     layers."""
     ids, layers = case.draft.captured, case.target.num_layers if case.target else None
-    for one in ids or ():
-        if not isinstance(one, int) or isinstance(one, bool):
-            yield error(f"{LAYER_IDS} holds {one!r}", "give whole numbers")
-        elif one < 0 or (layers is not None and one > layers):
+    for layer_id in ids or ():
+        if not isinstance(layer_id, int) or isinstance(layer_id, bool):
+            yield error(f"{LAYER_IDS} holds {layer_id!r}", "give whole numbers")
+        elif layer_id < 0 or (layers is not None and layer_id > layers):
             yield error(
-                f"{LAYER_IDS} holds {one}; the target's layers are 0 to {layers}",
+                f"{LAYER_IDS} holds {layer_id}; the target's layers are 0 to {layers}",
                 "use the draft made for this target, or its true ids",
             )
 
@@ -304,7 +311,7 @@ def check_layers_distinct(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_layers_ascending(case: InspectionCase) -> Iterator[Violation]:
-    ids = [one for one in case.draft.captured or () if isinstance(one, int)]
+    ids = [layer_id for layer_id in case.draft.captured or () if isinstance(layer_id, int)]
     if ids != sorted(ids):
         yield warning(
             f"{LAYER_IDS} {ids} are not ascending; vLLM hands the states out in layer order",
@@ -323,11 +330,11 @@ def check_layers_agree(case: InspectionCase) -> Iterator[Violation]:
 
 def check_layer_count(case: InspectionCase) -> Iterator[Violation]:
     """Check that the target provides as many states as fc is built for."""
-    ids, built = case.draft.captured, case.draft.num_aux
-    if ids is None or not case.draft.uses_aux or len(ids) == built:
+    ids, num_aux = case.draft.captured, case.draft.num_aux
+    if ids is None or not case.draft.uses_aux or len(ids) == num_aux:
         return
     yield error(
-        f"{len(ids)} layers are captured, but vLLM builds fc for {built}",
+        f"{len(ids)} layers are captured, but vLLM builds fc for {num_aux}",
         advise_count(case, len(ids)),
     )
 
@@ -341,22 +348,22 @@ def advise_count(case: InspectionCase, count: int) -> str:
 
 
 def check_fc_width(case: InspectionCase) -> Iterator[Violation]:
-    shape, one, built = (
+    shape, width, count = (
         case.shape_of("fc.weight"),
         case.draft.target_hidden_size,
         case.draft.num_aux,
     )
-    if not shape or len(shape) != 2 or one is None or case.draft.quantized:
+    if not shape or len(shape) != 2 or width is None or case.draft.quantized:
         return
-    if not case.draft.uses_aux or shape[1] == one * built:
+    if not case.draft.uses_aux or shape[1] == width * count:
         return
-    if shape[1] % one == 0:
-        advice = advise_count(case, shape[1] // one)
-        found = f"fc takes {shape[1] // one} states of {one}, vLLM builds it for {built}"
+    if shape[1] % width == 0:
+        advice = advise_count(case, shape[1] // width)
+        problem = f"fc takes {shape[1] // width} states of {width}, vLLM builds it for {count}"
     else:
         advice = "correct target_hidden_size, or use the draft made for this target"
-        found = f"fc takes {shape[1]} inputs, which is not a multiple of hidden size {one}"
-    yield error(found, advice)
+        problem = f"fc takes {shape[1]} inputs, which is not a multiple of hidden size {width}"
+    yield error(problem, advice)
 
 
 def check_aux_used(case: InspectionCase) -> Iterator[Violation]:

@@ -158,9 +158,9 @@ class DraftConfig:
 
     @property
     def head_dim(self) -> int | None:
-        given = self.number("head_dim")
-        if given is not None or self.hidden_size is None or not self.num_heads:
-            return given
+        dimension = self.number("head_dim")
+        if dimension is not None or self.hidden_size is None or not self.num_heads:
+            return dimension
         return self.hidden_size // self.num_heads
 
     @property
@@ -259,13 +259,13 @@ class ExpectedTensor:
 def list_expected_tensors(draft: DraftConfig) -> dict[str, ExpectedTensor]:
     """Return the expected tensors by vLLM's names, with `layers.0.` in place of `midlayer.`."""
     hidden = draft.hidden_size
-    found = {"norm.weight": ExpectedTensor((hidden,), "hidden_size")}
-    found |= dict(expect_fc(draft))
+    tensors = {"norm.weight": ExpectedTensor((hidden,), "hidden_size")}
+    tensors |= dict(expect_fc(draft))
     for index in range(draft.num_layers):
-        found |= {f"layers.{index}.{name}": want for name, want in expect_layer(draft, index)}
+        tensors |= {f"layers.{index}.{name}": want for name, want in expect_layer(draft, index)}
     table = ExpectedTensor((draft.vocab_size, hidden), "vocab_size or hidden_size", required=False)
     head = ExpectedTensor((draft.draft_vocab_size, hidden), "draft_vocab_size", required=False)
-    return found | {"embed_tokens.weight": table, "lm_head.weight": head}
+    return tensors | {"embed_tokens.weight": table, "lm_head.weight": head}
 
 
 def expect_fc(draft: DraftConfig) -> Iterator[tuple[str, ExpectedTensor]]:
@@ -282,24 +282,24 @@ def expect_fc(draft: DraftConfig) -> Iterator[tuple[str, ExpectedTensor]]:
 
 
 def expect_layer(draft: DraftConfig, index: int) -> Iterator[tuple[str, ExpectedTensor]]:
-    hidden, wide = draft.hidden_size, draft.number("intermediate_size")
+    hidden, intermediate = draft.hidden_size, draft.number("intermediate_size")
     norms = ["input_layernorm", "post_attention_layernorm"]
     for name in norms:
         yield f"{name}.weight", ExpectedTensor((hidden,), "hidden_size")
     yield "hidden_norm.weight", ExpectedTensor((hidden,), "hidden_size", required=index == 0)
     for name in ("gate_proj", "up_proj"):
-        yield f"mlp.{name}.weight", ExpectedTensor((wide, hidden), "intermediate_size")
-    yield "mlp.down_proj.weight", ExpectedTensor((hidden, wide), "intermediate_size")
-    taken = None if hidden is None else hidden * (2 if index == 0 else 1)
+        yield f"mlp.{name}.weight", ExpectedTensor((intermediate, hidden), "intermediate_size")
+    yield "mlp.down_proj.weight", ExpectedTensor((hidden, intermediate), "intermediate_size")
+    inputs = None if hidden is None else hidden * (2 if index == 0 else 1)
     attention = (
         expect_latent_attention if draft.shape is DecoderLayer.MLA else expect_grouped_attention
     )
-    for name, want in attention(draft, taken):
+    for name, want in attention(draft, inputs):
         yield f"self_attn.{name}", want
 
 
 def expect_grouped_attention(
-    draft: DraftConfig, taken: Dimension
+    draft: DraftConfig, inputs: Dimension
 ) -> Iterator[tuple[str, ExpectedTensor]]:
     """Yield queries, keys and values over heads. The first layer's input is twice as wide, because
     it joins embedding and state."""
@@ -307,14 +307,14 @@ def expect_grouped_attention(
         multiply(draft.num_heads, draft.head_dim),
         multiply(draft.num_kv_heads, draft.head_dim),
     )
-    by = "num_attention_heads, num_key_value_heads or head_dim"
-    yield "q_proj.weight", ExpectedTensor((queries, taken), by)
-    yield "k_proj.weight", ExpectedTensor((keys, taken), by)
-    yield "v_proj.weight", ExpectedTensor((keys, taken), by)
-    yield "o_proj.weight", ExpectedTensor((draft.hidden_size, queries), by)
+    source = "num_attention_heads, num_key_value_heads or head_dim"
+    yield "q_proj.weight", ExpectedTensor((queries, inputs), source)
+    yield "k_proj.weight", ExpectedTensor((keys, inputs), source)
+    yield "v_proj.weight", ExpectedTensor((keys, inputs), source)
+    yield "o_proj.weight", ExpectedTensor((draft.hidden_size, queries), source)
     if draft.flag("attention_bias"):
         for name, size in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-            yield f"{name}.bias", ExpectedTensor((size,), by)
+            yield f"{name}.bias", ExpectedTensor((size,), source)
         if draft.shape is not DecoderLayer.QWEN3:
             yield "o_proj.bias", ExpectedTensor((draft.hidden_size,), "hidden_size")
     if draft.shape is DecoderLayer.QWEN3:
@@ -323,24 +323,27 @@ def expect_grouped_attention(
 
 
 def expect_latent_attention(
-    draft: DraftConfig, taken: Dimension
+    draft: DraftConfig, inputs: Dimension
 ) -> Iterator[tuple[str, ExpectedTensor]]:
     """Yield the tensors of MLA, with low-rank projections of queries and keys."""
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    rank, plain, turned, value = (draft.number(name) for name in names)
-    heads, by = draft.num_heads, "the MLA sizes"
-    queries = multiply(heads, add(plain, turned))
-    low = draft.number("q_lora_rank")
-    if low is None:
-        yield "q_proj.weight", ExpectedTensor((queries, taken), by)
+    rank, nope_dim, rope_dim, value_dim = (draft.number(name) for name in names)
+    heads, source = draft.num_heads, "the MLA sizes"
+    queries = multiply(heads, add(nope_dim, rope_dim))
+    query_rank = draft.number("q_lora_rank")
+    if query_rank is None:
+        yield "q_proj.weight", ExpectedTensor((queries, inputs), source)
     else:
-        yield "q_a_proj.weight", ExpectedTensor((low, taken), by)
-        yield "q_a_layernorm.weight", ExpectedTensor((low,), by)
-        yield "q_b_proj.weight", ExpectedTensor((queries, low), by)
-    yield "kv_a_proj_with_mqa.weight", ExpectedTensor((add(rank, turned), taken), by)
-    yield "kv_a_layernorm.weight", ExpectedTensor((rank,), by)
-    yield "kv_b_proj.weight", ExpectedTensor((multiply(heads, add(plain, value)), rank), by)
-    yield "o_proj.weight", ExpectedTensor((draft.hidden_size, multiply(heads, value)), by)
+        yield "q_a_proj.weight", ExpectedTensor((query_rank, inputs), source)
+        yield "q_a_layernorm.weight", ExpectedTensor((query_rank,), source)
+        yield "q_b_proj.weight", ExpectedTensor((queries, query_rank), source)
+    yield "kv_a_proj_with_mqa.weight", ExpectedTensor((add(rank, rope_dim), inputs), source)
+    yield "kv_a_layernorm.weight", ExpectedTensor((rank,), source)
+    yield (
+        "kv_b_proj.weight",
+        ExpectedTensor((multiply(heads, add(nope_dim, value_dim)), rank), source),
+    )
+    yield "o_proj.weight", ExpectedTensor((draft.hidden_size, multiply(heads, value_dim)), source)
 
 
 def multiply(left: Dimension, right: Dimension) -> Dimension:
@@ -351,12 +354,12 @@ def add(left: Dimension, right: Dimension) -> Dimension:
     return None if left is None or right is None else left + right
 
 
-def is_allowed(name: str, wanted: Mapping[str, ExpectedTensor], draft: DraftConfig) -> bool:
+def is_allowed(name: str, layout: Mapping[str, ExpectedTensor], draft: DraftConfig) -> bool:
     """Return True if vLLM's loader accepts the tensor, or drops it without complaint."""
-    if name in wanted or (name.startswith("input_norm.") and draft.shape is not DecoderLayer.MLA):
+    if name in layout or (name.startswith("input_norm.") and draft.shape is not DecoderLayer.MLA):
         return True
     if not draft.uses_aux and name.startswith("fc."):
         return True
     if ".mlp." in name and name.endswith(".bias"):
-        return draft.flag("mlp_bias") and name.removesuffix("bias") + "weight" in wanted
-    return draft.quantized and f"{name.rpartition('.')[0]}.weight" in wanted
+        return draft.flag("mlp_bias") and name.removesuffix("bias") + "weight" in layout
+    return draft.quantized and f"{name.rpartition('.')[0]}.weight" in layout

@@ -84,17 +84,19 @@ def check_unknown_keys(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_unknown_method(case: InspectionCase) -> Iterator[Violation]:
-    given = case.settings.get("method")
-    if given is None or case.method in METHODS:
+    method = case.settings.get("method")
+    if method is None or case.method in METHODS:
         return
-    near = get_close_matches(str(given), METHODS, 1, 0.5)
-    if "eagle" in str(given).lower():
+    matches = get_close_matches(str(method), METHODS, 1, 0.5)
+    if "eagle" in str(method).lower():
         advice = 'EAGLE 3 and EAGLE 3.1 both run as "method": "eagle3"'
     else:
         advice = (
-            f"did you mean {near[0]!r}?" if near else "use one of " + ", ".join(sorted(METHODS))
+            f"did you mean {matches[0]!r}?"
+            if matches
+            else "use one of " + ", ".join(sorted(METHODS))
         )
-    yield error(f"method {given!r} is not one of vLLM's", advice)
+    yield error(f"method {method!r} is not one of vLLM's", advice)
 
 
 def check_method_given(case: InspectionCase) -> Iterator[Violation]:
@@ -121,27 +123,27 @@ def check_method_match(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_depth(case: InspectionCase) -> Iterator[Violation]:
-    given = case.settings.get("num_speculative_tokens")
-    if given is None:
+    setting = case.settings.get("num_speculative_tokens")
+    if setting is None:
         if case.method not in FROM_TARGET | KNOWS_DEPTH:
             yield error("num_speculative_tokens is missing", "give K, for instance 3")
         return
-    count = get_int(case.settings, "num_speculative_tokens")
-    if count is None or count < 1:
-        yield error(f"num_speculative_tokens is {given!r}", "give a whole number of at least 1")
-    elif count > MOST_DRAFTED:
+    depth = get_int(case.settings, "num_speculative_tokens")
+    if depth is None or depth < 1:
+        yield error(f"num_speculative_tokens is {setting!r}", "give a whole number of at least 1")
+    elif depth > MOST_DRAFTED:
         yield error(
-            f"num_speculative_tokens is {count}; vLLM's sampler dies above {MOST_DRAFTED}",
+            f"num_speculative_tokens is {depth}; vLLM's sampler dies above {MOST_DRAFTED}",
             "EAGLE drafts do best with 2 to 7",
         )
-    elif case.served_len is not None and count >= case.served_len:
+    elif case.served_len is not None and depth >= case.served_len:
         yield error(
-            f"num_speculative_tokens is {count} with max_model_len {case.served_len}",
+            f"num_speculative_tokens is {depth} with max_model_len {case.served_len}",
             "give a K far below the longest request",
         )
-    elif count > DEEP and case.method in EAGLE_FAMILY:
+    elif depth > DEEP and case.method in EAGLE_FAMILY:
         yield warning(
-            f"num_speculative_tokens is {count}: late positions are almost never accepted",
+            f"num_speculative_tokens is {depth}: late positions are almost never accepted",
             "EAGLE drafts do best with 2 to 7",
         )
 
@@ -152,22 +154,22 @@ def check_model_given(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_draft_parallelism(case: InspectionCase) -> Iterator[Violation]:
-    given = case.settings.get("draft_tensor_parallel_size")
-    allowed = (1, case.tensor_parallel_size)
-    if given is not None and given not in allowed:
+    ranks = case.settings.get("draft_tensor_parallel_size")
+    choices = (1, case.tensor_parallel_size)
+    if ranks is not None and ranks not in choices:
         yield error(
-            f"draft_tensor_parallel_size is {given!r} with tensor parallel size {allowed[1]}",
-            f"vLLM takes only 1 or {allowed[1]}",
+            f"draft_tensor_parallel_size is {ranks!r} with tensor parallel size {choices[1]}",
+            f"vLLM takes only 1 or {choices[1]}",
         )
 
 
 def check_draft_length(case: InspectionCase) -> Iterator[Violation]:
-    given = get_int(case.settings, "max_model_len")
-    own = case.draft.max_positions if case.checkpoint else None
-    for limit, whose in ((case.served_len, "the target's"), (own, "the draft's")):
-        if given is not None and limit is not None and given > limit:
+    length = get_int(case.settings, "max_model_len")
+    draft_limit = case.draft.max_positions if case.checkpoint else None
+    for limit, whose in ((case.served_len, "the target's"), (draft_limit, "the draft's")):
+        if length is not None and limit is not None and length > limit:
             yield error(
-                f"max_model_len {given} in --speculative-config exceeds {whose} {limit}",
+                f"max_model_len {length} in --speculative-config exceeds {whose} {limit}",
                 f"give at most {limit}, or leave it out",
             )
 
@@ -180,22 +182,24 @@ def check_lossy(case: InspectionCase) -> Iterator[Violation]:
 
 def check_acceptance_method(case: InspectionCase) -> Iterator[Violation]:
     """Check the acceptance method, but only with the vLLM version that this list describes."""
-    given, found = case.settings.get("rejection_sample_method"), find_vllm()
-    here = found is not None and found[1].partition("+")[0] == vllm_flags.VERSION
-    if given is None or given in ACCEPTANCE_METHODS or not here:
+    method, distribution = case.settings.get("rejection_sample_method"), find_vllm()
+    is_this_version = (
+        distribution is not None and distribution[1].partition("+")[0] == vllm_flags.VERSION
+    )
+    if method is None or method in ACCEPTANCE_METHODS or not is_this_version:
         return
-    newer = ACCEPTANCE_SINCE.get(str(given))
+    release = ACCEPTANCE_SINCE.get(str(method))
     yield error(
-        f"vLLM {vllm_flags.VERSION} has no rejection_sample_method {given!r}",
-        f"vLLM {newer} has it" if newer else f"use {', '.join(sorted(ACCEPTANCE_METHODS))}",
+        f"vLLM {vllm_flags.VERSION} has no rejection_sample_method {method!r}",
+        f"vLLM {release} has it" if release else f"use {', '.join(sorted(ACCEPTANCE_METHODS))}",
     )
 
 
 def check_lookup_window(case: InspectionCase) -> Iterator[Violation]:
-    least, most = (get_int(case.settings, f"prompt_lookup_{end}") for end in ("min", "max"))
-    if case.method == "ngram" and least is not None and most is not None and least > most:
+    minimum, maximum = (get_int(case.settings, f"prompt_lookup_{end}") for end in ("min", "max"))
+    if case.method == "ngram" and minimum is not None and maximum is not None and minimum > maximum:
         yield error(
-            f"prompt_lookup_min {least} exceeds prompt_lookup_max {most}", "exchange the two"
+            f"prompt_lookup_min {minimum} exceeds prompt_lookup_max {maximum}", "exchange the two"
         )
 
 
@@ -221,10 +225,10 @@ def check_same_vocabulary(case: InspectionCase) -> Iterator[Violation]:
         return
     if case.method not in ("draft_model", "eagle") or case.settings.get("use_heterogeneous_vocab"):
         return
-    own, target = read_target(case.draft.raw).vocab_size, case.target.vocab_size
-    if own is not None and target is not None and own != target:
+    draft_size, target_size = read_target(case.draft.raw).vocab_size, case.target.vocab_size
+    if draft_size is not None and target_size is not None and draft_size != target_size:
         yield error(
-            f"the draft's vocab_size is {own}, the target's {target}",
+            f"the draft's vocab_size is {draft_size}, the target's {target_size}",
             'use a draft with the target\'s tokenizer, or "use_heterogeneous_vocab": true'
             if case.method == "draft_model"
             else "use the draft made for this target",
@@ -234,10 +238,10 @@ def check_same_vocabulary(case: InspectionCase) -> Iterator[Violation]:
 def check_same_width(case: InspectionCase) -> Iterator[Violation]:
     if case.method not in SHARES_WIDTH or case.checkpoint is None or case.target is None:
         return
-    own, target = case.draft.hidden_size, case.target.hidden_size
-    if own is not None and target is not None and own != target:
+    draft_width, width = case.draft.hidden_size, case.target.hidden_size
+    if draft_width is not None and width is not None and draft_width != width:
         yield error(
-            f"the draft's hidden size is {own}, the target's {target}",
+            f"the draft's hidden size is {draft_width}, the target's {width}",
             "use the draft made for this target",
         )
 
@@ -262,16 +266,16 @@ def check_mtp_layers(case: InspectionCase) -> Iterator[Violation]:
     if case.method != "mtp" or case.target is None or case.settings.get("model"):
         return
     counts = [get_int(case.target.config, key) for key in LAYER_COUNTS]
-    ahead = next((count for count in counts if count is not None), None)
+    num_layers = next((count for count in counts if count is not None), None)
     depth = get_int(case.settings, "num_speculative_tokens")
-    if ahead is None:
+    if num_layers is None:
         yield note("the target's config.json counts no MTP layers", "some models do not say so")
-    elif ahead < 1:
+    elif num_layers < 1:
         yield error("the target has no MTP layers", "use another method")
-    elif ahead and depth and depth > ahead and depth % ahead:
+    elif num_layers and depth and depth > num_layers and depth % num_layers:
         yield error(
-            f"num_speculative_tokens is {depth} with {ahead} MTP layers",
-            f"give a multiple of {ahead}",
+            f"num_speculative_tokens is {depth} with {num_layers} MTP layers",
+            f"give a multiple of {num_layers}",
         )
 
 
@@ -286,14 +290,14 @@ def check_mask_token(case: InspectionCase) -> Iterator[Violation]:
 
 def check_mask_id(case: InspectionCase) -> Iterator[Violation]:
     """Check that the mask token is named and has an embedding."""
-    found = find_mask_token(case.draft.read)
-    if found is None or found[1] is None:
+    entry = find_mask_token(case.draft.read)
+    if entry is None or entry[1] is None:
         yield error(
             "parallel drafting needs a mask token, and config.json names none",
-            f"write the id it was trained with, as {found[0] if found else 'mask_token_id'}",
+            f"write the id it was trained with, as {entry[0] if entry else 'mask_token_id'}",
         )
         return
-    key, value = found
+    key, value = entry
     rows = find_embedding_rows(case)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         yield error(f"{key} is {value!r}", "write the id it was trained with")

@@ -19,13 +19,13 @@ def map_names(case: InspectionCase) -> dict[str, str]:
 
 
 def map_name(name: str) -> str:
-    old = OLD_NAME.fullmatch(name)
-    if old is None:
+    match = OLD_NAME.fullmatch(name)
+    if match is None:
         return name
-    head, layer, rest = old.group("head", "layer", "rest")
-    if "linear" in rest.split("."):
-        return f"blocks.{head}.layers.{layer}.{rest.partition('linear.')[2]}"
-    return f"lm_heads.{head}.{rest}"
+    head, layer, parameter = match.group("head", "layer", "rest")
+    if "linear" in parameter.split("."):
+        return f"blocks.{head}.layers.{layer}.{parameter.partition('linear.')[2]}"
+    return f"lm_heads.{head}.{parameter}"
 
 
 def count_heads(case: InspectionCase) -> int | None:
@@ -45,52 +45,55 @@ def count_layers(case: InspectionCase) -> int:
 def check_heads(case: InspectionCase) -> Iterator[Violation]:
     """Check K against the heads. vLLM builds K heads and drafts with all, whatever config.json
     says."""
-    depth, most = get_int(case.settings, "num_speculative_tokens"), count_heads(case)
-    if depth is not None and most is not None and depth > most:
+    depth, num_heads = get_int(case.settings, "num_speculative_tokens"), count_heads(case)
+    if depth is not None and num_heads is not None and depth > num_heads:
         yield error(
-            f"num_speculative_tokens is {depth}, the draft has {most} heads", f"give at most {most}"
+            f"num_speculative_tokens is {depth}, the draft has {num_heads} heads",
+            f"give at most {num_heads}",
         )
 
 
 def check_tensors(case: InspectionCase) -> Iterator[Violation]:
     if not case.tensors:
         return
-    here = map_names(case)
+    names = map_names(case)
     heads = get_int(case.settings, "num_speculative_tokens") or count_heads(case) or DEFAULT_HEADS
-    shared = bool(case.draft.raw.get("original_lm_head"))
-    known = range(min(heads, 2 * len(case.tensors) + 1))
-    wanted = [
+    shares_head = bool(case.draft.raw.get("original_lm_head"))
+    head_indexes = range(min(heads, 2 * len(case.tensors) + 1))
+    block_names = [
         NEEDED.format(head=head, layer=layer)
-        for head in known
+        for head in head_indexes
         for layer in range(min(count_layers(case), len(case.tensors) + 1))
     ]
-    heads_wanted = ["lm_head.weight"] if shared else [f"lm_heads.{head}.weight" for head in known]
-    if shared and "lm_heads.0.weight" in here:
-        heads_wanted = []
-    absent = [name for name in (*wanted, *heads_wanted) if name not in here]
+    head_names = (
+        ["lm_head.weight"] if shares_head else [f"lm_heads.{head}.weight" for head in head_indexes]
+    )
+    if shares_head and "lm_heads.0.weight" in names:
+        head_names = []
+    absent = [name for name in (*block_names, *head_names) if name not in names]
     if absent:
         yield error(
             f"missing: {', '.join(absent[:3])}; vLLM starts with whatever the memory holds",
             "export the draft again, complete, or lower num_speculative_tokens",
         )
-    yield from check_shapes(case, here)
+    yield from check_shapes(case, names)
 
 
-def check_shapes(case: InspectionCase, here: dict[str, str]) -> Iterator[Violation]:
+def check_shapes(case: InspectionCase, names: dict[str, str]) -> Iterator[Violation]:
     hidden = case.draft.hidden_size
     rows = case.target.vocab_size if case.target else None
-    small = get_int(case.draft.raw, "truncated_vocab_size")
-    for name, stored in here.items():
-        shape = case.tensors[stored].shape
+    truncated_size = get_int(case.draft.raw, "truncated_vocab_size")
+    for name, stored_name in names.items():
+        shape = case.tensors[stored_name].shape
         if name.startswith("blocks.") and name.endswith(".weight"):
-            wanted: tuple[int | None, ...] = (hidden, hidden)
-        elif name.startswith("lm_head") and name.endswith(".weight") and small is None:
-            wanted = (rows, hidden)
+            layout: tuple[int | None, ...] = (hidden, hidden)
+        elif name.startswith("lm_head") and name.endswith(".weight") and truncated_size is None:
+            layout = (rows, hidden)
         else:
             continue
-        if None not in wanted and shape != wanted:
+        if None not in layout and shape != layout:
             yield error(
-                f"{stored} is {list(shape)}, for this target it would be {list(wanted)}",
+                f"{stored_name} is {list(shape)}, for this target it would be {list(layout)}",
                 "use the draft made for this target",
             )
             return

@@ -58,17 +58,17 @@ def convert_as_vllm(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def convert_eagle(raw: Mapping[str, Any]) -> dict[str, Any]:
     kind = raw[TYPE]
-    read = {"draft_vocab_size": raw.get("draft_vocab_size")}
-    read |= {key: raw.get(key, False) for key in FROM_TOP[kind]}
-    read["norm_before_residual"] = raw.get("norm_before_residual", kind == "eagle3")
-    read |= list_given(raw, "target_hidden_size")
+    config = {"draft_vocab_size": raw.get("draft_vocab_size")}
+    config |= {key: raw.get(key, False) for key in FROM_TOP[kind]}
+    config["norm_before_residual"] = raw.get("norm_before_residual", kind == "eagle3")
+    config |= list_given(raw, "target_hidden_size")
     if raw.get(LAYER_IDS):
-        read[LAYER_IDS] = raw[LAYER_IDS]
+        config[LAYER_IDS] = raw[LAYER_IDS]
     if kind == "peagle":
-        read["pard_token"] = raw.get("mask_token_id")
+        config["pard_token"] = raw.get("mask_token_id")
     model_type = get_mapping(raw, LAYER_PART).get("model_type", "llama")
     shape = EAGLE_ARCHITECTURES.get((kind, str(model_type)))
-    return read | {"architectures": [shape] if shape else []}
+    return config | {"architectures": [shape] if shape else []}
 
 
 def convert_dflash(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,9 +79,9 @@ def convert_dflash(raw: Mapping[str, Any]) -> dict[str, Any]:
         "sample_from_anchor": raw.get("sample_from_anchor", False),
         "causal": not raw.get("sliding_window_non_causal", True),
     }
-    read = {"draft_vocab_size": raw.get("draft_vocab_size")}
-    read |= list_given(raw, "target_hidden_size")
-    return read | {
+    config = {"draft_vocab_size": raw.get("draft_vocab_size")}
+    config |= list_given(raw, "target_hidden_size")
+    return config | {
         "architectures": ["DFlashDraftModel"],
         LAYER_IDS: ids,
         "dflash_config": inner,
@@ -89,18 +89,20 @@ def convert_dflash(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def convert_dflash2(raw: Mapping[str, Any]) -> dict[str, Any]:
-    read = convert_dflash(raw)
-    read["dflash_config"] |= list_given(raw, *SELECTOR_KEYS)
-    return read | {"architectures": ["DFlash2DraftModel"]}
+    config = convert_dflash(raw)
+    config["dflash_config"] |= list_given(raw, *SELECTOR_KEYS)
+    return config | {"architectures": ["DFlash2DraftModel"]}
 
 
 def convert_dspark(raw: Mapping[str, Any]) -> dict[str, Any]:
-    given = [name for name in get_strings(raw, "architectures") if name in DSPARK_ARCHITECTURES]
-    anchored, ids = raw.get("sample_from_anchor", False), raw.get(BLOCK_LAYER_IDS)
+    architectures = [
+        name for name in get_strings(raw, "architectures") if name in DSPARK_ARCHITECTURES
+    ]
+    samples_anchor, ids = raw.get("sample_from_anchor", False), raw.get(BLOCK_LAYER_IDS)
     return {
-        "architectures": given or [DSPARK_ARCHITECTURES[0]],
-        "sample_from_anchor": anchored,
-        "dspark_bonus_anchor": not anchored,
+        "architectures": architectures or [DSPARK_ARCHITECTURES[0]],
+        "sample_from_anchor": samples_anchor,
+        "dspark_bonus_anchor": not samples_anchor,
         LAYER_IDS: ids,
         "target_layer_ids": count_from_zero(ids),
         **list_given(raw, *DSPARK_KEYS),
@@ -116,7 +118,7 @@ def count_from_zero(ids: Any) -> list[Any] | None:
     outputs."""
     if not isinstance(ids, list):
         return None
-    return [one - 1 if isinstance(one, int) else one for one in ids]
+    return [layer_id - 1 if isinstance(layer_id, int) else layer_id for layer_id in ids]
 
 
 CONVERSIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -131,8 +133,8 @@ CONVERSIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 def get_proposal(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the first proposal method, the only one that vLLM reads."""
     methods = get_mapping(raw, PART).get("proposal_methods")
-    first = methods[0] if isinstance(methods, list) and methods else None
-    return first if isinstance(first, Mapping) else {}
+    proposal = methods[0] if isinstance(methods, list) and methods else None
+    return proposal if isinstance(proposal, Mapping) else {}
 
 
 def get_proposed_depth(raw: Mapping[str, Any]) -> int | None:
@@ -157,4 +159,6 @@ def get_mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def get_strings(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Return the strings in a list; empty for anything else."""
     value = config.get(key)
-    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
+    return (
+        tuple(entry for entry in value if isinstance(entry, str)) if isinstance(value, list) else ()
+    )

@@ -33,16 +33,16 @@ ONE_LINER = "`eaglegate serve SPECULATOR` cannot use it"
 
 
 def check_type(case: InspectionCase) -> Iterator[Violation]:
-    given = case.draft.raw.get(TYPE)
-    if given in METHOD_OF_TYPE:
+    kind = case.draft.raw.get(TYPE)
+    if kind in METHOD_OF_TYPE:
         return
-    if given in NOT_LOADED:
-        yield error(f"vLLM does not load the speculators type {given!r}", NOT_LOADED[str(given)])
+    if kind in NOT_LOADED:
+        yield error(f"vLLM does not load the speculators type {kind!r}", NOT_LOADED[str(kind)])
         return
-    near = get_close_matches(str(given), METHOD_OF_TYPE, 1)
+    matches = get_close_matches(str(kind), METHOD_OF_TYPE, 1)
     yield error(
-        f"{TYPE} is {given!r}, which vLLM does not load",
-        f"did you mean {near[0]!r}?" if near else f"vLLM loads {', '.join(METHOD_OF_TYPE)}",
+        f"{TYPE} is {kind!r}, which vLLM does not load",
+        f"did you mean {matches[0]!r}?" if matches else f"vLLM loads {', '.join(METHOD_OF_TYPE)}",
     )
 
 
@@ -50,10 +50,10 @@ def check_parts(case: InspectionCase) -> Iterator[Violation]:
     """Check the format's parts. Without ``speculators_config`` vLLM does not recognise the
     format."""
     for key in (PART, LAYER_PART):
-        given = case.draft.raw.get(key)
-        if not isinstance(given, dict):
+        part = case.draft.raw.get(key)
+        if not isinstance(part, dict):
             yield error(
-                f"{key} is {'absent' if given is None else 'not an object'}",
+                f"{key} is {'absent' if part is None else 'not an object'}",
                 "export the draft again with the speculators library",
             )
 
@@ -64,9 +64,9 @@ def check_proposal(case: InspectionCase) -> Iterator[Violation]:
         return
     depth = get_proposed_depth(raw)
     if depth is None or depth < 1:
-        given = get_proposal(raw).get("speculative_tokens")
+        proposal = get_proposal(raw).get("speculative_tokens")
         yield warning(
-            f"speculators_config proposes {given!r} speculative_tokens; {ONE_LINER}",
+            f"speculators_config proposes {proposal!r} speculative_tokens; {ONE_LINER}",
             "give a whole number of at least 1 in the first of proposal_methods",
         )
 
@@ -81,10 +81,10 @@ def check_relaxed(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_algorithm(case: InspectionCase) -> Iterator[Violation]:
-    named, given = get_mapping(case.draft.raw, PART).get("algorithm"), case.draft.raw.get(TYPE)
-    if named is not None and given is not None and named != given:
+    algorithm, kind = get_mapping(case.draft.raw, PART).get("algorithm"), case.draft.raw.get(TYPE)
+    if algorithm is not None and kind is not None and algorithm != kind:
         yield warning(
-            f"speculators_config says algorithm {named!r}, and {TYPE} is {given!r}",
+            f"speculators_config says algorithm {algorithm!r}, and {TYPE} is {kind!r}",
             f"vLLM uses {TYPE}; correct the wrong one",
         )
 
@@ -99,21 +99,27 @@ def check_verifier(case: InspectionCase) -> Iterator[Violation]:
             f"speculators_config names no verifier; {ONE_LINER}",
             'write the target to "verifier": {"name_or_path": ...}',
         )
-    named = get_strings(verifier, "architectures")
-    served = case.target.architectures if case.target else ()
-    if not named or not served or set(named) & set(served):
+    architectures = get_strings(verifier, "architectures")
+    target_architectures = case.target.architectures if case.target else ()
+    if (
+        not architectures
+        or not target_architectures
+        or set(architectures) & set(target_architectures)
+    ):
         return
-    found = f"the draft was trained for {named[0]}, this target is {served[0]}"
-    if set(map(get_family, named)) & set(map(get_family, served)):
-        yield warning(found, "right only if both have the same text model")
+    problem = (
+        f"the draft was trained for {architectures[0]}, this target is {target_architectures[0]}"
+    )
+    if set(map(get_family, architectures)) & set(map(get_family, target_architectures)):
+        yield warning(problem, "right only if both have the same text model")
     else:
-        yield error(found, "use the draft made for this target")
+        yield error(problem, "use the draft made for this target")
 
 
 def get_family(architecture: str) -> str:
     """Return the first word of an architecture, such as Qwen of Qwen3MoeForCausalLM."""
-    found = FAMILY.match(architecture)
-    return found[0] if found else architecture
+    match = FAMILY.match(architecture)
+    return match[0] if match else architecture
 
 
 RULES: dict[str, RuleCheck] = {

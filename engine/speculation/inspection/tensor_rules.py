@@ -50,8 +50,8 @@ def map_vllm_names(tensors: Mapping[str, TensorEntry]) -> dict[str, str]:
 
 
 def format_names(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    suffix = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + suffix
 
 
 def check_prefix(case: InspectionCase) -> Iterator[Violation]:
@@ -87,28 +87,28 @@ class TensorLayout:
     """Tensors whose shape has a rule of its own."""
 
     def check_unknown(self, case: InspectionCase) -> Iterator[Violation]:
-        wanted = self.list_expected(case)
-        here = map_vllm_names(case.tensors)
-        strange = [
+        layout = self.list_expected(case)
+        names = map_vllm_names(case.tensors)
+        strays = [
             name
-            for name in sorted(here)
-            if not name.startswith("model.") and not self.is_known(name, wanted, case)
+            for name in sorted(names)
+            if not name.startswith("model.") and not self.is_known(name, layout, case)
         ]
-        if not strange:
+        if not strays:
             return
-        absent = [name for name in wanted if name not in here]
-        near = get_close_matches(strange[0], absent, 1, 0.75)
+        absent = [name for name in layout if name not in names]
+        matches = get_close_matches(strays[0], absent, 1, 0.75)
         yield error(
-            f"vLLM's draft has no {format_names([here[name] for name in strange])}",
-            advise_unknown(strange[0], near),
+            f"vLLM's draft has no {format_names([names[name] for name in strays])}",
+            advise_unknown(strays[0], matches),
         )
 
     def check_missing(self, case: InspectionCase) -> Iterator[Violation]:
         if case.draft.quantized or any(name.startswith("model.") for name in case.tensors):
             return
-        here = map_vllm_names(case.tensors)
-        wanted = self.list_expected(case)
-        absent = [name for name, want in wanted.items() if want.required and name not in here]
+        names = map_vllm_names(case.tensors)
+        layout = self.list_expected(case)
+        absent = [name for name, want in layout.items() if want.required and name not in names]
         norms = [name for name in absent if name.startswith("fc_norm.")]
         if norms and len(norms) == case.draft.num_aux:
             yield error(
@@ -125,14 +125,15 @@ class TensorLayout:
     def check_shapes(self, case: InspectionCase) -> Iterator[Violation]:
         if case.draft.quantized:
             return
-        here = map_vllm_names(case.tensors)
+        names = map_vllm_names(case.tensors)
         for name, want in self.list_expected(case).items():
-            if name not in here or name in self.checked_apart or None in want.shape:
+            if name not in names or name in self.checked_apart or None in want.shape:
                 continue
-            shape = case.tensors[here[name]].shape
+            shape = case.tensors[names[name]].shape
             if shape != want.shape:
                 yield error(
-                    f"{here[name]} is {list(shape)}, by config.json it would be {list(want.shape)}",
+                    f"{names[name]} is {list(shape)}, by config.json it would be "
+                    f"{list(want.shape)}",
                     f"correct {want.by} in config.json, or export the draft again",
                 )
 
@@ -152,19 +153,19 @@ def check_input_norm(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_parallel_hidden(case: InspectionCase) -> Iterator[Violation]:
-    wanted = case.settings.get("parallel_drafting") or (case.draft.raw.get(TYPE) == "peagle")
-    there = [tensor for name, tensor in case.tensors.items() if "mask_hidden" in name]
-    if wanted and not there:
+    is_parallel = case.settings.get("parallel_drafting") or (case.draft.raw.get(TYPE) == "peagle")
+    tensors = [tensor for name, tensor in case.tensors.items() if "mask_hidden" in name]
+    if is_parallel and not tensors:
         yield error(
             "parallel drafting needs the tensor mask_hidden", "set parallel_drafting to false"
         )
     width = case.draft.target_hidden_size
-    if not wanted or not there or width is None:
+    if not is_parallel or not tensors or width is None:
         return
     total = width * (case.draft.num_aux if case.draft.uses_aux else 1)
-    if prod(there[0].shape) != total:
+    if prod(tensors[0].shape) != total:
         yield error(
-            f"mask_hidden is {list(there[0].shape)} for {total} inputs of fc",
+            f"mask_hidden is {list(tensors[0].shape)} for {total} inputs of fc",
             "export the draft again",
         )
 
@@ -190,17 +191,17 @@ def check_finite(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_vocabulary(case: InspectionCase) -> Iterator[Violation]:
-    own, target = case.draft.vocab_size, case.target.vocab_size if case.target else None
-    if own is not None and target is not None and own != target:
-        found = f"the draft's vocab_size is {own}, the target's {target}"
-        if abs(own - target) <= PADDING * target:
-            yield warning(found, "right if only padding or image tokens differ")
+    draft_size, target_size = case.draft.vocab_size, case.target.vocab_size if case.target else None
+    if draft_size is not None and target_size is not None and draft_size != target_size:
+        problem = f"the draft's vocab_size is {draft_size}, the target's {target_size}"
+        if abs(draft_size - target_size) <= PADDING * target_size:
+            yield warning(problem, "right if only padding or image tokens differ")
         else:
             advice = "use the draft made for this target; a smaller head is draft_vocab_size"
-            yield error(found, advice)
-    small = case.draft.draft_vocab_size
-    if small is not None and own is not None and small > own:
-        yield error(f"draft_vocab_size {small} exceeds vocab_size {own}", "correct it")
+            yield error(problem, advice)
+    head_size = case.draft.draft_vocab_size
+    if head_size is not None and draft_size is not None and head_size > draft_size:
+        yield error(f"draft_vocab_size {head_size} exceeds vocab_size {draft_size}", "correct it")
 
 
 def check_head(case: InspectionCase) -> Iterator[Violation]:
@@ -224,59 +225,59 @@ def check_head(case: InspectionCase) -> Iterator[Violation]:
 def check_embedding(case: InspectionCase) -> Iterator[Violation]:
     if "embed_tokens.weight" in case.tensors or case.target is None:
         return
-    own, target = case.draft.hidden_size, case.target.hidden_size
-    if own is not None and target is not None and own != target:
+    draft_width, width = case.draft.hidden_size, case.target.hidden_size
+    if draft_width is not None and width is not None and draft_width != width:
         yield error(
-            f"embed_tokens.weight is missing and the target's is {target} wide, not {own}",
+            f"embed_tokens.weight is missing and the target's is {width} wide, not {draft_width}",
             "export the draft again, with its embedding",
         )
 
 
 def find_map(case: InspectionCase) -> tuple[str, TensorEntry] | None:
     """Return the vocabulary map, for which vLLM takes any tensor with d2t in its name."""
-    found = [(name, case.tensors[name]) for name in case.tensors if "d2t" in name]
-    return found[0] if found else None
+    maps = [(name, case.tensors[name]) for name in case.tensors if "d2t" in name]
+    return maps[0] if maps else None
 
 
 def check_map_needed(case: InspectionCase) -> Iterator[Violation]:
-    small, full = case.draft.draft_vocab_size, case.draft.vocab_size
-    if small is None or full is None:
+    head_size, vocab_size = case.draft.draft_vocab_size, case.draft.vocab_size
+    if head_size is None or vocab_size is None:
         return
-    found = find_map(case)
-    whole = case.target.vocab_size if case.target else full
-    if found is None and small != full:
+    entry = find_map(case)
+    target_size = case.target.vocab_size if case.target else vocab_size
+    if entry is None and head_size != vocab_size:
         yield error(
-            f"draft_vocab_size is {small} of {full} and there is no d2t: "
+            f"draft_vocab_size is {head_size} of {vocab_size} and there is no d2t: "
             "vLLM takes draft ids for target ids",
             "export the draft again, with d2t",
         )
-    elif found is not None and small == whole:
+    elif entry is not None and head_size == target_size:
         yield error(
             "there is a d2t, and draft_vocab_size is absent or equal to vocab_size",
-            f'write "draft_vocab_size": {found[1].shape[0] if found[1].shape else 0}'
+            f'write "draft_vocab_size": {entry[1].shape[0] if entry[1].shape else 0}'
             + (" at the top level of config.json" if case.draft.speculators else ""),
         )
 
 
 def check_map_values(case: InspectionCase) -> Iterator[Violation]:
-    found = find_map(case)
-    small, full = case.draft.draft_vocab_size, case.draft.vocab_size
-    if found is None or small is None or full is None or small == full:
+    entry = find_map(case)
+    head_size, vocab_size = case.draft.draft_vocab_size, case.draft.vocab_size
+    if entry is None or head_size is None or vocab_size is None or head_size == vocab_size:
         return
-    name, tensor = found
-    if tensor.shape != (small,):
+    name, tensor = entry
+    if tensor.shape != (head_size,):
         yield error(
-            f"{name} has shape {list(tensor.shape)} for a draft vocabulary of {small}",
+            f"{name} has shape {list(tensor.shape)} for a draft vocabulary of {head_size}",
             "correct draft_vocab_size, or export the draft again",
         )
     elif not tensor.dtype.startswith(("I", "U")):
         yield error(f"{name} is {tensor.dtype}", "store offsets as int64")
     else:
-        yield from check_offsets(read_array(tensor).astype(np.int64), full)
-        yield from check_mask(case, read_array(tensor).astype(np.int64), full)
+        yield from check_offsets(read_array(tensor).astype(np.int64), vocab_size)
+        yield from check_mask(case, read_array(tensor).astype(np.int64), vocab_size)
 
 
-def check_offsets(values: NDArray[Any], full: int) -> Iterator[Violation]:
+def check_offsets(values: NDArray[Any], vocab_size: int) -> Iterator[Violation]:
     steps = np.diff(values)
     if len(values) >= MANY and bool((steps > 0).all()):
         yield error(
@@ -285,11 +286,12 @@ def check_offsets(values: NDArray[Any], full: int) -> Iterator[Violation]:
         )
         return
     ids = values + np.arange(len(values))
-    outside = (ids < 0) | (ids >= full)
+    outside = (ids < 0) | (ids >= vocab_size)
     if outside.any():
-        first = int(np.argmax(outside))
+        index = int(np.argmax(outside))
         yield error(
-            f"d2t maps draft id {first} to target id {int(ids[first])}, outside 0..{full - 1}",
+            f"d2t maps draft id {index} to target id {int(ids[index])}, outside "
+            f"0..{vocab_size - 1}",
             "store target_id - draft_id of this target's vocabulary",
         )
     elif not values.any():
@@ -309,25 +311,25 @@ def check_offsets(values: NDArray[Any], full: int) -> Iterator[Violation]:
         )
 
 
-def check_mask(case: InspectionCase, values: NDArray[Any], full: int) -> Iterator[Violation]:
+def check_mask(case: InspectionCase, values: NDArray[Any], vocab_size: int) -> Iterator[Violation]:
     """Check t2d against d2t. t2d marks the target ids that the draft can produce, and vLLM ignores
     it."""
-    found = [case.tensors[name] for name in case.tensors if "t2d" in name]
-    if not found or found[0].dtype != "BOOL" or len(found[0].shape) != 1:
+    masks = [case.tensors[name] for name in case.tensors if "t2d" in name]
+    if not masks or masks[0].dtype != "BOOL" or len(masks[0].shape) != 1:
         return
-    marked = np.flatnonzero(read_array(found[0]))
+    mask_ids = np.flatnonzero(read_array(masks[0]))
     ids = np.unique(values + np.arange(len(values)))
-    if found[0].shape[0] != full or not np.array_equal(marked, ids):
+    if masks[0].shape[0] != vocab_size or not np.array_equal(mask_ids, ids):
         yield error(
-            f"d2t and t2d disagree: they name {len(ids)} and {len(marked)} target ids, "
-            f"{len(np.intersect1d(marked, ids))} in common",
+            f"d2t and t2d disagree: they name {len(ids)} and {len(mask_ids)} target ids, "
+            f"{len(np.intersect1d(mask_ids, ids))} in common",
             "export the draft again; d2t holds offsets, target_id - draft_id",
         )
 
 
 EAGLE3 = TensorLayout(
     lambda case: list_expected_tensors(case.draft),
-    lambda name, wanted, case: is_allowed(name, wanted, case.draft),
+    lambda name, layout, case: is_allowed(name, layout, case.draft),
     checked_apart=("fc.weight",),
 )
 RULES: dict[str, RuleCheck] = {

@@ -88,7 +88,7 @@ class StateDictUnpickler(pickle.Unpickler):
         raise UnreadableArchive(f"it holds {module}.{name}")
 
     def persistent_load(self, pid: Any) -> Storage:
-        _, kind, key, *_rest = pid
+        _, kind, key, *_details = pid
         if not isinstance(kind, StorageType):
             raise UnreadableArchive("it holds a storage of unknown kind")
         return Storage(kind.dtype, str(key))
@@ -117,7 +117,7 @@ def locate_tensors(
 ) -> list[tuple[str, TensorEntry]]:
     if not isinstance(state, dict):
         raise UnreadableArchive("it is no state dict")
-    found = []
+    tensors = []
     for name, view in state.items():
         if not isinstance(view, TensorView):
             raise UnreadableArchive(f"{name!r} is no tensor")
@@ -126,8 +126,8 @@ def locate_tensors(
             find_data_start(archive, file, f"{root}data/{view.storage.key}") + view.offset * size
         )
         tensor = TensorEntry(view.storage.dtype, view.shape, file, start, prod(view.shape) * size)
-        found.append((str(name), tensor))
-    return found
+        tensors.append((str(name), tensor))
+    return tensors
 
 
 def find_data_start(archive: zipfile.ZipFile, file: Path, entry: str) -> int:

@@ -45,9 +45,9 @@ MAX_JSON_BYTES = 32 << 20
 class InvalidCheckpoint(Exception):
     """A weights file is invalid. ``rule`` names the fault, and ``advice`` says how to fix it."""
 
-    def __init__(self, rule: str, found: str, advice: str) -> None:
-        super().__init__(found)
-        self.rule, self.found, self.advice = rule, found, advice
+    def __init__(self, rule: str, problem: str, advice: str) -> None:
+        super().__init__(problem)
+        self.rule, self.found, self.advice = rule, problem, advice
 
 
 def open_regular(file: Path) -> BufferedReader:
@@ -66,14 +66,14 @@ def open_regular(file: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def read_small(file: Path, most: int = MAX_JSON_BYTES) -> bytes:
+def read_small(file: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """Read a small file. Raises InvalidCheckpoint and OSError."""
     with open_regular(file) as stream:
-        content = stream.read(most + 1)
-    if len(content) > most:
+        content = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
         raise InvalidCheckpoint(
             "file-too-large",
-            f"{file.name} has more than {most} bytes",
+            f"{file.name} has more than {max_bytes} bytes",
             "restore the file from its source",
         )
     return content
@@ -94,12 +94,12 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
     """Return the tensors in a file, by name. Raises InvalidCheckpoint."""
     with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
-        first = stream.read(max(8, len(LFS_MARK)))
-        if first.startswith(LFS_MARK):
+        head = stream.read(max(8, len(LFS_MARK)))
+        if head.startswith(LFS_MARK):
             raise make_lfs_pointer_error(file)
-        if len(first) < 8:
+        if len(head) < 8:
             raise make_truncated_error(file, size, 8)
-        length = struct.unpack("<Q", first[:8])[0]
+        length = struct.unpack("<Q", head[:8])[0]
         if length > MAX_HEADER_BYTES:
             raise make_malformed_error(file, f"its header would have {length} bytes")
         if 8 + length > size:
@@ -124,7 +124,7 @@ def list_tensors(
 ) -> dict[str, TensorEntry]:
     if len(header) > MAX_TENSORS:
         raise make_malformed_error(file, f"its header names more than {MAX_TENSORS} tensors")
-    found: dict[str, TensorEntry] = {}
+    tensors: dict[str, TensorEntry] = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
@@ -132,10 +132,10 @@ def list_tensors(
         if tensor is None:
             raise make_malformed_error(file, f"the entry of {name[:100]!r} is malformed")
         check_extent(file, name, tensor, size)
-        found[name] = tensor
-    if size > (end := max((t.start + t.num_bytes for t in found.values()), default=base)):
+        tensors[name] = tensor
+    if size > (end := max((t.start + t.num_bytes for t in tensors.values()), default=base)):
         raise make_malformed_error(file, f"{size - end} bytes follow its last tensor")
-    return found
+    return tensors
 
 
 def read_entry(file: Path, base: int, entry: Any) -> TensorEntry | None:
