@@ -118,14 +118,14 @@ def trim_step(step: DecodeStep, tokens: int) -> DecodeStep:
 def trim_decode(steps: Iterable[DecodeStep], tokens: int) -> tuple[DecodeStep, ...]:
     """Return ``steps`` without their last ``tokens`` delivered tokens, or without any if there are
     fewer."""
-    kept = list(steps)
-    for index in range(len(kept) - 1, -1, -1):
+    result = list(steps)
+    for index in range(len(result) - 1, -1, -1):
         if tokens <= 0:
             break
-        taken = min(tokens, kept[index].delivered)
-        kept[index] = trim_step(kept[index], taken)
-        tokens -= taken
-    return tuple(kept)
+        count = min(tokens, result[index].delivered)
+        result[index] = trim_step(result[index], count)
+        tokens -= count
+    return tuple(result)
 
 
 def spread_account(steps: Sequence[Step]) -> list[Step]:
@@ -134,25 +134,25 @@ def spread_account(steps: Sequence[Step]) -> list[Step]:
     The account covers the answer's last tokens. Each decode step goes to the step that delivered
     its last token.
     """
-    spread = list(steps)
-    if not spread or sum(s.delivered for s in spread[-1].decode) <= len(spread[-1].token_ids):
-        return spread
-    decode_of: list[list[DecodeStep]] = [[] for _ in spread]
+    result = list(steps)
+    if not result or sum(s.delivered for s in result[-1].decode) <= len(result[-1].token_ids):
+        return result
+    decode_of: list[list[DecodeStep]] = [[] for _ in result]
     # Both lists end with the same token, but may begin at different ones, because the account may
     # not cover the prefill. So both are read from the end. Offsets count from the answer's end:
     # ``end`` follows the decode step's last token, ``begin`` is the first token of the step.
-    last = index = len(spread) - 1
-    end, begin = 0, -len(spread[last].token_ids)
-    for decode in reversed(spread[last].decode):
+    last = index = len(result) - 1
+    end, begin = 0, -len(result[last].token_ids)
+    for decode in reversed(result[last].decode):
         # A decode step that delivered nothing, cut by a stop, stays with the step after it.
         while end <= begin and decode.delivered and index > 0:
             index -= 1
-            begin -= len(spread[index].token_ids)
+            begin -= len(result[index].token_ids)
         decode_of[index].append(decode)
         end -= decode.delivered
     return [
         replace(step, decode=(*(step.decode if index != last else ()), *reversed(decoded)))
-        for index, (step, decoded) in enumerate(zip(spread, decode_of, strict=True))
+        for index, (step, decoded) in enumerate(zip(result, decode_of, strict=True))
     ]
 
 

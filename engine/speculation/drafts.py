@@ -94,22 +94,24 @@ class DraftPlan:
 
     def check(self, draft: str, running: str) -> SpeculationReport:
         """Inspect ``draft``. Raises DraftRefused unless it may replace ``running``."""
-        ours, theirs = self.inspect(draft), self.inspect(running)
-        found = [str(finding) for finding in ours.errors]
+        report, running_report = self.inspect(draft), self.inspect(running)
+        problems = [str(finding) for finding in report.errors]
         # An unread draft has the method of the flags, so folders come before methods.
-        folders = [] if found else [find_folder(draft), find_folder(running)]
-        if not found and ours.method != theirs.method:
-            found = [
-                f"it is {ours.method}, the running draft is {theirs.method}; restart the gateway "
-                "with it"
+        folders = [] if problems else [find_folder(draft), find_folder(running)]
+        if not problems and report.method != running_report.method:
+            problems = [
+                f"it is {report.method}, the running draft is {running_report.method}; restart the "
+                "gateway with it"
             ]
-        if not found and not ours.method.startswith("eagle3"):
-            found = [f"only EAGLE 3 and 3.1 drafts can be exchanged, this one is {ours.method}"]
-        if not found:
-            found = list(find_differences(*map(open_checkpoint, folders)))
-        if found:
-            raise DraftRefused(f"The draft {draft} cannot replace the running one: {found[0]}.")
-        return ours
+        if not problems and not report.method.startswith("eagle3"):
+            problems = [
+                f"only EAGLE 3 and 3.1 drafts can be exchanged, this one is {report.method}"
+            ]
+        if not problems:
+            problems = list(find_differences(*map(open_checkpoint, folders)))
+        if problems:
+            raise DraftRefused(f"The draft {draft} cannot replace the running one: {problems[0]}.")
+        return report
 
 
 def make_version(draft: str, method: str, summary: str) -> DraftVersion:
@@ -150,18 +152,20 @@ def fingerprint_draft(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def find_differences(ours: Checkpoint, theirs: Checkpoint) -> Iterator[str]:
-    """Yield the reasons why weights of ``ours`` cannot replace the weights of ``theirs``."""
-    mine, running = read_draft(ours.config).read, read_draft(theirs.config).read
-    for key in sorted((mine.keys() | running.keys()) - IGNORED_KEYS):
-        if mine.get(key) != running.get(key):
-            yield f"config.json has {key} = {mine.get(key)}, the running draft {running.get(key)}"
-    for name in sorted(ours.tensors.keys() | theirs.tensors.keys()):
-        here, there = ours.tensors.get(name), theirs.tensors.get(name)
-        if here is None or there is None:
-            yield f"{name} is in {'the running draft' if here is None else 'this draft'} only"
-        elif here.shape != there.shape:
-            yield f"{name} has shape {list(here.shape)}, the running draft {list(there.shape)}"
+def find_differences(candidate: Checkpoint, running: Checkpoint) -> Iterator[str]:
+    """Yield the reasons why weights of ``candidate`` cannot replace those of ``running``."""
+    config, running_config = read_draft(candidate.config).read, read_draft(running.config).read
+    for key in sorted((config.keys() | running_config.keys()) - IGNORED_KEYS):
+        if config.get(key) != running_config.get(key):
+            values = f"{config.get(key)}, the running draft {running_config.get(key)}"
+            yield f"config.json has {key} = {values}"
+    for name in sorted(candidate.tensors.keys() | running.tensors.keys()):
+        tensor, running_tensor = candidate.tensors.get(name), running.tensors.get(name)
+        if tensor is None or running_tensor is None:
+            yield f"{name} is in {'the running draft' if tensor is None else 'this draft'} only"
+        elif tensor.shape != running_tensor.shape:
+            shapes = f"{list(tensor.shape)}, the running draft {list(running_tensor.shape)}"
+            yield f"{name} has shape {shapes}"
 
 
 def check_finite(folder: Path) -> None:
@@ -175,12 +179,12 @@ def has_nonfinite(tensor: TensorEntry) -> bool:
     if tensor.dtype not in EXPONENTS:
         return False
     kind, exponent = EXPONENTS[tensor.dtype]
-    left, at = prod(tensor.shape), tensor.start
-    while left:
-        bits = np.fromfile(tensor.file, kind, min(left, CHUNK), offset=at)
+    num_values, offset = prod(tensor.shape), tensor.start
+    while num_values:
+        bits = np.fromfile(tensor.file, kind, min(num_values, CHUNK), offset=offset)
         if bool(((bits & exponent) == exponent).any()):
             return True
-        left, at = left - bits.size, at + bits.nbytes
+        num_values, offset = num_values - bits.size, offset + bits.nbytes
     return False
 
 
@@ -219,8 +223,8 @@ class DraftStore:
             ) from error
 
     def _copy(self, version: DraftVersion) -> DraftVersion:
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".copy-") as made:
-            copy = Path(made) / "draft"
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".copy-") as temporary:
+            copy = Path(temporary) / "draft"
             copy.mkdir()
             for file in list_files(Path(version.source)):
                 copy_file(file, copy / file.name)
@@ -231,28 +235,28 @@ class DraftStore:
                 copy.rename(final)
         return replace(version, fingerprint=fingerprint, path=str(final))
 
-    def prune(self, used: set[str]) -> None:
+    def prune(self, fingerprints: set[str]) -> None:
         """Delete the copies of all other fingerprints."""
         for copy in self.folder.iterdir():
-            if copy.is_dir() and not copy.name.startswith(".") and copy.name not in used:
+            if copy.is_dir() and not copy.name.startswith(".") and copy.name not in fingerprints:
                 shutil.rmtree(copy, ignore_errors=True)
 
     def remember(self, configured: str, promoted: DraftVersion) -> None:
         """Make the next gateway with the draft ``configured`` serve ``promoted``."""
         if not self._persistent:
             return
-        known = {"configured": configured, **asdict(promoted)}
-        write_json(self.folder / "promoted.json", known)
+        record = {"configured": configured, **asdict(promoted)}
+        write_json(self.folder / "promoted.json", record)
 
     def recall(self, configured: str) -> DraftVersion | None:
         """Return the draft promoted in place of ``configured``, if its copy is intact."""
         if not self._persistent:
             return None
         with suppress(OSError, ValueError, TypeError, KeyError):
-            known = json.loads((self.folder / "promoted.json").read_text())
-            if known.pop("configured") == configured:
-                copy = self.folder / known["fingerprint"]
-                version = DraftVersion(**{**known, "path": str(copy)})
+            record = json.loads((self.folder / "promoted.json").read_text())
+            if record.pop("configured") == configured:
+                copy = self.folder / record["fingerprint"]
+                version = DraftVersion(**{**record, "path": str(copy)})
                 return version if is_whole(version) else None
         return None
 
@@ -265,9 +269,9 @@ def copy_file(source: Path, goal: Path) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write JSON atomically: a reader finds the old value or the new one. Raises OSError."""
-    fresh = path.with_name(f".{path.name}")
-    fresh.write_text(json.dumps(value, indent=1), encoding="utf-8")
-    fresh.replace(path)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    temporary.replace(path)
 
 
 def is_whole(version: DraftVersion) -> bool:
@@ -296,12 +300,12 @@ def check_apart(
 
     Raises DraftRefused unless it may replace ``running``.
     """
-    asked = {"plan": asdict(plan), "draft": draft, "running": running}
+    question = {"plan": asdict(plan), "draft": draft, "running": running}
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             # -P: no module of this folder is imported, and relative paths stay what they are.
             (sys.executable, "-P", "-m", "eaglegate.engine.speculation.drafts"),
-            input=json.dumps(asked, default=str).encode(),
+            input=json.dumps(question, default=str).encode(),
             capture_output=True,
             timeout=limit_s,
             check=False,
@@ -311,15 +315,15 @@ def check_apart(
             f"The draft {draft} could not be inspected in {limit_s:g} s. Check its files, and the "
             "disk or network they are on."
         ) from None
-    if ended.returncode:
-        log.warning("inspecting draft %s failed: %s", draft, _last_line(ended.stderr))
+    if process.returncode:
+        log.warning("inspecting draft %s failed: %s", draft, _last_line(process.stderr))
         raise DraftRefused(
             f"The draft {draft} could not be inspected: its config.json or the headers of its "
             "weights are malformed, or too large. The gateway's log has details."
         )
-    answer = json.loads(ended.stdout)
-    if refused := answer.get("refused"):
-        raise DraftRefused(refused)
+    answer = json.loads(process.stdout)
+    if refusal := answer.get("refused"):
+        raise DraftRefused(refusal)
     return InspectedDraft(**answer)
 
 
@@ -329,11 +333,11 @@ def _last_line(output: bytes) -> str:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    asked = json.load(sys.stdin)
+    question = json.load(sys.stdin)
     try:
-        report = DraftPlan(**asked["plan"]).check(asked["draft"], asked["running"])
-    except DraftRefused as refused:
-        answer = {"refused": str(refused)}
+        report = DraftPlan(**question["plan"]).check(question["draft"], question["running"])
+    except DraftRefused as refusal:
+        answer = {"refused": str(refusal)}
     else:
         answer = {"method": report.method, "summary": report.summary}
     print(json.dumps(answer))

@@ -168,26 +168,26 @@ class FairShare:
         member = self._members.get(request)
         return member is not None and member.latency
 
-    def observe(self, accepted: Mapping[str, tuple[int, int]]) -> None:
+    def observe(self, steps: Mapping[str, tuple[int, int]]) -> None:
         """Learn the tokens of a step from its drafts: (verified, accepted) by request."""
-        for request, (_, count) in accepted.items():
+        for request, (_, count) in steps.items():
             if self.is_latency(request):
                 self._tokens += LEARNING * (1 + count - self._tokens)
 
     def observe_step(self, step: SharedStep, seconds: float) -> None:
         """Learn from the time of a step that reads no prompt of the latency class."""
-        known = self._find_alone(step.kind)
+        alone_s = self._find_alone(step.kind)
         if step.is_measured:
             times: deque[float] = (
-                deque(maxlen=NEWEST) if known is None else self._alone[step.kind][0]
+                deque(maxlen=NEWEST) if alone_s is None else self._alone[step.kind][0]
             )
             times.append(seconds)
             self._alone[step.kind] = times, self._num_steps
             self._alone.move_to_end(step.kind)
             if len(self._alone) > KNOWN:
                 self._alone.popitem(last=False)
-        elif known is not None and not step.is_alone:
-            self.prices.observe(step, seconds / known - 1)
+        elif alone_s is not None and not step.is_alone:
+            self.prices.observe(step, seconds / alone_s - 1)
 
     def ration(self, rows: Sequence[DecodingRow], prompt: int, depth: int) -> Ration | None:
         """Divide the next step. None leaves everything to the scheduler.
@@ -195,46 +195,46 @@ class FairShare:
         ``prompt`` counts waiting prompt tokens of other requests. ``depth`` is the number of draft
         tokens that the last step made for each request.
         """
-        first = [row for row in rows if self.is_latency(row.name)]
-        others = [row for row in rows if not self.is_latency(row.name)]
-        if not first or not (others or prompt):
+        latency_rows = [row for row in rows if self.is_latency(row.name)]
+        other_rows = [row for row in rows if not self.is_latency(row.name)]
+        if not latency_rows or not (other_rows or prompt):
             return None
-        alone_s = self._find_alone((len(first), depth, depth))
+        alone_s = self._find_alone((len(latency_rows), depth, depth))
         self._since_alone += 1
         self._attempts = self._attempts + 1 if alone_s is None else 0
         if 0 < self._attempts <= ATTEMPTS:
-            return self._leave_out(others)
-        self._save(bool(others), prompt > 0, self._get_slack(first, alone_s))
+            return self._leave_out(other_rows)
+        self._save(bool(other_rows), prompt > 0, self._get_slack(latency_rows, alone_s))
         if self._since_alone >= ALONE_EVERY[not self._limits]:
-            return self._leave_out(others)
-        ration, kept = self._divide_rows(others)
+            return self._leave_out(other_rows)
+        ration, step_rows = self._divide_rows(other_rows)
         if prompt:
             affordable = self.prices.count_prompt_tokens(self._reading)
             enough = affordable >= min(prompt, CHUNK)
             ration.prompt = min(prompt, affordable) if enough else 0
-        self._note_turns(kept, bool(ration.held))
+        self._note_turns(step_rows, bool(ration.held))
         is_cut = ration.prompt is not None and ration.prompt < prompt
         self._limits = bool(ration.held or ration.widths or is_cut)
         return ration
 
     def settle(
-        self, rows: Sequence[DecodingRow], prompt: int, depth: int, made: int
+        self, rows: Sequence[DecodingRow], prompt: int, depth: int, num_drafts: int
     ) -> SharedStep | None:
         """Charge the account for the other work in the step.
 
-        ``depth``: see ``ration``. ``made`` is the number of draft tokens that this step makes per
-        request.
+        ``depth``: see ``ration``. ``num_drafts`` is the number of draft tokens that this step makes
+        per request.
         """
-        first = [row for row in rows if self.is_latency(row.name)]
-        if not first:
+        latency_rows = [row for row in rows if self.is_latency(row.name)]
+        if not latency_rows:
             self._was_alone = False
             return None
-        others = [row for row in rows if not self.is_latency(row.name)]
-        drafts = sum(row.width for row in others)
-        kind = len(first), depth, made
-        step = SharedStep(kind, len(others), drafts, prompt, self._was_alone)
+        other_rows = [row for row in rows if not self.is_latency(row.name)]
+        drafts = sum(row.width for row in other_rows)
+        kind = len(latency_rows), depth, num_drafts
+        step = SharedStep(kind, len(other_rows), drafts, prompt, self._was_alone)
         self._was_alone = step.is_alone
-        decoding = self.prices.get_rows(len(others), drafts)
+        decoding = self.prices.get_rows(len(other_rows), drafts)
         reading = self.prices.get_prompt(prompt)
         self._decoding = max(self._decoding - decoding, -SAVED)
         self._reading = max(self._reading - reading, -SAVED)
@@ -248,32 +248,38 @@ class FairShare:
 
     def _find_alone(self, kind: Kind) -> float | None:
         """Return the seconds of a step alone; None without a recent measurement."""
-        found = self._alone.get(kind)
-        return None if found is None or self._num_steps - found[1] > STALE else median(found[0])
+        measurement = self._alone.get(kind)
+        return (
+            None
+            if measurement is None or self._num_steps - measurement[1] > STALE
+            else median(measurement[0])
+        )
 
-    def _leave_out(self, others: Sequence[DecodingRow]) -> Ration:
-        self._count_waits(others, others)
-        return Ration(held=[row.name for row in others], prompt=0)
+    def _leave_out(self, rows: Sequence[DecodingRow]) -> Ration:
+        self._count_waits(rows, rows)
+        return Ration(held=[row.name for row in rows], prompt=0)
 
-    def _count_waits(self, others: Sequence[DecodingRow], held: Sequence[DecodingRow]) -> None:
+    def _count_waits(
+        self, rows: Sequence[DecodingRow], waiting_rows: Sequence[DecodingRow]
+    ) -> None:
         """Count the requests in the step, and the requests that wait for a later one."""
         keys = self.totals.keys
-        for row in others:
+        for row in rows:
             key = self._find(row.name).key
             keys.setdefault(key, KeySteps()).in_step += 1
             keys.move_to_end(key)
-        for row in held:
-            found = keys[self._find(row.name).key]
-            found.in_step -= 1
-            found.waited += 1
-        self.totals.held_rows += len(held)
+        for row in waiting_rows:
+            steps = keys[self._find(row.name).key]
+            steps.in_step -= 1
+            steps.waited += 1
+        self.totals.held_rows += len(waiting_rows)
         while len(keys) > KEYS:
             keys.popitem(last=False)
 
-    def _get_slack(self, first: Sequence[DecodingRow], alone_s: float | None) -> float:
+    def _get_slack(self, rows: Sequence[DecodingRow], alone_s: float | None) -> float:
         """Return the mean time that other work may add to a step, in steps alone. With an objective
         but no measured step alone, that is the least slack."""
-        objectives = [self._members[row.name].objective_s for row in first]
+        objectives = [self._members[row.name].objective_s for row in rows]
         alone_s = alone_s or math.inf
         slacks = [
             objective * self._tokens / alone_s - 1 if objective else SLACK
@@ -285,52 +291,54 @@ class FairShare:
         """Add a step's slack to the account, in halves if both kinds of work wait."""
         part = slack / (decode + prompt)
         if decode:
-            most = max(SAVED * slack, self.prices.get_rows(1, 0))
-            self._decoding = min(self._decoding + part, most)
+            limit = max(SAVED * slack, self.prices.get_rows(1, 0))
+            self._decoding = min(self._decoding + part, limit)
         if prompt:
-            most = max(SAVED * slack, self.prices.get_prompt(CHUNK))
-            self._reading = min(self._reading + part, most)
+            limit = max(SAVED * slack, self.prices.get_prompt(CHUNK))
+            self._reading = min(self._reading + part, limit)
 
-    def _divide_rows(self, others: Sequence[DecodingRow]) -> tuple[Ration, Sequence[DecodingRow]]:
+    def _divide_rows(self, rows: Sequence[DecodingRow]) -> tuple[Ration, Sequence[DecodingRow]]:
         """Divide the time in the account. Return the ration, and the requests that are in the
         step."""
-        ration, kept = Ration(), others
-        held: Sequence[DecodingRow] = ()
+        ration, step_rows = Ration(), rows
+        waiting_rows: Sequence[DecodingRow] = ()
         row, draft = self.prices.get_rows(1, 0), self.prices.get_rows(0, 1)
-        left = self._decoding - row * len(others)
-        if left < -1e-9:
+        time = self._decoding - row * len(rows)
+        if time < -1e-9:
             count = int(max(0.0, self._decoding) / row + 1e-9)
-            turns = self._list_by_turn(others)
-            held = turns[count:]
-            ration.held = [one.name for one in held]
-            kept, left = turns[:count], 0.0
-        if left < draft * sum(one.width for one in kept):
-            widths = self._divide_drafts(kept, int(max(0.0, left) / draft))
+            turns = self._list_by_turn(rows)
+            waiting_rows = turns[count:]
+            ration.held = [decoding_row.name for decoding_row in waiting_rows]
+            step_rows, time = turns[:count], 0.0
+        if time < draft * sum(decoding_row.width for decoding_row in step_rows):
+            widths = self._divide_drafts(step_rows, int(max(0.0, time) / draft))
             ration.widths = widths
-            self.totals.cut_drafts += sum(one.width - widths[one.name] for one in kept)
-        self._count_waits(others, held)
-        return ration, kept
+            self.totals.cut_drafts += sum(
+                decoding_row.width - widths[decoding_row.name] for decoding_row in step_rows
+            )
+        self._count_waits(rows, waiting_rows)
+        return ration, step_rows
 
     def _divide_drafts(self, rows: Sequence[DecodingRow], tokens: int) -> dict[str, int]:
         """Give out draft tokens one by one, each to the request whose key has the fewest for its
         weight."""
         widths = {row.name: 0 for row in rows}
         open_rows = [row for row in rows if row.width]
-        given: dict[str, float] = {}
+        tokens_by_key: dict[str, float] = {}
         while tokens > 0 and open_rows:
-            row = min(open_rows, key=lambda row: self._rank(row, given, widths))
+            row = min(open_rows, key=lambda row: self._rank(row, tokens_by_key, widths))
             widths[row.name] += 1
             member = self._find(row.name)
-            given[member.key] = given.get(member.key, 0.0) + 1 / member.weight
+            tokens_by_key[member.key] = tokens_by_key.get(member.key, 0.0) + 1 / member.weight
             tokens -= 1
             if widths[row.name] == row.width:
                 open_rows.remove(row)
         return widths
 
     def _rank(
-        self, row: DecodingRow, given: Mapping[str, float], widths: Mapping[str, int]
+        self, row: DecodingRow, tokens_by_key: Mapping[str, float], widths: Mapping[str, int]
     ) -> tuple[float, int]:
-        return given.get(self._find(row.name).key, 0.0), widths[row.name]
+        return tokens_by_key.get(self._find(row.name).key, 0.0), widths[row.name]
 
     def _list_by_turn(self, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
         """Order rows by turn: keys by virtual time, a key's rows by their last turn."""
@@ -338,23 +346,23 @@ class FairShare:
         waiting = sorted(rows, key=lambda row: self._last_turn.get(row.name, 0))
         level = min(turns.values(), default=0.0)
         times = {key: turns.get(key, level) for key in {self._find(r.name).key for r in rows}}
-        ordered = []
+        result = []
         while waiting:
             row = min(waiting, key=lambda row: times[self._find(row.name).key])
             waiting.remove(row)
-            ordered.append(row)
+            result.append(row)
             member = self._find(row.name)
             times[member.key] += 1 / member.weight
-        return ordered
+        return result
 
-    def _note_turns(self, kept: Sequence[DecodingRow], others_wait: bool) -> None:
+    def _note_turns(self, rows: Sequence[DecodingRow], others_wait: bool) -> None:
         """Charge keys for the turns of their requests. A key that comes back starts level with the
         others."""
         if not others_wait:
             self._turns.clear()
             return
         level = min(self._turns.values(), default=0.0)
-        for row in kept:
+        for row in rows:
             member = self._find(row.name)
             self._turns[member.key] = self._turns.get(member.key, level) + 1 / member.weight
             self._num_turns += 1

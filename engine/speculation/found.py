@@ -33,12 +33,10 @@ class FoundShare:
         self._own: dict[str, Floats] = {}
         """Discounted counts of planned and found tokens of each request."""
 
-    def observe(
-        self, requests: Sequence[str], planned: Sequence[int], found: Sequence[int]
-    ) -> None:
+    def observe(self, requests: Sequence[str], planned: Sequence[int], hits: Sequence[int]) -> None:
         """Observe one step: the draft tokens that the plan allowed each request, and those that
         were found."""
-        for request, width, count in zip(requests, planned, found, strict=True):
+        for request, width, count in zip(requests, planned, hits, strict=True):
             if not width:
                 continue
             step = np.array([self._positions <= width, self._positions <= count], dtype=float)

@@ -67,10 +67,10 @@ class DraftMethod:
     def on(self, runner: Runner) -> StepBehaviour:
         """Return the method's behaviour on a runner. vLLM uses the other runner if this one lacks
         the method."""
-        own, other = self.first, self.second
+        behaviour, alternative = self.first, self.second
         if runner is Runner.SECOND:
-            own, other = other, own
-        return own or other or AT_K
+            behaviour, alternative = alternative, behaviour
+        return behaviour or alternative or AT_K
 
     @property
     def runs(self) -> bool:
@@ -82,8 +82,10 @@ class DraftMethod:
         """Sentence for operators that describes how the method's depth varies."""
         if not self.known:
             return f"{self.on(Runner.FIRST).summary}: eaglegate does not know method {self.name}"
-        first, second = self.on(Runner.FIRST).summary, self.on(Runner.SECOND).summary
-        return first if first == second else f"{first}; on vLLM's second model runner {second}"
+        summary, second = self.on(Runner.FIRST).summary, self.on(Runner.SECOND).summary
+        if summary == second:
+            return summary
+        return f"{summary}; on vLLM's second model runner {second}"
 
 
 STEP_SKIPS = StepBehaviour(StepDepth.ANY, skips=True)
@@ -120,9 +122,9 @@ def find_method(speculation: Mapping[str, Any]) -> DraftMethod:
     """Return the method that a ``speculative_config`` names. An unknown method stays at K."""
     name = str(speculation.get("method"))
     name = MTP if name.endswith(f"_{MTP}") else name
-    found = METHODS.get(name)
-    if found is None:
+    match = METHODS.get(name)
+    if match is None:
         return DraftMethod(name, AT_K, AT_K, known=False)
-    if speculation.get("parallel_drafting") and found.first is STEP_SKIPS:
+    if speculation.get("parallel_drafting") and match.first is STEP_SKIPS:
         return DraftMethod(f"{name} with {PARALLEL}", FULL_SKIPS)
-    return found
+    return match

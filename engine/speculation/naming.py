@@ -27,40 +27,40 @@ SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_spe
 """Key of ``speculative_config`` for each of vLLM's short flags."""
 
 
-def name_speculation(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``chosen`` with a single ``speculative_config``, by the names of vLLM's arguments.
+def name_speculation(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``arguments`` with a single ``speculative_config``, by the names of vLLM's arguments.
 
     ``model`` may be a draft in the speculators format. It then becomes the draft, and its target
     the model. Raises EngineStartError if settings contradict each other.
     """
-    chosen = merge_short_flags(chosen)
-    name = chosen.get("model")
-    draft = read_speculators(name, chosen.get("revision")) if isinstance(name, str) else None
-    return chosen if draft is None else serve_speculator(chosen, draft)
+    arguments = merge_short_flags(arguments)
+    name = arguments.get("model")
+    draft = read_speculators(name, arguments.get("revision")) if isinstance(name, str) else None
+    return arguments if draft is None else serve_speculator(arguments, draft)
 
 
-def merge_short_flags(chosen: Mapping[str, Any]) -> dict[str, Any]:
+def merge_short_flags(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the short flags into ``speculative_config``.
 
     Raises EngineStartError if a flag repeats a key of ``--speculative-config``.
     """
-    merged = dict(chosen)
-    given = {key: merged.pop(name, None) for name, key in SHORT.items()}
-    given = {key: value for key, value in given.items() if value is not None}
+    merged = dict(arguments)
+    flags = {key: merged.pop(name, None) for name, key in SHORT.items()}
+    flags = {key: value for key, value in flags.items() if value is not None}
     settings: Any = merged.get("speculative_config")
     if isinstance(settings, Mapping):
         settings = {str(key).replace("-", "_"): value for key, value in settings.items()}
         merged["speculative_config"] = settings
-    if not given:
+    if not flags:
         return merged
     settings = settings or {}
     for flag, key in SHORT.items():
-        if key in given and key in settings:
+        if key in flags and key in settings:
             raise EngineStartError(
-                f"--{flag.replace('_', '-')} {given[key]} and '{key}' of --speculative-config "
+                f"--{flag.replace('_', '-')} {flags[key]} and '{key}' of --speculative-config "
                 f"({settings[key]}) name the same setting: give one of them"
             )
-    return merged | {"speculative_config": {**settings, **given}}
+    return merged | {"speculative_config": {**settings, **flags}}
 
 
 def read_speculators(name: str, revision: str | None) -> Mapping[str, Any] | None:
@@ -72,36 +72,37 @@ def read_speculators(name: str, revision: str | None) -> Mapping[str, Any] | Non
     return config if config.get(PART) is not None else None
 
 
-def serve_speculator(chosen: dict[str, Any], draft: Mapping[str, Any]) -> dict[str, Any]:
+def serve_speculator(arguments: dict[str, Any], draft: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments for the draft's target with that draft. The user's choices override the
     draft's.
 
     Clients may use either name. Raises EngineStartError.
     """
-    name, target = chosen["model"], get_verifier(draft).get("name_or_path")
+    name, target = arguments["model"], get_verifier(draft).get("name_or_path")
     if not isinstance(target, str) or not target:
         raise EngineStartError(
             f"{name} is a draft in the speculators format, and its speculators_config.verifier "
             f"names no target. {advise(name, draft)}"
         )
-    fixed = {"model": name, **describe_method(draft)}
-    settings = chosen.get("speculative_config") or {}
-    for key, value in fixed.items():
+    draft_settings = {"model": name, **describe_method(draft)}
+    settings = arguments.get("speculative_config") or {}
+    for key, value in draft_settings.items():
         if key in settings and settings[key] != value:
             raise EngineStartError(
                 f"{name} is a draft in the speculators format, which fixes {key} to {value!r}; "
                 f"given {settings[key]!r}. Leave it out, or name the target as the model"
             )
-    proposed = get_proposed_depth(draft)
-    depth = {} if proposed is None else {"num_speculative_tokens": proposed}
-    revision = chosen.get("revision")
-    of_draft = {} if revision is None else {"revision": revision}
+    proposal = get_proposed_depth(draft)
+    depth = {} if proposal is None else {"num_speculative_tokens": proposal}
+    revision = arguments.get("revision")
+    draft_revision = {} if revision is None else {"revision": revision}
     return {
-        **chosen,
+        **arguments,
         "model": target,
         "revision": None,
-        "served_model_name": chosen.get("served_model_name") or list(dict.fromkeys((name, target))),
-        "speculative_config": {**depth, **of_draft, **settings, **fixed},
+        "served_model_name": arguments.get("served_model_name")
+        or list(dict.fromkeys((name, target))),
+        "speculative_config": {**depth, **draft_revision, **settings, **draft_settings},
     }
 
 

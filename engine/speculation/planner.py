@@ -132,7 +132,7 @@ class _Planned:
         falls = zip(bounds, self.bounds, strict=True)
         return self.bounds == bounds or (
             max(bounds, default=0) >= self.plan.depth
-            and all(now <= before for now, before in falls)
+            and all(bound <= last_bound for bound, last_bound in falls)
         )
 
     @property
@@ -147,26 +147,26 @@ class _Planned:
         """Return the plan without ended requests, and with new ones if all requests verify all
         drafts; None if it does not hold."""
         rows = zip(self.bounds, self.floors, self.plan.widths, strict=True)
-        known = dict(zip(self.requests, rows, strict=True))
-        new = [request for request in requests if request not in known]
-        if len(new) == len(requests) or (new and not self.is_full):
+        rows_by_request = dict(zip(self.requests, rows, strict=True))
+        arrivals = [request for request in requests if request not in rows_by_request]
+        if len(arrivals) == len(requests) or (arrivals and not self.is_full):
             return None
         depth = self.plan.depth
-        held = [
-            known.get(request, (bound, min(floor, depth), min(bound, depth)))
+        next_rows = [
+            rows_by_request.get(request, (bound, min(floor, depth), min(bound, depth)))
             for request, bound, floor in zip(requests, bounds, floors, strict=True)
         ]
-        held_bounds, held_floors, widths = map(list, zip(*held, strict=True))
-        kept = replace(
+        next_bounds, next_floors, widths = map(list, zip(*next_rows, strict=True))
+        planned = replace(
             self,
             requests=[*requests],
-            bounds=held_bounds,
-            floors=held_floors,
+            bounds=next_bounds,
+            floors=next_floors,
             plan=replace(self.plan, widths=widths),
             counted=self.steps,
             is_whole=False,
         )
-        return kept if kept.is_for(bounds, floors) else None
+        return planned if planned.is_for(bounds, floors) else None
 
 
 class DepthPlanner:
@@ -234,28 +234,28 @@ class DepthPlanner:
     ) -> DepthPlan:
         """Plan the next draft. ``bounds`` and ``floors`` are the most and the least draft tokens of
         each request; without floors they are zero."""
-        began = perf_counter()
+        start_s = perf_counter()
         floors = [0] * len(bounds) if floors is None else floors
-        kept = self._keep(requests, bounds, floors)
-        if kept is not self._last:
+        planned = self._keep(requests, bounds, floors)
+        if planned is not self._last:
             self._count_steps()
-        if kept is None:
+        if planned is None:
             self._learn()
-            kept = self._make_plan(requests, bounds, floors)
-            self._fresh, self._news = kept.plan.reason in EXPLORING, False
+            planned = self._make_plan(requests, bounds, floors)
+            self._fresh, self._news = planned.plan.reason in EXPLORING, False
         else:
             self._probes.count_step()
-        self._last = kept
-        kept.steps += 1
-        self.totals.planning_s += perf_counter() - began
-        return kept.plan
+        self._last = planned
+        planned.steps += 1
+        self.totals.planning_s += perf_counter() - start_s
+        return planned.plan
 
     def list_useful_widths(self, requests: Sequence[str], depth: int) -> list[int]:
         """Return the number of ``depth`` drafts worth verifying, for requests outside the last
         plan."""
         survival = np.cumprod(self.survival.conditional(requests)[:, :depth], axis=1)
-        least = self._rate * self.cost.per_token(len(requests))
-        widths: list[int] = (survival > least).sum(axis=1).tolist()
+        threshold = self._rate * self.cost.per_token(len(requests))
+        widths: list[int] = (survival > threshold).sum(axis=1).tolist()
         return widths
 
     def _keep(
@@ -273,13 +273,13 @@ class DepthPlanner:
         return last.keep(requests, bounds, floors)
 
     def _make_plan(self, requests: Sequence[str], bounds: list[int], floors: list[int]) -> _Planned:
-        limits, least = np.array(bounds), max(floors, default=0)
+        limits, min_depth = np.array(bounds), max(floors, default=0)
         conditional = self.survival.conditional(requests)
         survival = np.cumprod(conditional, axis=1)  # (requests, K)
         # A token beyond a request's bound is worth nothing. The search then needs no bounds.
         survival[self._positions > limits[:, None]] = 0.0
-        found = self._estimate_found(requests, survival)
-        best = self._find_optimum(survival, found, limits, least)
+        lookup_rates = self._estimate_found(requests, survival)
+        best = self._find_optimum(survival, lookup_rates, limits, min_depth)
         best = prefer_uniform(best, floors, self.cost, self._best, GAIN)
         if best.depth != self._best:
             self._best = best.depth
@@ -297,7 +297,7 @@ class DepthPlanner:
         expected = dict(zip(requests, accepted.tolist(), strict=True))
         # What the same requests would commit and verify at every fixed depth, for the regret.
         fixed = len(requests) + np.concatenate([[0.0], np.cumsum(survival.sum(axis=0))])
-        verified = np.concatenate([[0.0], np.cumsum(found.sum(axis=0))])
+        verified = np.concatenate([[0.0], np.cumsum(lookup_rates.sum(axis=0))])
         return _Planned([*requests], bounds, floors, plan, expected, fixed, verified)
 
     def _estimate_found(self, requests: Sequence[str], survival: Floats) -> Floats:
@@ -326,14 +326,14 @@ class DepthPlanner:
         requests: Sequence[str],
         drafted: Sequence[int],
         accepted: Sequence[int],
-        found: Sequence[int] | None = None,
+        hits: Sequence[int] | None = None,
     ) -> None:
         """Observe one step's drafts, and requests that had none.
 
-        ``drafted`` counts planned drafts, ``found`` the planned drafts that a lookup found.
+        ``drafted`` counts planned drafts, ``hits`` the planned drafts that a lookup found.
         """
-        if self._found is not None and found is not None:
-            self._found.observe(requests, drafted, found)
+        if self._found is not None and hits is not None:
+            self._found.observe(requests, drafted, hits)
         self._observed.append((requests, drafted, accepted))
         self._limit_backlog()
         self._committed = len(requests) + sum(accepted)
@@ -357,15 +357,19 @@ class DepthPlanner:
     ) -> bool:
         """Count the first verify steps of requests. Return True if any request rejected most of its
         drafts, or accepted all of them and more were possible."""
-        left, found = self._first_steps, False
-        for request, tried, taken in zip(requests, drafted, accepted, strict=True):
-            if not tried or request not in left:
+        countdowns, surprise = self._first_steps, False
+        for request, num_drafted, num_accepted in zip(requests, drafted, accepted, strict=True):
+            if not num_drafted or request not in countdowns:
                 continue
-            left[request] -= 1
-            if not left[request]:
-                del left[request]
-            found = found or 2 * taken < tried or taken == tried < self.depth
-        return found
+            countdowns[request] -= 1
+            if not countdowns[request]:
+                del countdowns[request]
+            surprise = (
+                surprise
+                or 2 * num_accepted < num_drafted
+                or num_accepted == num_drafted < self.depth
+            )
+        return surprise
 
     def _confirms(self, last: _Planned, drafted: Sequence[int], accepted: Sequence[int]) -> bool:
         """Return True if a step confirms the last plan: nothing was drafted, or all drafts were
@@ -424,18 +428,20 @@ class DepthPlanner:
             "recent": [astuple(step) for step in list(self.recent)[-recent:]] if recent else [],
         }
 
-    def _find_optimum(self, survival: Floats, found: Floats, bounds: Ints, least: int) -> Optimum:
+    def _find_optimum(
+        self, survival: Floats, lookup_rates: Floats, bounds: Ints, min_depth: int
+    ) -> Optimum:
         """Find the optimum by Dinkelbach's method, and keep the last depth if it is almost as
         good.
 
-        ``survival`` and ``found`` have the shape (requests, K), ``bounds`` (requests,). No depth
-        below ``least`` is chosen, because a request has asked for that depth.
+        ``survival`` and ``lookup_rates`` have the shape (requests, K), ``bounds`` (requests,). No
+        depth below ``min_depth`` is chosen, because a request has asked for that depth.
         """
         rate, batch = self._rate, len(survival)
         # Value of verifying a token: its probability to be committed, if the draft is found. One
         # that is not found costs nothing. The minimum over the positions before makes the values
         # fall, so that the tokens above a threshold are the first ones: a width.
-        value = np.minimum.accumulate(survival / found, axis=1)  # (requests, K)
+        value = np.minimum.accumulate(survival / lookup_rates, axis=1)  # (requests, K)
         tokens = np.full(self.depth + 1, float(batch))  # (K + 1,), at every depth
         verified = np.zeros(self.depth + 1)
         base, per_token = self.cost.line(batch)  # (K + 1,), seconds
@@ -449,14 +455,14 @@ class DepthPlanner:
             pays = value > rate * token_s  # (requests, K): worth more than the time it takes
             np.cumsum((survival * pays).sum(axis=0), out=tokens[1:])
             tokens[1:] += batch  # every request commits a token of the target as well
-            np.cumsum((found * pays).sum(axis=0), out=verified[1:])
+            np.cumsum((lookup_rates * pays).sum(axis=0), out=verified[1:])
             seconds = base + per_token * verified
             rates = tokens / seconds
             free = int(rates.argmax())
-            rates[:least] = 0.0
+            rates[:min_depth] = 0.0
             # A depth whose last draft no request verifies is dropped. Otherwise noise in the times
             # of two depths could choose it, and the draft model would run for nothing.
-            rates[least + 1 :] *= pays[:, least:].any(axis=0)
+            rates[min_depth + 1 :] *= pays[:, min_depth:].any(axis=0)
             depth = int(rates.argmax())
             best = float(rates[depth])
             if abs(best - rate) <= CLOSE * best:
@@ -468,7 +474,7 @@ class DepthPlanner:
         if rates[self._best] >= (1 - GAIN) * best:
             depth = self._best
         widths = (value[:, :depth] > best * token_s).sum(axis=1)
-        return Optimum(depth, widths, bounds, least, survival, best, seconds, token_s, free)
+        return Optimum(depth, widths, bounds, min_depth, survival, best, seconds, token_s, free)
 
     def _count_steps(self) -> None:
         """Add the steps of the last plan to the totals."""
@@ -498,5 +504,9 @@ def _find_reason(conditional: Floats, bounds: Ints, depth: int, max_depth: int) 
         return DepthReason.BOUND
     # Conditional acceptance, not survival: survival falls with every position, even where
     # acceptance does not.
-    first, deeper = conditional[:, 0].mean(), conditional[:, depth].mean()
-    return DepthReason.DRIFT if depth and deeper < FALL * first else DepthReason.COST
+    head_acceptance, tail_acceptance = conditional[:, 0].mean(), conditional[:, depth].mean()
+    return (
+        DepthReason.DRIFT
+        if depth and tail_acceptance < FALL * head_acceptance
+        else DepthReason.COST
+    )

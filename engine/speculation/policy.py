@@ -77,10 +77,12 @@ class SpeculationRules:
     """Depths by the key's public name, never by the key itself."""
 
     def __post_init__(self) -> None:
-        given = {"depth": self.depth}
-        given |= {f"workload_depths[{name!r}]": at for name, at in self.workload_depths.items()}
-        given |= {f"key_depths[{name!r}]": at for name, at in self.key_depths.items()}
-        for name, depth in given.items():
+        depths = {"depth": self.depth}
+        depths |= {
+            f"workload_depths[{name!r}]": bound for name, bound in self.workload_depths.items()
+        }
+        depths |= {f"key_depths[{name!r}]": bound for name, bound in self.key_depths.items()}
+        for name, depth in depths.items():
             if depth is not None and depth < 0:
                 raise ValueError(f"{name} must be 0 (no speculation) or more, got {depth}")
 
@@ -157,13 +159,13 @@ class SpeculationPolicy:
             rules = trial.rules or rules if arm is Arm.CANDIDATE else rules
         if not is_speculative(rules.flag_of(workload), request_id, key):
             return SpeculationDecision(0, PLAIN, DepthSource.FLAG, arm)
-        chosen, source = _choose_first(
+        choice, source = _choose_first(
             (depth, DepthSource.REQUEST),
             (rules.key_depths.get(key) if key is not None else None, DepthSource.KEY),
             (rules.workload_depths.get(workload), DepthSource.WORKLOAD),
             (rules.depth, DepthSource.DEFAULT),
         )
-        return SpeculationDecision(chosen, PLAIN if chosen == 0 else SPECULATIVE, source, arm)
+        return SpeculationDecision(choice, PLAIN if choice == 0 else SPECULATIVE, source, arm)
 
 
 def is_speculative(flag: SpeculationFlag, request_id: str, key: str | None) -> bool:
@@ -171,13 +173,13 @@ def is_speculative(flag: SpeculationFlag, request_id: str, key: str | None) -> b
     drawn one by one."""
     if flag.mode is not FlagMode.SHARE:
         return flag.mode is FlagMode.ON
-    drawn = key if flag.sticky == "key" and key is not None else request_id
-    return draw_position(flag.salt, drawn) < flag.share
+    id_to_draw = key if flag.sticky == "key" and key is not None else request_id
+    return draw_position(flag.salt, id_to_draw) < flag.share
 
 
-def draw_position(salt: str, drawn: str) -> float:
+def draw_position(salt: str, identifier: str) -> float:
     """Map an id to a position in [0, 1): the same in every process and after every restart."""
-    digest = hashlib.blake2b(drawn.encode(), digest_size=8, key=salt.encode()[:64]).digest()
+    digest = hashlib.blake2b(identifier.encode(), digest_size=8, key=salt.encode()[:64]).digest()
     return int.from_bytes(digest) / 2**64
 
 

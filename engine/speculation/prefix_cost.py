@@ -48,8 +48,8 @@ class PrefixCost:
         size = "block" if self.block_size is None else f"block of {self.block_size} tokens"
         text = f"the draft drops the last {size} of every hit"
         if self.block_size is not None:
-            least = 2 * self.block_size + 1
-            text += f"; prompts need {least} tokens or more for a hit"
+            min_tokens = 2 * self.block_size + 1
+            text += f"; prompts need {min_tokens} tokens or more for a hit"
         if self.window is not None and self.block_size is not None:
             blocks = -(-(self.window - 1) // self.block_size) + 1
             text += (
@@ -93,5 +93,5 @@ def _find_window(config: Mapping[str, Any]) -> int | None:
     window = config.get("sliding_window")
     kinds = config.get("layer_types")
     slides = "sliding_attention" in kinds if isinstance(kinds, list) else True
-    used = config.get("use_sliding_window", True) is not False
-    return window if isinstance(window, int) and window > 0 and slides and used else None
+    is_enabled = config.get("use_sliding_window", True) is not False
+    return window if isinstance(window, int) and window > 0 and slides and is_enabled else None

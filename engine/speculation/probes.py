@@ -143,15 +143,15 @@ class Probes:
         self._waited = 0
         return Probe(depth, np.minimum(best.widths, depth))
 
-    def _choose_deeper(self, best: Optimum, tried: Any, is_cold: bool) -> Probe | None:
-        """Choose the depth one above the best, for the requests in the mask ``tried``."""
+    def _choose_deeper(self, best: Optimum, mask: Any, is_cold: bool) -> Probe | None:
+        """Choose the depth one above the best, for the requests in ``mask``."""
         depth = best.depth
         cost_s = float(best.seconds[depth + 1] - best.seconds[depth])
-        cost_s += int(tried.sum()) * best.token_s
-        gain_s = best.get_tokens_s(float(best.survival[tried, depth].sum()))
+        cost_s += int(mask.sum()) * best.token_s
+        gain_s = best.get_tokens_s(float(best.survival[mask, depth].sum()))
         if not self._pay(cost_s - gain_s):
             return None
-        return Probe(depth + 1, np.where(tried, depth + 1, best.widths), is_cold)
+        return Probe(depth + 1, np.where(mask, depth + 1, best.widths), is_cold)
 
     def _pay(self, seconds: float) -> bool:
         """Deduct a probe's expected loss from the budget; return False if the budget is too

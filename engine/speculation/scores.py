@@ -132,7 +132,7 @@ class AnswerScores:
         return cls(
             tuple(margin for part in parts for margin in part.margins),
             tuple(token for part in parts for token in part.best),
-            {kind: sum(one[kind] for one in sampled) for kind in kinds} or None,
+            {kind: sum(evidence[kind] for evidence in sampled) for kind in kinds} or None,
             sum(part.judged for part in parts),
         )
 
@@ -154,28 +154,28 @@ class AuditPiece:
 
 
 def split_audit(
-    request: EngineRequest, answer: Sequence[int], dtype: str, most: int | None = PIECE
+    request: EngineRequest, answer: Sequence[int], dtype: str, max_tokens: int | None = PIECE
 ) -> Iterator[AuditPiece]:
     """Yield the requests that make an engine score ``answer``. Each must wait for the one before
     it.
 
-    The engine reads the prompt and the answer without its last token as a prompt, at most ``most``
-    tokens at a time. None reads all at once, for engines without a prefix cache. Each piece
-    generates one token, which is ignored. The pieces have their own cache salt, so that they find
-    only each other's blocks, because a fault in cached blocks must not reach the audit.
+    The engine reads the prompt and the answer without its last token as a prompt, at most
+    ``max_tokens`` tokens at a time. None reads all at once, for engines without a prefix cache.
+    Each piece generates one token, which is ignored. The pieces have their own cache salt, so that
+    they find only each other's blocks, because a fault in cached blocks must not reach the audit.
     """
     name = uuid.uuid4().hex
     tokens = (*request.prompt, *answer[:-1])
-    before = len(request.prompt) - 1
-    count = 1 if most is None else -(-len(tokens) // most)
+    prompt_end = len(request.prompt) - 1
+    count = 1 if max_tokens is None else -(-len(tokens) // max_tokens)
     begin = 0
     for number in range(1, count + 1):
         end = len(tokens) * number // count
-        first, stop = max(0, begin - before), max(0, end - before)
+        start, stop = max(0, begin - prompt_end), max(0, end - prompt_end)
         key = f"{name}-{number}" if stop else ""
         audit = _make_request(request, tokens[:end], name, number)
         if key:
-            rules = ScoringRules.of(request, answer[stop - 1], dtype, first)
+            rules = ScoringRules.of(request, answer[stop - 1], dtype, start)
             audit = replace(audit, scoring={"key": key, **rules.to_fields()})
         yield AuditPiece(audit, key)
         begin = end

@@ -192,17 +192,17 @@ class StepCostModel:
         batch, verified, depth, seconds, prompt, mode = step
         if seconds <= 0 or batch <= 0:
             return 0.0, 0.0
-        expected = taken = 0.0
+        expected = actual = 0.0
         shape = batch, depth, verified > 0, prompt, mode
         if self._waiting and shape != self._shape:
-            expected, taken = self._learn()
+            expected, actual = self._learn()
         self._shape = shape
         self._waiting.append((verified, seconds))
-        seen = self._cell_steps[_size_class(batch)][self._find_cell(batch, verified, depth)]
-        if len(self._waiting) < TOGETHER and seen >= TIMED:
-            return expected, taken
-        more = self._learn()
-        return expected + more[0], taken + more[1]
+        count = self._cell_steps[_size_class(batch)][self._find_cell(batch, verified, depth)]
+        if len(self._waiting) < TOGETHER and count >= TIMED:
+            return expected, actual
+        sums = self._learn()
+        return expected + sums[0], actual + sums[1]
 
     @property
     def _terms(self) -> StepTerms:
@@ -216,15 +216,15 @@ class StepCostModel:
         residual, teaches the correction.
         """
         batch, depth, verifies, prompt, mode = self._shape
-        verified, taken = zip(*self._waiting, strict=True)
+        verified, times = zip(*self._waiting, strict=True)
         self._waiting.clear()
-        count = len(taken)
+        count = len(times)
         width = sum(verified) / count
         features = self._describe_step(batch, width, depth, prompt, mode)
         if self._unit is None:
             # Weights are relative to this unit. The first step of any shape sets it, so that their
             # guesses need not know the machine.
-            self._unit = taken[0] / _dot(features, self._guess)
+            self._unit = times[0] / _dot(features, self._guess)
         size, cell = _size_class(batch), self._find_cell(batch, width, depth)
         linear = max(_dot(features, self._weights), 1e-6)
         log_factor = self._speed
@@ -234,7 +234,7 @@ class StepCostModel:
         # Innovation: observed minus expected, as logarithms, because the noise of step times is
         # relative. Clipping is Huber's M-estimate (Ann. Math. Stat. 35, 1964): a step that took
         # 100 times as long (a page fault, a compilation) moves the state like one of 1.2 times.
-        innovations = [math.log(seconds / expected) for seconds in taken]
+        innovations = [math.log(seconds / expected) for seconds in times]
         innovation = sum(_clip(value, HUBER) for value in innovations) / count
         # A single step is usually one of the first of its kind, and its cell may really differ by
         # more than HUBER. So its residual is clipped only after the filter has taken its part.
@@ -248,7 +248,7 @@ class StepCostModel:
             shared = depth > 0 or not verifies
             self._correct(size, cell, _clip(residual, HUBER), count, shared)
         self.steps += count
-        return expected * count, sum(taken)
+        return expected * count, sum(times)
 
     def seconds(self, batch: int, verified: Floats) -> Floats:
         """Return the expected seconds at every depth 0 .. K, with ``verified`` draft tokens at each
@@ -294,12 +294,12 @@ class StepCostModel:
         w = self._terms
         size = _size_class(batch)
         # In the long run every step that drafts also verifies, so it pays both fixed parts.
-        fixed, both = w.fixed + w.request * batch, w.drafting + w.verifying
+        fixed, overhead = w.fixed + w.request * batch, w.drafting + w.verifying
         per_depth = w.depth + w.depth_and_request * batch
         factor = self._factor(size)
         factors = [factor * math.exp(self._shrunk[size][k]) for k in self._corrected]
         base = [
-            (fixed + both * (k > 0) + per_depth * k) * factor
+            (fixed + overhead * (k > 0) + per_depth * k) * factor
             for k, factor in zip(self._drafted, factors, strict=True)
         ]
         return np.array(base), w.verified_token * np.array(factors)  # each in shape (K + 1,)
@@ -338,10 +338,10 @@ class StepCostModel:
         Batch sizes are powers of two, up to the largest size seen. `eaglegate drafts compare
         --cost-table` reads the table.
         """
-        seen = [size for size, steps in enumerate(self._size_steps) if steps]
-        if not seen:
+        classes = [size for size, steps in enumerate(self._size_steps) if steps]
+        if not classes:
             return None
-        batches = [1 << size for size in range(max(seen))]
+        batches = [1 << size for size in range(max(classes))]
         drafted = np.array(self._drafted, dtype=np.float64)
         return {
             "batches": batches,
@@ -356,16 +356,16 @@ class StepCostModel:
         """Export the learnt state, as numbers and lists of numbers, for ``restore``."""
         return deepcopy(self._read_learnt())
 
-    def restore(self, learnt: Mapping[str, object]) -> bool:
+    def restore(self, state: Mapping[str, object]) -> bool:
         """Restore the state that another model exported.
 
         Returns False and changes nothing if it does not fit: it has another depth, or values that
         are not numbers.
         """
-        if not _fits(learnt, self._read_learnt()):
+        if not _fits(state, self._read_learnt()):
             return False
         for name in LEARNT:
-            setattr(self, name, deepcopy(learnt[name]))
+            setattr(self, name, deepcopy(state[name]))
         return True
 
     def _read_learnt(self) -> dict[str, object]:
@@ -400,13 +400,15 @@ class StepCostModel:
         *changes, speed_change = [
             covariance * innovation / variance for covariance in cross_covariance
         ]
-        before = self._weights
+        previous_weights = self._weights
         # No part of a step takes negative time. Without the bound, noise could make a deeper draft
         # look cheaper than a shallow one, and verified tokens free.
-        self._weights = [max(w + change, 0.0) for w, change in zip(before, changes, strict=True)]
+        self._weights = [
+            max(w + change, 0.0) for w, change in zip(previous_weights, changes, strict=True)
+        ]
         self._speed += speed_change
         # The change that was made, not the one that was computed: the bound may have cut it.
-        linear_change = _dot(gradient, self._weights) - _dot(gradient, before)
+        linear_change = _dot(gradient, self._weights) - _dot(gradient, previous_weights)
         return math.log(max(1.0 + linear_change, 1e-6)) + speed_change
 
     def _describe_step(
@@ -461,7 +463,8 @@ class StepCostModel:
         # untimed depth so has the correction of its neighbours, and is not chosen by default.
         mean = TIMED * _dot(steps, cells) / sum(steps)
         self._shrunk[size] = [
-            (seen * value + mean) / (seen + TIMED) for seen, value in zip(steps, cells, strict=True)
+            (num_steps * value + mean) / (num_steps + TIMED)
+            for num_steps, value in zip(steps, cells, strict=True)
         ]
 
 

@@ -37,8 +37,8 @@ class StepGraphs:
         >>> StepGraphs((0, 3), (4, 8, 16)).pad(5), StepGraphs((0, 3), (4, 8, 16)).pad(17)
         (8, 17)
         """
-        at = bisect_left(self.sizes, tokens)
-        return self.sizes[at] if at < len(self.sizes) else tokens
+        index = bisect_left(self.sizes, tokens)
+        return self.sizes[index] if index < len(self.sizes) else tokens
 
     def find_mode(self, widths: Sequence[int]) -> GraphMode:
         """Return the mode of a step that verifies ``widths[i]`` draft tokens of request i.
@@ -49,6 +49,6 @@ class StepGraphs:
         """
         if not widths or sum(widths) + len(widths) > self.sizes[-1]:
             return GraphMode.NONE
-        first = widths[0]
-        uniform = first in self.widths and all(width == first for width in widths)
+        common_width = widths[0]
+        uniform = common_width in self.widths and all(width == common_width for width in widths)
         return GraphMode.FULL if uniform else GraphMode.PIECEWISE

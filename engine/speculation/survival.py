@@ -117,9 +117,9 @@ class _Slices:
         ``levels`` is the probability of each level for each request, in shape (requests, levels).
         """
         counts = levels.T @ counts
-        known = self.counts[row]
-        known *= np.maximum(1.0 - CURVE_LOSS * counts[:, :1], 0.0)
-        known += counts
+        totals = self.counts[row]
+        totals *= np.maximum(1.0 - CURVE_LOSS * counts[:, :1], 0.0)
+        totals += counts
         self._observed[row] += 1
         if self._observed[row] % CURVE_EVERY == 1:
             self._estimate(row)
@@ -144,14 +144,20 @@ class _Slices:
         curve[0] = (successes[0] + LEVEL_WEIGHT * LEVELS) / (trials[0] + LEVEL_WEIGHT)
         fall = 1.0
         for j in range(1, len(curve)):
-            tried, accepted, previous = trials[j], successes[j], curve[j - 1]  # (levels,)
+            level_trials, level_successes, previous = (
+                trials[j],
+                successes[j],
+                curve[j - 1],
+            )  # (levels,)
             # The fall is accepted / expected, pooled over the levels: most levels have few trials
             # at deep positions. Its prior is the fall before, so attention drift goes on.
-            fall = (accepted.sum() + FALL_WEIGHT * fall) / (tried @ previous + FALL_WEIGHT)
+            fall = (level_successes.sum() + FALL_WEIGHT * fall) / (
+                level_trials @ previous + FALL_WEIGHT
+            )
             # Never a rise: only easy text reaches a deep position, so the ratio can exceed 1, and
             # would then raise every position that was not tried.
             prior = min(1.0, fall) * previous
-            curve[j] = (accepted + CURVE_WEIGHT * prior) / (tried + CURVE_WEIGHT)
+            curve[j] = (level_successes + CURVE_WEIGHT * prior) / (level_trials + CURVE_WEIGHT)
         curve = np.clip(curve.T, 0.005, HIGHEST)  # (levels, K); the logarithms below stay finite
         # Counts (trials, successes) @ evidence = log likelihood, because a success adds log(p)
         # and takes back the log(1 - p) that its trial has added.
@@ -204,10 +210,10 @@ class SurvivalEstimator:
 
     def move(self, request: str, traffic: str, tenant: str = "") -> None:
         """Move a request to another slice. Its own trials are kept."""
-        row, found = self._row[request], self._find_slice(tenant, traffic)
+        row, new_slice = self._row[request], self._find_slice(tenant, traffic)
         self._slices.running[self._slice_of[row]] -= self._levels[row]
-        self._slices.running[found] += self._levels[row]
-        self._slice_of[row] = found
+        self._slices.running[new_slice] += self._levels[row]
+        self._slice_of[row] = new_slice
 
     def remove(self, request: str) -> None:
         """Remove an ended request. Unknown ones are ignored."""
@@ -229,21 +235,21 @@ class SurvivalEstimator:
     ) -> None:
         """Observe verify steps of the same requests: verified and accepted draft tokens of each, in
         shape (steps, requests). Older counts are discounted before the steps, not between them."""
-        known = [i for i, request in enumerate(requests) if request in self._row]
-        rows, steps = [self._row[requests[i]] for i in known], len(drafted)
+        indices = [i for i, request in enumerate(requests) if request in self._row]
+        rows, steps = [self._row[requests[i]] for i in indices], len(drafted)
         for row in rows:
             self._age[row] += steps
         if not rows or not any(map(any, drafted)):
             return
-        both = np.array([drafted, accepted])
-        if len(known) < len(requests):
-            both = both[:, :, known]
-        np.minimum(both[0], both[1] + 1, out=both[0])
-        new = (self._positions <= both[..., None]).sum(axis=1).transpose(1, 0, 2)
+        pair = np.array([drafted, accepted])
+        if len(indices) < len(requests):
+            pair = pair[:, :, indices]
+        np.minimum(pair[0], pair[1] + 1, out=pair[0])
+        increments = (self._positions <= pair[..., None]).sum(axis=1).transpose(1, 0, 2)
         counts = self._counts[rows]
         counts[:, :2] *= REQUEST_MEMORY**steps
-        counts[:, :2] += new
-        counts[:, 2:] += new
+        counts[:, :2] += increments
+        counts[:, 2:] += increments
         self._counts[rows] = counts
         self._waiting.update(rows)
 
@@ -253,32 +259,32 @@ class SurvivalEstimator:
         self._waiting.clear()
         counts = self._counts[rows].reshape(len(rows), 2, -1)
         self._counts[rows, 2:] = 0.0
-        for row, mine in self._group(rows):
-            own, new = counts[mine].transpose(1, 0, 2)
-            evidence = own @ self._slices.evidence[row]
-            known = rows[mine]
-            self._evidence[known] = evidence
-            before = self._levels[known]
-            levels = self._estimate_levels(row, evidence, before) * (own[:, :1] > 0)
-            self._levels[known] = levels
-            self._slices.running[row] += (levels - before).sum(axis=0)
-            self._slices.observe(row, levels, new)
+        for row, places in self._group(rows):
+            request_counts, slice_counts = counts[places].transpose(1, 0, 2)
+            evidence = request_counts @ self._slices.evidence[row]
+            members = rows[places]
+            self._evidence[members] = evidence
+            previous = self._levels[members]
+            levels = self._estimate_levels(row, evidence, previous) * (request_counts[:, :1] > 0)
+            self._levels[members] = levels
+            self._slices.running[row] += (levels - previous).sum(axis=0)
+            self._slices.observe(row, levels, slice_counts)
 
     def _group(self, rows: Ints) -> list[tuple[int, Ints | slice]]:
         """Group requests by slice, as (slice, places of its requests in ``rows``)."""
         slices = self._slice_of[rows]
-        each = set(slices.tolist())
-        if len(each) == 1:
-            return [(each.pop(), EVERY)]
-        return [(row, np.flatnonzero(slices == row)) for row in each]
+        groups = set(slices.tolist())
+        if len(groups) == 1:
+            return [(groups.pop(), EVERY)]
+        return [(row, np.flatnonzero(slices == row)) for row in groups]
 
-    def _estimate_levels(self, row: int, evidence: Floats, shown: Floats) -> Floats:
+    def _estimate_levels(self, row: int, evidence: Floats, contribution: Floats) -> Floats:
         """Return the probability of each level for requests of one slice, in shape (requests,
         levels).
 
-        ``shown`` is their present contribution to the slice's shares.
+        ``contribution`` is their present contribution to the slice's shares.
         """
-        prior = self._slices.get_shares(row) - shown
+        prior = self._slices.get_shares(row) - contribution
         np.maximum(prior, 0.0, out=prior)
         prior *= (1 - UNSEEN) / prior.sum(axis=1, keepdims=True)
         prior += UNSEEN / len(LEVELS)
@@ -293,18 +299,18 @@ class SurvivalEstimator:
         rows = np.fromiter((self._row[request] for request in requests), np.int64, len(requests))
         all_levels = self._levels[rows]
         survival = np.empty((len(rows), self.depth))
-        for row, mine in self._group(rows):
-            levels = all_levels[mine]
-            unknown = levels[:, 0] == 0.0
-            if unknown.any():
-                evidence = self._evidence[rows[mine][unknown]]
-                levels[unknown] = self._estimate_levels(row, evidence, levels[unknown])
-            survival[mine] = levels @ self._slices.survival[row]
+        for row, places in self._group(rows):
+            levels = all_levels[places]
+            is_unknown = levels[:, 0] == 0.0
+            if is_unknown.any():
+                evidence = self._evidence[rows[places][is_unknown]]
+                levels[is_unknown] = self._estimate_levels(row, evidence, levels[is_unknown])
+            survival[places] = levels @ self._slices.survival[row]
         survival[:, 1:] /= survival[:, :-1].copy()
         counts = self._counts[rows]
-        found = counts[:, 1] + REQUEST_WEIGHT * survival
-        found /= counts[:, 0] + REQUEST_WEIGHT
-        return np.asarray(np.minimum(found, HIGHEST))
+        acceptance = counts[:, 1] + REQUEST_WEIGHT * survival
+        acceptance /= counts[:, 0] + REQUEST_WEIGHT
+        return np.asarray(np.minimum(acceptance, HIGHEST))
 
     def survival(self, requests: Sequence[str]) -> Floats:
         """Return the probability that draft token j is committed, in shape (requests, depth)."""

@@ -92,9 +92,9 @@ class DraftManager:
         if self.promoted is not self._configured and not is_whole(self.promoted):
             log.error("the promoted draft %s is damaged; serving the configured one", self.promoted)
             self.promoted = self._configured
-        changed, self.serving = self.serving, self.promoted
-        if changed is not None and changed.fingerprint != self.promoted.fingerprint:
-            self._record("restart", changed, self.promoted)
+        previous, self.serving = self.serving, self.promoted
+        if previous is not None and previous.fingerprint != self.promoted.fingerprint:
+            self._record("restart", previous, self.promoted)
         if self.promoted.fingerprint == self._configured.fingerprint:
             return self._plan.draft
         return self.promoted.path
@@ -141,11 +141,11 @@ class DraftManager:
         serving = self._require_serving()
         candidate = await asyncio.to_thread(self._admit, source, serving)
         if trial:
-            done = await self._try(candidate, began)
+            swap = await self._try(candidate, began)
         else:
-            done = await self._load(candidate, "swap", began)
+            swap = await self._load(candidate, "swap", began)
         self._prune(candidate)
-        return done
+        return swap
 
     async def _try(self, version: DraftVersion, began: float) -> DraftSwap:
         """Serve a draft on trial. A canary does so in every slot, so the log says it at INFO."""
@@ -173,12 +173,12 @@ class DraftManager:
 
     def _admit(self, source: str, serving: DraftVersion) -> DraftVersion:
         """Check and copy a candidate, and keep a copy of the configured draft for a rollback."""
-        found = check_apart(self._plan, source, serving.path)
-        given = make_version(source, found.method, found.summary)
-        copy = self._store.add(given)
+        inspection = check_apart(self._plan, source, serving.path)
+        version = make_version(source, inspection.method, inspection.summary)
+        copy = self._store.add(version)
         check_apart(self._plan, copy.path, serving.path)
         self._keep_configured()
-        log.info("draft %s inspected: %s", copy.fingerprint, found.summary)
+        log.info("draft %s inspected: %s", copy.fingerprint, inspection.summary)
         return copy
 
     def _keep_configured(self) -> None:
@@ -196,19 +196,19 @@ class DraftManager:
     async def _load(
         self, version: DraftVersion, kind: str, began: float, level: int = logging.WARNING
     ) -> DraftSwap:
-        before = self._require_serving()
+        previous = self._require_serving()
         engine = self._engine
         if engine is None:
             raise DraftRefused("No engine has started yet.")
-        if before.fingerprint == version.fingerprint:
+        if previous.fingerprint == version.fingerprint:
             pause_s = 0.0
         else:
-            pause_s = await engine.swap_draft(version.path, before.path)
+            pause_s = await engine.swap_draft(version.path, previous.path)
             self.serving = version
         if kind != "trial" and self._promote(version):
             await self._drop_cached_blocks()
         took_s = time.perf_counter() - began
-        return self._record(kind, before, version, pause_s, took_s, level)
+        return self._record(kind, previous, version, pause_s, took_s, level)
 
     async def _drop_cached_blocks(self) -> None:
         """Drop the prefix cache, which holds the keys and values of the draft before.
@@ -246,31 +246,33 @@ class DraftManager:
 
     def _prune(self, candidate: DraftVersion) -> None:
         """Delete copies that no rollback can need."""
-        used = (self._configured, self.promoted, self.previous, candidate)
+        versions = (self._configured, self.promoted, self.previous, candidate)
         try:
-            self._store.prune({one.fingerprint for one in used if one is not None})
+            self._store.prune({version.fingerprint for version in versions if version is not None})
         except OSError as error:
             log.error("copies of earlier drafts cannot be deleted: %s", error)
 
     def _record(
         self,
         kind: str,
-        before: DraftVersion,
-        after: DraftVersion,
+        previous: DraftVersion,
+        version: DraftVersion,
         pause_s: float = 0.0,
         took_s: float = 0.0,
         level: int = logging.WARNING,
     ) -> DraftSwap:
-        done = DraftSwap(time.time(), kind, before.fingerprint, after.fingerprint, pause_s, took_s)
-        self.swaps.append(done)
+        swap = DraftSwap(
+            time.time(), kind, previous.fingerprint, version.fingerprint, pause_s, took_s
+        )
+        self.swaps.append(swap)
         log.log(
             level,
             "draft %s: %s -> %s (%s), pause %.0f ms",
-            kind, before.fingerprint, after.fingerprint, after.source, 1000 * pause_s,
+            kind, previous.fingerprint, version.fingerprint, version.source, 1000 * pause_s,
         )  # fmt: skip
         for listener in self._listeners:
-            listener(after, done)
-        return done
+            listener(version, swap)
+        return swap
 
     def describe(self) -> dict[str, Any]:
         """Describe the drafts for operators."""
@@ -281,7 +283,7 @@ class DraftManager:
             "configured": self._configured,
         }
         return {
-            **{name: one and asdict(one) for name, one in versions.items()},
+            **{name: version and asdict(version) for name, version in versions.items()},
             "trial": self.in_trial,
             "swaps": [asdict(swap) for swap in self.swaps],
         }

@@ -102,10 +102,10 @@ class Totals:
     @property
     def conditional_acceptance(self) -> tuple[float | None, ...]:
         """c_i = A_i / A_(i-1), c_1 = a_1; None if the position before was never accepted."""
-        before = (self.verify_steps, *self.accepted_at)
+        bases = (self.verify_steps, *self.accepted_at)
         return tuple(
             count / base if base else None
-            for count, base in zip(self.accepted_at, before, strict=False)
+            for count, base in zip(self.accepted_at, bases, strict=False)
         )
 
     @property

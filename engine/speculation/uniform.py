@@ -30,10 +30,10 @@ def prefer_uniform(
     tokens = batch + np.concatenate([[0.0], np.cumsum(best.survival.sum(axis=0))])
     rates = tokens / seconds
     rate, depth = _compute_rate(best, cost, graphs), None
-    for one in _list_depths(graphs, floors, batch):
-        found = float(rates[one]) * (1 + gain * (one == last))
-        if found >= rate * (1 - gain * (depth is None)):
-            rate, depth = found, one
+    for candidate in _list_depths(graphs, floors, batch):
+        candidate_rate = float(rates[candidate]) * (1 + gain * (candidate == last))
+        if candidate_rate >= rate * (1 - gain * (depth is None)):
+            rate, depth = candidate_rate, candidate
     if depth is None:
         return best
     widths = np.full(batch, depth)
@@ -43,9 +43,9 @@ def prefer_uniform(
 def _list_depths(graphs: StepGraphs, floors: Sequence[int], batch: int) -> Iterator[int]:
     """Yield the depths with a FULL graph that all requests may have, including those with their own
     depth."""
-    asked = set(floors) - {0}
+    requested_depths = set(floors) - {0}
     for depth in graphs.widths:
-        if graphs.find_mode([depth] * batch) is GraphMode.FULL and asked <= {depth}:
+        if graphs.find_mode([depth] * batch) is GraphMode.FULL and requested_depths <= {depth}:
             yield depth
 
 

@@ -77,11 +77,13 @@ class WorkPrices:
             self._covariance[i][i] += (DRIFT * max(self.prices[i], guess)) ** 2
         expected = sum(price * amount for price, amount in zip(self.prices, work, strict=True))
         error = min(max(added - expected, -WIDEST - expected), WIDEST + expected)
-        across = [sum(c * a for c, a in zip(row, work, strict=True)) for row in self._covariance]
+        cross_covariance = [
+            sum(c * a for c, a in zip(row, work, strict=True)) for row in self._covariance
+        ]
         noise = (NOISE * (1 + expected)) ** 2
-        variance = noise + sum(a * c for a, c in zip(work, across, strict=True))
-        gains = [one / variance for one in across]
+        variance = noise + sum(a * c for a, c in zip(work, cross_covariance, strict=True))
+        gains = [covariance / variance for covariance in cross_covariance]
         for i, gain in enumerate(gains):
             self.prices[i] = max(self.prices[i] + gain * error, GUESS[i] / 100)
-            for j, other in enumerate(across):
-                self._covariance[i][j] -= gain * other
+            for j, column_covariance in enumerate(cross_covariance):
+                self._covariance[i][j] -= gain * column_covariance
