@@ -29,16 +29,16 @@ class GpuDevice:
 
 def list_gpus(environment: Mapping[str, str] = os.environ) -> tuple[GpuDevice, ...] | None:
     """Return the visible GPUs in CUDA's order; None if nvidia-smi is absent or fails."""
-    asked = environment.get(VISIBLE)
-    if asked is not None and not _starts_with_device(asked):
+    selection = environment.get(VISIBLE)
+    if selection is not None and not _starts_with_device(selection):
         return ()
-    listed = _run_nvidia_smi()
-    if listed is None:
+    output = _run_nvidia_smi()
+    if output is None:
         return None
-    gpus = tuple(_read_rows(listed))
+    gpus = tuple(_read_rows(output))
     if environment.get(ORDER) != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
-        return _select_unordered(gpus, asked)
-    return gpus if asked is None else tuple(select_gpus(gpus, asked.split(",")))
+        return _select_unordered(gpus, selection)
+    return gpus if selection is None else tuple(select_gpus(gpus, selection.split(",")))
 
 
 def select_gpus(gpus: Sequence[GpuDevice], names: Sequence[str]) -> Iterator[GpuDevice]:
@@ -51,29 +51,29 @@ def select_gpus(gpus: Sequence[GpuDevice], names: Sequence[str]) -> Iterator[Gpu
         if name.startswith("MIG-"):
             yield GpuDevice("MIG device", None, None, name)
             continue
-        found = (
+        matches = (
             gpus[int(name) : int(name) + 1]
             if name.isdigit()
             else [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
         )
-        if len(found) != 1:
+        if len(matches) != 1:
             return
-        yield found[0]
+        yield matches[0]
 
 
-def _select_unordered(gpus: tuple[GpuDevice, ...], asked: str | None) -> tuple[GpuDevice, ...]:
+def _select_unordered(gpus: tuple[GpuDevice, ...], selection: str | None) -> tuple[GpuDevice, ...]:
     """Return as many unnamed GPUs as are selected. By default CUDA puts the fastest GPU first,
     which nvidia-smi does not identify. An index therefore tells how many GPUs are visible, but not
     which."""
-    if asked is not None and not asked.split(",")[0].strip().isdigit():
-        return tuple(select_gpus(gpus, asked.split(",")))
-    count = len(gpus if asked is None else list(select_gpus(gpus, asked.split(","))))
+    if selection is not None and not selection.split(",")[0].strip().isdigit():
+        return tuple(select_gpus(gpus, selection.split(",")))
+    count = len(gpus if selection is None else list(select_gpus(gpus, selection.split(","))))
     return (GpuDevice("GPU of unknown order", None, None),) * count
 
 
-def _starts_with_device(asked: str) -> bool:
-    first = asked.split(",")[0].strip()
-    return first.isdigit() or first.startswith(("GPU-", "MIG-"))
+def _starts_with_device(selection: str) -> bool:
+    device = selection.split(",")[0].strip()
+    return device.isdigit() or device.startswith(("GPU-", "MIG-"))
 
 
 def _run_nvidia_smi() -> str | None:

@@ -64,15 +64,15 @@ class LimitedChild:
         assert child.stdout is not None
         try:
             async with asyncio.timeout(START_S):
-                ready = await child.stdout.readline()
+                line = await child.stdout.readline()
         except BaseException:  # the caller left: do not keep a half-started child
             await self.aclose()
             raise
-        if not ready:
+        if not line:
             status = await child.wait()
             self._child = None
             raise ChildLost(status)
-        return json.loads(ready)
+        return json.loads(line)
 
     async def _ask(self, question: bytes, patience_s: float) -> Any:
         """Return the running child's answer. Raises ChildLost.

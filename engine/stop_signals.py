@@ -30,11 +30,11 @@ def block_stop_signals() -> None:
 def children_block_stop_signals() -> Iterator[None]:
     """Make processes that this thread starts inside the context block the stop signals from
     birth."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def end_on_request() -> None:

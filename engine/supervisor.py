@@ -151,8 +151,8 @@ class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers,
 
     def capability(self, kind: Kind[T]) -> T | None:
         """Return this engine, or else what the running backend has; None while it restarts."""
-        if (own := super().capability(kind)) is not None:
-            return own
+        if (implementation := super().capability(kind)) is not None:
+            return implementation
         session = self._live_session
         return None if session is None else session.engine.capability(kind)
 
@@ -166,7 +166,7 @@ class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers,
             raise ValueError("no engine has started yet")
         if (engine := session.engine.capability(SupportsDepth)) is None:
             raise ValueError("this engine has no depth to set")
-        before, self._depth = self._depth, depth
+        previous_depth, self._depth = self._depth, depth
         bound = self._bound
         assert bound is not None
         if not session.lost:
@@ -174,7 +174,7 @@ class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers,
                 async with asyncio.timeout(BOUND_S):
                     return AppliedDepth(await engine.set_depth(bound))
             except ValueError:
-                self._depth = before
+                self._depth = previous_depth
                 raise
             except (TimeoutError, EngineError):
                 pass
@@ -189,9 +189,9 @@ class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers,
         if (engine := session.engine.capability(SupportsDepth)) is None:
             log.error("this engine has no depth to bound: start it without its draft")
             return
-        most = session.info.speculation.depth
+        max_depth = session.info.speculation.depth
         try:
-            await engine.set_depth(most if self._bound is None else self._bound)
+            await engine.set_depth(max_depth if self._bound is None else self._bound)
         except (ValueError, EngineError) as error:
             log.error("the depth was not bounded: %s", error)
 
@@ -217,8 +217,8 @@ class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers,
             async with asyncio.timeout(BOUND_S):
                 self._planning = await engine.describe_planning(recent)
         except (TimeoutError, EngineError) as error:
-            late = f"The engine did not answer within {BOUND_S:g} s."
-            return self._recall_planning(session, str(error) or late)
+            timeout_reason = f"The engine did not answer within {BOUND_S:g} s."
+            return self._recall_planning(session, str(error) or timeout_reason)
         return self._planning
 
     def _recall_planning(self, session: EngineSession, reason: str) -> Mapping[str, Any]:
@@ -234,14 +234,14 @@ class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers,
         session = self._session
         if session is None or (engine := session.engine.capability(SupportsPlanning)) is None:
             return False
-        held = session.info.plans_depth
+        is_frozen = session.info.plans_depth
         if not session.lost:
             with suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(BOUND_S):
-                    held = await engine.freeze_planning(depth)
-        if held:
+                    is_frozen = await engine.freeze_planning(depth)
+        if is_frozen:
             self._frozen = depth
-        return held
+        return is_frozen
 
     async def score(
         self,
@@ -401,8 +401,8 @@ class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers,
         self, engine: Engine, cause: LossCause, reason: str, lived_s: float | None
     ) -> None:
         """Log how a closed engine ended, and record it for operators."""
-        found = await _examine(engine)
-        loss = create_loss(cause, reason, lived_s, found)
+        post_mortem = await _examine(engine)
+        loss = create_loss(cause, reason, lived_s, post_mortem)
         self._losses.add(loss)
         lines = "".join(f"\n    {line}" for line in loss.log)
         log.error("cause of the engine loss: %s%s", loss.summary, lines)
@@ -433,9 +433,9 @@ class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers,
 
     async def _handle_start_failure(self, engine: Engine | None, error: Exception) -> None:
         """Record a failed start. Any error counts, because the next start may succeed."""
-        expected = isinstance(error, EngineError)
-        reason = str(error) if expected else type(error).__name__
-        log.error("engine restart failed: %s", reason, exc_info=not expected)
+        is_engine_error = isinstance(error, EngineError)
+        reason = str(error) if is_engine_error else type(error).__name__
+        log.error("engine restart failed: %s", reason, exc_info=not is_engine_error)
         self.observer.record_loss(LossCause.START)
         self._restarts.record_start_failure()
         if engine is not None:
@@ -457,16 +457,16 @@ class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers,
         """Give a new engine the depths that operators have set, including changes made
         meanwhile."""
         planning, bounds = engine.capability(SupportsPlanning), engine.capability(SupportsDepth)
-        applied: tuple[int | None, int | None] = (None, None)
+        applied_setting: tuple[int | None, int | None] = (None, None)
         async with asyncio.timeout(self.timeouts.hang_s):
-            while (wanted := (self._frozen, self._bound)) != applied:
-                frozen, depth = wanted
-                if frozen != applied[0] and planning is not None:
+            while (setting := (self._frozen, self._bound)) != applied_setting:
+                frozen, depth = setting
+                if frozen != applied_setting[0] and planning is not None:
                     await planning.freeze_planning(frozen)
-                if depth is not None and depth != applied[1] and bounds is not None:
+                if depth is not None and depth != applied_setting[1] and bounds is not None:
                     with suppress(ValueError):
                         await bounds.set_depth(depth)
-                applied = wanted
+                applied_setting = setting
 
     def _serve(self, engine: Engine, info: EngineInfo) -> None:
         self._info = info
