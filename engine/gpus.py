@@ -88,10 +88,10 @@ def _run_nvidia_smi() -> str | None:
         return None
 
 
-def _read_rows(listed: str) -> Iterator[GpuDevice]:
+def _read_rows(output: str) -> Iterator[GpuDevice]:
     """Yield the listed GPUs. A GPU that shares its memory with the CPU reports ``[N/A]``. For a GPU
     in MIG mode the memory is unknown, because a process gets only a part of it."""
-    for line in listed.splitlines():
+    for line in output.splitlines():
         if line.count(", ") != 4:
             continue
         uuid, name, *sizes, parts = line.split(", ")

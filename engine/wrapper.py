@@ -25,5 +25,5 @@ class EngineWrapper(Engine):
         await self._engine.aclose()
 
     def capability(self, kind: Kind[T]) -> T | None:
-        own = super().capability(kind)
-        return self._engine.capability(kind) if own is None else own
+        implementation = super().capability(kind)
+        return self._engine.capability(kind) if implementation is None else implementation

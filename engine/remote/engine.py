@@ -153,12 +153,12 @@ class AnswerAssembler:
         """True if every token has arrived."""
         return self._last is not None
 
-    def read(self, answered: Any) -> list[Step]:
+    def read(self, answer: Any) -> list[Step]:
         """Return the steps to pass on. The last step and the chunks after it give none.
 
         Raises WorkerProtocolError.
         """
-        payload = read_object(answered, "a chunk")
+        payload = read_object(answer, "a chunk")
         self._read_metadata(payload)
         result = []
         for entry in read_list(payload.get("choices"), "choices", 1):
@@ -170,13 +170,13 @@ class AnswerAssembler:
                 result.append(step)
         return result
 
-    def read_whole(self, answered: Any) -> None:
+    def read_whole(self, answer: Any) -> None:
         """Read an answer that is not streamed. Only such an answer has the prompt's log
         probabilities."""
-        self.read(answered)
+        self.read(answer)
         self._prompt = wire.read_prompt_logprobs(
             self._request.prompt,
-            answered.get("prompt_logprobs"),
+            answer.get("prompt_logprobs"),
             self._request.sampling.prompt_logprobs,
         )
 
@@ -203,11 +203,11 @@ class AnswerAssembler:
             limit = len(self._request.prompt)
             self._cached = read_integer(details["cached_tokens"], "cached_tokens", 0, limit)
 
-    def _read_tokens(self, answered: Any) -> tuple[int, ...]:
+    def _read_tokens(self, entry: Any) -> tuple[int, ...]:
         """Return the tokens of one chunk, within the vocabulary and the requested number."""
         if self._last is not None:
             raise WorkerProtocolError("a token came after the last one")
-        token_ids = read_integers(answered, "token_ids", 0, self._vocab_size, self._budget)
+        token_ids = read_integers(entry, "token_ids", 0, self._vocab_size, self._budget)
         self._budget -= len(token_ids)
         if token_ids:
             self._sizes.append(len(token_ids))

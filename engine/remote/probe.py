@@ -106,10 +106,10 @@ def _read_histogram(
 
 
 def _spread_drafts(lengths: Sequence[int], depth: int, rejected: int) -> Iterator[VerifiedStep]:
-    for reached in lengths:
-        share = max(0, min(depth - reached, rejected))
+    for length in lengths:
+        share = max(0, min(depth - length, rejected))
         rejected -= share
-        yield reached + share, reached
+        yield length + share, length
 
 
 def lay_decode_steps(
@@ -149,9 +149,9 @@ class _StepLayout:
         self._sizes = sizes
         self._steps = steps
         self._reason = reason
-        explained = sum(accepted + 1 for _, accepted in steps)
+        num_tokens = sum(accepted + 1 for _, accepted in steps)
         chunks = sum(1 for size in sizes if size)
-        self._plain = max(0, sum(sizes) - explained, chunks - len(steps))
+        self._plain = max(0, sum(sizes) - num_tokens, chunks - len(steps))
         """Steps without a draft that are not placed yet."""
 
     def lay(self) -> Iterator[DecodeStep]:
@@ -174,12 +174,12 @@ class _StepLayout:
         return None
 
     def _make_step(self, step: VerifiedStep, room: int) -> DecodeStep:
-        drafted, reached = step
-        delivered = min(reached + 1, room)
+        drafted, length = step
+        delivered = min(length + 1, room)
         if not drafted:
             return intern_step(0, 0, delivered, 0, self._reason)
-        accepted = min(reached, delivered)
-        return intern_step(drafted, accepted, delivered, reached - accepted, None)
+        accepted = min(length, delivered)
+        return intern_step(drafted, accepted, delivered, length - accepted, None)
 
 
 SAMPLE = re.compile(
@@ -275,10 +275,10 @@ def read_tokens(body: bytes) -> list[int] | None:
 
     Raises WorkerProtocolError.
     """
-    answered = read_object(read_json(body, "/tokenize"), "/tokenize").get("tokens")
-    if answered is None:
+    answer = read_object(read_json(body, "/tokenize"), "/tokenize").get("tokens")
+    if answer is None:
         return None
-    return list(read_integers(answered, "tokens", 0, MOST_LENGTH, MOST_PROBED))
+    return list(read_integers(answer, "tokens", 0, MOST_LENGTH, MOST_PROBED))
 
 
 def has_cache_hits(exposition: str) -> bool:
@@ -311,15 +311,13 @@ async def _generate(
     )
     body = wire.build_body(request, stream=False, depth=True)
     try:
-        answered = await connection.fetch(wire.GENERATE, body, {}, compute_limits(request))
-        metrics = read_optional_object(
-            read_object(answered, "the answer").get("metrics"), "metrics"
-        )
-        reported = metrics.get("speculative_decoding")
+        answer = await connection.fetch(wire.GENERATE, body, {}, compute_limits(request))
+        metrics = read_optional_object(read_object(answer, "the answer").get("metrics"), "metrics")
+        account = metrics.get("speculative_decoding")
         return (
             None
-            if reported is None
-            else SpeculationAccount.read(reported, request.sampling.max_tokens)
+            if account is None
+            else SpeculationAccount.read(account, request.sampling.max_tokens)
         )
     except EngineError as error:
         raise EngineStartError(

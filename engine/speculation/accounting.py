@@ -141,9 +141,9 @@ def spread_account(steps: Sequence[Step]) -> list[Step]:
     # Both lists end with the same token, but may begin at different ones, because the account may
     # not cover the prefill. So both are read from the end. Offsets count from the answer's end:
     # ``end`` follows the decode step's last token, ``begin`` is the first token of the step.
-    last = index = len(result) - 1
-    end, begin = 0, -len(result[last].token_ids)
-    for decode in reversed(result[last].decode):
+    final = index = len(result) - 1
+    end, begin = 0, -len(result[final].token_ids)
+    for decode in reversed(result[final].decode):
         # A decode step that delivered nothing, cut by a stop, stays with the step after it.
         while end <= begin and decode.delivered and index > 0:
             index -= 1
@@ -151,7 +151,7 @@ def spread_account(steps: Sequence[Step]) -> list[Step]:
         decode_of[index].append(decode)
         end -= decode.delivered
     return [
-        replace(step, decode=(*(step.decode if index != last else ()), *reversed(decoded)))
+        replace(step, decode=(*(step.decode if index != final else ()), *reversed(decoded)))
         for index, (step, decoded) in enumerate(zip(result, decode_of, strict=True))
     ]
 

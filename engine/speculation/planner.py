@@ -263,14 +263,14 @@ class DepthPlanner:
     ) -> _Planned | None:
         """Return the last plan; None if it is too old, a probe is due, or it does not fit the
         requests."""
-        last = self._last
-        if last is None or self._fresh or self._probes.is_due or self.frozen is not None:
+        planned = self._last
+        if planned is None or self._fresh or self._probes.is_due or self.frozen is not None:
             return None
-        if last.steps > (KEPT_WITH_NEWS if self._news else KEPT_STEPS):
+        if planned.steps > (KEPT_WITH_NEWS if self._news else KEPT_STEPS):
             return None
-        if last.requests == requests:
-            return last if last.is_for(bounds, floors) else None
-        return last.keep(requests, bounds, floors)
+        if planned.requests == requests:
+            return planned if planned.is_for(bounds, floors) else None
+        return planned.keep(requests, bounds, floors)
 
     def _make_plan(self, requests: Sequence[str], bounds: list[int], floors: list[int]) -> _Planned:
         limits, min_depth = np.array(bounds), max(floors, default=0)
@@ -339,16 +339,16 @@ class DepthPlanner:
         self._committed = len(requests) + sum(accepted)
         if self._last is None:
             return
-        last = self._last
-        self._news = self._news or not self._confirms(last, drafted, accepted)
+        planned = self._last
+        self._news = self._news or not self._confirms(planned, drafted, accepted)
         if self._first_steps and self._is_surprised(requests, drafted, accepted):
             self._fresh = True
-        if last.is_whole and last.requests == requests:
-            self.totals.expected_tokens += last.plan.tokens
+        if planned.is_whole and planned.requests == requests:
+            self.totals.expected_tokens += planned.plan.tokens
             self.totals.committed_tokens += self._committed
             return
         for request, count in zip(requests, accepted, strict=True):
-            if (expected := last.expected.get(request)) is not None:
+            if (expected := planned.expected.get(request)) is not None:
                 self.totals.expected_tokens += 1 + expected
                 self.totals.committed_tokens += 1 + count
 
@@ -371,10 +371,10 @@ class DepthPlanner:
             )
         return surprise
 
-    def _confirms(self, last: _Planned, drafted: Sequence[int], accepted: Sequence[int]) -> bool:
+    def _confirms(self, planned: _Planned, drafted: Sequence[int], accepted: Sequence[int]) -> bool:
         """Return True if a step confirms the last plan: nothing was drafted, or all drafts were
         accepted and no plan can be deeper."""
-        if last.plan.depth == self.depth and last.plan.widths == last.bounds:
+        if planned.plan.depth == self.depth and planned.plan.widths == planned.bounds:
             return drafted == accepted
         return not any(drafted)
 
@@ -478,22 +478,22 @@ class DepthPlanner:
 
     def _count_steps(self) -> None:
         """Add the steps of the last plan to the totals."""
-        last, totals = self._last, self.totals
-        if last is None or last.steps == last.counted:
+        planned, totals = self._last, self.totals
+        if planned is None or planned.steps == planned.counted:
             return
-        plan, steps = last.plan, last.steps - last.counted
-        last.counted = last.steps
-        self.survival.count_widths(last.requests, plan.widths, steps)
+        plan, steps = planned.plan, planned.steps - planned.counted
+        planned.counted = planned.steps
+        self.survival.count_widths(planned.requests, plan.widths, steps)
         totals.reasons[plan.reason] += steps
         totals.depths[plan.depth] += steps
         self._counted += steps
         if self._counted < FIXED_EVERY or not self.cost.is_known:
             return
-        batch, counted = len(last.requests), self._counted
+        batch, counted = len(planned.requests), self._counted
         self._counted = 0
-        seconds = self.cost.seconds(batch, last.fixed_verified)
+        seconds = self.cost.seconds(batch, planned.fixed_verified)
         totals.planned_s += counted * plan.seconds
-        totals.fixed_s += counted * plan.tokens * seconds / last.fixed
+        totals.fixed_s += counted * plan.tokens * seconds / planned.fixed
 
 
 def _find_reason(conditional: Floats, bounds: Ints, depth: int, max_depth: int) -> DepthReason:

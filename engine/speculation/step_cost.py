@@ -482,8 +482,8 @@ def _fits(value: object, like: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _dot(left: Iterable[float], right: Iterable[float]) -> float:
-    product: float = sum(map(mul, left, right))
+def _dot(row: Iterable[float], column: Iterable[float]) -> float:
+    product: float = sum(map(mul, row, column))
     return product
 
 

@@ -137,19 +137,19 @@ class DraftManager:
             await asyncio.wait({self._running})
 
     async def _swap_to(self, source: str, trial: bool) -> DraftSwap:
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         serving = self._require_serving()
         candidate = await asyncio.to_thread(self._admit, source, serving)
         if trial:
-            swap = await self._try(candidate, began)
+            swap = await self._try(candidate, start_s)
         else:
-            swap = await self._load(candidate, "swap", began)
+            swap = await self._load(candidate, "swap", start_s)
         self._prune(candidate)
         return swap
 
-    async def _try(self, version: DraftVersion, began: float) -> DraftSwap:
+    async def _try(self, version: DraftVersion, start_s: float) -> DraftSwap:
         """Serve a draft on trial. A canary does so in every slot, so the log says it at INFO."""
-        return await self._load(version, "trial", began, logging.INFO)
+        return await self._load(version, "trial", start_s, logging.INFO)
 
     async def _roll_back(self) -> DraftSwap:
         self._require_serving()
@@ -194,7 +194,7 @@ class DraftManager:
         self._configured = copy
 
     async def _load(
-        self, version: DraftVersion, kind: str, began: float, level: int = logging.WARNING
+        self, version: DraftVersion, kind: str, start_s: float, level: int = logging.WARNING
     ) -> DraftSwap:
         previous = self._require_serving()
         engine = self._engine
@@ -207,7 +207,7 @@ class DraftManager:
             self.serving = version
         if kind != "trial" and self._promote(version):
             await self._drop_cached_blocks()
-        took_s = time.perf_counter() - began
+        took_s = time.perf_counter() - start_s
         return self._record(kind, previous, version, pause_s, took_s, level)
 
     async def _drop_cached_blocks(self) -> None:
@@ -223,13 +223,13 @@ class DraftManager:
             log.warning("blocks of the earlier draft stay in the prefix cache: %s", error)
 
     async def _reload(self) -> DraftSwap:
-        began, serving = time.perf_counter(), self._require_serving()
+        start_s, serving = time.perf_counter(), self._require_serving()
         if self._engine is None:
             raise DraftRefused("No engine has started yet.")
         if not await asyncio.to_thread(is_whole, serving):
             raise DraftRefused(f"The draft {serving.fingerprint} is damaged in {serving.path}.")
         pause_s = await self._engine.swap_draft(serving.path, serving.path)
-        return self._record("reload", serving, serving, pause_s, time.perf_counter() - began)
+        return self._record("reload", serving, serving, pause_s, time.perf_counter() - start_s)
 
     def _promote(self, version: DraftVersion) -> bool:
         """Promote ``version``. Return True if another draft was promoted before."""

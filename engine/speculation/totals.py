@@ -131,8 +131,8 @@ class Totals:
         return tuple(at_least[i] - at_least[i + 1] for i in range(len(at_least) - 1))
 
 
-def _add_columns(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
+def _add_columns(counts: tuple[int, ...], addends: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(counts, addends, fillvalue=0))
 
 
 class DepthReason(StrEnum):

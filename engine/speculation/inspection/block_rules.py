@@ -41,22 +41,23 @@ OWN = "use the draft made for this target"
 def check_block_architecture(case: InspectionCase) -> Iterator[Violation]:
     name = BlockDraft(case.draft, case.method).architecture
     if case.method == "dflash" and name not in DFLASH_ARCHITECTURES:
-        near = get_close_matches(name, DFLASH_ARCHITECTURES, 1)
+        matches = get_close_matches(name, DFLASH_ARCHITECTURES, 1)
         yield error(
             f"architectures is {case.draft.read.get('architectures')!r}, for which vLLM has no "
             "DFlash draft",
-            f"did you mean {near[0] if near else 'DFlashDraftModel'!r}?",
+            f"did you mean {matches[0] if matches else 'DFlashDraftModel'!r}?",
         )
 
 
 def check_block_sizes(case: InspectionCase) -> Iterator[Violation]:
     draft = case.draft
     keys = SIZES + (UNDEFAULTED if draft.speculators else ())
-    absent = [key for key in keys if draft.read.get(key) is None]
-    if absent:
+    absent_keys = [key for key in keys if draft.read.get(key) is None]
+    if absent_keys:
         where = "transformer_layer_config" if draft.speculators else "config.json"
         yield error(
-            f"{where} gives no {', '.join(absent)}", "write the values the draft was trained with"
+            f"{where} gives no {', '.join(absent_keys)}",
+            "write the values the draft was trained with",
         )
     invalid_keys = [
         key for key in SIZES if draft.read.get(key) is not None and not draft.number(key)
@@ -143,10 +144,10 @@ def check_block_size(case: InspectionCase) -> Iterator[Violation]:
             f"give at most {limit}",
         )
         return
-    proposed = get_proposed_depth(case.draft.raw)
-    if proposed is not None and proposed > limit:
+    proposal = get_proposed_depth(case.draft.raw)
+    if proposal is not None and proposal > limit:
         yield warning(
-            f"speculators_config proposes {proposed} tokens; a block of {size} was trained for "
+            f"speculators_config proposes {proposal} tokens; a block of {size} was trained for "
             f"{limit}",
             f'write "speculative_tokens": {limit}',
         )

@@ -175,11 +175,11 @@ def check_index(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
     index = path / INDEX
     if not index.is_file():
         return
-    absent = sorted(set(read_weight_map(index)) - set(tensors))
-    if absent:
+    absent_names = sorted(set(read_weight_map(index)) - set(tensors))
+    if absent_names:
         raise InvalidCheckpoint(
             "weights-incomplete",
-            f"{INDEX} lists {absent[0]} ({len(absent)} such), which no file holds",
+            f"{INDEX} lists {absent_names[0]} ({len(absent_names)} such), which no file holds",
             "download the weights again",
         )
 

@@ -63,12 +63,12 @@ def check_architecture(case: InspectionCase) -> Iterator[Violation]:
 
 def check_sizes(case: InspectionCase) -> Iterator[Violation]:
     draft = case.draft
-    absent = [key for key in SIZES if draft.number(key) is None]
+    absent_keys = [key for key in SIZES if draft.number(key) is None]
     if draft.speculators:
-        absent += [key for key in UNDEFAULTED if draft.read.get(key) is None]
-    if absent:
+        absent_keys += [key for key in UNDEFAULTED if draft.read.get(key) is None]
+    if absent_keys:
         yield error(
-            f"config.json gives no {', '.join(absent)}; vLLM takes the model type's default",
+            f"config.json gives no {', '.join(absent_keys)}; vLLM takes the model type's default",
             "write the sizes the draft was trained with",
         )
     if not draft.read.get("model_type"):
@@ -84,11 +84,11 @@ def list_parts(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def check_misspelt_keys(case: InspectionCase) -> Iterator[Violation]:
     for place, part in list_parts(case.draft.raw).items():
         for key in part:
-            near = get_close_matches(str(key), FLAGS, 1, NEAR)
-            if near and near[0] != key and key not in KNOWN:
+            matches = get_close_matches(str(key), FLAGS, 1, NEAR)
+            if matches and matches[0] != key and key not in KNOWN:
                 yield warning(
                     f"{key!r} at {place} of config.json is a key that vLLM does not read",
-                    f"did you mean {near[0]!r}?",
+                    f"did you mean {matches[0]!r}?",
                 )
 
 
@@ -249,12 +249,13 @@ def check_sharding(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_positions(case: InspectionCase) -> Iterator[Violation]:
-    length, served = case.draft.max_positions, case.served_len
-    if length is None or served is None or length >= served:
+    length, served_len = case.draft.max_positions, case.served_len
+    if length is None or served_len is None or length >= served_len:
         return
     how = "has" if case.draft.number("max_position_embeddings") else "defaults to"
     yield warning(
-        f"the draft {how} max_position_embeddings {length}, requests may have {served} positions",
+        f"the draft {how} max_position_embeddings {length}, requests may have "
+        f"{served_len} positions",
         f"drafting stops for the whole batch when one request passes {length}: "
         f"serve with --max-model-len {length}, or raise the value and watch acceptance",
     )

@@ -346,12 +346,12 @@ def expect_latent_attention(
     yield "o_proj.weight", ExpectedTensor((draft.hidden_size, multiply(heads, value_dim)), source)
 
 
-def multiply(left: Dimension, right: Dimension) -> Dimension:
-    return None if left is None or right is None else left * right
+def multiply(size: Dimension, factor: Dimension) -> Dimension:
+    return None if size is None or factor is None else size * factor
 
 
-def add(left: Dimension, right: Dimension) -> Dimension:
-    return None if left is None or right is None else left + right
+def add(size: Dimension, addend: Dimension) -> Dimension:
+    return None if size is None or addend is None else size + addend
 
 
 def is_allowed(name: str, layout: Mapping[str, ExpectedTensor], draft: DraftConfig) -> bool:

@@ -71,10 +71,10 @@ LAYER_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_mo
 def check_unknown_keys(case: InspectionCase) -> Iterator[Violation]:
     keys = KEYS | KEYS_SINCE_033 if is_vllm_since(0, 33) else KEYS
     for key in sorted(set(case.settings) - keys):
-        near = get_close_matches(key, keys, 1)
+        matches = get_close_matches(key, keys, 1)
         yield error(
             f"--speculative-config has {key!r}, which vLLM refuses",
-            f"did you mean {near[0]!r}?" if near else "remove it",
+            f"did you mean {matches[0]!r}?" if matches else "remove it",
         )
     if "tensor_parallel_size" in case.settings:
         yield error(

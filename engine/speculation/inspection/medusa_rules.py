@@ -70,10 +70,10 @@ def check_tensors(case: InspectionCase) -> Iterator[Violation]:
     )
     if shares_head and "lm_heads.0.weight" in names:
         head_names = []
-    absent = [name for name in (*block_names, *head_names) if name not in names]
-    if absent:
+    absent_names = [name for name in (*block_names, *head_names) if name not in names]
+    if absent_names:
         yield error(
-            f"missing: {', '.join(absent[:3])}; vLLM starts with whatever the memory holds",
+            f"missing: {', '.join(absent_names[:3])}; vLLM starts with whatever the memory holds",
             "export the draft again, complete, or lower num_speculative_tokens",
         )
     yield from check_shapes(case, names)

@@ -64,7 +64,7 @@ def check_prefix(case: InspectionCase) -> Iterator[Violation]:
         )
 
 
-def advise_unknown(name: str, near: list[str]) -> str:
+def advise_unknown(name: str, matches: list[str]) -> str:
     if name.startswith("fc_norm."):
         return 'add "fc_norm": true at the top level of config.json'
     if ".q_norm." in name or ".k_norm." in name:
@@ -73,7 +73,7 @@ def advise_unknown(name: str, near: list[str]) -> str:
         return "write attention_bias (or mlp_bias) true, or drop the biases"
     if re.match(r"layers\.\d+\.", name):
         return "raise num_hidden_layers to the layers there are, or drop them"
-    return f"did you mean {near[0]!r}?" if near else "drop it, or export the draft again"
+    return f"did you mean {matches[0]!r}?" if matches else "drop it, or export the draft again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class TensorLayout:
         ]
         if not strays:
             return
-        absent = [name for name in layout if name not in names]
-        matches = get_close_matches(strays[0], absent, 1, 0.75)
+        absent_names = [name for name in layout if name not in names]
+        matches = get_close_matches(strays[0], absent_names, 1, 0.75)
         yield error(
             f"vLLM's draft has no {format_names([names[name] for name in strays])}",
             advise_unknown(strays[0], matches),
@@ -108,17 +108,20 @@ class TensorLayout:
             return
         names = map_vllm_names(case.tensors)
         layout = self.list_expected(case)
-        absent = [name for name, want in layout.items() if want.required and name not in names]
-        norms = [name for name in absent if name.startswith("fc_norm.")]
+        absent_names = [
+            name for name, want in layout.items() if want.required and name not in names
+        ]
+        norms = [name for name in absent_names if name.startswith("fc_norm.")]
         if norms and len(norms) == case.draft.num_aux:
             yield error(
                 '"fc_norm" is true and the file has no fc_norm tensors; vLLM leaves them at one',
                 'set "fc_norm" to false, or export the draft again',
             )
-            absent = [name for name in absent if name not in norms]
-        if absent:
+            absent_names = [name for name in absent_names if name not in norms]
+        if absent_names:
             yield error(
-                f"missing: {format_names(absent)}; vLLM starts with whatever the memory holds",
+                f"missing: {format_names(absent_names)}; vLLM starts with whatever the "
+                "memory holds",
                 "export the draft again, complete",
             )
 
