@@ -164,14 +164,14 @@ class Auditor:
         """Release the workloads of the previous draft, and hold those that this draft has lost."""
         if version.fingerprint == self.draft:
             return
-        before, self.draft = {*self.holds}, version.fingerprint
-        again = self.holds.change_draft(self.draft)
-        if released := before.difference(again):
+        old_holds, self.draft = {*self.holds}, version.fingerprint
+        new_holds = self.holds.change_draft(self.draft)
+        if released := old_holds.difference(new_holds):
             log.warning(
                 "speculation is on again for %s: the draft changed", ", ".join(sorted(released))
             )
-        if again:
-            log.warning("speculation is off for %s: this draft has lost it", ", ".join(again))
+        if new_holds:
+            log.warning("speculation is off for %s: this draft has lost it", ", ".join(new_holds))
         self._tests = {key: test for key, test in self._tests.items() if self.holds.knows(key[0])}
 
     def release(self, workload: str) -> bool:
@@ -189,10 +189,12 @@ class Auditor:
         if self._engine is None or self._generate is None:
             raise EngineFailed("The engine audits nothing.")
         out = {"stored": await self._describe_scores(request, answer)}
-        for name, wanted in (("with drafts", depth), ("without drafts", 0)):
-            again = structs.replace(request, id=f"replay-{uuid.uuid4().hex}", depth=wanted)
+        for name, replay_depth in (("with drafts", depth), ("without drafts", 0)):
+            repetition = structs.replace(
+                request, id=f"replay-{uuid.uuid4().hex}", depth=replay_depth
+            )
             tokens: list[int] = []
-            async with aclosing(read_steps(self._generate, again)) as steps:
+            async with aclosing(read_steps(self._generate, repetition)) as steps:
                 async for step in steps:
                     tokens += step.token_ids
             out[name] = await self._describe_scores(request, tokens)
@@ -280,7 +282,7 @@ class Auditor:
         takes_engine = answer.request.constraint is None
         self._took_s, self._working_since = 0.0, self.clock() if takes_engine else None
         try:
-            found = await self.judge(answer, self._pause)
+            finding = await self.judge(answer, self._pause)
         except NoRoom:
             self._drop("idle")
             return
@@ -296,10 +298,10 @@ class Auditor:
         finally:
             self._charge()
         self._deaths = 0
-        if found is None:
+        if finding is None:
             self._drop("unknown" if answer.ends_its_grammar else "rules")
             return
-        choosing, outcome, detail = found
+        choosing, outcome, detail = finding
         self._conclude(answer, choosing, outcome, detail, self._took_s)
 
     async def judge(
@@ -440,22 +442,22 @@ class AuditedEngine(EngineWrapper):
             await self._engine.generate(request, sink)
 
     async def _keep(self, request: EngineRequest, sink: StepSink) -> None:
-        draft, kept, may_keep = self._auditor.draft, _KeptTokens(), self._may_keep()
+        draft, collector, may_keep = self._auditor.draft, _KeptTokens(), self._may_keep()
         try:
-            await self._engine.generate(request, SinkTap(sink, kept.add))
+            await self._engine.generate(request, SinkTap(sink, collector.add))
         except EngineError:
-            kept.failed = True
+            collector.failed = True
             raise
         finally:
-            if not kept.failed:
+            if not collector.failed:
                 request = structs.replace(request, trace_headers={})
                 self._auditor.submit(
                     FinishedAnswer(
                         request,
-                        tuple(kept.tokens),
-                        kept.finish,
-                        kept.stopped,
-                        kept.depth,
+                        tuple(collector.tokens),
+                        collector.finish,
+                        collector.stopped,
+                        collector.depth,
                         draft if draft == self._auditor.draft else MIXED,
                         self._auditor.clock(),
                         may_keep,

@@ -42,8 +42,8 @@ def _release(options: argparse.Namespace, url: str) -> tuple[dict[str, Any], Ite
     if options.drafts:
         url = url.removesuffix("audit") + "speculation/release"
         answer = send(url, {}, options.key)
-        held = (f"{hold['method']}, depth {hold['depth']}" for hold in answer["released"])
-        return answer, (f"{name}: in use again" for name in held)
+        names = (f"{hold['method']}, depth {hold['depth']}" for hold in answer["released"])
+        return answer, (f"{name}: in use again" for name in names)
     answer = send(f"{url}/release", {"workload": options.workload}, options.key)
     return answer, iter([f"{options.workload} speculates again"])
 
@@ -75,20 +75,20 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def format_audits(found: Row) -> Iterator[str]:
+def format_audits(report: Row) -> Iterator[str]:
     """Format the holds, the evidence and the last audits."""
     yield (
-        f"{found['share']:.2%} of answers are audited, in {found['engine_share']:.3%} of the "
-        f"engine's time; {found['waiting']} wait"
+        f"{report['share']:.2%} of answers are audited, in {report['engine_share']:.3%} of the "
+        f"engine's time; {report['waiting']} wait"
     )
-    for name, hold in found["holds"].items():
+    for name, hold in report["holds"].items():
         yield f"{name}: no speculation: {hold['reason']} (draft {hold['draft'] or '-'})"
-    for name, evidence in found["evidence"].items():
+    for name, evidence in report["evidence"].items():
         yield (
             f"{name}: {evidence['answers']} sampled answers, {evidence['tokens']} tokens, "
             f"{evidence['nats']:.1f} nats of evidence; an alarm needs {evidence['alarm_at_nats']}"
         )
-    for record in found["recent"][:MOST]:
+    for record in report["recent"][:MOST]:
         yield (
             f"  {record['request']}  {record['workload']}  {record['choosing']}  "
             f"depth {record['depth']}  {record['outcome']}  {record['detail']}"

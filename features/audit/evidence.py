@@ -69,9 +69,9 @@ class SequentialTest:
         """Natural logarithm of the mean sum; below 0 before the first answer."""
         if not self._sums:
             return NO_FLOOR
-        most = max(self._sums.values())
-        total = sum(math.exp(value - most) for value in self._sums.values())
-        return most + math.log(total / len(self._sums))
+        largest_sum = max(self._sums.values())
+        total = sum(math.exp(value - largest_sum) for value in self._sums.values())
+        return largest_sum + math.log(total / len(self._sums))
 
     @property
     def strongest(self) -> str:

@@ -82,22 +82,22 @@ def unpack(content: Any) -> tuple[EngineRequest, tuple[int, ...], int]:
     if not content.get("prompt") or not content.get("answer"):
         raise ValueError("The file has no tokens: the client asked not to be captured.")
     try:
-        given, found = content["request"], content["found"]
+        fields, finding = content["request"], content["found"]
         request = EngineRequest(
-            id=str(found["request"]),
+            id=str(finding["request"]),
             prompt=tuple(map(int, content["prompt"])),
-            sampling=_read_sampling(given["sampling"]),
-            constraint=_read_constraint(given["constraint"]),
-            adapter=given["adapter"],
-            workload=str(given["workload"]),
+            sampling=_read_sampling(fields["sampling"]),
+            constraint=_read_constraint(fields["constraint"]),
+            adapter=fields["adapter"],
+            workload=str(fields["workload"]),
         )
-        return request, tuple(map(int, content["answer"])), int(found["depth"])
+        return request, tuple(map(int, content["answer"])), int(finding["depth"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"The file is damaged: {error!r}") from None
 
 
-def _read_sampling(given: dict[str, Any]) -> Sampling:
-    values = {name: given[name] for name in Sampling.__struct_fields__ if name in given}
+def _read_sampling(fields: dict[str, Any]) -> Sampling:
+    values = {name: fields[name] for name in Sampling.__struct_fields__ if name in fields}
     for name in ("allowed_token_ids", "bad_words", "stop_token_ids"):
         values[name] = tuple(values[name])
     values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
@@ -107,5 +107,5 @@ def _read_sampling(given: dict[str, Any]) -> Sampling:
     return Sampling(**values)
 
 
-def _read_constraint(given: dict[str, Any] | None) -> Constraint | None:
-    return None if given is None else Constraint(**{**given, "choices": tuple(given["choices"])})
+def _read_constraint(fields: dict[str, Any] | None) -> Constraint | None:
+    return None if fields is None else Constraint(**{**fields, "choices": tuple(fields["choices"])})

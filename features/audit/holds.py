@@ -51,11 +51,11 @@ class AuditHolds:
     @property
     def holds(self) -> Mapping[str, AuditHold]:
         """The holds of the serving draft, by workload, and by key where other keys speculate."""
-        named = {}
+        names_to_holds = {}
         for workload, keys in self._known[self._draft].items():
             for hold in keys.values():
-                named[name_hold(workload, "" if len(keys) >= KEYS else hold.key)] = hold
-        return named
+                names_to_holds[name_hold(workload, "" if len(keys) >= KEYS else hold.key)] = hold
+        return names_to_holds
 
     def covers(self, workload: str, key: str, draft: str | None = None) -> bool:
         """Return True if a key's requests are served without ``draft``, by default the serving
@@ -84,8 +84,8 @@ class AuditHolds:
 
     def release(self, workload: str) -> bool:
         """Release a workload for every draft and key. Return False if it was not held."""
-        found = [held.pop(workload, None) for held in self._known.values()]
-        return any(found)
+        removals = [workloads.pop(workload, None) for workloads in self._known.values()]
+        return any(removals)
 
 
 def name_hold(workload: str, key: str) -> str:

@@ -32,8 +32,10 @@ class FinishedAnswer:
         """True if only the end of its grammar can have ended the answer, not a token or repetition
         that the client named."""
         sampling = self.request.sampling
-        named = sampling.repetition is not None or self.token_ids[-1] in sampling.stop_token_ids
-        return self.finish is FinishReason.STOP and not named
+        client_stop = (
+            sampling.repetition is not None or self.token_ids[-1] in sampling.stop_token_ids
+        )
+        return self.finish is FinishReason.STOP and not client_stop
 
     @property
     def text_tokens(self) -> tuple[int, ...]:

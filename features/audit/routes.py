@@ -37,13 +37,13 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post("/release", openapi_extra=describe_body(HeldModel))
     async def release_workload(request: Request) -> dict[str, Any]:
         """Turn speculation back on for a workload after an audit turned it off."""
-        given = parse(await read_body(request, gateway.settings.max_body_bytes), HeldModel)
+        model = parse(await read_body(request, gateway.settings.max_body_bytes), HeldModel)
         auditor = _require_auditor(gateway)
-        if not auditor.release(given.workload):
-            held = ", ".join(auditor.holds) or "none"
+        if not auditor.release(model.workload):
+            names = ", ".join(auditor.holds) or "none"
             raise InvalidRequest(
-                f"'workload' must be one that an audit holds ({held}); given "
-                f"'{given.workload[:80]}'.",
+                f"'workload' must be one that an audit holds ({names}); given "
+                f"'{model.workload[:80]}'.",
                 param="workload",
             )
         return dict(auditor.describe())

@@ -68,62 +68,62 @@ class _Matcher:
         self._text = text
         self._tries = 0
 
-    def match(self, node: Node, at: int) -> Iterator[int]:
-        """Yield the ends of the matches of ``node`` that begin at ``at``."""
+    def match(self, node: Node, position: int) -> Iterator[int]:
+        """Yield the ends of the matches of ``node`` that begin at ``position``."""
         self._count()
         read = _READERS.get(node["type"])
         if read is None:
             raise Unreadable(node["type"])
-        yield from read(self, node, at)
+        yield from read(self, node, position)
 
     def _count(self) -> None:
         self._tries += 1
         if self._tries > MOST_TRIES:
             raise Unreadable("too many tries")
 
-    def sequence(self, node: Node, at: int) -> Iterator[int]:
-        yield from self._follow(node["elements"], at)
+    def sequence(self, node: Node, position: int) -> Iterator[int]:
+        yield from self._follow(node["elements"], position)
 
-    def _follow(self, elements: list[Node], at: int) -> Iterator[int]:
+    def _follow(self, elements: list[Node], position: int) -> Iterator[int]:
         if not elements:
-            yield at
+            yield position
             return
-        for end in self.match(elements[0], at):
+        for end in self.match(elements[0], position):
             yield from self._follow(elements[1:], end)
 
-    def either(self, node: Node, at: int) -> Iterator[int]:
+    def either(self, node: Node, position: int) -> Iterator[int]:
         for element in node["elements"]:
-            yield from self.match(element, at)
+            yield from self.match(element, position)
 
-    def optional(self, node: Node, at: int) -> Iterator[int]:
-        yield from self.match(node["content"], at)
-        yield at
+    def optional(self, node: Node, position: int) -> Iterator[int]:
+        yield from self.match(node["content"], position)
+        yield position
 
-    def constant(self, node: Node, at: int) -> Iterator[int]:
-        if self._text.startswith(node["value"], at):
-            yield at + len(node["value"])
+    def constant(self, node: Node, position: int) -> Iterator[int]:
+        if self._text.startswith(node["value"], position):
+            yield position + len(node["value"])
 
-    def anything(self, node: Node, at: int) -> Iterator[int]:
+    def anything(self, node: Node, position: int) -> Iterator[int]:
         if node.get("excludes"):
             raise Unreadable("any_text with exclusions")
-        for end in range(len(self._text), at - 1, -1):
+        for end in range(len(self._text), position - 1, -1):
             self._count()
             yield end
 
-    def regex(self, node: Node, at: int) -> Iterator[int]:
+    def regex(self, node: Node, position: int) -> Iterator[int]:
         pattern = compile_pattern(node["pattern"], self._text)
-        rest = self._text[at:]
-        longest = pattern.match(rest)
+        suffix = self._text[position:]
+        longest = pattern.match(suffix)
         for end in range(longest.end(), -1, -1) if longest else ():
             self._count()
-            if pattern.fullmatch(rest[:end]):
-                yield at + end
+            if pattern.fullmatch(suffix[:end]):
+                yield position + end
 
-    def schema(self, node: Node, at: int) -> Iterator[int]:
+    def schema(self, node: Node, position: int) -> Iterator[int]:
         if node.get("style", "json") != "json":
             raise Unreadable(node["style"])
         try:
-            value, end = JSON.raw_decode(self._text, self._skip_space(at))
+            value, end = JSON.raw_decode(self._text, self._skip_space(position))
         except json.JSONDecodeError:
             return
         if not find_broken_keyword(node["json_schema"], value, self._text):
@@ -131,15 +131,15 @@ class _Matcher:
             if (later := self._skip_space(end)) > end:
                 yield later
 
-    def _skip_space(self, at: int) -> int:
-        while self._text[at : at + 1] in (" ", "\n", "\t", "\r"):
-            at += 1
-        return at
+    def _skip_space(self, position: int) -> int:
+        while self._text[position : position + 1] in (" ", "\n", "\t", "\r"):
+            position += 1
+        return position
 
-    def tag(self, node: Node, at: int) -> Iterator[int]:
-        if not self._text.startswith(node["begin"], at):
+    def tag(self, node: Node, position: int) -> Iterator[int]:
+        if not self._text.startswith(node["begin"], position):
             return
-        inside = at + len(node["begin"])
+        inside = position + len(node["begin"])
         ends = [node["end"]] if isinstance(node["end"], str) else node["end"]
         if node["content"]["type"] == "any_text":
             yield from self._find_ends(inside, ends)
@@ -147,39 +147,39 @@ class _Matcher:
         for close in self.match(node["content"], inside):
             yield from (close + len(end) for end in ends if self._text.startswith(end, close))
 
-    def _find_ends(self, at: int, ends: list[str]) -> Iterator[int]:
+    def _find_ends(self, position: int, ends: list[str]) -> Iterator[int]:
         """Yield the end of free text, which extends to the first of ``ends``, or to the end if they
         are empty."""
         if not any(ends):
             yield len(self._text)
             return
-        found = re.compile("|".join(map(re.escape, ends))).search(self._text, at)
-        if found:
-            yield found.end()
+        match = re.compile("|".join(map(re.escape, ends))).search(self._text, position)
+        if match:
+            yield match.end()
 
-    def listed(self, node: Node, at: int) -> Iterator[int]:
+    def listed(self, node: Node, position: int) -> Iterator[int]:
         if not node.get("at_least_one"):
-            yield at
+            yield position
         for tag in node["tags"]:
-            for end in self.match(tag, at):
+            for end in self.match(tag, position):
                 yield end
-                if not node.get("stop_after_first") and end > at:
+                if not node.get("stop_after_first") and end > position:
                     yield from self._continue_list(node, end)
 
-    def _continue_list(self, node: Node, at: int) -> Iterator[int]:
+    def _continue_list(self, node: Node, position: int) -> Iterator[int]:
         separator = node["separator"]
-        if self._text.startswith(separator, at):
-            yield from self.listed({**node, "at_least_one": True}, at + len(separator))
+        if self._text.startswith(separator, position):
+            yield from self.listed({**node, "at_least_one": True}, position + len(separator))
 
-    def triggered(self, node: Node, at: int) -> Iterator[int]:
+    def triggered(self, node: Node, position: int) -> Iterator[int]:
         if node.get("excludes"):
             raise Unreadable("triggered_tags with exclusions")
-        found = re.compile("|".join(map(re.escape, node["triggers"]))).search(self._text, at)
-        if found is None:
+        match = re.compile("|".join(map(re.escape, node["triggers"]))).search(self._text, position)
+        if match is None:
             yield len(self._text)
             return
         for tag in node["tags"]:
-            for end in self.match(tag, found.start()):
+            for end in self.match(tag, match.start()):
                 if node.get("stop_after_first"):
                     yield end
                 else:

@@ -163,21 +163,21 @@ def draw_arm(is_candidate: bool) -> Arm:
 def check_collapse(arms: ArmsNow, limits: CollapseLimits) -> None:
     """Raise Collapsed if the candidate exceeds a limit, whichever API key is left out."""
     reason = find_collapse(arms, limits)
-    others = replace(limits, requests=limits.other_requests)
-    if reason and all(find_collapse(rest, others) for rest in arms.others):
+    subset_limits = replace(limits, requests=limits.other_requests)
+    if reason and all(find_collapse(subset, subset_limits) for subset in arms.others):
         raise Collapsed(reason)
 
 
 def find_collapse(arms: ArmsNow, limits: CollapseLimits) -> str:
     """Return the limit that the candidate exceeds, in words; empty if there is none."""
-    ours, theirs = arms.candidate, arms.control
-    if ours.requests >= limits.requests:
-        failing = ours.failed / ours.requests
-        usual = theirs.failed / theirs.requests if theirs.requests >= limits.requests else 0.0
+    candidate, control = arms.candidate, arms.control
+    if candidate.requests >= limits.requests:
+        failing = candidate.failed / candidate.requests
+        usual = control.failed / control.requests if control.requests >= limits.requests else 0.0
         if failing > usual + limits.failing:
             return f"{failing:.0%} of the candidate's requests fail, {usual:.0%} of the control's"
-    if min(ours.timed, theirs.timed) >= limits.requests:
-        ratio = ours.token_s / theirs.token_s
+    if min(candidate.timed, control.timed) >= limits.requests:
+        ratio = candidate.token_s / control.token_s
         if ratio > limits.slower:
             return f"an output token takes {ratio:.1f} times as long as the control's"
     return ""

@@ -120,17 +120,17 @@ class Canary:
         return self.findings
 
     async def _decide(self) -> CanaryFindings:
-        found = self._test.judge()
+        findings = self._test.judge()
         try:
-            while not found.ended:
+            while not findings.ended:
                 await asyncio.to_thread(self._test.add, await self._run_block())
-                self.findings = found = await asyncio.to_thread(self._test.judge)
+                self.findings = findings = await asyncio.to_thread(self._test.judge)
         except Collapsed as why:
             log.warning("rolling back the canary at once: %s", why)
-            return replace(found, verdict=CanaryVerdict.ROLL_BACK, reason=str(why), ended=True)
+            return replace(findings, verdict=CanaryVerdict.ROLL_BACK, reason=str(why), ended=True)
         except Interrupted as why:
-            return replace(found, verdict=CanaryVerdict.UNDECIDED, reason=str(why), ended=True)
-        return found
+            return replace(findings, verdict=CanaryVerdict.UNDECIDED, reason=str(why), ended=True)
+        return findings
 
     async def _run_block(self) -> SlotPair:
         self._block += 1
@@ -149,11 +149,11 @@ class Canary:
         return SlotPair(values[Arm.CONTROL], values[Arm.CANDIDATE])
 
     async def _serve(self, seconds: float, watched: bool) -> None:
-        left = seconds
-        while left > 0:
-            pause = min(left, self.plan.watch_s)
+        remaining_s = seconds
+        while remaining_s > 0:
+            pause = min(remaining_s, self.plan.watch_s)
             await self._sleep(pause)
-            left -= pause
+            remaining_s -= pause
             if watched:
                 self._served_s += pause
                 self.change.check(self._sum_arms())
@@ -161,7 +161,10 @@ class Canary:
     def _sum_arms(self) -> ArmsNow:
         watched, control = self._watched, self._sums[Arm.CONTROL]
         parts = self._by_key.values() if len(self._by_key) > 1 else ()
-        rests = (ArmsNow(watched - ours, control - theirs) for theirs, ours in parts)
+        rests = (
+            ArmsNow(watched - key_candidate, control - key_control)
+            for key_control, key_candidate in parts
+        )
         return ArmsNow(watched, control, tuple(rests))
 
     def _record(self, fact: RequestEnded) -> None:
@@ -195,20 +198,20 @@ class Canary:
 
     def measure_cost(self) -> dict[str, float]:
         """Return the candidate's traffic, and its decoding time beyond the control's rate."""
-        ours, theirs = self._sums[Arm.CANDIDATE], self._sums[Arm.CONTROL]
-        extra_s = ours.decode_s - ours.tokens * theirs.token_s if theirs.tokens else 0.0
+        candidate, control = self._sums[Arm.CANDIDATE], self._sums[Arm.CONTROL]
+        extra_s = candidate.decode_s - candidate.tokens * control.token_s if control.tokens else 0.0
         return {
             "served_s": round(self._served_s, 1),
-            "requests": ours.requests,
-            "failed": ours.failed,
-            "tokens": ours.tokens,
+            "requests": candidate.requests,
+            "failed": candidate.failed,
+            "tokens": candidate.tokens,
             "extra_s": round(extra_s, 3),
             **self.change.measure_cost(),
         }
 
     def describe(self) -> dict[str, Any]:
         """Describe the canary for operators."""
-        found = self.findings
+        findings = self.findings
         return {
             "kind": self.change.kind,
             "by": "slots" if self.change.by_slots else "sessions",
@@ -216,14 +219,16 @@ class Canary:
             "candidate": self.change.candidate,
             "control": self.change.control,
             "started_at": self.started_at,
-            "ended": bool(found and found.ended),
-            "verdict": found and found.verdict.value,
-            "reason": found and found.reason,
-            "blocks": found.blocks if found else 0,
+            "ended": bool(findings and findings.ended),
+            "verdict": findings and findings.verdict.value,
+            "reason": findings and findings.reason,
+            "blocks": findings.blocks if findings else 0,
             "max_blocks": self.plan.rules.max_blocks,
-            "sessions": found.sessions if found else 0,
+            "sessions": findings.sessions if findings else 0,
             "cost": self.measure_cost(),
-            "evidence": [describe_evidence(asdict(one)) for one in found.evidence] if found else [],
+            "evidence": [describe_evidence(asdict(metric)) for metric in findings.evidence]
+            if findings
+            else [],
         }
 
 

@@ -53,12 +53,12 @@ class CanaryChanges:
 
     def release(self, worker: str) -> None:
         """Return a rolled-back worker to normal routing. Raises ChangeRefused."""
-        held = self.require_fleet().reservations.held
-        if worker not in held:
+        workers = self.require_fleet().reservations.held
+        if worker not in workers:
             raise ChangeRefused(
-                f"The worker {worker!r} is not held. Held: {', '.join(sorted(held)) or 'none'}."
+                f"The worker {worker!r} is not held. Held: {', '.join(sorted(workers)) or 'none'}."
             )
-        held.discard(worker)
+        workers.discard(worker)
 
     def require_fleet(self) -> Fleet:
         """Return the fleet. Raises ChangeRefused if there is none."""

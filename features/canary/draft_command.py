@@ -108,8 +108,8 @@ def _call_canary(options: argparse.Namespace) -> dict[str, Any]:
         "worker": options.worker,
         "primary": options.primary,
     }
-    given = {name: value for name, value in (change | times).items() if value is not None}
-    return send(url, given or None, options.key)
+    fields = {name: value for name, value in (change | times).items() if value is not None}
+    return send(url, fields or None, options.key)
 
 
 def _read_rules(text: str | None) -> Any:

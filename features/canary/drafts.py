@@ -119,16 +119,18 @@ class DraftChange:
         if serving is None or serving.fingerprint != self.candidate:
             raise Collapsed(NO_LONGER_SERVES)
         now, control = (self._traffic.total_of(name) for name in (self.candidate, self.control))
-        steps, least = now.verify_steps - self._slot.verify_steps, self._limits.steps
-        if steps < least or control.verify_steps < least:
+        steps, min_steps = now.verify_steps - self._slot.verify_steps, self._limits.steps
+        if steps < min_steps or control.verify_steps < min_steps:
             return
-        ours = (now.accepted - self._slot.accepted) / steps
-        theirs = control.accepted / control.verify_steps
-        worst = self._limits.acceptance * theirs
-        if ours < worst and all(_accepts_less(rest.candidate, worst) for rest in arms.others):
+        candidate_rate = (now.accepted - self._slot.accepted) / steps
+        control_rate = control.accepted / control.verify_steps
+        worst = self._limits.acceptance * control_rate
+        if candidate_rate < worst and all(
+            _accepts_less(subset.candidate, worst) for subset in arms.others
+        ):
             raise Collapsed(
-                f"acceptance collapsed: {ours:.2f} accepted tokens per verify step, "
-                f"{theirs:.2f} with the promoted draft"
+                f"acceptance collapsed: {candidate_rate:.2f} accepted tokens per verify step, "
+                f"{control_rate:.2f} with the promoted draft"
             )
 
     async def promote(self) -> None:
@@ -152,11 +154,13 @@ class DraftChange:
 
     def measure_cost(self) -> dict[str, float]:
         """Return the trial's verify steps, and the number of them beyond the control's rate."""
-        ours, theirs = (self._traffic.total_of(name) for name in (self.candidate, self.control))
-        steps = ours.verify_steps - self._began.verify_steps
-        tokens = steps + ours.accepted - self._began.accepted
-        usual = tokens * theirs.verify_steps / ((theirs.verify_steps + theirs.accepted) or 1)
-        extra = round(steps - usual, 1) if theirs.verify_steps else 0.0
+        candidate, control = (
+            self._traffic.total_of(name) for name in (self.candidate, self.control)
+        )
+        steps = candidate.verify_steps - self._began.verify_steps
+        tokens = steps + candidate.accepted - self._began.accepted
+        usual = tokens * control.verify_steps / ((control.verify_steps + control.accepted) or 1)
+        extra = round(steps - usual, 1) if control.verify_steps else 0.0
         return {"tokens": tokens, "verify_steps": steps, "extra_steps": extra}
 
 

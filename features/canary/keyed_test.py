@@ -36,8 +36,8 @@ class KeyedTest:
         self._num_sessions += sessions
         largest = sorted(self._rests, key=self._num_sessions.__getitem__)[-MAX_KEYS:]
         self._rests = {key: self._rests[key] for key in largest}
-        for key, rest in self._rests.items():
-            rest.add(_leave_out(block, key))
+        for key, test in self._rests.items():
+            test.add(_leave_out(block, key))
         self._test.add(block)
 
     def judge(self) -> CanaryFindings:
@@ -45,8 +45,8 @@ class KeyedTest:
         findings = self._test.judge()
         if findings.verdict is CanaryVerdict.UNDECIDED or len(self._rests) < 2:
             return findings
-        for key, rest in self._rests.items():
-            if rest.judge().verdict is not findings.verdict:
+        for key, test in self._rests.items():
+            if test.judge().verdict is not findings.verdict:
                 reason = f"{findings.reason}, but only with the requests of the key {key}"
                 last = findings.blocks >= self._test.rules.max_blocks
                 return replace(findings, verdict=CanaryVerdict.UNDECIDED, reason=reason, ended=last)
@@ -55,7 +55,7 @@ class KeyedTest:
 
 def _leave_out(block: SlotPair, key: str | None) -> SlotPair:
     def filter_sessions(values: SessionValues) -> SessionValues:
-        return {session: found for session, found in values.items() if session[0] != key}  # type: ignore[index]
+        return {session: value for session, value in values.items() if session[0] != key}  # type: ignore[index]
 
     return SlotPair(
         *(

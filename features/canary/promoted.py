@@ -37,10 +37,10 @@ class PromotedRules:
     def remember(self, rules: SpeculationRules) -> None:
         if self._path is None:
             return
-        known = {"configured": self._configured, "promoted": describe_rules(rules)}
+        document = {"configured": self._configured, "promoted": describe_rules(rules)}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._path, known)
+            write_json(self._path, document)
         except OSError as error:
             log.error("cannot store the promoted rules: %s", error)
 
@@ -52,9 +52,9 @@ class PromotedRules:
         if self._path is None:
             return None
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            known = json.loads(self._path.read_text(encoding="utf-8"))
-            if known["configured"] == self._configured:
-                return read_rules(known["promoted"])
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            if document["configured"] == self._configured:
+                return read_rules(document["promoted"])
         return None
 
     def forget(self) -> None:
@@ -78,7 +78,7 @@ def describe_rules(rules: SpeculationRules) -> dict[str, Any]:
 
 def read_rules(described: dict[str, Any]) -> SpeculationRules:
     """Read the output of ``describe_rules``. Raises KeyError, TypeError and ValueError."""
-    flags = {name: read_flag(one) for name, one in described.get("workload_flags", {}).items()}
+    flags = {name: read_flag(flag) for name, flag in described.get("workload_flags", {}).items()}
     return SpeculationRules(
         flag=read_flag(described.get("flag", {})),
         workload_flags=flags,

@@ -58,9 +58,9 @@ class CanaryModel(AdminModel):
         from eaglegate.features.canary.canary import CanaryPlan
         from eaglegate.features.canary.sequential import CanaryRules
 
-        given = self.model_dump(include={"min_blocks", "min_sessions", "alpha", "slice_margin"})
-        given["max_blocks"] = CanaryPlan.count_blocks(self.slot_s, self.max_s)
-        rules = {name: value for name, value in given.items() if value is not None}
+        fields = self.model_dump(include={"min_blocks", "min_sessions", "alpha", "slice_margin"})
+        fields["max_blocks"] = CanaryPlan.count_blocks(self.slot_s, self.max_s)
+        rules = {name: value for name, value in fields.items() if value is not None}
         primary = self.primary or ("tpot" if self.speculation else "acceptance")
         make = CanaryRules.for_tpot if primary == "tpot" else CanaryRules
         return CanaryPlan(self.slot_s, rules=make(**rules))
@@ -84,13 +84,13 @@ def router(gateway: Gateway) -> APIRouter:
     async def start_canary(request: Request) -> dict[str, Any]:
         """Try a change on part of the live traffic, then promote it or roll it back."""
         pipeline = gateway.require()
-        given = parse(await read_body(request, gateway.settings.max_body_bytes), CanaryModel)
+        model = parse(await read_body(request, gateway.settings.max_body_bytes), CanaryModel)
         canaries = _require_canaries(gateway)
-        if given.path is not None:
-            await asyncio.to_thread(check_path, given.path)
+        if model.path is not None:
+            await asyncio.to_thread(check_path, model.path)
         with _convert_errors():
-            change = _make_change(given, canaries.changes, pipeline, gateway)
-            await canaries.start(change, given.plan())
+            change = _make_change(model, canaries.changes, pipeline, gateway)
+            await canaries.start(change, model.plan())
         return {"canary": canaries.describe()}
 
     @routes.delete("")
@@ -103,10 +103,10 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post("/release", openapi_extra=describe_body(ReleaseModel))
     async def release_worker(request: Request) -> dict[str, Any]:
         """Return a worker that a canary rolled back to normal routing."""
-        given = parse(await read_body(request, gateway.settings.max_body_bytes), ReleaseModel)
+        model = parse(await read_body(request, gateway.settings.max_body_bytes), ReleaseModel)
         canaries = _require_canaries(gateway)
         with _convert_errors():
-            canaries.changes.release(given.worker)
+            canaries.changes.release(model.worker)
         return {"canary": canaries.describe()}
 
     return routes
@@ -132,34 +132,34 @@ def _require_canaries(gateway: Gateway) -> CanaryRunner:
 
 
 def _make_change(
-    given: CanaryModel, changes: CanaryChanges, pipeline: Pipeline, gateway: Gateway
+    model: CanaryModel, changes: CanaryChanges, pipeline: Pipeline, gateway: Gateway
 ) -> CanaryChange:
     """Create the requested change. Raises GatewayError."""
-    tried = (given.path, given.speculation, given.worker)
-    if len([one for one in tried if one is not None]) != 1:
+    candidates = (model.path, model.speculation, model.worker)
+    if len([change for change in candidates if change is not None]) != 1:
         raise InvalidRequest("A canary tries one thing: give 'path', 'speculation' or 'worker'.")
-    if given.speculation is not None:
-        return _make_rules_change(given, given.speculation.rules(), changes, pipeline)
-    if given.share is not None:
+    if model.speculation is not None:
+        return _make_rules_change(model, model.speculation.rules(), changes, pipeline)
+    if model.share is not None:
         raise InvalidRequest(
             "'share' needs 'speculation': a draft serves all sessions in turn, and a worker serves "
             "the sessions assigned to it.",
             param="share",
         )
-    if given.worker is not None:
-        return changes.try_worker(given.worker)
+    if model.worker is not None:
+        return changes.try_worker(model.worker)
     require_drafts(gateway)
-    return changes.try_draft(given.path or "")
+    return changes.try_draft(model.path or "")
 
 
 def _make_rules_change(
-    given: CanaryModel, rules: SpeculationRules, changes: CanaryChanges, pipeline: Pipeline
+    model: CanaryModel, rules: SpeculationRules, changes: CanaryChanges, pipeline: Pipeline
 ) -> CanaryChange:
     """Create a trial of rules. Raises InvalidRequest."""
-    if given.primary == "acceptance":
+    if model.primary == "acceptance":
         raise InvalidRequest(
             "'primary' must be 'tpot' for rules: deeper drafts accept more and may be slower.",
             param="primary",
         )
     check_rules(rules, pipeline, "speculation.")
-    return changes.try_rules(rules, given.share)
+    return changes.try_rules(rules, model.share)

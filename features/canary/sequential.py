@@ -105,7 +105,7 @@ class BlockDifference:
 
 
 def find_interval(
-    found: Sequence[BlockDifference],
+    differences: Sequence[BlockDifference],
     alpha: float,
     floor: float = 0.0,
     spread: float = SPREAD,
@@ -118,38 +118,48 @@ def find_interval(
     the smallest standard deviation assumed for a block of mean weight. ``dependent`` means that
     blocks may resemble their neighbours.
     """
-    count = len(found)
+    count = len(differences)
     if count < 2:
-        return Interval(found[0].value if found else 0.0, -math.inf, math.inf, count)
-    weights = [one.weight / found[0].weight for one in found]
+        return Interval(differences[0].value if differences else 0.0, -math.inf, math.inf, count)
+    weights = [difference.weight / differences[0].weight for difference in differences]
     total = math.fsum(weights)
-    mean = math.fsum(w * one.value for w, one in zip(weights, found, strict=True)) / total
-    rest = [math.sqrt(w) * (one.value - mean) for w, one in zip(weights, found, strict=True)]
-    each = measure_dependence(rest) if dependent else 1.0
-    independent, known = count / each, total / each
-    scale = 1 + known * spread
+    mean = (
+        math.fsum(w * difference.value for w, difference in zip(weights, differences, strict=True))
+        / total
+    )
+    residuals = [
+        math.sqrt(w) * (difference.value - mean)
+        for w, difference in zip(weights, differences, strict=True)
+    ]
+    dependence = measure_dependence(residuals) if dependent else 1.0
+    independent, information = count / dependence, total / dependence
+    scale = 1 + information * spread
     growth = (math.sqrt(scale) / alpha) ** (2 / independent)
     if growth >= scale or independent <= 1:
         return Interval(mean, -math.inf, math.inf, count)
     squared_t = (independent - 1) * (growth - 1) / (1 - growth / scale)
-    squares = math.fsum(one * one for one in rest)
+    squares = math.fsum(residual * residual for residual in residuals)
     deviation = max(math.sqrt(squares / (count - 1)), floor * math.sqrt(total / count))
-    reach = deviation * math.sqrt(squared_t / known)
+    reach = deviation * math.sqrt(squared_t / information)
     return Interval(mean, mean - reach, mean + reach, count)
 
 
-def measure_dependence(rest: Sequence[float]) -> float:
-    """Estimate how many blocks are worth one independent block; ``rest`` are the residuals.
+def measure_dependence(residuals: Sequence[float]) -> float:
+    """Estimate how many blocks are worth one independent block, from the residuals.
 
     The formula is that of a first-order autoregression, (1 + r) / (1 - r). With few blocks, the
     estimated correlation r of neighbours is too small on average (Kendall 1954) and uncertain, so
     both errors are added to it.
     """
-    count, squares = len(rest), math.fsum(one * one for one in rest)
+    count, squares = len(residuals), math.fsum(residual * residual for residual in residuals)
     if not squares:
         return 1.0
-    seen = math.fsum(one * two for one, two in pairwise(rest)) / squares
-    correlation = seen + (1 + 4 * max(seen, 0.0)) / count + 1 / math.sqrt(count)
+    sample_correlation = (
+        math.fsum(residual * successor for residual, successor in pairwise(residuals)) / squares
+    )
+    correlation = (
+        sample_correlation + (1 + 4 * max(sample_correlation, 0.0)) / count + 1 / math.sqrt(count)
+    )
     bounded = min(max(correlation, 0.0), STRONGEST)
     return (1 + bounded) / (1 - bounded)
 
@@ -169,11 +179,13 @@ class SlotPair:
         """Return the oriented difference; None if an arm has no session with a value."""
         slices = self.find_slices(guardrail) if guardrail.by_slice else set()
         names = slices or {guardrail.metric}
-        found = [one for name in sorted(names) if (one := self._subtract(name, guardrail.scale))]
-        weight = math.fsum(weight for weight, _ in found)
+        differences = [
+            pair for name in sorted(names) if (pair := self._subtract(name, guardrail.scale))
+        ]
+        weight = math.fsum(weight for weight, _ in differences)
         if not weight:
             return None
-        mean = math.fsum(w * difference for w, difference in found) / weight
+        mean = math.fsum(w * difference for w, difference in differences) / weight
         return BlockDifference(guardrail.orient(mean), weight)
 
     def _subtract(self, metric: str, scale: Scale) -> tuple[float, float] | None:
@@ -282,7 +294,9 @@ class CanaryTest:
         self._concurrent = concurrent
         self.blocks = 0
         self._sessions: set[Hashable] = set()
-        self._guardrails = {one.metric: one for one in (rules.primary, *rules.guardrails)}
+        self._guardrails = {
+            guardrail.metric: guardrail for guardrail in (rules.primary, *rules.guardrails)
+        }
         self._differences: dict[str, list[BlockDifference]] = {
             name: [] for name in self._guardrails
         }
@@ -303,7 +317,7 @@ class CanaryTest:
     def judge(self) -> CanaryFindings:
         """Return the current verdict. May be called after every block."""
         rules = self.rules
-        primary, *others = [self._gather(one) for one in self._guardrails.values()]
+        primary, *others = [self._gather(guardrail) for guardrail in self._guardrails.values()]
         enough = self.blocks >= rules.min_blocks and len(self._sessions) >= rules.min_sessions
         last = self.blocks >= rules.max_blocks
         verdict, reason = decide(primary, others, "" if enough else self._describe_data())
@@ -340,9 +354,9 @@ class CanaryTest:
 
     def _find_interval(self, guardrail: Guardrail, alpha: float) -> Interval:
         """Return an interval each of whose ends errs with probability ``alpha``."""
-        found = self._differences[guardrail.metric]
+        differences = self._differences[guardrail.metric]
         both = min(1.0, 2 * alpha)
-        return find_interval(found, both, guardrail.floor, dependent=self._concurrent)
+        return find_interval(differences, both, guardrail.floor, dependent=self._concurrent)
 
     def _share_alpha(self, metric: str) -> float:
         """Return the metric's share of alpha.
@@ -350,9 +364,13 @@ class CanaryTest:
         The metrics of the rules share one half. The n-th slice to appear gets 1 / (n (n + 1)) of
         the other half, so the sum stays below alpha however many slices follow.
         """
-        known = 1 + len(self.rules.guardrails)
+        num_metrics = 1 + len(self.rules.guardrails)
         place = list(self._guardrails).index(metric) + 1
-        parts = known if place <= known else (place - known) * (place - known + 1)
+        parts = (
+            num_metrics
+            if place <= num_metrics
+            else (place - num_metrics) * (place - num_metrics + 1)
+        )
         return self.rules.alpha / 2 / parts
 
 
@@ -360,14 +378,16 @@ def decide(
     primary: MetricEvidence, others: Sequence[MetricEvidence], lacking: str
 ) -> tuple[CanaryVerdict, str]:
     """Return the verdict and its reason; ``lacking`` describes missing data, if any."""
-    for one in (primary, *others):
-        if one.worse:
-            return CanaryVerdict.ROLL_BACK, f"{one.metric} is worse than its margin"
+    for metric in (primary, *others):
+        if metric.worse:
+            return CanaryVerdict.ROLL_BACK, f"{metric.metric} is worse than its margin"
     if lacking:
         return CanaryVerdict.UNDECIDED, lacking
     if not primary.better:
         return CanaryVerdict.UNDECIDED, f"{primary.metric} is not shown to be better"
-    open_ = [one.metric for one in others if one.interval.blocks and not one.tolerable]
-    if open_:
-        return CanaryVerdict.UNDECIDED, f"{open_[0]} may be worse than its margin"
+    doubtful_metrics = [
+        metric.metric for metric in others if metric.interval.blocks and not metric.tolerable
+    ]
+    if doubtful_metrics:
+        return CanaryVerdict.UNDECIDED, f"{doubtful_metrics[0]} may be worse than its margin"
     return CanaryVerdict.PROMOTE, f"{primary.metric} is better and nothing else is worse"

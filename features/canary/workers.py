@@ -58,24 +58,24 @@ class WorkerChange:
 
     async def start(self) -> None:
         """Begin the trial. Raises ChangeRefused."""
-        known = {one.name: one for one in self._fleet.list_status()}
-        found = known.get(self.candidate)
-        if found is None:
+        workers = {status.name: status for status in self._fleet.list_status()}
+        worker = workers.get(self.candidate)
+        if worker is None:
             raise ChangeRefused(
-                f"There is no worker {self.candidate!r}. Workers: {', '.join(known) or 'none'}."
+                f"There is no worker {self.candidate!r}. Workers: {', '.join(workers) or 'none'}."
             )
-        if found.state not in (WorkerState.SERVING, WorkerState.HELD):
-            raise ChangeRefused(f"The worker {found.name} does not serve: it is {found.state}.")
+        if worker.state not in (WorkerState.SERVING, WorkerState.HELD):
+            raise ChangeRefused(f"The worker {worker.name} does not serve: it is {worker.state}.")
         others = [
             name
-            for name, one in known.items()
-            if one.state is WorkerState.SERVING and one is not found
+            for name, status in workers.items()
+            if status.state is WorkerState.SERVING and status is not worker
         ]
         if not others:
             raise ChangeRefused("No other worker serves, so there is nothing to compare with.")
-        self._names, self._openings = [found.name, *others], found.openings
-        self._fleet.reservations.candidate = found.name
-        self._fleet.reservations.held.discard(found.name)
+        self._names, self._openings = [worker.name, *others], worker.openings
+        self._fleet.reservations.candidate = worker.name
+        self._fleet.reservations.held.discard(worker.name)
         self._policy.trial = PolicyTrial(self._draw)
 
     def _draw(self, unit: str) -> Arm:
@@ -92,17 +92,17 @@ class WorkerChange:
 
     def check(self, arms: ArmsNow) -> None:
         """Raise Collapsed or Interrupted if the trial cannot continue."""
-        found = self._find_status()
-        if found is None or found.state is WorkerState.DRAINING:
+        status = self._find_status()
+        if status is None or status.state is WorkerState.DRAINING:
             raise Interrupted("the worker was removed from the fleet")
-        if found.state is not WorkerState.SERVING or found.openings > self._openings:
-            reason = found.reason or "its circuit opened"
+        if status.state is not WorkerState.SERVING or status.openings > self._openings:
+            reason = status.reason or "its circuit opened"
             raise Collapsed(f"the worker failed while it was tried: {reason}")
         check_collapse(arms, self._limits)
 
     def _find_status(self) -> WorkerStatus | None:
-        found = (one for one in self._fleet.list_status() if one.name == self.candidate)
-        return next(found, None)
+        matches = (status for status in self._fleet.list_status() if status.name == self.candidate)
+        return next(matches, None)
 
     async def promote(self) -> None:
         log.warning(

@@ -114,15 +114,15 @@ class AuditCapture:
 
     def expect(self, facts: RequestFacts, session: str) -> None:
         """Register a captured request, so that its audits are written."""
-        known = replace(facts, messages=(), tools=())
-        self._captured |= dict.fromkeys(facts.sequences, (known, session))
+        facts_without_text = replace(facts, messages=(), tools=())
+        self._captured |= dict.fromkeys(facts.sequences, (facts_without_text, session))
         while len(self._captured) > REMEMBERED:
             self._captured.popitem(last=False)
 
     def record(self, audit: AnswerAudited) -> None:
         """Queue a finished audit if its request was captured. Never waits."""
-        if (found := self._captured.pop(audit.sequence, None)) is not None:
-            self._writer.put((audit, *found), AUDIT_BYTES)
+        if (context := self._captured.pop(audit.sequence, None)) is not None:
+            self._writer.put((audit, *context), AUDIT_BYTES)
 
     def close(self) -> None:
         self._writer.close()

@@ -163,14 +163,14 @@ class RecordFormatter:
         requests = [line.request for line in ended.timelines]
         first = next((request for request in requests if request is not None), None)
         prompts, places = self._make_prompts(requests)
-        asked = self._describe_request(ended, self._make_content(ended, prompts))
+        request_record = self._describe_request(ended, self._make_content(ended, prompts))
         choices = tuple(
             self._make_choice(choice, timeline, places)
             for choice, timeline in zip(ended.record.choices, ended.timelines, strict=True)
             if timeline.request is not None
         )
         record = replace(
-            asked,
+            request_record,
             output_length=max((choice.tokens for choice in choices), default=0) or None,
             depth=first.depth if first else None,
             sampling=self._list_sampling(first),
@@ -320,10 +320,10 @@ def redact_ids(redactor: Redactor, record: CaptureRecord) -> CaptureRecord:
 
 def _parse_body(body: bytes) -> dict[str, Any]:
     try:
-        found = orjson.loads(body) if body else {}
+        value = orjson.loads(body) if body else {}
     except orjson.JSONDecodeError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _milliseconds(seconds: float | None) -> float | None:
@@ -342,10 +342,10 @@ def _join_log(
     steps: list[Any] = []
     runs: list[tuple[str, int]] = []
     for phase, part in log:
-        before = len(token_ids)
+        start = len(token_ids)
         token_ids.extend(chain.from_iterable(map(_TOKEN_IDS, part)))
         steps.extend(map(_COLUMNS, chain.from_iterable(map(_DECODE, part))))
-        count = len(token_ids) - before
+        count = len(token_ids) - start
         if runs and runs[-1][0] == phase.value:
             runs[-1] = phase.value, runs[-1][1] + count
         elif count:

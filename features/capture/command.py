@@ -153,11 +153,11 @@ def count_record(record: CaptureRecord) -> Counter[str]:
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
     cells = [list(map(str, row)) for row in (head, *rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:
         yield "  ".join(
-            cell.ljust(width) if at < 2 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
 
 
@@ -180,10 +180,10 @@ def print_records(options: argparse.Namespace, cipher: MultiFernet | None) -> No
 
 def find_verdicts(path: Path, cipher: MultiFernet | None) -> dict[str, list[str]]:
     """Return the outcomes of the audits in a capture folder, by request id."""
-    found: dict[str, list[str]] = {}
+    verdicts: dict[str, list[str]] = {}
     for audit in read_audits(path, cipher, _warn) if path.is_dir() else ():
-        found.setdefault(audit.id, []).append(audit.outcome)
-    return found
+        verdicts.setdefault(audit.id, []).append(audit.outcome)
+    return verdicts
 
 
 def export_capture(options: argparse.Namespace, cipher: MultiFernet | None) -> None:
@@ -206,9 +206,9 @@ def _open_new(path: Path) -> Any:
 
 def to_mooncake(records: Iterable[CaptureRecord]) -> Iterator[dict[str, Any]]:
     """Yield Mooncake rows in order of arrival."""
-    found = sorted(records, key=_arrival)
-    first = _arrival(found[0]) if found else 0.0
-    for record in found:
+    by_arrival = sorted(records, key=_arrival)
+    first = _arrival(by_arrival[0]) if by_arrival else 0.0
+    for record in by_arrival:
         row = orjson.loads(format_record(strip_ours(record)))
         row.pop("eaglegate")
         yield row | {"timestamp": round(_arrival(record) - first, 3)}
@@ -268,15 +268,15 @@ def read_foreign(line: bytes) -> CaptureRecord:
     if path not in APIS or not isinstance(body, dict):
         raise DamagedRecord(f"the url must be one of {', '.join(APIS)}, with a body")
     body = dict(body)
-    known: dict[str, Any] = {"id": str(row.get("custom_id", "")), "api": APIS[path], "path": path}
+    fields: dict[str, Any] = {"id": str(row.get("custom_id", "")), "api": APIS[path], "path": path}
     if APIS[path] == "chat":
-        known["messages"] = tuple(body.pop("messages", ()))
-        known["tools"] = tuple(body.pop("tools", None) or ()) or None
+        fields["messages"] = tuple(body.pop("messages", ()))
+        fields["tools"] = tuple(body.pop("tools", None) or ()) or None
     elif isinstance(body.get("prompt"), str):
-        known["text_input"] = body.pop("prompt")
+        fields["text_input"] = body.pop("prompt")
     else:
-        known["input_length"] = 0
-    return CaptureRecord(**known, body=body, model=str(body.get("model", "")))
+        fields["input_length"] = 0
+    return CaptureRecord(**fields, body=body, model=str(body.get("model", "")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,9 +319,9 @@ def delete_records(options: argparse.Namespace, cipher: MultiFernet | None) -> N
         check_readable(files, cipher)
     counts: Counter[str] = Counter()
     for file, kind in files:
-        gone = rewrite_file(file, kind, is_deleted, cipher, options.unreadable)
-        counts[kind.content] += gone[DELETED]
-        counts[UNREADABLE] += gone[UNREADABLE]
+        file_counts = rewrite_file(file, kind, is_deleted, cipher, options.unreadable)
+        counts[kind.content] += file_counts[DELETED]
+        counts[UNREADABLE] += file_counts[UNREADABLE]
     print(f"{counts[RECORDS]} requests deleted", file=sys.stderr)
     if options.unreadable:
         print(f"{counts[UNREADABLE]} unreadable parts deleted", file=sys.stderr)
@@ -372,15 +372,15 @@ def rewrite_file(
             else:
                 yield kind.format(record)
 
-    fresh = file.with_name(f".{file.name}.new")
-    os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+    new_file = file.with_name(f".{file.name}.new")
+    os.close(os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
     try:
-        left = write_lines(fresh, keep(), cipher, is_gzipped(file))
-        if left and counts:
-            os.utime(fresh, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
-            fresh.replace(file)
+        num_lines = write_lines(new_file, keep(), cipher, is_gzipped(file))
+        if num_lines and counts:
+            os.utime(new_file, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+            new_file.replace(file)
         elif counts:
             file.unlink()
     finally:
-        fresh.unlink(missing_ok=True)
+        new_file.unlink(missing_ok=True)
     return counts

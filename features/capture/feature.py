@@ -92,5 +92,5 @@ def open_capture(settings: CaptureSettings, progress: Callable[[str], None]) -> 
         + (", as hashes" if anonymous else "")
         + (", encrypted" if keys else "")
     )
-    kept = None if anonymous else settings.make_redactor()
-    return RequestCapture(folder, settings.capture_share, hashes, kept, make_cipher(keys))
+    redactor = None if anonymous else settings.make_redactor()
+    return RequestCapture(folder, settings.capture_share, hashes, redactor, make_cipher(keys))

@@ -144,11 +144,11 @@ def read_records(
     file that does not exist, contains no readable record, or is encrypted when no key was given.
     """
     for file in list_files(path):
-        whole = 0
+        num_records = 0
         for record in parse_lines(file, cipher, skip, parse_record):
-            whole += 1
+            num_records += 1
             yield record
-        if not whole and path == file:
+        if not num_records and path == file:
             raise CaptureError(f"{file} holds no capture record")
 
 
@@ -180,16 +180,16 @@ def list_files(path: Path, content: str = RECORDS) -> list[Path]:
 
 def read_lines(path: Path, skip: Skip = _ignore) -> Iterator[bytes]:
     """Yield the lines that are not empty. The last one may be truncated."""
-    rest = b""
+    remainder = b""
     with path.open("rb") as file:
         chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
         if is_gzipped(path):
             chunks = _inflate(chunks, lambda why: skip(f"{path.name}: {why}"))
         for chunk in chunks:
-            *lines, rest = (rest + chunk).split(b"\n")
+            *lines, remainder = (remainder + chunk).split(b"\n")
             yield from (line for line in lines if line.strip())
-    if rest.strip():
-        yield rest
+    if remainder.strip():
+        yield remainder
 
 
 def is_gzipped(path: Path) -> bool:
@@ -201,15 +201,15 @@ def _inflate(chunks: Iterable[bytes], skip: Skip) -> Iterator[bytes]:
     """Decompress all gzip members in turn: compressed files may have been concatenated."""
     member = None
     for chunk in chunks:
-        rest = chunk
-        while rest := rest if member else rest.lstrip(b"\0"):
+        remainder = chunk
+        while remainder := remainder if member else remainder.lstrip(b"\0"):
             member = member or zlib.decompressobj(wbits=31)
             try:
-                yield member.decompress(rest)
+                yield member.decompress(remainder)
             except zlib.error:
                 skip("its gzip data is damaged: the rest cannot be read")
                 return
-            rest, member = member.unused_data, None if member.eof else member
+            remainder, member = member.unused_data, None if member.eof else member
     if member:
         skip("its gzip data is truncated: the rest cannot be read")
 
@@ -292,17 +292,17 @@ class CaptureFolder:
         ):
             self.prune(len(line))
         try:
-            rest = line
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            remainder = line
+            while remainder:
+                remainder = remainder[os.write(self._file, remainder) :]
         except OSError:
             self._take_back()
             raise
         self._size += len(line)
 
-    def _is_full(self, more: int) -> bool:
+    def _is_full(self, num_bytes: int) -> bool:
         old = self._wall() - self._opened > self.limits.max_age_s / PARTS
-        large = self._size > 0 and self._size + more > self.limits.part_bytes
+        large = self._size > 0 and self._size + num_bytes > self.limits.part_bytes
         return old or large or os.fstat(self._file).st_nlink == 0
 
     def _open_next(self) -> None:
@@ -325,19 +325,19 @@ class CaptureFolder:
         except OSError:
             self.close()
 
-    def prune(self, more: int = 0) -> None:
-        """Delete the oldest files until ``more`` bytes fit, and every file beyond its age."""
+    def prune(self, num_bytes: int = 0) -> None:
+        """Delete the oldest files until ``num_bytes`` more fit, and every file beyond its age."""
         self._pruned = now = self._wall()
-        found = []
+        parts = []
         for path in self._directory.iterdir():
             if path.name.endswith(SUFFIXES) and not (self._file >= 0 and path == self._path):
                 try:
-                    found.append((path.stat().st_mtime, path.name, path.stat().st_size, path))
+                    parts.append((path.stat().st_mtime, path.name, path.stat().st_size, path))
                 except FileNotFoundError:
                     continue
-        self._others = sum(size for _, _, size, _ in found)
-        for changed, _, size, path in sorted(found):
-            fits = self._others + self._size + more <= self.limits.max_bytes
+        self._others = sum(size for _, _, size, _ in parts)
+        for changed, _, size, path in sorted(parts):
+            fits = self._others + self._size + num_bytes <= self.limits.max_bytes
             if fits and now - changed <= self.limits.max_age_s:
                 break
             path.unlink(missing_ok=True)

@@ -83,7 +83,7 @@ def _translate(source: str, anchors: bool = True) -> Iterator[str]:
         elif piece == "$" and not multi_line:
             yield END
         elif piece[0] == "[":
-            yield _ESCAPE.sub(lambda found: INSIDE.get(found[1], found[0]), piece)
+            yield _ESCAPE.sub(lambda match: INSIDE.get(match[1], match[0]), piece)
         elif piece[0] == "\\":
             yield OUTSIDE.get(piece[1:], piece)
         else:
@@ -99,15 +99,15 @@ def find_spans(patterns: Sequence[Pattern], text: bytes, check: Check) -> list[S
 
     ``check`` is called before every search; an exception from it ends the search.
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     for pattern in patterns:
         check()
         for match in pattern.anchored.finditer(text):
             if match.end() > match.start():
-                found.append((match.start(), match.end()))
+                spans.append((match.start(), match.end()))
             check()
     merged: list[Span] = []
-    for start, end in sorted(found):
+    for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:

@@ -190,11 +190,13 @@ _CUT, _WITHOUT_CUT = itemgetter(3), itemgetter(0, 1, 2)
 
 def format_record(record: CaptureRecord) -> bytes:
     """Return the record as one line, without the line break. Defaults are left out."""
-    ours = {name: v for name, default in _OWN_DEFAULTS if (v := getattr(record, name)) != default}
-    ours["prompts"] = [_strip(_read_slots(prompt)) for prompt in record.prompts]
-    ours["choices"] = [_strip(_choice_fields(choice)) for choice in record.choices]
+    extension = {
+        name: v for name, default in _OWN_DEFAULTS if (v := getattr(record, name)) != default
+    }
+    extension["prompts"] = [_strip(_read_slots(prompt)) for prompt in record.prompts]
+    extension["choices"] = [_strip(_choice_fields(choice)) for choice in record.choices]
     line = {name: v for name in _AIPERF if (v := getattr(record, name)) is not None}
-    line[OURS] = {"version": VERSION, **ours}
+    line[OURS] = {"version": VERSION, **extension}
     return orjson.dumps(line)
 
 
@@ -230,13 +232,13 @@ def parse_record(line: bytes) -> CaptureRecord:
         row = orjson.loads(line)
         if not isinstance(row, dict):
             raise TypeError("not an object")
-        ours = row.get(OURS, {})
-        check_version(ours)
+        extension = row.get(OURS, {})
+        check_version(extension)
         record = CaptureRecord(
             **{name: _freeze(row[name]) for name in _AIPERF if name in row},
-            **{name: ours[name] for name in _OWN if name in ours},
-            prompts=tuple(_parse_prompt(prompt) for prompt in ours.get("prompts", ())),
-            choices=tuple(_parse_choice(choice) for choice in ours.get("choices", ())),
+            **{name: extension[name] for name in _OWN if name in extension},
+            prompts=tuple(_parse_prompt(prompt) for prompt in extension.get("prompts", ())),
+            choices=tuple(_parse_choice(choice) for choice in extension.get("choices", ())),
         )
     except CaptureError:
         raise
@@ -252,27 +254,27 @@ def _freeze(value: Any) -> Any:
 
 
 def _parse_prompt(row: Mapping[str, Any]) -> CapturedPrompt:
-    known = {name: _freeze(row[name]) for name in CapturedPrompt.__slots__ if name in row}
-    return CapturedPrompt(**known)
+    values = {name: _freeze(row[name]) for name in CapturedPrompt.__slots__ if name in row}
+    return CapturedPrompt(**values)
 
 
 def _parse_choice(row: Mapping[str, Any]) -> CapturedChoice:
-    known = {name: _freeze(row[name]) for name in CapturedChoice.__slots__ if name in row}
-    known["steps"] = tuple(CapturedStep(*step) for step in row.get("steps", ()))
-    known["phases"] = tuple((str(name), int(count)) for name, count in row.get("phases", ()))
-    return CapturedChoice(**known)
+    values = {name: _freeze(row[name]) for name in CapturedChoice.__slots__ if name in row}
+    values["steps"] = tuple(CapturedStep(*step) for step in row.get("steps", ()))
+    values["phases"] = tuple((str(name), int(count)) for name, count in row.get("phases", ()))
+    return CapturedChoice(**values)
 
 
 def coarsen(blocks: Sequence[int], tokens: int) -> tuple[int, ...]:
     """Return the ``hash_ids`` of 512-token blocks from hashes of 16-token blocks; the last block
     may be partial.
     """
-    each = TRACE_BLOCK // BLOCK
-    whole = blocks[each - 1 : tokens // BLOCK : each]
-    return (*whole, blocks[-1]) if tokens % TRACE_BLOCK else tuple(whole)
+    ratio = TRACE_BLOCK // BLOCK
+    full_blocks = blocks[ratio - 1 : tokens // BLOCK : ratio]
+    return (*full_blocks, blocks[-1]) if tokens % TRACE_BLOCK else tuple(full_blocks)
 
 
 def strip_ours(record: CaptureRecord) -> CaptureRecord:
     """Keep only the fields that AIPerf reads."""
-    kept = {name: getattr(record, name) for name in _AIPERF}
-    return replace(_DEFAULTS, **kept)
+    values = {name: getattr(record, name) for name in _AIPERF}
+    return replace(_DEFAULTS, **values)

@@ -95,19 +95,19 @@ class Redactor:
 
     def redact_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``body`` without the dropped fields, with its texts and numbers redacted."""
-        kept = {name: value for name, value in body.items() if name not in self.dropped}
+        fields = {name: value for name, value in body.items() if name not in self.dropped}
         if not self.patterns:
-            return kept
+            return fields
         settings = {
-            name: kept.pop(name)
-            for name in NUMBER_FIELDS & kept.keys()
-            if isinstance(kept[name], (int, float))
+            name: fields.pop(name)
+            for name in NUMBER_FIELDS & fields.keys()
+            if isinstance(fields[name], (int, float))
         }
-        prompt = {"prompt": kept.pop("prompt")} if holds_ids(kept.get("prompt")) else {}
+        prompt = {"prompt": fields.pop("prompt")} if holds_ids(fields.get("prompt")) else {}
         self._read_prompts(prompt.get("prompt", ()))
         for name in TOKEN_FIELDS:
-            kept.pop(name, None)
-        return {**self.redact(kept), **prompt, **settings}
+            fields.pop(name, None)
+        return {**self.redact(fields), **prompt, **settings}
 
     def redact(self, value: Any) -> Any:
         """Return ``value`` with every text and number in it redacted, including keys."""
@@ -136,8 +136,8 @@ class Redactor:
             return text
         self.found = True
         starts, ends = zip(*spans, strict=True)
-        kept = zip((0, *ends), (*starts, len(data)), strict=True)
-        redacted = encode(REDACTED).join(data[start:end] for start, end in kept)
+        gaps = zip((0, *ends), (*starts, len(data)), strict=True)
+        redacted = encode(REDACTED).join(data[start:end] for start, end in gaps)
         return redacted.decode("utf-8", "surrogatepass")
 
     def _redact_json(self, text: str) -> str:
@@ -160,8 +160,8 @@ class Redactor:
         forms = {str(value)}
         if isinstance(value, float) and value.is_integer():
             forms.add(str(int(value)))
-        found = any(find_spans(self.patterns, encode(form), self._check) for form in forms)
-        if not found and abs(value) < 2**64:
+        has_match = any(find_spans(self.patterns, encode(form), self._check) for form in forms)
+        if not has_match and abs(value) < 2**64:
             return value
         self.found = True
         return REDACTED
@@ -177,13 +177,13 @@ class Redactor:
             starts = [0, *accumulate(len(text) + len(gap) for text in texts)]
             for start, end in find_spans(self.patterns, gap.join(texts), self._check):
                 touched = [
-                    at
-                    for at, text in enumerate(texts)
-                    if start < starts[at] + len(text) and end > starts[at]
+                    index
+                    for index, text in enumerate(texts)
+                    if start < starts[index] + len(text) and end > starts[index]
                 ]
                 spelling.update(touched if len(touched) > 1 else ())
         self.found |= bool(spelling)
-        hidden = {id(parts[at]) for at in spelling}
+        hidden = {id(parts[index]) for index in spelling}
         return [{**item, "text": REDACTED} if id(item) in hidden else item for item in items]
 
     def read(self, token_ids: Sequence[int]) -> None:
@@ -200,11 +200,11 @@ class Redactor:
         if prompt and isinstance(prompt[0], int):
             self.read(prompt)
             return
-        for one in prompt:
-            if isinstance(one, list):
-                self._read_prompts(one)
+        for item in prompt:
+            if isinstance(item, list):
+                self._read_prompts(item)
             else:
-                self.redact(one)
+                self.redact(item)
 
     def strip_ids(self, record: CaptureRecord) -> CaptureRecord:
         """Return ``record`` without the token ids that it may not keep. Call it after everything
@@ -236,7 +236,7 @@ def holds_ids(prompt: Any) -> bool:
     """Return True if the prompt is a list of token ids, or a list with at least one such prompt."""
     if not isinstance(prompt, list):
         return False
-    return any(isinstance(one, int) or holds_ids(one) for one in prompt)
+    return any(isinstance(item, int) or holds_ids(item) for item in prompt)
 
 
 def is_text_part(item: Any) -> bool:
@@ -276,8 +276,8 @@ class SaltedHashes:
         """
         state = hashlib.blake2b(key=self._salt, digest_size=6)
         blocks = []
-        for at in range(0, len(token_ids), BLOCK):
-            state.update(orjson.dumps(list(token_ids[at : at + BLOCK])))
+        for start in range(0, len(token_ids), BLOCK):
+            state.update(orjson.dumps(list(token_ids[start : start + BLOCK])))
             blocks.append(int.from_bytes(state.copy().digest(), "big"))
         return CapturedPrompt(len(token_ids), blocks=tuple(blocks))
 

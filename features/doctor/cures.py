@@ -90,23 +90,23 @@ class Cures:
         measure: Measure,
     ) -> tuple[Treatment, ...]:
         """Apply the cures, and finally a restart, until one works."""
-        left, done = measure_fall(trials), list[Treatment]()
+        fall, treatments = measure_fall(trials), list[Treatment]()
         for cure, apply in (*cures, (Cure.RESTART, self._restart)):
             if not self._has_place(self._times):
                 break
-            began, before, cured = self._clock(), left, False
+            began, previous_fall, cured = self._clock(), fall, False
             self._times.append(began)
             try:
                 await apply()
                 self._applied()
                 again = await measure()
-                left, cured = measure_fall(again), is_cured(again)
+                fall, cured = measure_fall(again), is_cured(again)
             except (EngineError, DraftRefused, DraftSwapBusy) as error:
                 log.warning("doctor: cure '%s' failed: %s", cure, error)
-            done.append(Treatment(cure, before, left, self._clock() - began, cured))
+            treatments.append(Treatment(cure, previous_fall, fall, self._clock() - began, cured))
             if cured:
                 break
-        return tuple(done)
+        return tuple(treatments)
 
     def _has_place(self, times: deque[float]) -> bool:
         """Return True if ``times`` may take another entry, because it is not full or its oldest is

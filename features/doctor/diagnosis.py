@@ -69,16 +69,17 @@ class Diagnosis:
         return {**asdict(self), "outcome": self.outcome}
 
 
-def log_diagnosis(found: Diagnosis) -> None:
+def log_diagnosis(diagnosis: Diagnosis) -> None:
     """Log the cause, the fall and the cures in one line for operators."""
     cures = "; ".join(
-        f"{one.cure}: fall {one.before:.1%} -> {one.after:.1%} in {one.took_s:.1f} s"
-        for one in found.treatments
+        f"{treatment.cure}: fall {treatment.before:.1%} -> {treatment.after:.1%} "
+        f"in {treatment.took_s:.1f} s"
+        for treatment in diagnosis.treatments
     )
     log.log(
-        logging.INFO if found.cause is Cause.TRAFFIC else logging.WARNING,
+        logging.INFO if diagnosis.cause is Cause.TRAFFIC else logging.WARNING,
         "acceptance of draft %s fell (prefix %s, engine age %.0f s): cause: %s "
         "(acceptance length %.1f%% lower in %d trials); %s%s",
-        found.draft or "-", found.prefix or "all", found.engine_age_s, found.cause,
-        100 * found.fall, found.trials, found.outcome, f": {cures}" if cures else "",
+        diagnosis.draft or "-", diagnosis.prefix or "all", diagnosis.engine_age_s, diagnosis.cause,
+        100 * diagnosis.fall, diagnosis.trials, diagnosis.outcome, f": {cures}" if cures else "",
     )  # fmt: skip

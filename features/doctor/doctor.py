@@ -195,15 +195,15 @@ class Doctor:
         known prefixes raises no suspicion. An answer of a new prefix is compared with the history
         of all.
         """
-        own, whole = prefix.history, self._all.history
-        if own.is_learnt:
-            if own.compare(counts, own):
+        history, total_history = prefix.history, self._all.history
+        if history.is_learnt:
+            if history.compare(counts, history):
                 self._suspect(name)
         else:
-            own.learn(counts)
-        if not whole.is_learnt:
-            whole.learn(counts)
-        elif whole.compare(counts, own if own.is_learnt else whole):
+            history.learn(counts)
+        if not total_history.is_learnt:
+            total_history.learn(counts)
+        elif total_history.compare(counts, history if history.is_learnt else total_history):
             self._suspect(ALL)
 
     def _suspect(self, name: str) -> None:
@@ -247,11 +247,13 @@ class Doctor:
         """Add a recent prompt to the earlier record, unless there is a suspicion."""
         if self._suspected or len(self._record) >= RECORD:
             return
-        new = [one for one in self._all.recent.values() if one not in self._record]
-        if new and self._budget.has_time(SPARE_S) and self._has_room():
-            run = await self._runner.run(new[-1], fresh=True)
+        candidates = [
+            request for request in self._all.recent.values() if request not in self._record
+        ]
+        if candidates and self._budget.has_time(SPARE_S) and self._has_room():
+            run = await self._runner.run(candidates[-1], fresh=True)
             if not self._suspected:
-                self._record.add(new[-1], run)
+                self._record.add(candidates[-1], run)
 
     async def examine(self, name: str) -> Diagnosis:
         """Settle a suspicion. Raises EngineError."""
@@ -334,8 +336,8 @@ class Doctor:
             self._all.history = History()
         elif relearn and name in self._prefixes:
             self._prefixes[name].history = History()
-        for one in (self._all, *(self._prefixes.values() if cured_all else ())):
-            one.history.clear_evidence()
+        for prefix in (self._all, *(self._prefixes.values() if cured_all else ())):
+            prefix.history.clear_evidence()
         if cured_all:
             self._suspected.clear()
         elif name in self._prefixes:
@@ -350,10 +352,10 @@ class Doctor:
             "engine_share": round(self._budget.share_spent, 6),
             "record": len(self._record),
             "all": _describe(self._all.history),
-            "prefixes": {name: _describe(one.history) for name, one in self._prefixes.items()},
+            "prefixes": {name: _describe(item.history) for name, item in self._prefixes.items()},
             "suspected": [*self._suspected],
             "dropped": self._dropped,
-            "diagnoses": [one.to_json() for one in reversed(self._diagnoses)],
+            "diagnoses": [item.to_json() for item in reversed(self._diagnoses)],
         }
 
 

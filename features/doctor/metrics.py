@@ -34,8 +34,8 @@ class Diagnoses(MetricGroup):
 
     def count(self, diagnosis: Diagnosis) -> None:
         self._diagnoses(diagnosis.draft, diagnosis.cause.value, diagnosis.outcome).inc()
-        for one in diagnosis.treatments:
-            self._cures(one.cure.value, "true" if one.cured else "false").inc()
+        for treatment in diagnosis.treatments:
+            self._cures(treatment.cure.value, "true" if treatment.cured else "false").inc()
 
 
 GROUPS: tuple[type[MetricGroup], ...] = (Diagnoses,)

@@ -61,11 +61,11 @@ class PositionCounts:
     def rate(self, place: int) -> float:
         """Return the conditional acceptance, close to that of all positions if this one is seldom
         reached."""
-        whole = (sum(self.accepted) + 1) / (sum(self.reached) + 2)
+        mean_rate = (sum(self.accepted) + 1) / (sum(self.reached) + 2)
         reached, accepted = (
             (self.reached[place], self.accepted[place]) if place < len(self.reached) else (0, 0)
         )
-        return min(SURE, (accepted + 10 * whole) / (reached + 10))
+        return min(SURE, (accepted + 10 * mean_rate) / (reached + 10))
 
 
 def find_scale(rates: Sequence[float], fall: float) -> float:
@@ -75,10 +75,10 @@ def find_scale(rates: Sequence[float], fall: float) -> float:
     If nearly every draft is accepted, a small change is enough: a fall from 0.98 to 0.91 costs 15 %
     at K = 5. If few are accepted no factor is enough, and the result is one half.
     """
-    low, high, wanted = 0.0, 1.0, (1 - fall) * measure_length(rates)
+    low, high, target_length = 0.0, 1.0, (1 - fall) * measure_length(rates)
     for _ in range(20):
         middle = (low + high) / 2
-        shorter = measure_length([middle * rate for rate in rates]) < wanted
+        shorter = measure_length([middle * rate for rate in rates]) < target_length
         low, high = (middle, high) if shorter else (low, middle)
     return max(high, 0.5)
 

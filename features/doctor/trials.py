@@ -59,10 +59,10 @@ def measure_fall(trials: Sequence[PairedTrial]) -> float:
 def has_fallen(trials: Sequence[PairedTrial]) -> bool:
     """Return True if the present runs need more steps, by more than chance and by enough to
     matter."""
-    more, fall = _count_more(trials), measure_fall(trials)
-    if fall >= PLAIN_FALL and len(more) >= FEW:
+    differences, fall = _count_more(trials), measure_fall(trials)
+    if fall >= PLAIN_FALL and len(differences) >= FEW:
         return True
-    return fall >= LEAST_FALL and measure_chance(more) <= CHANCE
+    return fall >= LEAST_FALL and measure_chance(differences) <= CHANCE
 
 
 def _count_more(trials: Sequence[PairedTrial]) -> list[int]:
@@ -95,8 +95,8 @@ def is_cured(trials: Sequence[PairedTrial]) -> bool:
     """Return True if the remaining fall is at most ``CURED``, or may be chance."""
     if differs_in_text(trials):
         return False
-    more, left = _count_more(trials), measure_fall(trials)
-    return left <= CURED or (left < LEAST_FALL and measure_chance(more) > CHANCE)
+    differences, fall = _count_more(trials), measure_fall(trials)
+    return fall <= CURED or (fall < LEAST_FALL and measure_chance(differences) > CHANCE)
 
 
 def differs_in_text(trials: Sequence[PairedTrial]) -> bool:

@@ -95,17 +95,17 @@ def format_explanation(row: Row) -> Iterator[str]:
         )
     yield ""
     yield from _format_speculation(row["speculation"])
-    for at, choice in enumerate(row["choices"]):
-        yield from _format_choice(at, choice)
+    for index, choice in enumerate(row["choices"]):
+        yield from _format_choice(index, choice)
     for audit in row["audits"]:
         yield ""
         yield f"audit of choice {audit['choice']}: {audit['outcome']} ({audit['detail']})"
 
 
 def _format_parts(parts: Sequence[Row]) -> Iterator[str]:
-    most = max((part["ms"] for part in parts), default=0.0) or 1.0
+    longest_ms = max((part["ms"] for part in parts), default=0.0) or 1.0
     for part in filter(lambda part: part["ms"], parts):
-        bar = "#" * round(BAR * part["ms"] / most)
+        bar = "#" * round(BAR * part["ms"] / longest_ms)
         yield f"  {part['name']:13}{part['ms']:10.1f} ms {part['share']:6.1%}  {bar}".rstrip()
 
 
@@ -122,21 +122,22 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _format_speculation(found: Row) -> Iterator[str]:
-    length = found["acceptance_length"]
+def _format_speculation(totals: Row) -> Iterator[str]:
+    length = totals["acceptance_length"]
     if length is None:
         yield "no step verified a draft"
     else:
         yield (
-            f"acceptance length {length:.2f}: {_count(found['verify_steps'], 'verify step')}, "
-            f"{_count(found['drafted'], 'token')} drafted, {found['accepted']} accepted"
+            f"acceptance length {length:.2f}: {_count(totals['verify_steps'], 'verify step')}, "
+            f"{_count(totals['drafted'], 'token')} drafted, {totals['accepted']} accepted"
         )
 
 
-def _format_choice(at: int, choice: Row) -> Iterator[str]:
+def _format_choice(index: int, choice: Row) -> Iterator[str]:
     yield ""
     extra = f", tool calls {', '.join(choice['tool_calls'])}" if choice["tool_calls"] else ""
-    yield f"choice {at}: {_count(choice['steps'], 'decode step')}, finish {choice['finish']}{extra}"
+    steps = _count(choice["steps"], "decode step")
+    yield f"choice {index}: {steps}, finish {choice['finish']}{extra}"
     if choice["preemptions"]:
         yield f"  preempted {_count(choice['preemptions'], 'time')}"
     for loss in choice["interruptions"]:

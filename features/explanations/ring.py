@@ -40,7 +40,7 @@ MOST_RUNS = 256
 COUNTS = attrgetter("drafted", "accepted", "delivered")
 PLANNED = attrgetter("planned")
 REASONS = (None, *DepthReason)
-_PLACES = {reason: at for at, reason in enumerate(REASONS)}
+_PLACES = {reason: index for index, reason in enumerate(REASONS)}
 FINE = frozenset({Ending.COMPLETED, Ending.CLIENT_GONE})
 Row = dict[str, Any]
 
@@ -67,12 +67,12 @@ class ChoiceTrack:
     @classmethod
     def of(cls, timeline: SequenceTimeline, num_steps: int) -> ChoiceTrack:
         """Return the track of a choice that had ``num_steps`` decode steps."""
-        kept = timeline.track[:TRACKED]
-        times = [at for at, _ in kept]
+        track = timeline.track[:TRACKED]
+        times = [step_at for step_at, _ in track]
         gaps = map(sub, times, times[:1] + times)
         steps: list[DecodeStep] = []
         seconds = array("f")
-        for gap, (_, account) in zip(gaps, kept, strict=True):
+        for gap, (_, account) in zip(gaps, track, strict=True):
             if account:
                 steps += account
                 seconds.append(gap)
@@ -82,7 +82,7 @@ class ChoiceTrack:
             seconds=seconds,
             counts=array("L", chain.from_iterable(map(COUNTS, steps))),
             planned=array("B", map(_PLACES.__getitem__, map(PLANNED, steps))),
-            reasons={at: step.undrafted for at, step in enumerate(steps) if step.undrafted},
+            reasons={index: step.undrafted for index, step in enumerate(steps) if step.undrafted},
             more=max(0, num_steps - len(seconds)),
             queued_s=timeline.queued_s,
             preemptions=timeline.preemptions,
@@ -91,15 +91,19 @@ class ChoiceTrack:
 
     def count_planned(self, first: int, steps: int) -> dict[str, int]:
         """Count the steps from ``first`` on by the planner's reason; empty without a planner."""
-        found = Counter(self.planned[first : first + steps])
-        return {name.value: found[at] for at, name in enumerate(REASONS) if name and found[at]}
+        counts = Counter(self.planned[first : first + steps])
+        return {
+            name.value: counts[index]
+            for index, name in enumerate(REASONS)
+            if name and counts[index]
+        }
 
     def steps(self) -> Iterator[tuple[float, int, int, int, str | None]]:
         """Yield (seconds, drafted, accepted, delivered, reason why nothing was drafted) for each
         step."""
-        for at, seconds in enumerate(self.seconds):
-            drafted, accepted, delivered = self.counts[3 * at : 3 * at + 3]
-            reason = self.reasons.get(at)
+        for index, seconds in enumerate(self.seconds):
+            drafted, accepted, delivered = self.counts[3 * index : 3 * index + 3]
+            reason = self.reasons.get(index)
             yield seconds, drafted, accepted, delivered, reason and reason.value
 
 
@@ -108,10 +112,10 @@ def _measure_recoveries(
 ) -> Iterator[tuple[float, float, str]]:
     """Yield the losses with their recovery times. A loss during another recovery adds no time."""
     until = 0.0
-    for at, outcome in losses:
-        after = next((step for step in steps if step > at), at)
-        yield at, max(0.0, after - max(at, until)), outcome
-        until = max(until, after)
+    for lost_at, outcome in losses:
+        resumed_at = next((step for step in steps if step > lost_at), lost_at)
+        yield lost_at, max(0.0, resumed_at - max(lost_at, until)), outcome
+        until = max(until, resumed_at)
 
 
 @dataclass(slots=True)
@@ -254,16 +258,16 @@ class ExplanationRing:
     def find(self, name: str) -> list[Entry]:
         """Return the request whose answer has this id. Without one, return the requests with this
         ``x-request-id``, newest first: clients choose it, and may choose another client's."""
-        kept = (
+        entries = (
             *reversed(self._recent),
             *reversed(self._failed),
             *self._slowest.list(),
             *self._worst.list(),
         )
-        for entry in kept:
+        for entry in entries:
             if isinstance(entry, ExplainedRequest) and entry.id == name:
                 return [entry]
-        return [*{id(entry): entry for entry in kept if entry.request_id == name}.values()]
+        return [*{id(entry): entry for entry in entries if entry.request_id == name}.values()]
 
     def list(self, most: int = 50, kind: str = "", name: str = "") -> Row:
         """Return one line per request, newest or most extreme first. If ``kind`` is given, only the
@@ -357,14 +361,14 @@ def list_parts(entry: ExplainedRequest) -> list[Row]:
     record, times = entry.record, entry.record.facts.times
     first = record.duration if record.ttft is None else record.ttft
     engine_s = max(0.0, first - record.queued)
-    known = [track.queued_s for track in entry.tracks if track.queued_s is not None]
-    queued = min(engine_s, max(known, default=0.0))
+    queue_times = [track.queued_s for track in entry.tracks if track.queued_s is not None]
+    queued = min(engine_s, max(queue_times, default=0.0))
     recovery = list(_sum_recoveries(entry.tracks, record.facts.arrived + first))
     recovery[0] = min(recovery[0], engine_s - queued)
-    after = max(0.0, record.duration - first)
-    reading = min(times.reading, after)
-    writing = min(times.writing, after - reading)
-    recovery[1] = min(recovery[1], after - reading - writing)
+    generation_s = max(0.0, record.duration - first)
+    reading = min(times.reading, generation_s)
+    writing = min(times.writing, generation_s - reading)
+    recovery[1] = min(recovery[1], generation_s - reading - writing)
     gateway = max(0.0, record.queued - times.rendering - times.compiling)
     parts = {
         "receiving": entry.before_s,
@@ -373,15 +377,15 @@ def list_parts(entry: ExplainedRequest) -> list[Row]:
         "grammar": min(times.compiling, record.queued),
         "engine queue": queued,
         "prefill": engine_s - queued - recovery[0],
-        "decode": after - reading - writing - recovery[1],
+        "decode": generation_s - reading - writing - recovery[1],
         "recovery": sum(recovery),
         "parsing": reading,
         "writing": writing,
         "closing": entry.after_s,
     }
-    whole = entry.wall_s or 1.0
+    wall_s = entry.wall_s or 1.0
     return [
-        {"name": name, "ms": _ms(seconds), "share": round(seconds / whole, 4)}
+        {"name": name, "ms": _ms(seconds), "share": round(seconds / wall_s, 4)}
         for name, seconds in parts.items()
     ]
 
@@ -390,14 +394,16 @@ def _sum_recoveries(tracks: Sequence[ChoiceTrack], first_at: float) -> tuple[flo
     """Return the seconds of recovery before and after the first token. Time in which several
     choices wait counts once."""
     losses = sorted(
-        (at, at + seconds) for track in tracks for at, seconds, _ in track.interruptions
+        (lost_at, lost_at + seconds)
+        for track in tracks
+        for lost_at, seconds, _ in track.interruptions
     )
-    before = after = until = 0.0
-    for at, end in losses:
-        begin, until = max(at, until), max(end, until)
-        before += max(0.0, min(until, first_at) - begin)
-        after += max(0.0, until - max(begin, first_at))
-    return before, after
+    before_first_s = after_first_s = until = 0.0
+    for lost_at, end in losses:
+        begin, until = max(lost_at, until), max(end, until)
+        before_first_s += max(0.0, min(until, first_at) - begin)
+        after_first_s += max(0.0, until - max(begin, first_at))
+    return before_first_s, after_first_s
 
 
 def split_decode(entry: ExplainedRequest, planner: Mapping[str, Any]) -> Row | None:
@@ -419,10 +425,10 @@ def split_decode(entry: ExplainedRequest, planner: Mapping[str, Any]) -> Row | N
             verify += cost["verifying"] if drafted else 0.0
             lost = max(0, drafted - accepted)
             waste = lost / drafted * draft + lost * cost["verified_token"] if drafted else 0.0
-            whole = draft + verify
-            drafting += seconds * draft / whole
-            verifying += seconds * verify / whole
-            rejected += seconds * waste / whole
+            step_cost = draft + verify
+            drafting += seconds * draft / step_cost
+            verifying += seconds * verify / step_cost
+            rejected += seconds * waste / step_cost
     return {
         "drafting_ms": _ms(drafting),
         "verifying_ms": _ms(verifying),
@@ -437,8 +443,8 @@ def _explain_choice(track: ChoiceTrack, choice: ChoiceRecord, arrived: float) ->
         "tool_calls": [outcome.value for outcome in choice.tools],
         "preemptions": track.preemptions,
         "interruptions": [
-            {"at_ms": _ms(at - arrived), "recovery_ms": _ms(seconds), "outcome": outcome}
-            for at, seconds, outcome in track.interruptions
+            {"at_ms": _ms(lost_at - arrived), "recovery_ms": _ms(seconds), "outcome": outcome}
+            for lost_at, seconds, outcome in track.interruptions
         ],
         "steps": len(track.seconds) + track.more,
         "planned": track.count_planned(0, len(track.planned)),

@@ -159,15 +159,17 @@ class PacedStream:
         clock = asyncio.get_running_loop().time
         try:
             await self._stream.open()
-            due = clock()
+            deadline = clock()
             while True:
                 await self._stream.write(self._next_block())
                 self._wake()
                 if self._num_ticks == self._last_tick:
                     return
-                late = max(0.0, clock() - due)  # timers may fire early; missed ticks are left out
-                due += self._interval_s * (1 + late // self._interval_s)
-                await asyncio.sleep(due - clock())
+                late = max(
+                    0.0, clock() - deadline
+                )  # timers may fire early; missed ticks are left out
+                deadline += self._interval_s * (1 + late // self._interval_s)
+                await asyncio.sleep(deadline - clock())
         finally:
             asyncio.get_running_loop().call_soon(self._wake)  # once the task is done
 
@@ -188,9 +190,9 @@ class PacedStream:
             num_blocks = self._last_tick - self._num_ticks + 1
         while size * num_blocks < len(self._waiting):
             size *= 2
-        taken = bytes(self._waiting[:size])
+        payload = bytes(self._waiting[:size])
         del self._waiting[:size]
-        return fill(taken, size)
+        return fill(payload, size)
 
     def _wake(self) -> None:
         self._ticked.set()
@@ -214,8 +216,8 @@ class JoinedEvents:
 
     def take(self) -> bytes:
         """Return the frames of the events so far, and forget the events."""
-        taken, self._events, self._num_steps = self._events, {}, 0
-        return b"".join([self._encode(choice, join(rows)) for choice, rows in taken.items()])
+        events, self._events, self._num_steps = self._events, {}, 0
+        return b"".join([self._encode(choice, join(rows)) for choice, rows in events.items()])
 
 
 class PacedSink:
@@ -264,7 +266,7 @@ def join(events: Sequence[Event]) -> list[Event]:
     steps: list[StepsDelta] = []
     tokens: list[TokensDelta] = []
     logprobs: list[LogprobsDelta] = []
-    rest: list[Event] = []
+    texts: list[Event] = []
     for event in events:
         match event:
             case UsageDelta():
@@ -278,7 +280,7 @@ def join(events: Sequence[Event]) -> list[Event]:
             case LogprobsDelta():
                 logprobs.append(event)
             case _:
-                rest.append(event)
+                texts.append(event)
     joined: list[Event] = [*usage, *echo]
     if steps:
         joined.append(StepsDelta(tuple([step for delta in steps for step in delta.steps])))
@@ -286,7 +288,7 @@ def join(events: Sequence[Event]) -> list[Event]:
         joined.append(TokensDelta(tuple([token for delta in tokens for token in delta.token_ids])))
     if logprobs:
         joined.append(LogprobsDelta(tuple([row for delta in logprobs for row in delta.positions])))
-    return joined + _join_texts(rest)
+    return joined + _join_texts(texts)
 
 
 def _join_texts(events: Sequence[Event]) -> list[Event]:
@@ -300,10 +302,10 @@ def _join_texts(events: Sequence[Event]) -> list[Event]:
     return [run[0] if len(run) == 1 else _concatenate(run) for run in runs]
 
 
-def _continues(before: Event, event: Event) -> bool:
+def _continues(predecessor: Event, event: Event) -> bool:
     if isinstance(event, ToolCallDelta):
-        return isinstance(before, ToolCallDelta) and before.index == event.index
-    return isinstance(event, ContentDelta | ReasoningDelta) and type(before) is type(event)
+        return isinstance(predecessor, ToolCallDelta) and predecessor.index == event.index
+    return isinstance(event, ContentDelta | ReasoningDelta) and type(predecessor) is type(event)
 
 
 def _concatenate(run: Sequence[Event]) -> Event:
