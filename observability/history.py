@@ -69,10 +69,10 @@ class Slot:
     running: int = 0
 
     def add(self, key: SliceKey, sums: WindowSums) -> None:
-        known = self.slices.get(key)
-        if known is None and len(self.slices) >= MOST_SLICES:
+        total = self.slices.get(key)
+        if total is None and len(self.slices) >= MOST_SLICES:
             return
-        self.slices[key] = sums if known is None else known + sums
+        self.slices[key] = sums if total is None else total + sums
 
     def count(self, what: str, name: str, number: int = 1) -> None:
         self.counts.setdefault(what, Counter())[name] += number
@@ -96,10 +96,10 @@ class Concurrency:
     def end(self, request: str) -> float:
         """Return the mean number of requests in progress during this one, itself included."""
         now = self._advance()
-        began, before = self._begun.pop(request, (now, self._integral))
+        began, start_integral = self._begun.pop(request, (now, self._integral))
         self._running = max(0, self._running - 1)
         seconds = now - began
-        return (self._integral - before) / seconds if seconds > 0 else 1.0
+        return (self._integral - start_integral) / seconds if seconds > 0 else 1.0
 
     def _advance(self) -> float:
         now = self._clock()
@@ -172,8 +172,8 @@ class DayHistory(MetricGroup):
                 speed.seconds += choice.tpot * (choice.tokens - 1)
 
     def _add_start(self, fact: EngineStarted) -> None:
-        more = f"{fact.info.model}, in {fact.seconds:.1f} s"
-        self._add_event("engine started", fact.engine, more)
+        detail = f"{fact.info.model}, in {fact.seconds:.1f} s"
+        self._add_event("engine started", fact.engine, detail)
 
     def _add_hold(self, fact: DepthHeld) -> None:
         name = "draft depth held off" if fact.held else "draft depth released"
@@ -183,13 +183,13 @@ class DayHistory(MetricGroup):
         swap = fact.swap
         self._add_event("draft " + swap.kind, swap.after[:16], f"in place of {swap.before[:16]}")
 
-    def _add_event(self, what: str, name: str, more: str) -> None:
-        self._events.append({"at": self._wall(), "what": what, "name": name, "more": more})
+    def _add_event(self, what: str, name: str, detail: str) -> None:
+        self._events.append({"at": self._wall(), "what": what, "name": name, "more": detail})
 
     def _open_slot(self) -> Slot:
-        at = int(self._wall() / SLOT_S)
-        if not self._slots or self._slots[-1].at != at:
-            self._slots.append(Slot(at))
+        slot_index = int(self._wall() / SLOT_S)
+        if not self._slots or self._slots[-1].at != slot_index:
+            self._slots.append(Slot(slot_index))
         slot, queue = self._slots[-1], self.scope.admission()
         if queue is not None:
             slot.queued = max(slot.queued, queue.queued)
@@ -224,26 +224,26 @@ def round_batch(batch: float) -> int:
 
 
 def sum_counts(slots: Iterable[Slot], what: str) -> Counter[str]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for slot in slots:
-        found.update(slot.counts.get(what, {}))
-    return found
+        counts.update(slot.counts.get(what, {}))
+    return counts
 
 
 def _sum_batches(slots: Iterable[Slot]) -> Iterator[Row]:
     """Yield the throughput by batch size: the speed of one request times the batch size."""
-    whole: dict[int, BatchSpeed] = {}
+    totals: dict[int, BatchSpeed] = {}
     for slot in slots:
         for batch, speed in slot.batches.items():
-            known = whole.setdefault(batch, BatchSpeed())
-            known.requests += speed.requests
-            known.tokens += speed.tokens
-            known.seconds += speed.seconds
-    for batch, speed in sorted(whole.items()):
+            total = totals.setdefault(batch, BatchSpeed())
+            total.requests += speed.requests
+            total.tokens += speed.tokens
+            total.seconds += speed.seconds
+    for batch, speed in sorted(totals.items()):
         if speed.seconds > 0:
-            each = speed.tokens / speed.seconds
-            row = {"batch": batch, "choices": speed.requests, "tokens_per_s_each": each}
-            yield row | {"tokens_per_s": batch * each}
+            rate = speed.tokens / speed.seconds
+            row = {"batch": batch, "choices": speed.requests, "tokens_per_s_each": rate}
+            yield row | {"tokens_per_s": batch * rate}
 
 
 def _describe_slot(slot: Slot, key: SliceKey) -> Row:

@@ -108,13 +108,13 @@ class TopTemplates:
         return self._challenge(fingerprint)
 
     def _challenge(self, fingerprint: str) -> tuple[str, str | None]:
-        seen = self._count(fingerprint)
+        count = self._count(fingerprint)
         rarest = min(self._named, key=self._named.__getitem__, default=None)
-        if rarest is None or seen <= self._named[rarest]:
+        if rarest is None or count <= self._named[rarest]:
             return OTHER, None
         del self._named[rarest]
         del self._candidates[fingerprint]
-        self._named[fingerprint] = seen
+        self._named[fingerprint] = count
         return fingerprint, rarest
 
     def _count(self, fingerprint: str) -> int:
@@ -128,8 +128,8 @@ class TopTemplates:
         replaces."""
         if len(self._candidates) < 8 * self._size:
             return 0, 0
-        least = min(self._candidates, key=lambda key: self._candidates[key][0])
-        count, _ = self._candidates.pop(least)
+        rarest = min(self._candidates, key=lambda key: self._candidates[key][0])
+        count, _ = self._candidates.pop(rarest)
         return count, count
 
 
@@ -142,7 +142,7 @@ class RecentNames:
 
     def add(self, name: str) -> str | None:
         """Return the name that this one displaces, if any."""
-        self._names = [known for known in self._names if known != name] + [name]
+        self._names = [other for other in self._names if other != name] + [name]
         return self._names.pop(0) if len(self._names) > self._size else None
 
 

@@ -187,8 +187,8 @@ class TelemetryMiddleware:
 
 def _read_request_id(headers: RawHeaders) -> str:
     """Return the client's own request id; empty if it is missing or invalid."""
-    given = next((value for name, value in headers if name == REQUEST_ID), b"")
-    return given.decode() if ACCEPTABLE_ID.fullmatch(given) else ""
+    request_id = next((value for name, value in headers if name == REQUEST_ID), b"")
+    return request_id.decode() if ACCEPTABLE_ID.fullmatch(request_id) else ""
 
 
 def _wrap_receive(exchange: HttpExchange, receive: Receive) -> Receive:
@@ -291,8 +291,8 @@ def write_text(exchange: HttpExchange) -> str:
         parts.append("the client left")
     if exchange.observation is not None and exchange.observation.record is not None:
         parts += _describe_generation(exchange.observation.record)
-    said = ", ".join([*parts, f"request {exchange.request_id}"])
-    return f"{now:%Y-%m-%d %H:%M:%S},{now.microsecond // 1000:03} INFO {ACCESS}: {said}"
+    message = ", ".join([*parts, f"request {exchange.request_id}"])
+    return f"{now:%Y-%m-%d %H:%M:%S},{now.microsecond // 1000:03} INFO {ACCESS}: {message}"
 
 
 def _escape(path: str) -> str:

@@ -108,14 +108,14 @@ class PendingMetrics:
 
     def add_progress(self, slices: SliceNames, shares: PhaseShares, gaps: list[float]) -> None:
         self._size += 1
-        known = self._progress.get(slices)
-        if known is None:
+        entry = self._progress.get(slices)
+        if entry is None:
             self._progress[slices] = shares, gaps
             return
         for phase, share in shares.items():
-            mine = known[0].get(phase)
-            known[0][phase] = share if mine is None else mine + share
-        known[1].extend(gaps)
+            mine = entry[0].get(phase)
+            entry[0][phase] = share if mine is None else mine + share
+        entry[1].extend(gaps)
 
     def add_record(self, record: RequestRecord) -> None:
         self._records[record.slices].append(record)

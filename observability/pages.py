@@ -41,18 +41,18 @@ class MergedRegistries(Collector):
         self._registries = tuple(registries)
 
     def collect(self) -> Iterator[Metric]:
-        seen: set[str] = set()
+        names: set[str] = set()
         for registry in self._registries:
             for family in registry.collect():
-                if family.name not in seen:
-                    seen.add(family.name)
+                if family.name not in names:
+                    names.add(family.name)
                     yield _drop_created_samples(family)
 
 
 def _drop_created_samples(family: Metric) -> Metric:
-    made = Metric(family.name, family.documentation, family.type, family.unit)
-    made.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-    return made
+    metric = Metric(family.name, family.documentation, family.type, family.unit)
+    metric.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+    return metric
 
 
 def render_metrics(registry: CollectorRegistry) -> bytes:
@@ -159,8 +159,8 @@ def compute_conditional_slope(totals: Totals) -> float | None:
     reached by enough steps.
     """
     points = [
-        (at, value)
-        for at, (value, reached) in enumerate(_correct_for_depth(totals), 1)
+        (position, value)
+        for position, (value, reached) in enumerate(_correct_for_depth(totals), 1)
         if reached >= MIN_AT_RISK
     ]
     return _fit_slope(points) if len(points) > 1 else None
@@ -171,8 +171,8 @@ def _correct_for_depth(totals: Totals) -> list[tuple[float, int]]:
     reached = (totals.verify_steps, *totals.accepted_at)
     drafted = (totals.verify_steps, *totals.proposed_at)
     out = []
-    for at, accepted in enumerate(totals.accepted_at):
-        continued = reached[at] * drafted[at + 1] / drafted[at] if drafted[at] else 0.0
+    for index, accepted in enumerate(totals.accepted_at):
+        continued = reached[index] * drafted[index + 1] / drafted[index] if drafted[index] else 0.0
         out.append((min(1.0, accepted / continued) if continued else 0.0, int(continued)))
     return out
 
@@ -252,8 +252,8 @@ def refuse(message: str, status: int, code: str | None, param: str) -> Response:
     return show_json({"error": error}, status)
 
 
-def refuse_kind(given: str) -> Response:
-    message = f"'kind' must be one of {', '.join(KINDS)}; given '{given[:100]}'."
+def refuse_kind(kind: str) -> Response:
+    message = f"'kind' must be one of {', '.join(KINDS)}; given '{kind[:100]}'."
     return refuse(message, 400, None, "kind")
 
 
@@ -284,11 +284,11 @@ def make_page_routes() -> list[Route]:
 
     folder = files("eaglegate.observability").joinpath("page")
     index = folder.joinpath("index.html")
-    rest = [file for file in folder.iterdir() if not file.name.endswith(".html")]
+    assets = [file for file in folder.iterdir() if not file.name.endswith(".html")]
     return [
         serve("/", index),
         serve("/playground", index),
-        *(serve(f"/page/{file.name}", file) for file in rest),
+        *(serve(f"/page/{file.name}", file) for file in assets),
     ]
 
 
@@ -306,12 +306,12 @@ def make_routes(telemetry: Telemetry) -> list[Route]:
         return show_json(summarize_speculation(telemetry))
 
     async def history(request: Request) -> Response:
-        asked = request.query_params
-        kind = asked.get("kind", ALL)
+        query = request.query_params
+        kind = query.get("kind", ALL)
         if kind not in KINDS:
             return refuse_kind(kind)
         telemetry.settle()
-        return show_json(telemetry.history.describe(kind, asked.get("name", "")))
+        return show_json(telemetry.history.describe(kind, query.get("name", "")))
 
     return [
         Route("/metrics", metrics, methods=["GET"]),

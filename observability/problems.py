@@ -33,9 +33,9 @@ def find_problem(totals: Totals) -> str | None:
     )
 
 
-def list_problems(telemetry: Telemetry, whole: Totals) -> Iterator[str]:
-    """Yield the problems of this moment. ``whole`` has the totals of the window."""
-    if problem := find_problem(whole):
+def list_problems(telemetry: Telemetry, totals: Totals) -> Iterator[str]:
+    """Yield the problems of this moment. ``totals`` covers the sliding window."""
+    if problem := find_problem(totals):
         yield problem
     for engine in sorted(telemetry.down):
         yield f"Engine {engine} is down."

@@ -193,15 +193,15 @@ class SequenceTimeline:
             self._steps = spread_account(self._steps)
         times = self._times[:count]
         new = self._start is None
-        before = times[0] if self._start is None else self._start
-        gaps = list(map(sub, times, (before, *times)))
+        previous_time = times[0] if self._start is None else self._start
+        gaps = list(map(sub, times, (previous_time, *times)))
         first = self._find_first(times)
         shares: dict[Phase, PhaseShare] = {}
         for start, stop, phase in self._split_by_phase(count):
             steps = self._steps[start:stop]
-            known = self._account if new and ended and len(steps) == count else None
+            account = self._account if new and ended and len(steps) == count else None
             untimed = int(start <= first < stop)
-            totals = known or _sum_totals(steps, untimed if self._late else None)
+            totals = account or _sum_totals(steps, untimed if self._late else None)
             tokens = _count_tokens(steps)
             share = PhaseShare(totals, tokens, tokens - untimed, sum(gaps[start:stop]))
             shares[phase] = shares[phase] + share if phase in shares else share
@@ -216,10 +216,10 @@ class SequenceTimeline:
         """Return the index of the step with the sequence's first token; -1 if none of these has
         it."""
         if self.first_at is None:
-            for at, when in enumerate(times):
-                if self._steps[at].token_ids:
+            for index, when in enumerate(times):
+                if self._steps[index].token_ids:
                     self.first_at = when
-                    return at
+                    return index
         return -1
 
     def _split_by_phase(self, count: int) -> Iterator[tuple[int, int, Phase]]:
@@ -237,7 +237,9 @@ class SequenceTimeline:
         if len(self._turns) == 1:
             return
         past = [turn for turn in self._turns if turn[0] <= count][-1][1]
-        later = [(at - count, phase) for at, phase in self._turns if at > count]
+        later = [
+            (step_index - count, phase) for step_index, phase in self._turns if step_index > count
+        ]
         self._turns = [(0, past), *later]
 
 
@@ -257,5 +259,5 @@ def _sum_totals(steps: list[Step], prefilled: int | None = None) -> Totals:
 
 def _trim_tokens(step: Step, surplus: int) -> Step:
     """Return ``step`` without its last ``surplus`` tokens, or without any if it has fewer."""
-    kept = step.token_ids[: max(0, len(step.token_ids) - surplus)]
-    return replace(step, token_ids=kept, decode=trim_decode(step.decode, surplus))
+    token_ids = step.token_ids[: max(0, len(step.token_ids) - surplus)]
+    return replace(step, token_ids=token_ids, decode=trim_decode(step.decode, surplus))

@@ -187,10 +187,10 @@ class Telemetry:
 
         Requests that bypass the server (warm-ups, probes) are counted by their own fields.
         """
-        known = self._sequences.get(request.id)
-        if known is not None:
-            known.request = request
-            return known, _do_nothing
+        timeline = self._sequences.get(request.id)
+        if timeline is not None:
+            timeline.request = request
+            return timeline, _do_nothing
         unannounced = DirectRequest(
             self._name_direct_slices(request, model),
             ChoiceObservation(SequenceTimeline(self.clock, self._late)),
@@ -218,7 +218,7 @@ class Telemetry:
     def _add_engine(self, fact: EngineStarted) -> None:
         self.engines[fact.engine] = fact.info
         self.down.discard(fact.engine)
-        self._late = any(known.accounts_at_end for known in self.engines.values())
+        self._late = any(info.accounts_at_end for info in self.engines.values())
 
     def _mark_engine(self, fact: EngineChecked) -> None:
         (self.down.discard if fact.live else self.down.add)(fact.engine)
@@ -257,11 +257,11 @@ class Telemetry:
     def name_keys(self, names: Iterable[str]) -> None:
         """Count by these API keys from now on, and drop the series of all others."""
         keys = KnownNames.of(list(names)[: self.settings.keys])
-        gone, self._keys = self._keys.known - keys.known, keys
-        if not gone:
+        removed_keys, self._keys = self._keys.known - keys.known, keys
+        if not removed_keys:
             return
         self.settle()
-        for key in gone:
+        for key in removed_keys:
             for live in self._live:
                 live.forget_key(key)
             self.book.forget(KEY, key)

@@ -97,8 +97,8 @@ class OpenTelemetry:
             span.set_attribute("error.type", record.ending.value)
         span.end(self._to_ns(facts.arrived + record.duration))
 
-    def _to_ns(self, at: float) -> int:
-        return self._epoch_ns + int(at * 1e9)
+    def _to_ns(self, seconds: float) -> int:
+        return self._epoch_ns + int(seconds * 1e9)
 
 
 def _decode_headers(headers: RawHeaders) -> dict[str, str]:
@@ -109,7 +109,7 @@ def make_attributes(record: RequestRecord) -> dict[str, Any]:
     """Make the attributes of a generation's span. A number that does not exist is left out."""
     facts, totals = record.facts, record.totals
     usages = [choice.usage for choice in record.choices if choice.usage is not None]
-    found = {
+    attributes = {
         "gen_ai.provider.name": SERVICE,
         "gen_ai.request.model": facts.model,
         "gen_ai.request.stream": facts.stream,
@@ -130,4 +130,4 @@ def make_attributes(record: RequestRecord) -> dict[str, Any]:
         "eaglegate.verify_steps": totals.verify_steps,
         "eaglegate.fallback_ratio": totals.fallback_ratio,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}

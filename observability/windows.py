@@ -79,11 +79,11 @@ class SlidingWindow:
         self._forgotten_at = 0
 
     def add(self, sums: WindowSums, now: float) -> None:
-        at = self._expire(now)
-        if self._buckets and self._buckets[-1][0] == at:
-            self._buckets[-1] = (at, self._buckets[-1][1] + sums)
+        newest = self._expire(now)
+        if self._buckets and self._buckets[-1][0] == newest:
+            self._buckets[-1] = (newest, self._buckets[-1][1] + sums)
         else:
-            self._buckets.append((at, sums))
+            self._buckets.append((newest, sums))
 
     def sums(self, now: float) -> WindowSums:
         self._expire(now)
@@ -96,25 +96,25 @@ class SlidingWindow:
 
     def history(self, now: float) -> Iterator[tuple[float, WindowSums]]:
         """Yield the age in seconds and the sums of each bucket with data."""
-        at = self._expire(now)
+        newest = self._expire(now)
         for index, sums in self._buckets:
-            yield (at - index) * self._bucket_s, sums
+            yield (newest - index) * self._bucket_s, sums
 
     @property
     def bucket_s(self) -> float:
         return self._bucket_s
 
     def _expire(self, now: float) -> int:
-        at = int(now / self._bucket_s)
-        while self._buckets and self._buckets[0][0] <= at - BUCKETS:
+        newest = int(now / self._bucket_s)
+        while self._buckets and self._buckets[0][0] <= newest - BUCKETS:
             self._forget(*self._buckets.popleft())
-        return at
+        return newest
 
-    def _forget(self, at: int, sums: WindowSums) -> None:
-        kept = self._keep ** (at - self._forgotten_at)
-        self._forgotten_at = at
-        self._verified = self._verified * kept + sums.totals.verify_steps
-        self._accepted = self._accepted * kept + sums.totals.accepted
+    def _forget(self, bucket: int, sums: WindowSums) -> None:
+        decay = self._keep ** (bucket - self._forgotten_at)
+        self._forgotten_at = bucket
+        self._verified = self._verified * decay + sums.totals.verify_steps
+        self._accepted = self._accepted * decay + sums.totals.accepted
 
 
 ALL, LANE, WORKLOAD, CONTEXT, PHASE, TEMPLATE, KEY = KINDS = (

@@ -206,8 +206,8 @@ class BulkHistogram(Collector):
         if not values:
             return
         counts = self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
-        for at, count in Counted(map(partial(bisect_left, self._bounds), values)).items():
-            counts[at] += count
+        for bucket, count in Counted(map(partial(bisect_left, self._bounds), values)).items():
+            counts[bucket] += count
         self._sums[labels] = self._sums.get(labels, 0.0) + sum(values)
 
     def describe(self) -> Iterable[Metric]:
@@ -245,5 +245,5 @@ class ComputedMetric(Collector):
 
     def _family(self) -> CounterMetricFamily | GaugeMetricFamily:
         counts = self._name.endswith("_total")
-        made = CounterMetricFamily if counts else GaugeMetricFamily
-        return made(self._name, self._help, labels=self._labels)
+        family = CounterMetricFamily if counts else GaugeMetricFamily
+        return family(self._name, self._help, labels=self._labels)

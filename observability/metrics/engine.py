@@ -199,8 +199,8 @@ def _sum_by_worker(
     workers: Iterable[WorkerStatus], cells: Callable[[WorkerStatus], LabelledValues]
 ) -> Iterator[tuple[Sequence[str], float]]:
     sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for at, worker in enumerate(workers):
-        name = worker.name if at < MOST else OTHER
+    for index, worker in enumerate(workers):
+        name = worker.name if index < MOST else OTHER
         for labels, value in cells(worker).items():
             sums[(name, *labels)] += value
     return iter(sums.items())
@@ -297,9 +297,9 @@ class PlannedDepths(MetricGroup):
 
     def _requests(self) -> Samples:
         counts: Counter[tuple[str, ...]] = Counter()
-        for found in self.scope.planner().get("slices", ()):
-            workload, phase, context = found["traffic"].rsplit("/", 2)
-            for depth, requests in enumerate(found["requests_by_depth"]):
+        for row in self.scope.planner().get("slices", ()):
+            workload, phase, context = row["traffic"].rsplit("/", 2)
+            for depth, requests in enumerate(row["requests_by_depth"]):
                 counts[workload, phase, context, str(depth)] += requests
         yield from counts.items()
 
@@ -362,8 +362,8 @@ def summarize_planner(planner: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _divide(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _divide(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
 
 
 GROUPS: tuple[type[MetricGroup], ...] = (

@@ -293,7 +293,9 @@ class ToolCalls(MetricGroup):
         calls = Counter(call for record in records for c in record.choices for call in c.tools)
         for outcome, count in calls.items():
             self._calls(*labels, outcome.value).inc(count)
-        repairs = Counter(one for record in records for c in record.choices for one in c.repairs)
+        repairs = Counter(
+            repair_kind for record in records for c in record.choices for repair_kind in c.repairs
+        )
         for repair, count in repairs.items():
             self._repairs(*labels, repair.value).inc(count)
 

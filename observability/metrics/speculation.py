@@ -64,9 +64,9 @@ class AcceptancePerPosition(MetricGroup):
     def record_progress(self, progress: DecodeProgress) -> None:
         labels, totals = progress.slices.labels, progress.whole.totals
         deepest = self.scope.settings.max_depth
-        for at, count in enumerate(totals.proposed_at[:deepest]):
-            self._drafted(*labels, str(at + 1)).inc(count)
-            self._accepted(*labels, str(at + 1)).inc(totals.accepted_at[at])
+        for position, count in enumerate(totals.proposed_at[:deepest]):
+            self._drafted(*labels, str(position + 1)).inc(count)
+            self._accepted(*labels, str(position + 1)).inc(totals.accepted_at[position])
 
 
 class DecodeSteps(MetricGroup):
@@ -228,9 +228,9 @@ class SpeculationNow(MetricGroup):
     def _conditional(self) -> Samples:
         deepest = self.scope.settings.max_depth
         for labels, totals in self._totals():
-            for at, value in enumerate(totals.conditional_acceptance[:deepest]):
+            for position, value in enumerate(totals.conditional_acceptance[:deepest]):
                 if value is not None:
-                    yield (*labels, str(at + 1)), value
+                    yield (*labels, str(position + 1)), value
 
     def _fallback(self) -> Samples:
         for labels, totals in self._totals():
@@ -270,14 +270,14 @@ class SliceCounters(MetricGroup):
         )
 
     def add(self, labels: Labels, name: str, share: PhaseShare) -> None:
-        at, totals = (labels.model, labels.lane, name), share.totals
+        label_values, totals = (labels.model, labels.lane, name), share.totals
         if totals.verify_steps:
-            self._verify(*at).inc(totals.verify_steps)
-            self._accepted(*at).inc(totals.accepted)
-        self._steps(*at).inc(totals.decode_steps)
-        self._fallback(*at).inc(totals.rejected + totals.plain_steps)
-        self._tokens(*at).inc(share.timed_tokens)
-        self._seconds(*at).inc(share.seconds)
+            self._verify(*label_values).inc(totals.verify_steps)
+            self._accepted(*label_values).inc(totals.accepted)
+        self._steps(*label_values).inc(totals.decode_steps)
+        self._fallback(*label_values).inc(totals.rejected + totals.plain_steps)
+        self._tokens(*label_values).inc(share.timed_tokens)
+        self._seconds(*label_values).inc(share.seconds)
 
     def remove(self, name: str) -> None:
         """Drop the series of one value of the label."""
@@ -393,9 +393,9 @@ class ByKey(SliceCounters):
         if slices.key == NO_KEY:
             return
         self.add(slices.labels, slices.key, progress.whole)
-        at = slices.labels.model, slices.labels.lane, slices.key
-        self._drafted(*at).inc(totals.proposed)
-        self._wasted(*at).inc(totals.wasted)
+        label_values = slices.labels.model, slices.labels.lane, slices.key
+        self._drafted(*label_values).inc(totals.proposed)
+        self._wasted(*label_values).inc(totals.wasted)
 
     def _drop(self, fact: KeyForgotten) -> None:
         self.remove(fact.key)
