@@ -28,11 +28,12 @@ WHOLE = ("test_house.py", "test_layers.py", "test_package.py", "test_site.py", "
 PAGES = ("deploy", "mutation", "clients", "e2e", "faults", "lab", "attacks", "examples", "gpu_path")
 """Folders with tests of everything together, of the lab, or of real engines."""
 CHOSEN = (
-    *(f"tests/observability/test_{name}.py" for name in ("middleware", "pages", "problems")),
-    *(f"tests/server/test_{name}.py" for name in (
-        "admin", "commandline", "completions", "door", "first_read", "openapi", "steps",
-    )),
-)  # fmt: skip
+    "tests/observability/test_pages.py",
+    "tests/observability/test_problems.py",
+    "tests/server/test_admin.py",
+    "tests/server/test_door.py",
+    "tests/server/test_steps.py",
+)
 """A sample of every room that might miss a feature, for the time it takes. Dashboards and alerts
 name the metrics of all.
 """
@@ -134,7 +135,7 @@ def test_a_feature_can_be_removed(copy: Path, feature: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     passed = REPORT.search(done.stdout)
     assert passed is not None
-    assert int(passed[1]) > 100
+    assert int(passed[1]) > 20
     with serving(copy) as url:
         body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
