@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from eaglegate.engine.speculation.swap import DraftManager
 
 
+Group = TypeVar("Group", bound=MetricGroup)
 PlannerReader = Callable[[int], Awaitable[Mapping[str, Any]]]
 COUNT_EVERY_S = 5.0
 """Interval well below a bucket of the windows, so that they stay current between scrapes."""
@@ -151,8 +152,11 @@ class Telemetry:
         self.parts: list[PagePart] = []
         """Further parts of the page and its problems."""
 
-    def add_group(self, make: Callable[[MetricScope], MetricGroup]) -> None:
-        self.groups.append(make(self.scope))
+    def add_group(self, make: Callable[[MetricScope], Group]) -> Group:
+        """Make a further group of metrics, and return it."""
+        group = make(self.scope)
+        self.groups.append(group)
+        return group
 
     def begin(self, facts: RequestFacts) -> Observation:
         observation = RequestObservation(

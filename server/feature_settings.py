@@ -11,8 +11,8 @@ class FeatureSettings:
     NAME: ClassVar[str]
     """Name of the folder. The feature that is on is ``Gateway.features[NAME]``."""
     FEATURE: ClassVar[str]
-    """Module and class of the feature (``eaglegate.server.cli.feature.Feature``), imported where it
-    is on."""
+    """Module and class of the feature (``eaglegate.server.cli.feature.ActiveFeature``), imported
+    where it is on."""
     tracks_prefixes: ClassVar[bool] = False
     """True if the engine must know the cached blocks of each prompt's prefix."""
 

@@ -15,7 +15,6 @@ from eaglegate.features.audit.metrics import Audits
 from eaglegate.features.audit.records import AuditRecord, EvidenceWriter, write_nothing
 from eaglegate.features.audit.settings import AuditSettings
 from eaglegate.observability.facts import AnswerAudited
-from eaglegate.observability.metrics.base import MetricScope
 from eaglegate.observability.middleware import may_capture
 from eaglegate.server.cli.feature import ActiveFeature, Core
 from eaglegate.server.errors import ConfigError
@@ -43,11 +42,9 @@ class AuditFeature(ActiveFeature):
         if (drafts := core.backend.drafts) is not None:
             drafts.follow(self.auditor.change_draft)
         core.policy.holds = self.auditor.holds
-        self.metrics = (self._make_metrics,)
-
-    def _make_metrics(self, scope: MetricScope) -> Audits:
-        self._metrics = Audits(scope, lambda: self.auditor.holds)
-        return self._metrics
+        self._metrics = core.telemetry.add_group(
+            lambda scope: Audits(scope, lambda: self.auditor.holds)
+        )
 
     def wrap(self, engine: Engine) -> Engine:
         return self.auditor.watch(engine, may_capture)

@@ -10,7 +10,6 @@ from eaglegate.features.canary.metrics import Canaries
 from eaglegate.features.canary.promoted import PromotedRules
 from eaglegate.features.canary.runner import CanaryRunner
 from eaglegate.features.canary.settings import CanarySettings
-from eaglegate.observability.metrics.base import MetricScope
 from eaglegate.server.cli.feature import ActiveFeature, Core
 
 
@@ -33,10 +32,9 @@ class CanaryFeature(ActiveFeature):
                 core.backend.fleet,
             )
         )
-        self.metrics = (self._make_metrics,)
-
-    def _make_metrics(self, scope: MetricScope) -> Canaries:
-        return Canaries(scope, self.runner.describe, lambda: self.runner.verdicts)
+        core.telemetry.add_group(
+            lambda scope: Canaries(scope, self.runner.describe, lambda: self.runner.verdicts)
+        )
 
     def describe(self) -> Mapping[str, object]:
         return {"canary": self.runner.describe()}

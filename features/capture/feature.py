@@ -13,7 +13,6 @@ from eaglegate.features.capture.metrics import CapturedRequests
 from eaglegate.features.capture.redaction import SaltedHashes, load_salt
 from eaglegate.features.capture.settings import CaptureSettings
 from eaglegate.observability.facts import AnswerAudited, RequestBegan, RequestEnded
-from eaglegate.observability.metrics.base import MetricScope
 from eaglegate.observability.middleware import take_body
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.apis.shared.encryption import read_keys
@@ -32,10 +31,7 @@ class CaptureFeature(ActiveFeature):
         self._capture = open_capture(settings, core.progress)
         self._capture.set_decode(core.backend.renderer.decode)
         CaptureSubscriber(self._capture, core.telemetry)
-        self.metrics = (self._make_metrics,)
-
-    def _make_metrics(self, scope: MetricScope) -> CapturedRequests:
-        return CapturedRequests(scope, self._capture.counts)
+        core.telemetry.add_group(lambda scope: CapturedRequests(scope, self._capture.counts))
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self._capture.close)  # writes what is left, for a few seconds

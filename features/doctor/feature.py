@@ -12,7 +12,6 @@ from eaglegate.features.doctor.diagnosis import Diagnosis
 from eaglegate.features.doctor.doctor import Doctor, Mode
 from eaglegate.features.doctor.metrics import Diagnoses
 from eaglegate.features.doctor.settings import DoctorSettings
-from eaglegate.observability.metrics.base import MetricScope
 from eaglegate.server.cli.feature import ActiveFeature, Core
 from eaglegate.server.errors import ConfigError
 
@@ -33,11 +32,7 @@ class DoctorFeature(ActiveFeature):
         self.doctor = Doctor(Mode(settings.doctor), self, core.has_room, reload)
         if drafts is not None:
             drafts.follow(self.doctor.change_draft)
-        self.metrics = (self._make_metrics,)
-
-    def _make_metrics(self, scope: MetricScope) -> Diagnoses:
-        self._metrics = Diagnoses(scope)
-        return self._metrics
+        self._metrics = core.telemetry.add_group(Diagnoses)
 
     def wrap(self, engine: Engine) -> Engine:
         return self.doctor.watch(engine)

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import orjson
 
 from eaglegate.engine.bounded_yaml import InvalidYaml, read_yaml
 from eaglegate.server.backends.line import CommandLine, ModelArguments
-from eaglegate.server.cli.feature_table import list_settings_classes, read_features
+from eaglegate.server.cli.feature_table import list_settings_classes, load, read_features
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import (
     ENV_PREFIX,
@@ -236,8 +235,7 @@ def find_backend(names: Collection[str]) -> tuple[str, str] | None:
 
 def load_backend(place: str) -> Any:
     """Import a backend class (``eaglegate.server.backends.Backend``)."""
-    module, name = place.split(":")
-    return getattr(import_module(module), name)
+    return load(place)
 
 
 def read_command_line(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from eaglegate.engine.base import Engine, ResilientEngine
 from eaglegate.engine.speculation.policy import SpeculationPolicy
@@ -17,7 +17,6 @@ from eaglegate.server.feature_settings import FeatureSettings
 from eaglegate.server.settings import Settings
 
 if TYPE_CHECKING:
-    from eaglegate.observability.metrics.base import MetricGroup, MetricScope
     from eaglegate.observability.telemetry import Telemetry
 
 
@@ -53,10 +52,10 @@ class Core:
 class ActiveFeature:
     """A feature that is on. Every default does nothing.
 
-    It receives facts by subscribing to ``core.telemetry.facts``.
+    Its class is made with a ``Core`` and the feature's settings, and may raise ConfigError. It then
+    subscribes to ``core.telemetry.facts`` and adds metrics with ``core.telemetry.add_group``.
     """
 
-    metrics: Sequence[Callable[[MetricScope], MetricGroup]] = ()
     keeps_bodies: bool = False
     """True if it reads the bodies of requests."""
 
@@ -84,23 +83,12 @@ class ActiveFeature:
         """Finish, after the last request."""
 
 
-class Feature(Protocol):
-    """A feature's class, as ``FeatureSettings.FEATURE`` names it."""
-
-    def __call__(self, core: Core, settings: FeatureSettings) -> ActiveFeature:
-        """Build the feature. Raises ConfigError."""
-        ...
-
-
 def build_features(core: Core, settings: Iterable[FeatureSettings]) -> list[ActiveFeature]:
-    """Build the features that are on, and add their metrics and descriptions to telemetry. Raises
-    ConfigError.
-    """
+    """Build the features that are on, and add their descriptions to telemetry. Raises
+    ConfigError."""
     features: list[ActiveFeature] = []
     for feature_settings in settings:
         feature: ActiveFeature = load(feature_settings.FEATURE)(core, feature_settings)
-        for make in feature.metrics:
-            core.telemetry.add_group(make)
         core.telemetry.parts.append(feature)
         core.gateway.features[feature_settings.NAME] = feature
         features.append(feature)

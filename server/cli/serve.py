@@ -120,6 +120,7 @@ class ServeCommand:
         self._tls = make_part(TlsSettings, settings)
         self._tls.check()
         self._listeners = line.listeners or bind_listeners(settings)
+        self._operator_url = format_url(self._listeners[-1], self._tls)
         if warning := describe_exposure(settings, keys):
             progress(warning)
         make_backend = load_backend(line.backend)
@@ -168,7 +169,7 @@ class ServeCommand:
             self._admission,
             self._gateway,
             self._progress,
-            format_url(self._listeners[-1], self._tls),
+            self._operator_url,
         )
         return build_features(core, self._line.features)
 
@@ -295,7 +296,7 @@ class ServeCommand:
         self._gateway.memory.settle()
         _freeze()
         url = format_url(self._listeners[0], self._tls)
-        operator = format_url(self._listeners[-1], self._tls)
+        operator = self._operator_url
         name, seconds = self._gateway.models[0], self._progress.elapsed_s
         info = self._record_start(info, seconds)
         keys = self._gateway.keys
