@@ -10,14 +10,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TextIO
 
 import httpx
 import pytest
+
+from tests.forks import Forked, can_fork, fork_python
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -143,7 +146,7 @@ class RunningGateway:
     operator: str
     """Base URL of the operator paths: another port with ``--admin-port``."""
     banner: str
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Forked
     log: Path
 
     def metric(self, name: str, **labels: str) -> float | None:
@@ -161,25 +164,18 @@ SAMPLE = re.compile(r"^([a-zA-Z_:]+)(\{.*\})? ([^ ]+)$", re.MULTILINE)
 
 @contextmanager
 def serving(
-    log: Path, arguments: Sequence[str] = (), prefix: Sequence[str] = ()
+    log: Path, arguments: Sequence[str] = (), prefix: Sequence[str] = (), forks: bool = True
 ) -> Iterator[RunningGateway]:
-    """``eaglegate serve``, run by ``prefix``, on a free port until the block ends."""
-    command = [
-        *prefix,
-        sys.executable,
-        "-m",
-        "eaglegate.server",
-        "serve",
-        "--port",
-        "0",
-        *arguments,
-    ]
+    """``eaglegate serve``, run by ``prefix``, on a free port until the block ends.
+
+    It is forked from a process that has imported vLLM where that is possible and ``forks`` is true
+    (``tests/forks.py``).
+    """
+    command = ["-m", "eaglegate.server", "serve", "--port", "0", *arguments]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path}
     with log.open("w") as errors:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment
-        )
+        process = _start(command, prefix, environment, errors, forks)
         try:
             as_json = "--log-format=json" in arguments
             yield (_ready_by_log if as_json else _ready)(process, log)
@@ -192,7 +188,26 @@ def serving(
                 process.wait()
 
 
-def _ready(process: subprocess.Popen[str], log: Path) -> RunningGateway:
+def _start(
+    command: Sequence[str],
+    prefix: Sequence[str],
+    environment: Mapping[str, str],
+    errors: TextIO,
+    forks: bool,
+) -> subprocess.Popen[str] | Forked:
+    if forks and not prefix and HAS_ENGINE and can_fork(environment):
+        return fork_python(command, environment, errors)
+    return subprocess.Popen(
+        [*prefix, sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+
+
+def _ready(process: subprocess.Popen[str] | Forked, log: Path) -> RunningGateway:
     assert process.stdout is not None
     banner = ""
     for line in process.stdout:
@@ -207,7 +222,7 @@ def _ready(process: subprocess.Popen[str], log: Path) -> RunningGateway:
     raise AssertionError(f"the gateway did not start:\n{banner}\n{log.read_text()[-3000:]}")
 
 
-def _ready_by_log(process: subprocess.Popen[str], log: Path) -> RunningGateway:
+def _ready_by_log(process: subprocess.Popen[str] | Forked, log: Path) -> RunningGateway:
     """Wait for the log line with the addresses: a gateway that logs JSON prints no banner."""
     while process.poll() is None:
         for line in map(json.loads, log.read_text().splitlines()):
@@ -223,6 +238,8 @@ def demo_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGa
 
     Tests compare its texts with other engines'. In bfloat16, the demo's own type, two tokens may be
     equal within the rounding of another batch; some CPUs (AMX) round differently for every size.
+    This gateway is started as a user would, and spawns its engine.
     """
-    with serving(tmp_path_factory.mktemp("demo") / "serve.log", ("--dtype=float32",)) as gateway:
+    log = tmp_path_factory.mktemp("demo") / "serve.log"
+    with serving(log, ("--dtype=float32",), forks=False) as gateway:
         yield gateway

@@ -21,7 +21,7 @@ import httpx
 import orjson
 
 from tests.conftest import ROOT, SAMPLE
-from tests.forked_workers import SERVER, Forked, Forks, die_with_parent
+from tests.forks import SERVER, Forked, Forks, die_with_parent
 
 DEMO = ROOT / "engine" / "demo"
 MODEL = str(DEMO / "target")
@@ -93,10 +93,13 @@ class WorkerProcess:
         self._start()
 
     def _start(self) -> None:
-        if SERVER in self.arguments:
-            self.process = make_forks().fork(self.arguments, self.log)
-            return
         with self.log.open("ab") as out:
+            if SERVER in self.arguments:
+                streams = [os.open(os.devnull, os.O_RDONLY), out.fileno(), out.fileno()]
+                variables = os.environ | ENVIRONMENT
+                self.process = Forked(make_forks().fork(self.arguments, variables, streams))
+                os.close(streams[0])
+                return
             self.process = subprocess.Popen(
                 [sys.executable, *self.arguments],
                 stdout=out,

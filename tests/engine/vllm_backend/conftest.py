@@ -14,6 +14,7 @@ from eaglegate.engine.vllm_backend.child_process import replace_environment
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.lab.benchmarks.drive import render, running, speculation
+from tests.forks import fork_engines
 
 FIRST_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0", "TRITON_INTERPRET": "0"}
 SECOND_RUNNER = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
@@ -32,6 +33,9 @@ SMALL = {
     "kv_cache_memory_bytes": 24 << 20,
 }
 """Twenty blocks of 128 tokens and prefills in chunks: preemption and chunking happen."""
+
+if not SECOND_RUNNER:  # whose Triton reads whether it interprets when it is loaded
+    fork_engines()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -21,10 +21,10 @@ from tests.engine.vllm_backend.test_lossless import preemptions, repeated
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 Prompts = list[tuple[int, ...]]
-REQUESTS = 200
+REQUESTS = 75
 TOKENS = 24
 TEMPERATURES = (0.7, 1.6)
-ALONE = 24
+ALONE = 12
 """Requests that also run one by one."""
 
 
