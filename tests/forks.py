@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -106,6 +107,8 @@ class Forked:
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 60.0)
             time.sleep(0.01)
+        if self.stdout is not None:
+            self.stdout.close()
         return status
 
     def send_signal(self, number: int) -> None:
@@ -179,6 +182,19 @@ def fork_python(command: Sequence[str], variables: Mapping[str, str], errors: An
         os.close(nowhere)
         os.close(write)
     return Forked(pid, os.fdopen(read))
+
+
+def run_python(command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m MODULE ...`` to its end, like ``subprocess.run``."""
+    with tempfile.TemporaryFile("w+") as errors:
+        forked = fork_python(command, os.environ, errors)
+        ended = threading.Timer(timeout, forked.kill)
+        ended.start()
+        output = forked.stdout.read()
+        ended.cancel()
+        status = forked.wait()
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, status, output, errors.read())
 
 
 def fork_engines() -> None:

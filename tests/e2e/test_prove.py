@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+from tests.conftest import ROOT
 from tests.engine.draft_copies import make_noise
+from tests.forks import fork_python, run_python
 
 LIMIT_S = 900
 KEY = "sesame-open-sesame"
-ROOT = Path(__file__).parents[2]
+
+
+COMMAND = ("-m", "eaglegate.server", "prove")
 
 
 def prove(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "eaglegate.server", "prove", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=False
-    )
+    return run_python([*COMMAND, *arguments], LIMIT_S)
 
 
 @pytest.mark.slow
@@ -69,22 +72,30 @@ def test_a_run_ends_at_its_time_limit(tmp_path: Path) -> None:
 def test_an_interrupted_run_keeps_the_checks_that_were_done(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    command = [sys.executable, "-m", "eaglegate.server", "prove", "--out", str(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "greedy text: passed" in line:
-                process.send_signal(number)
-                break
-        process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 3
+    command = [*COMMAND, "--out", str(tmp_path)]
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        process = fork_python(command, os.environ, errors)
+    try:
+        while "greedy text: passed" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == 3
+    finally:
+        process.kill()
     evidence = read_report(tmp_path)
     assert "texts at depths" in evidence["greedy text"]
     assert evidence["continuation"] == "Not done: the run was interrupted."
 
 
-def test_unprovable_command_lines_are_usage_errors() -> None:
-    assert prove("--quick", "--no-such-flag").returncode == 2
-    done = prove("m", "--upstream", "http://127.0.0.1:1")
+def refuse(*arguments: str) -> str:
+    command = [sys.executable, *COMMAND, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2
-    assert "run it where vLLM runs" in done.stderr
+    return done.stderr
+
+
+def test_unprovable_command_lines_are_usage_errors() -> None:
+    assert "--no-such-flag" in refuse("--quick", "--no-such-flag")
+    assert "run it where vLLM runs" in refuse("m", "--upstream", "http://127.0.0.1:1")

@@ -7,10 +7,11 @@ import json
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forks import run_python
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "engine" / "demo"
@@ -19,14 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "eaglegate.server", "serve", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-        check=False,
-    )
+    return run_python(["-m", "eaglegate.server", "serve", *arguments], 120)
 
 
 def says(done: subprocess.CompletedProcess[str]) -> str:
