@@ -16,15 +16,15 @@ class GatewayClient:
 
     def find_promoted(self) -> Mapping[str, Any]:
         """Return the promoted draft: ``fingerprint``, ``path``, ``source``."""
-        promoted = send(f"{self.url}/admin/draft", None, self._key)["promoted"]
-        if not promoted:
+        draft = send(f"{self.url}/admin/draft", None, self._key)["promoted"]
+        if not draft:
             raise CallFailed(f"{self.url} serves no draft that can be exchanged.", 409)
-        return dict(promoted)
+        return dict(draft)
 
     def find_canary(self) -> Mapping[str, Any] | None:
         """Return the running canary or the last one; None before the first."""
-        found = send(f"{self.url}/admin/canary", None, self._key)["canary"]
-        return None if found is None else dict(found)
+        canary = send(f"{self.url}/admin/canary", None, self._key)["canary"]
+        return None if canary is None else dict(canary)
 
     def start_canary(self, path: str, rules: Mapping[str, Any]) -> Mapping[str, Any]:
         body = {"path": path, **rules}

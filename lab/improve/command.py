@@ -98,8 +98,8 @@ def _run(options: argparse.Namespace, config: ImproveConfig) -> int:
 def _queue(options: argparse.Namespace, config: ImproveConfig) -> int:
     """Queue a draft for the loop. Raises DraftRefused."""
     folder = find_folder(str(options.candidate))
-    one = Ledger(config.state / "ledger.sqlite3").add(str(folder), options.force)
-    print(f"candidate {one.id} is queued: {folder}")
+    candidate = Ledger(config.state / "ledger.sqlite3").add(str(folder), options.force)
+    print(f"candidate {candidate.id} is queued: {folder}")
     return 0
 
 
@@ -111,9 +111,9 @@ def _run_loop(options: argparse.Namespace, config: ImproveConfig) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s improve: %(message)s")
     signal.signal(signal.SIGTERM, _interrupt)
     with lock_state(config.state) as lock:
-        one = make_loop(config, url, options.key, lock).run(options.once)
-    if one is not None:
-        print(f"candidate {one.id} {one.verdict}: {one.reason}")
+        candidate = make_loop(config, url, options.key, lock).run(options.once)
+    if candidate is not None:
+        print(f"candidate {candidate.id} {candidate.verdict}: {candidate.reason}")
     return 0
 
 

@@ -94,18 +94,18 @@ class ImproveConfig(_Section):
 def read_config(path: Path) -> ImproveConfig:
     """Read the configuration file. Raises ConfigInvalid."""
     try:
-        found = ImproveConfig.model_validate(read_yaml(path))
+        config = ImproveConfig.model_validate(read_yaml(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigInvalid(f"{path}: {where}: {first['msg']}") from None
+        problem = error.errors()[0]
+        field = ".".join(map(str, problem["loc"])) or "the file"
+        raise ConfigInvalid(f"{path}: {field}: {problem['msg']}") from None
     except (OSError, InvalidYaml) as error:
         raise ConfigInvalid(f"{path} cannot be read: {error}") from None
-    return _resolve(found, path.resolve().parent)
+    return _resolve(config, path.resolve().parent)
 
 
 def _resolve(config: ImproveConfig, base: Path) -> ImproveConfig:
     names = ("state", "capture", "target", "reference", "keep", "key_file")
-    given = {name: getattr(config, name) for name in names}
-    paths = {name: base / path.expanduser() for name, path in given.items() if path is not None}
+    settings = {name: getattr(config, name) for name in names}
+    paths = {name: base / path.expanduser() for name, path in settings.items() if path is not None}
     return config.model_copy(update=paths)

@@ -42,21 +42,25 @@ class GateFindings:
 def judge_comparison(report: Mapping[str, Any], rules: GateConfig) -> GateFindings:
     """Require that every target slice is better and no other slice is below the margin."""
     for label in (CANDIDATE, PARENT):
-        described = report["drafts"][label]
-        if described["refused"]:
-            reason = f"inspection refuses the {label}: {'; '.join(described['findings'][:2])}"
+        description = report["drafts"][label]
+        if description["refused"]:
+            reason = f"inspection refuses the {label}: {'; '.join(description['findings'][:2])}"
             return GateFindings(False, reason)
     pairs = report["against"]["drafts"][CANDIDATE]
-    missing = [name for name in rules.targets if name not in pairs]
-    if missing:
-        known = ", ".join(pairs)
-        return GateFindings(False, f"no judging answer is in slice '{missing[0]}'; slices: {known}")
-    found = tuple(judge_slice(name, pair["ratio"], rules) for name, pair in pairs.items())
-    failed = [one for one in found if not one.passed]
-    if failed:
-        return GateFindings(False, f"{failed[0].slice}: {failed[0].why}", found)
-    best = next(one for one in found if one.target)
-    return GateFindings(True, f"{best.slice}: {best.why}; no other slice is worse", found)
+    missing_names = [name for name in rules.targets if name not in pairs]
+    if missing_names:
+        slices = ", ".join(pairs)
+        return GateFindings(
+            False, f"no judging answer is in slice '{missing_names[0]}'; slices: {slices}"
+        )
+    findings = tuple(judge_slice(name, pair["ratio"], rules) for name, pair in pairs.items())
+    failures = [finding for finding in findings if not finding.passed]
+    if failures:
+        return GateFindings(False, f"{failures[0].slice}: {failures[0].why}", findings)
+    improvement = next(finding for finding in findings if finding.target)
+    return GateFindings(
+        True, f"{improvement.slice}: {improvement.why}; no other slice is worse", findings
+    )
 
 
 def judge_slice(name: str, ratio: Mapping[str, Any] | None, rules: GateConfig) -> SliceFinding:
@@ -64,8 +68,8 @@ def judge_slice(name: str, ratio: Mapping[str, Any] | None, rules: GateConfig) -
     if ratio is None:
         return SliceFinding(name, target, None, None, None, 0, not target, "nothing to compare")
     value, low, high = ratio["value"], ratio["low"], ratio["high"]
-    passed, why = _decide(target, value, low, high, rules.margin)
-    return SliceFinding(name, target, value, low, high, ratio["clusters"], passed, why)
+    verdict, reason = _decide(target, value, low, high, rules.margin)
+    return SliceFinding(name, target, value, low, high, ratio["clusters"], verdict, reason)
 
 
 def _decide(
@@ -79,6 +83,6 @@ def _decide(
     if target and low <= 1:
         return False, f"{span} is not shown to be better"
     if low <= 1 - margin:
-        worse = "is worse than" if high < 1 - margin else "may be worse than"
-        return False, f"{span} {worse} the margin of {margin:.0%}"
+        phrase = "is worse than" if high < 1 - margin else "may be worse than"
+        return False, f"{span} {phrase} the margin of {margin:.0%}"
     return True, span

@@ -106,19 +106,19 @@ class Ledger:
             database.row_factory = sqlite3.Row
             yield database
 
-    def add(self, given: str | None = None, forced: bool = False) -> Candidate:
+    def add(self, draft: str | None = None, forced: bool = False) -> Candidate:
         """Add a candidate, tuned by the loop or given by an operator."""
         with self._open() as database:
             cursor = database.execute(
                 "INSERT INTO candidates (created_at, stage, given, forced) VALUES (?, ?, ?, ?)",
-                (time.time(), Stage.COLLECT, given, forced),
+                (time.time(), Stage.COLLECT, draft, forced),
             )
             number = cursor.lastrowid
         assert number is not None
         return self.read(number)
 
     def read(self, number: int) -> Candidate:
-        return next(one for one in self.list_candidates() if one.id == number)
+        return next(candidate for candidate in self.list_candidates() if candidate.id == number)
 
     def list_candidates(self) -> list[Candidate]:
         """Return all candidates, oldest first."""
@@ -128,31 +128,38 @@ class Ledger:
 
     def find_open(self) -> Candidate | None:
         """Return the oldest candidate without a verdict."""
-        return next((one for one in self.list_candidates() if one.verdict is None), None)
+        return next(
+            (candidate for candidate in self.list_candidates() if candidate.verdict is None), None
+        )
 
-    def update(self, one: Candidate, text: str = "", **values: Any) -> Candidate:
+    def update(self, candidate: Candidate, text: str = "", **values: Any) -> Candidate:
         """Write these fields, and an event if there is a text."""
-        given = {n: json.dumps(v) if n in _JSON else v for n, v in values.items()}
+        columns = {n: json.dumps(v) if n in _JSON else v for n, v in values.items()}
         with self._open() as database:
-            if given:
-                names = ", ".join(f"{name} = ?" for name in given)
+            if columns:
+                names = ", ".join(f"{name} = ?" for name in columns)
                 database.execute(
-                    f"UPDATE candidates SET {names} WHERE id = ?", (*given.values(), one.id)
+                    f"UPDATE candidates SET {names} WHERE id = ?", (*columns.values(), candidate.id)
                 )
             if text:
-                event = (one.id, time.time(), one.stage, text)
+                event = (candidate.id, time.time(), candidate.stage, text)
                 database.execute("INSERT INTO events VALUES (?, ?, ?, ?)", event)
-        return self.read(one.id)
+        return self.read(candidate.id)
 
-    def advance(self, one: Candidate, stage: Stage, text: str, **values: Any) -> Candidate:
-        return self.update(one, text, stage=stage, attempts=0, **values)
+    def advance(self, candidate: Candidate, stage: Stage, text: str, **values: Any) -> Candidate:
+        return self.update(candidate, text, stage=stage, attempts=0, **values)
 
     def close(
-        self, one: Candidate, verdict: CandidateVerdict, reason: str, **values: Any
+        self, candidate: Candidate, verdict: CandidateVerdict, reason: str, **values: Any
     ) -> Candidate:
         text = f"{verdict}: {reason}"
-        end = {"stage": Stage.DONE, "verdict": verdict, "reason": reason, "ended_at": time.time()}
-        return self.update(one, text, **end, **values)
+        fields = {
+            "stage": Stage.DONE,
+            "verdict": verdict,
+            "reason": reason,
+            "ended_at": time.time(),
+        }
+        return self.update(candidate, text, **fields, **values)
 
     def list_events(self, number: int) -> list[dict[str, Any]]:
         with self._open() as database:

@@ -26,19 +26,22 @@ def main(argv: Sequence[str]) -> int:
         print(f"eaglegate drafts log: there is no ledger at {path}", file=sys.stderr)
         return 1
     ledger = Ledger(path)
-    found = ledger.list_candidates()
+    candidates = ledger.list_candidates()
     if options.id is not None:
-        found = [one for one in found if one.id == options.id]
-        if not found:
+        candidates = [candidate for candidate in candidates if candidate.id == options.id]
+        if not candidates:
             print(f"eaglegate drafts log: no candidate {options.id}", file=sys.stderr)
             return 1
     if options.json:
-        rows = [asdict(one) | {"events": ledger.list_events(one.id)} for one in found]
+        rows = [
+            asdict(candidate) | {"events": ledger.list_events(candidate.id)}
+            for candidate in candidates
+        ]
         print(json.dumps(rows, indent=1))
     elif options.id is not None:
-        print(format_candidate(found[0], ledger.list_events(options.id)))
+        print(format_candidate(candidates[0], ledger.list_events(options.id)))
     else:
-        print("\n".join(format_table(found)))
+        print("\n".join(format_table(candidates)))
     return 0
 
 
@@ -54,54 +57,62 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def format_table(found: Sequence[Candidate]) -> list[str]:
-    if not found:
+def format_table(candidates: Sequence[Candidate]) -> list[str]:
+    if not candidates:
         return ["no candidate yet"]
-    rows = [HEAD, *(_format_row(one) for one in found)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(HEAD))]
+    rows = [HEAD, *(_format_row(candidate) for candidate in candidates)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
 
 
-def _format_row(one: Candidate) -> tuple[str, ...]:
-    verdict = f"{one.verdict}: {one.reason}" if one.verdict else f"in progress: {one.stage}"
+def _format_row(candidate: Candidate) -> tuple[str, ...]:
+    verdict = (
+        f"{candidate.verdict}: {candidate.reason}"
+        if candidate.verdict
+        else f"in progress: {candidate.stage}"
+    )
     return (
-        str(one.id),
-        _format_time(one.created_at),
-        (one.fingerprint or "-")[-8:],
-        one.parent.get("fingerprint", "-")[-8:],
-        str(one.data.get("answers", "-")),
-        _format_offline(one.offline),
-        _format_live(one.live),
-        ("forced, " if one.forced else "") + verdict,
+        str(candidate.id),
+        _format_time(candidate.created_at),
+        (candidate.fingerprint or "-")[-8:],
+        candidate.parent.get("fingerprint", "-")[-8:],
+        str(candidate.data.get("answers", "-")),
+        _format_offline(candidate.offline),
+        _format_live(candidate.live),
+        ("forced, " if candidate.forced else "") + verdict,
     )
 
 
-def _format_time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+def _format_time(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds")
 
 
-def _format_offline(offline: Mapping[str, Any]) -> str:
+def _format_offline(comparison: Mapping[str, Any]) -> str:
     """Format the change of tokens per step over the parent, in the first target slice."""
-    targets = [one for one in offline.get("slices", ()) if one["target"] and one["ratio"]]
+    targets = [
+        finding
+        for finding in comparison.get("slices", ())
+        if finding["target"] and finding["ratio"]
+    ]
     return f"{targets[0]['ratio'] - 1:+.1%}" if targets else "-"
 
 
-def _format_live(live: Mapping[str, Any]) -> str:
+def _format_live(trial: Mapping[str, Any]) -> str:
     """Format the change of acceptance in the canary, whose evidence is logarithmic."""
-    rows = [row for row in live.get("evidence", ()) if row["metric"] == "acceptance"]
+    rows = [row for row in trial.get("evidence", ()) if row["metric"] == "acceptance"]
     return f"{math.expm1(rows[0]['mean']):+.1%}" if rows else "-"
 
 
-def format_candidate(one: Candidate, events: Sequence[Mapping[str, Any]]) -> str:
-    lines = [*format_table([one]), ""]
+def format_candidate(candidate: Candidate, events: Sequence[Mapping[str, Any]]) -> str:
+    lines = [*format_table([candidate]), ""]
     lines += [
         f"{_format_time(event['at'])}  {event['stage']:8} {event['text']}" for event in events
     ]
-    for row in one.offline.get("slices", ()):
+    for row in candidate.offline.get("slices", ()):
         mark = "ok  " if row["passed"] else "FAIL"
         lines.append(f"offline {mark} {row['slice']:24} {row['why']}")
-    lines += [f"live         {describe_effect(row)}" for row in one.live.get("evidence", ())]
+    lines += [f"live         {describe_effect(row)}" for row in candidate.live.get("evidence", ())]
     return "\n".join(lines)

@@ -32,7 +32,7 @@ class Switch:
         self.path = state / "stopped"
 
     @property
-    def off(self) -> bool:
+    def is_off(self) -> bool:
         return self.path.exists()
 
     def turn_off(self, reason: str) -> None:
@@ -44,7 +44,7 @@ class Switch:
 
     def check(self) -> None:
         """Raise LoopStopped if the switch is off."""
-        if self.off:
+        if self.is_off:
             raise LoopStopped(f"{self.path} exists")
 
 
@@ -80,91 +80,99 @@ class ImproveLoop:
         self._config, self._stages, self._sleep = config, stages, sleep
         self._ledger = stages.ledger
         self._switch = Switch(config.state)
-        self._said = ""
+        self._message = ""
 
     def run(self, once: bool = False) -> Candidate | None:
         """Run until interrupted or, with ``once``, until one verdict or too little traffic."""
         while True:
-            one = None if self._switch.off else self._ledger.find_open() or self._begin()
-            if one is None:
-                if self._switch.off:
-                    self._say(f"stopped: {self._switch.path} exists")
+            candidate = None if self._switch.is_off else self._ledger.find_open() or self._begin()
+            if candidate is None:
+                if self._switch.is_off:
+                    self._log_change(f"stopped: {self._switch.path} exists")
                 if once:
                     return None
                 self._sleep(self._config.poll_s)
                 continue
-            one = self._step(one)
-            if once and one.verdict:
-                return one
+            candidate = self._step(candidate)
+            if once and candidate.verdict:
+                return candidate
 
     def _begin(self) -> Candidate | None:
         """Add a candidate if there is enough new traffic."""
-        ended = [one.ended_at or 0.0 for one in self._ledger.list_candidates()]
-        if time.time() - max(ended, default=0.0) < self._config.window.pause_s:
+        end_times = [candidate.ended_at or 0.0 for candidate in self._ledger.list_candidates()]
+        if time.time() - max(end_times, default=0.0) < self._config.window.pause_s:
             return None
         windows = self._stages.windows
         try:
             facts = windows.count(self._stages.last_used())
         except (CaptureError, OSError) as error:
-            self._say(f"the capture cannot be read: {error}")
+            self._log_change(f"the capture cannot be read: {error}")
             return None
         if windows.is_enough(facts):
             return self._ledger.add()
-        self._say(f"waiting for traffic: {facts.answers} answers, {len(facts.clusters)} sessions")
+        self._log_change(
+            f"waiting for traffic: {facts.answers} answers, {len(facts.clusters)} sessions"
+        )
         return None
 
-    def _step(self, one: Candidate) -> Candidate:
+    def _step(self, candidate: Candidate) -> Candidate:
         """Run one stage, or retry it later."""
-        self._say(f"candidate {one.id}: {one.stage}")
+        self._log_change(f"candidate {candidate.id}: {candidate.stage}")
         try:
-            one = self._stages.run(one)
+            candidate = self._stages.run(candidate)
         except LoopStopped:
-            return one
-        except NotYet as why:
-            return self._wait(one, str(why))
+            return candidate
+        except NotYet as delay:
+            return self._wait(candidate, str(delay))
         except CallFailed as error:
             if error.status in (None, 409, 429, 503):
-                return self._wait(one, str(error))
-            return self._count_failure(one, str(error))
+                return self._wait(candidate, str(error))
+            return self._count_failure(candidate, str(error))
         except StageFailed as error:
-            return self._count_failure(one, str(error))
-        if one.verdict:
-            log.warning("candidate %d %s: %s", one.id, one.verdict, one.reason)
+            return self._count_failure(candidate, str(error))
+        if candidate.verdict:
+            log.warning("candidate %d %s: %s", candidate.id, candidate.verdict, candidate.reason)
             self._tidy()
-        return one
+        return candidate
 
-    def _wait(self, one: Candidate, why: str) -> Candidate:
-        self._say(f"candidate {one.id} waits: {why}")
+    def _wait(self, candidate: Candidate, reason: str) -> Candidate:
+        self._log_change(f"candidate {candidate.id} waits: {reason}")
         self._sleep(self._config.poll_s)
-        return one
+        return candidate
 
-    def _count_failure(self, one: Candidate, why: str) -> Candidate:
-        one = self._ledger.read(one.id)
-        log.error("candidate %d, %s failed: %s", one.id, one.stage, why)
-        if one.attempts + 1 >= self._config.attempts:
-            return self._ledger.close(one, CandidateVerdict.FAILED, f"{one.stage}: {why}")
-        one = self._ledger.update(one, f"failed: {why}", attempts=one.attempts + 1)
+    def _count_failure(self, candidate: Candidate, reason: str) -> Candidate:
+        candidate = self._ledger.read(candidate.id)
+        log.error("candidate %d, %s failed: %s", candidate.id, candidate.stage, reason)
+        if candidate.attempts + 1 >= self._config.attempts:
+            return self._ledger.close(
+                candidate, CandidateVerdict.FAILED, f"{candidate.stage}: {reason}"
+            )
+        candidate = self._ledger.update(
+            candidate, f"failed: {reason}", attempts=candidate.attempts + 1
+        )
         self._sleep(self._config.poll_s)
-        return one
+        return candidate
 
     def _tidy(self) -> None:
         """Delete the windows that no candidate will need again, because they contain text."""
-        tuned = [one for one in self._ledger.list_candidates() if not one.given]
-        kept = {one.id for one in tuned[-max(1, self._config.window.history) :]}
-        for one in self._ledger.list_candidates():
-            folder = self._stages.folder_of(one)
-            if one.verdict is None or not folder.is_dir():
+        candidates = [
+            candidate for candidate in self._ledger.list_candidates() if not candidate.given
+        ]
+        history = {candidate.id for candidate in candidates[-max(1, self._config.window.history) :]}
+        for candidate in self._ledger.list_candidates():
+            folder = self._stages.folder_of(candidate)
+            if candidate.verdict is None or not folder.is_dir():
                 continue
             for part in ("parent", "draft/training-state.pt"):
                 remove(folder / part)
-            if one.id not in kept:
+            if candidate.id not in history:
                 remove(folder)
 
-    def _say(self, text: str) -> None:
+    def _log_change(self, text: str) -> None:
         """Log a text unless it repeats the last one."""
-        if text != self._said:
+        if text != self._message:
             log.info("%s", text)
-            self._said = text
+            self._message = text
 
 
 def remove(path: Path) -> None:

@@ -69,10 +69,10 @@ class Stages:
         self._check, self._lock = check, lock
         self.windows = TrafficWindows(config)
 
-    def folder_of(self, one: Candidate) -> Path:
-        return self.config.state / "candidates" / f"{one.id:05d}"
+    def folder_of(self, candidate: Candidate) -> Path:
+        return self.config.state / "candidates" / f"{candidate.id:05d}"
 
-    def run(self, one: Candidate) -> Candidate:
+    def run(self, candidate: Candidate) -> Candidate:
         """Run the next stage. Raises StageFailed, NotYet, LoopStopped and CallFailed."""
         stages = {
             Stage.COLLECT: self.collect,
@@ -81,55 +81,57 @@ class Stages:
             Stage.CANARY: self.try_live,
         }
         try:
-            return stages[one.stage](one)
+            return stages[candidate.stage](candidate)
         except (CaptureError, DraftRefused, OSError) as error:
             raise StageFailed(str(error)) from error
 
     def last_used(self) -> float:
         """Return the arrival of the newest request in the last tuned window, in Unix time."""
-        used = (
-            one.data.get("until", 0.0) for one in self.ledger.list_candidates() if not one.given
+        arrivals = (
+            candidate.data.get("until", 0.0)
+            for candidate in self.ledger.list_candidates()
+            if not candidate.given
         )
-        return max(used, default=0.0)
+        return max(arrivals, default=0.0)
 
-    def collect(self, one: Candidate) -> Candidate:
+    def collect(self, candidate: Candidate) -> Candidate:
         """Copy the promoted draft and freeze the window."""
-        folder = self.folder_of(one)
-        promoted = self.client.find_promoted()
-        parent = copy_draft(Path(promoted["path"]), folder / "parent")
-        earlier = self._find_earlier(one)
-        data = self.windows.freeze(folder / "window", self.last_used(), earlier)
-        known = {"fingerprint": parent, "source": promoted["source"]}
+        folder = self.folder_of(candidate)
+        draft = self.client.find_promoted()
+        parent = copy_draft(Path(draft["path"]), folder / "parent")
+        windows = self._find_earlier(candidate)
+        data = self.windows.freeze(folder / "window", self.last_used(), windows)
+        origin = {"fingerprint": parent, "source": draft["source"]}
         text = f"{data['answers']} answers of {data['sessions']} sessions"
-        if one.given:
-            fingerprint = copy_draft(Path(one.given), folder / "draft")
+        if candidate.given:
+            fingerprint = copy_draft(Path(candidate.given), folder / "draft")
             return self.ledger.advance(
-                one, Stage.COMPARE, text, parent=known, data=data, fingerprint=fingerprint
+                candidate, Stage.COMPARE, text, parent=origin, data=data, fingerprint=fingerprint
             )
-        return self.ledger.advance(one, Stage.TUNE, text, parent=known, data=data)
+        return self.ledger.advance(candidate, Stage.TUNE, text, parent=origin, data=data)
 
-    def _find_earlier(self, one: Candidate) -> list[Path]:
+    def _find_earlier(self, candidate: Candidate) -> list[Path]:
         """Return the windows of earlier candidates, newest first."""
-        before = [
-            self.folder_of(other) / "window"
-            for other in reversed(self.ledger.list_candidates())
-            if other.id < one.id and not other.given
+        windows = [
+            self.folder_of(predecessor) / "window"
+            for predecessor in reversed(self.ledger.list_candidates())
+            if predecessor.id < candidate.id and not predecessor.given
         ]
-        return [path for path in before if path.is_dir()][: self.config.window.history]
+        return [path for path in windows if path.is_dir()][: self.config.window.history]
 
-    def tune(self, one: Candidate) -> Candidate:
-        folder = self.folder_of(one)
+    def tune(self, candidate: Candidate) -> Candidate:
+        folder = self.folder_of(candidate)
         self.run_command(self.make_tune_command(folder), folder / "tune.log")
         fingerprint = fingerprint_draft(find_folder(str(folder / "draft")))
-        if fingerprint == one.parent["fingerprint"]:
-            return self.ledger.close(one, CandidateVerdict.REFUSED, "tuning changed nothing")
-        return self.ledger.advance(one, Stage.COMPARE, "tuned", fingerprint=fingerprint)
+        if fingerprint == candidate.parent["fingerprint"]:
+            return self.ledger.close(candidate, CandidateVerdict.REFUSED, "tuning changed nothing")
+        return self.ledger.advance(candidate, Stage.COMPARE, "tuned", fingerprint=fingerprint)
 
     def make_tune_command(self, folder: Path) -> list[str]:
-        how, window = self.config.tune, folder / "window"
+        settings, window = self.config.tune, folder / "window"
         folders = (window / OLD, self.config.keep)
-        older = [str(one) for one in folders if one is not None and not is_empty(one)]
-        keep = [part for one in older for part in ("--keep", one)]
+        sources = [str(source) for source in folders if source is not None and not is_empty(source)]
+        rehearsal = [part for source in sources for part in ("--keep", source)]
         return [
             *(
                 sys.executable,
@@ -139,29 +141,35 @@ class Stages:
                 str(self.config.target),
             ),
             *("--init", str(folder / "parent"), "--data", str(window / NEW)),
-            *(keep and (*keep, "--keep-share", str(how.keep_share))),
-            *("--steps", str(how.steps), "--threads", str(how.threads)),
-            *("--out", str(folder / "draft"), *self._key_arguments(), *how.arguments),
+            *(rehearsal and (*rehearsal, "--keep-share", str(settings.keep_share))),
+            *("--steps", str(settings.steps), "--threads", str(settings.threads)),
+            *("--out", str(folder / "draft"), *self._key_arguments(), *settings.arguments),
         ]
 
     def _key_arguments(self) -> Sequence[str]:
         path = self.config.key_file
         return ("--key-file", str(path)) if path else ()
 
-    def compare(self, one: Candidate) -> Candidate:
+    def compare(self, candidate: Candidate) -> Candidate:
         """Compare the drafts on sessions that no draft was trained on."""
-        folder = self.folder_of(one)
+        folder = self.folder_of(candidate)
         self.run_command(self.make_compare_command(folder), folder / "compare.log")
         report = json.loads((folder / "compare" / "report.json").read_text(encoding="utf-8"))
-        found = judge_comparison(report, self.config.gate)
+        findings = judge_comparison(report, self.config.gate)
         lengths = {
             label: describe_lengths(report["drafts"][label]) for label in (PARENT, CANDIDATE)
         }
-        offline = found.describe() | {"answers": report["answers"], "acceptance": lengths}
-        if not found.passed and not one.forced:
-            return self.ledger.close(one, CandidateVerdict.REFUSED, found.reason, offline=offline)
-        text = found.reason if found.passed else f"forced past a failed comparison: {found.reason}"
-        return self.ledger.advance(one, Stage.CANARY, text, offline=offline)
+        offline = findings.describe() | {"answers": report["answers"], "acceptance": lengths}
+        if not findings.passed and not candidate.forced:
+            return self.ledger.close(
+                candidate, CandidateVerdict.REFUSED, findings.reason, offline=offline
+            )
+        text = (
+            findings.reason
+            if findings.passed
+            else f"forced past a failed comparison: {findings.reason}"
+        )
+        return self.ledger.advance(candidate, Stage.CANARY, text, offline=offline)
 
     def make_compare_command(self, folder: Path) -> list[str]:
         gate = self.config.gate
@@ -196,13 +204,13 @@ class Stages:
                 preexec_fn=lambda: become_background(self.config.tune.nice),
             )
         try:
-            began = said = time.monotonic()
+            start = report_time = time.monotonic()
             while process.poll() is None:
                 self._check()
                 time.sleep(COMMAND_POLL_S)
-                if (now := time.monotonic()) - said >= self.tell_every_s:
-                    said = now
-                    logger.info("%s for %.0f s: %s", command[2], now - began, _read_end(log))
+                if (clock := time.monotonic()) - report_time >= self.tell_every_s:
+                    report_time = clock
+                    logger.info("%s for %.0f s: %s", command[2], clock - start, _read_end(log))
         finally:
             if process.poll() is None:
                 process.kill()
@@ -210,94 +218,103 @@ class Stages:
         if process.returncode:
             raise StageFailed(f"{command[2]} ended with {process.returncode}: {_read_end(log)}")
 
-    def try_live(self, one: Candidate) -> Candidate:
+    def try_live(self, candidate: Candidate) -> Candidate:
         """Start the canary and wait for its verdict. After a restart, find it or start another."""
         while True:
-            promoted = self.client.find_promoted()["fingerprint"]
+            fingerprint = self.client.find_promoted()["fingerprint"]
             canary = self.client.find_canary()
-            if promoted == one.fingerprint:
-                live = _describe_live(canary) if is_of(canary, one) else {}
-                reason = live.get("reason") or "the gateway had promoted it"
+            if fingerprint == candidate.fingerprint:
+                evidence = _describe_live(canary) if is_of(canary, candidate) else {}
+                reason = evidence.get("reason") or "the gateway had promoted it"
                 return self.ledger.close(
-                    one, CandidateVerdict.PROMOTED, reason, live=live or one.live
+                    candidate, CandidateVerdict.PROMOTED, reason, live=evidence or candidate.live
                 )
-            if promoted != one.parent["fingerprint"]:
-                reason = f"another draft was promoted in the meantime: {promoted}"
-                self._stop_canary(one)
-                return self.ledger.close(one, CandidateVerdict.UNDECIDED, reason)
-            if canary is None or not is_of(canary, one) or _was_switched_off(canary, one):
+            if fingerprint != candidate.parent["fingerprint"]:
+                reason = f"another draft was promoted in the meantime: {fingerprint}"
+                self._stop_canary(candidate)
+                return self.ledger.close(candidate, CandidateVerdict.UNDECIDED, reason)
+            if (
+                canary is None
+                or not is_of(canary, candidate)
+                or _was_switched_off(canary, candidate)
+            ):
                 if canary is not None and canary["running"]:
                     raise NotYet("another canary is running")
-                one = self._start_canary(one)
-                if one.verdict:
-                    return one
+                candidate = self._start_canary(candidate)
+                if candidate.verdict:
+                    return candidate
             elif not canary["running"]:
-                return self._conclude(one, canary)
+                return self._conclude(candidate, canary)
             else:
-                one = self.ledger.update(one, live=_describe_live(canary))
-            self._wait(one)
+                candidate = self.ledger.update(candidate, live=_describe_live(canary))
+            self._wait(candidate)
 
-    def _wait(self, one: Candidate) -> None:
+    def _wait(self, candidate: Candidate) -> None:
         time.sleep(self.config.poll_s)
         try:
             self._check()
         except LoopStopped:
-            self._stop_canary(one)
+            self._stop_canary(candidate)
             raise
 
-    def _stop_canary(self, one: Candidate) -> None:
+    def _stop_canary(self, candidate: Candidate) -> None:
         canary = self.client.find_canary()
-        if canary is not None and canary["running"] and is_of(canary, one):
-            self.ledger.update(one, "canary stopped", live={"switched_off": canary["started_at"]})
+        if canary is not None and canary["running"] and is_of(canary, candidate):
+            self.ledger.update(
+                candidate, "canary stopped", live={"switched_off": canary["started_at"]}
+            )
             self.client.stop_canary()
 
-    def _start_canary(self, one: Candidate) -> Candidate:
+    def _start_canary(self, candidate: Candidate) -> Candidate:
         """Start a canary. The attempt is counted first, so crashes cannot repeat it forever."""
-        if one.attempts >= self.config.attempts:
-            raise StageFailed(f"{one.attempts} canaries started and none finished")
-        one = self.ledger.update(one, "canary starts", attempts=one.attempts + 1)
-        path = str((self.folder_of(one) / "draft").resolve())
+        if candidate.attempts >= self.config.attempts:
+            raise StageFailed(f"{candidate.attempts} canaries started and none finished")
+        candidate = self.ledger.update(candidate, "canary starts", attempts=candidate.attempts + 1)
+        path = str((self.folder_of(candidate) / "draft").resolve())
         try:
             self.client.start_canary(path, self.config.canary)
         except CallFailed as error:
             if error.status == 409:
-                self.ledger.update(one, attempts=one.attempts - 1)
+                self.ledger.update(candidate, attempts=candidate.attempts - 1)
                 raise NotYet(str(error)) from error
             if error.status == 400:
-                return self.ledger.close(one, CandidateVerdict.REFUSED, str(error))
+                return self.ledger.close(candidate, CandidateVerdict.REFUSED, str(error))
             raise
-        return one
+        return candidate
 
-    def _conclude(self, one: Candidate, canary: Mapping[str, Any]) -> Candidate:
-        live = _describe_live(canary)
+    def _conclude(self, candidate: Candidate, canary: Mapping[str, Any]) -> Candidate:
+        evidence = _describe_live(canary)
         if not canary["ended"]:
             return self.ledger.close(
-                one, CandidateVerdict.UNDECIDED, "an operator stopped it", live=live
+                candidate, CandidateVerdict.UNDECIDED, "an operator stopped it", live=evidence
             )
         verdict = VERDICTS[CanaryVerdict(canary["verdict"])]
         if verdict is not CandidateVerdict.PROMOTED:
-            return self.ledger.close(one, verdict, canary["reason"], live=live)
-        if self.client.find_promoted()["fingerprint"] == one.fingerprint:
-            return self.ledger.close(one, verdict, canary["reason"], live=live)
+            return self.ledger.close(candidate, verdict, canary["reason"], live=evidence)
+        if self.client.find_promoted()["fingerprint"] == candidate.fingerprint:
+            return self.ledger.close(candidate, verdict, canary["reason"], live=evidence)
         reason = "the canary's verdict was promote, but the gateway could not promote it"
-        return self.ledger.close(one, CandidateVerdict.UNDECIDED, reason, live=live)
+        return self.ledger.close(candidate, CandidateVerdict.UNDECIDED, reason, live=evidence)
 
 
-def is_of(canary: Mapping[str, Any] | None, one: Candidate) -> bool:
+def is_of(canary: Mapping[str, Any] | None, candidate: Candidate) -> bool:
     """Return True if this canary tries this candidate."""
     if canary is None:
         return False
-    return bool(canary["candidate"] == one.fingerprint and canary["started_at"] >= one.created_at)
+    return bool(
+        canary["candidate"] == candidate.fingerprint
+        and canary["started_at"] >= candidate.created_at
+    )
 
 
-def _was_switched_off(canary: Mapping[str, Any], one: Candidate) -> bool:
-    stopped = one.live.get("switched_off") == canary["started_at"]
-    return stopped and not canary["running"] and not canary["ended"]
+def _was_switched_off(canary: Mapping[str, Any], candidate: Candidate) -> bool:
+    is_stopped = candidate.live.get("switched_off") == canary["started_at"]
+    return is_stopped and not canary["running"] and not canary["ended"]
 
 
 def _describe_live(canary: Mapping[str, Any] | None) -> dict[str, Any]:
-    left_out = ("path", "candidate", "control", "running")
-    return {name: value for name, value in (canary or {}).items() if name not in left_out}
+    exclusions = ("path", "candidate", "control", "running")
+    return {name: value for name, value in (canary or {}).items() if name not in exclusions}
 
 
 def describe_lengths(draft: Mapping[str, Any]) -> dict[str, Any]:

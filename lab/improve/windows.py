@@ -32,18 +32,18 @@ class WindowFacts:
     """Facts about the new traffic."""
 
     answers: int = 0
-    first: float = 0.0
+    first_arrival: float = 0.0
     """Arrival of the oldest and of the newest request, in Unix time."""
-    last: float = 0.0
+    last_arrival: float = 0.0
     workloads: Counter[str] = field(default_factory=Counter)
     clusters: set[str] = field(default_factory=set)
 
     def add(self, record: CaptureRecord) -> None:
         count = sum(1 for _ in record.trajectories())
-        arrived = record.arrived or 0.0
+        arrival = record.arrived or 0.0
         self.answers += count
-        self.first = min(self.first or arrived, arrived)
-        self.last = max(self.last, arrived)
+        self.first_arrival = min(self.first_arrival or arrival, arrival)
+        self.last_arrival = max(self.last_arrival, arrival)
         self.workloads[record.workload] += count
         self.clusters.add(record.cluster)
 
@@ -51,8 +51,8 @@ class WindowFacts:
         return {
             "answers": self.answers,
             "sessions": len(self.clusters),
-            "from": self.first,
-            "until": self.last,
+            "from": self.first_arrival,
+            "until": self.last_arrival,
             "workloads": dict(self.workloads),
         }
 
@@ -76,58 +76,62 @@ class TrafficWindows:
         return facts
 
     def is_enough(self, facts: WindowFacts) -> bool:
-        wanted = self._config.window
-        return facts.answers >= wanted.answers and len(facts.clusters) >= wanted.sessions
+        minimum = self._config.window
+        return facts.answers >= minimum.answers and len(facts.clusters) >= minimum.sessions
 
-    def freeze(self, folder: Path, since: float, earlier: Sequence[Path]) -> dict[str, Any]:
+    def freeze(self, folder: Path, since: float, windows: Sequence[Path]) -> dict[str, Any]:
         """Write the window to ``folder`` atomically and describe it. Raises CaptureError and
         OSError.
         """
-        fresh = folder.with_name(folder.name + ".new")
-        shutil.rmtree(fresh, ignore_errors=True)
+        staging = folder.with_name(folder.name + ".new")
+        shutil.rmtree(staging, ignore_errors=True)
         for name in (NEW, OLD, JUDGE):
-            (fresh / name).mkdir(parents=True)
+            (staging / name).mkdir(parents=True)
         records, facts = self._take_newest(since)
-        written = self._split(records, fresh, NEW, "window.jsonl")
+        counts = self._split(records, staging, NEW, "window.jsonl")
         if self._config.reference is not None:
-            known = list(self._read(self._config.reference))
-            written.update(self._split(known, fresh, OLD, "reference.jsonl"))
-        for number, window in enumerate(earlier):
-            _link(window / NEW / "window.jsonl", fresh / OLD / f"earlier-{number}.jsonl")
-            _link(window / JUDGE / "window.jsonl", fresh / JUDGE / f"earlier-{number}.jsonl")
+            references = list(self._read(self._config.reference))
+            counts.update(self._split(references, staging, OLD, "reference.jsonl"))
+        for number, window in enumerate(windows):
+            _link(window / NEW / "window.jsonl", staging / OLD / f"earlier-{number}.jsonl")
+            _link(window / JUDGE / "window.jsonl", staging / JUDGE / f"earlier-{number}.jsonl")
         shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
-        return facts.describe() | {"files": dict(written), "earlier": len(earlier)}
+        staging.rename(folder)
+        return facts.describe() | {"files": dict(counts), "earlier": len(windows)}
 
     def _take_newest(self, since: float) -> tuple[list[CaptureRecord], WindowFacts]:
         """Return as much of the newest traffic as the configuration asks for."""
-        facts, taken = WindowFacts(), []
-        arrived = sorted(self._read_new(since), key=lambda one: one.arrived or 0.0, reverse=True)
-        for record in arrived:
+        facts, selection = WindowFacts(), []
+        recent_records = sorted(
+            self._read_new(since), key=lambda item: item.arrived or 0.0, reverse=True
+        )
+        for record in recent_records:
             if self.is_enough(facts):
                 break
             facts.add(record)
-            taken.append(record)
-        return taken[::-1], facts
+            selection.append(record)
+        return selection[::-1], facts
 
     def _split(
         self, records: Sequence[CaptureRecord], folder: Path, part: str, name: str
     ) -> Counter[str]:
         share = self._config.window.judge_share
-        judges = [one for one in records if is_judge(one.cluster, share)]
-        others = [one for one in records if not is_judge(one.cluster, share)]
+        judge_records = [record for record in records if is_judge(record.cluster, share)]
+        other_records = [record for record in records if not is_judge(record.cluster, share)]
         counts: Counter[str] = Counter()
-        for where, chosen in ((JUDGE, judges), (part, others)):
-            if chosen:
-                path = folder / where / name
+        for part_name, selection in ((JUDGE, judge_records), (part, other_records)):
+            if selection:
+                path = folder / part_name / name
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-                counts[where] += write_capture(path, chosen, self._cipher)
+                counts[part_name] += write_capture(path, selection, self._cipher)
         return counts
 
     def _read_new(self, since: float) -> Iterator[CaptureRecord]:
         for file in list_files(self._config.capture):
             if file.stat().st_mtime >= since:
-                yield from (one for one in self._read(file) if (one.arrived or 0.0) > since)
+                yield from (
+                    record for record in self._read(file) if (record.arrived or 0.0) > since
+                )
 
     def _read(self, path: Path) -> Iterator[CaptureRecord]:
         if path.is_file() and not path.stat().st_size:
