@@ -30,10 +30,10 @@ def make_blank_draft(source: Path, folder: Path) -> Path:
 def blank_tensors(path: Path) -> None:
     ranges = list(list_tensors(path))
     with path.open("r+b") as file:
-        for begin, end in ranges:
-            file.seek(begin)
-            for at in range(begin, end, CHUNK):
-                file.write(bytes(min(CHUNK, end - at)))
+        for start, end in ranges:
+            file.seek(start)
+            for offset in range(start, end, CHUNK):
+                file.write(bytes(min(CHUNK, end - offset)))
 
 
 def list_tensors(path: Path) -> Iterator[tuple[int, int]]:
@@ -45,5 +45,5 @@ def list_tensors(path: Path) -> Iterator[tuple[int, int]]:
         if name == "__metadata__" or tensor["dtype"] not in FLOATS or len(tensor["shape"]) < 2:
             continue
         if not any(part in name for part in SHARED):
-            begin, end = tensor["data_offsets"]
-            yield 8 + length + begin, 8 + length + end
+            start, end = tensor["data_offsets"]
+            yield 8 + length + start, 8 + length + end

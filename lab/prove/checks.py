@@ -22,7 +22,7 @@ from eaglegate.lab.prove.lane import (
     Progress,
     ProofAnswer,
     add_totals,
-    at,
+    fix_depth,
     make_requests,
     run,
     run_all,
@@ -70,64 +70,71 @@ class Check:
 
 
 async def check_execution(trial: Trial) -> Evidence:
-    found = await trial.lane.describe_execution()
-    if found is None:
+    execution = await trial.lane.describe_execution()
+    if execution is None:
         return Evidence(
             ProofOutcome.UNSURE, "The workers of this engine do not report how they run."
         )
-    outcome, verdict = judge_execution(found)
-    return Evidence(outcome, f"{describe_execution(found)} {verdict}", asdict(found))
+    outcome, verdict = judge_execution(execution)
+    return Evidence(outcome, f"{describe_execution(execution)} {verdict}", asdict(execution))
 
 
-def describe_execution(found: Execution) -> str:
-    first = found.workers[0]
-    runner = "second" if first.runner == 2 else "first"
-    scheduling = "asynchronous" if found.asynchronous else "synchronous"
+def describe_execution(execution: Execution) -> str:
+    worker = execution.workers[0]
+    runner = "second" if worker.runner == 2 else "first"
+    scheduling = "asynchronous" if execution.asynchronous else "synchronous"
     return (
-        f"vLLM's {runner} model runner, {scheduling} scheduling, {found.dtype}, attention by "
-        f"{' and '.join(first.attention) or 'an unknown backend'}."
+        f"vLLM's {runner} model runner, {scheduling} scheduling, {execution.dtype}, attention by "
+        f"{' and '.join(worker.attention) or 'an unknown backend'}."
     )
 
 
-def judge_execution(found: Execution) -> tuple[ProofOutcome, str]:
+def judge_execution(execution: Execution) -> tuple[ProofOutcome, str]:
     """Judge if the engine runs as its arguments ask: compiled, with graphs, or eagerly."""
-    asked = [name for name in (found.compilation, found.graphs) if name != EAGER]
-    if not asked and found.eager:
+    modes = [name for name in (execution.compilation, execution.graphs) if name != EAGER]
+    if not modes and execution.eager:
         return ProofOutcome.PASSED, "It runs eagerly, as its arguments and their defaults ask."
-    if not asked:
+    if not modes:
         return ProofOutcome.FAILED, "It runs eagerly, and its arguments do not ask for that."
-    for worker in found.workers:
-        if fault := find_fallback(found, worker):
+    for worker in execution.workers:
+        if fault := find_fallback(execution, worker):
             return ProofOutcome.FAILED, fault
-    steps = sum(found.steps.values())
-    if found.graphs != EAGER and found.steps.get(EAGER, 0) > steps / 2:
-        return ProofOutcome.FAILED, f"{found.steps[EAGER]} of {steps} steps ran without a graph."
-    lowered = {worker.graphs for worker in found.workers} - {found.graphs}
-    if lowered:
+    steps = sum(execution.steps.values())
+    if execution.graphs != EAGER and execution.steps.get(EAGER, 0) > steps / 2:
+        return (
+            ProofOutcome.FAILED,
+            f"{execution.steps[EAGER]} of {steps} steps ran without a graph.",
+        )
+    lower_modes = {worker.graphs for worker in execution.workers} - {execution.graphs}
+    if lower_modes:
         return (
             ProofOutcome.UNSURE,
-            f"vLLM lowered the graph mode from {found.graphs} to {lowered.pop()}; the speeds below "
-            "show the cost.",
+            f"vLLM lowered the graph mode from {execution.graphs} to {lower_modes.pop()}; the "
+            "speeds below show the cost.",
         )
-    parts = f"compiled ({found.compilation})" if found.compilation != EAGER else "not compiled"
-    graphs = f"{found.graphs} graphs" if found.graphs != EAGER else "no graphs, none asked for"
+    parts = (
+        f"compiled ({execution.compilation})" if execution.compilation != EAGER else "not compiled"
+    )
+    graphs = (
+        f"{execution.graphs} graphs" if execution.graphs != EAGER else "no graphs, none asked for"
+    )
     return ProofOutcome.PASSED, f"It runs {parts}, with {graphs}, as asked."
 
 
-def find_fallback(found: Execution, worker: WorkerExecution) -> str:
+def find_fallback(execution: Execution, worker: WorkerExecution) -> str:
     """Describe a worker's fallback to eager execution in a sentence; empty without one."""
-    inside = found.compilation not in (EAGER, "STOCK_TORCH_COMPILE")
-    if inside and not worker.compiled_parts:
+    is_compiled = execution.compilation not in (EAGER, "STOCK_TORCH_COMPILE")
+    if is_compiled and not worker.compiled_parts:
         return (
-            f"It fell back to eager execution: {found.compilation} was asked for, and 0 of "
+            f"It fell back to eager execution: {execution.compilation} was asked for, and 0 of "
             f"{worker.compilable_parts} parts of the model run compiled."
         )
-    if found.graphs == EAGER:
+    if execution.graphs == EAGER:
         return ""
     if worker.graphs == EAGER or not worker.captured:
         return (
-            f"It fell back to eager execution: {found.graphs} graphs were asked for, the worker "
-            f"has {worker.graphs} and captured {worker.captured}."
+            f"It fell back to eager execution: {execution.graphs} graphs were asked for, the "
+            f"worker has {worker.graphs} and captured {worker.captured}."
         )
     return ""
 
@@ -142,7 +149,7 @@ async def check_acceptance(trial: Trial) -> Evidence:
     if not trial.lane.info.reports_decode_steps:
         return NO_ACCOUNTS
     requests = make_requests("draft", trial.prompts, lambda _: sample_greedy(trial.size, None))
-    totals = add_totals(await run_all(trial.lane, at(trial.depth, requests)))
+    totals = add_totals(await run_all(trial.lane, fix_depth(trial.depth, requests)))
     return judge_acceptance(totals, trial.depth)
 
 
@@ -150,19 +157,19 @@ def judge_acceptance(totals: Totals, depth: int) -> Evidence:
     steps = totals.verify_steps
     if not steps:
         return Evidence(ProofOutcome.FAILED, "No draft was verified at all.", {"verify_steps": 0})
-    first = totals.accepted_at[0] / steps if totals.accepted_at else 0.0
-    low, high = bound_share(first, steps)
+    share = totals.accepted_at[0] / steps if totals.accepted_at else 0.0
+    low, high = bound_share(share, steps)
     evidence = (
-        f"The target accepts {first:.0%} of first draft tokens ({steps} steps at depth {depth}, "
+        f"The target accepts {share:.0%} of first draft tokens ({steps} steps at depth {depth}, "
         f"acceptance length {totals.acceptance_length:.2f}); a draft needs "
         f"{LEAST_ACCEPTANCE:.0%}."
     )
     numbers = {
         "verify_steps": steps,
-        "first_accepted": round(first, 4),
+        "first_accepted": round(share, 4),
         "interval": [round(low, 4), round(high, 4)],
         "acceptance_length": round(totals.acceptance_length or 0, 3),
-        "per_position": [round(one, 4) for one in totals.acceptance_per_position],
+        "per_position": [round(rate, 4) for rate in totals.acceptance_per_position],
     }
     return Evidence(judge_bounds(low, high, LEAST_ACCEPTANCE), evidence, numbers)
 
@@ -170,20 +177,20 @@ def judge_acceptance(totals: Totals, depth: int) -> Evidence:
 def bound_share(share: float, count: int, z: float = 3.0) -> tuple[float, float]:
     """Return Wilson's interval of a share observed ``count`` times."""
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    middle, scale = share + z * z / (2 * count), 1 + z * z / count
-    return (middle - spread) / scale, (middle + spread) / scale
+    center, scale = share + z * z / (2 * count), 1 + z * z / count
+    return (center - spread) / scale, (center + spread) / scale
 
 
-def judge_bounds(low: float, high: float, least: float) -> ProofOutcome:
-    if low >= least:
+def judge_bounds(low: float, high: float, bound: float) -> ProofOutcome:
+    if low >= bound:
         return ProofOutcome.PASSED
-    return ProofOutcome.FAILED if high < least else ProofOutcome.UNSURE
+    return ProofOutcome.FAILED if high < bound else ProofOutcome.UNSURE
 
 
 async def check_greedy_text(trial: Trial) -> Evidence:
     """Compare greedy text at all depths in one batch, at K alone, and as served by default."""
     requests = make_requests("greedy", trial.prompts, lambda _: sample_greedy(trial.size, None))
-    return await compare_at_depths(trial, requests, trial.reference.greedy)
+    return await compare_at_depths(trial, requests, trial.reference.greedy_answers)
 
 
 async def check_seeded_text(trial: Trial) -> Evidence:
@@ -191,7 +198,7 @@ async def check_seeded_text(trial: Trial) -> Evidence:
         return sample_seeded(trial.size, number, None)
 
     requests = make_requests("seeded", trial.prompts, sample)
-    return await compare_at_depths(trial, requests, trial.reference.seeded)
+    return await compare_at_depths(trial, requests, trial.reference.seeded_answers)
 
 
 async def compare_at_depths(
@@ -201,36 +208,39 @@ async def compare_at_depths(
     depths = sorted({0, 1, trial.depth})
     pairs: list[tuple[ProofAnswer, ProofAnswer]] = []
     for group in (
-        [at(depth, requests) for depth in depths],
-        [at(trial.depth, requests)],
+        [fix_depth(depth, requests) for depth in depths],
+        [fix_depth(trial.depth, requests)],
         [requests],
     ):
-        mixed = [one for same in group for one in same]
-        answers = await run_all(trial.lane, mixed)
+        batch = [request for copies in group for request in copies]
+        answers = await run_all(trial.lane, batch)
         pairs += zip([*reference] * len(group), answers, strict=True)
-    compared = compare_texts(pairs, trial.dtype, trial.noise)
+    comparison = compare_texts(pairs, trial.dtype, trial.noise)
     names = ", ".join(map(str, depths))
-    return judge_texts(compared, f"at depths {names} in one batch, {trial.depth} and by default")
+    return judge_texts(comparison, f"at depths {names} in one batch, {trial.depth} and by default")
 
 
-def judge_texts(compared: TextComparison, where: str) -> Evidence:
-    faults, unknown = compared.count(Kind.FAULT), compared.count(Kind.UNKNOWN)
-    ties = compared.count(Kind.TIE)
-    equal = compared.answers - len(compared.differences)
+def judge_texts(comparison: TextComparison, circumstances: str) -> Evidence:
+    faults, unknowns = comparison.count(Kind.FAULT), comparison.count(Kind.UNKNOWN)
+    ties = comparison.count(Kind.TIE)
+    equal_count = comparison.answers - len(comparison.differences)
     evidence = (
-        f"{equal} of {compared.answers} texts {where} equal those without a draft; {ties} leave "
-        f"them at a near tie, {faults} by a fault ({compared.tokens} tokens compared)."
+        f"{equal_count} of {comparison.answers} texts {circumstances} equal those without a "
+        f"draft; {ties} leave them at a near tie, {faults} by a fault ({comparison.tokens} tokens "
+        "compared)."
     )
     if faults:
-        first = next(one for one in compared.differences if one.kind is Kind.FAULT)
-        evidence += f" The first fault is in {first}."
+        difference = next(
+            difference for difference in comparison.differences if difference.kind is Kind.FAULT
+        )
+        evidence += f" The first fault is in {difference}."
         outcome = ProofOutcome.FAILED
-    elif unknown or ties > MOST_TIES * compared.answers:
-        evidence += f" {unknown} differences are unexplained." if unknown else ""
+    elif unknowns or ties > MOST_TIES * comparison.answers:
+        evidence += f" {unknowns} differences are unexplained." if unknowns else ""
         outcome = ProofOutcome.UNSURE
     else:
         outcome = ProofOutcome.PASSED
-    return Evidence(outcome, evidence, compared.to_json())
+    return Evidence(outcome, evidence, comparison.to_json())
 
 
 async def check_sampled_text(trial: Trial) -> Evidence:
@@ -250,30 +260,32 @@ async def check_sampled_text(trial: Trial) -> Evidence:
     count = trial.size.samples
     prompts = [trial.openings[number % len(trial.openings)] for number in range(count)]
     requests = make_requests("sampled", prompts, lambda _: sampling)
-    by_depth = {depth: await run_all(trial.lane, at(depth, requests)) for depth in (0, trial.depth)}
+    by_depth = {
+        depth: await run_all(trial.lane, fix_depth(depth, requests)) for depth in (0, trial.depth)
+    }
     return judge_samples(by_depth)
 
 
 def judge_samples(by_depth: dict[int, list[ProofAnswer]]) -> Evidence:
     scores = {depth: score_samples(answers, HOT, TOP_K) for depth, answers in by_depth.items()}
-    worst = max(one.worst for one in scores.values())
-    power = min(abs(one.power) for one in scores.values())
-    outside = sum(one.outside for one in scores.values())
+    deviation = max(score.max_deviation for score in scores.values())
+    power = min(abs(score.power) for score in scores.values())
+    outsiders = sum(score.outside_top_k for score in scores.values())
     parts = [
-        f"at depth {depth} {one.counts[0]} of {one.tokens} tokens are the likeliest, "
-        f"{one.expected[0]:.0f} expected (z {one.score.z:+.1f})"
-        for depth, one in scores.items()
+        f"at depth {depth} {score.counts[0]} of {score.tokens} tokens are the likeliest, "
+        f"{score.expected_counts[0]:.0f} expected (z {score.score.z:+.1f})"
+        for depth, score in scores.items()
     ]
     evidence = (
         f"Temperature {HOT:g}, top-k {TOP_K}: {'; '.join(parts)}. Ignoring the temperature would "
         f"give z {power:.0f}."
     )
-    evidence += f" {outside} tokens are outside top-k." if outside else ""
-    numbers = {f"depth {depth}": one.to_json() for depth, one in scores.items()}
-    if worst > Z_FAILED or outside:
+    evidence += f" {outsiders} tokens are outside top-k." if outsiders else ""
+    numbers = {f"depth {depth}": score.to_json() for depth, score in scores.items()}
+    if deviation > Z_FAILED or outsiders:
         return Evidence(ProofOutcome.FAILED, evidence, numbers)
-    sure = power >= Z_POWER and worst <= Z_UNSURE
-    return Evidence(ProofOutcome.PASSED if sure else ProofOutcome.UNSURE, evidence, numbers)
+    is_sure = power >= Z_POWER and deviation <= Z_UNSURE
+    return Evidence(ProofOutcome.PASSED if is_sure else ProofOutcome.UNSURE, evidence, numbers)
 
 
 async def check_depth(trial: Trial) -> Evidence:
@@ -283,31 +295,38 @@ async def check_depth(trial: Trial) -> Evidence:
     prompts = trial.prompts[: max(2, len(trial.prompts) // 4)]
     requests = make_requests("depth", prompts, lambda _: sample_greedy(trial.size, None))
     depths = range(trial.depth + 1)
-    answers = await run_all(trial.lane, [one for depth in depths for one in at(depth, requests)])
+    answers = await run_all(
+        trial.lane, [request for depth in depths for request in fix_depth(depth, requests)]
+    )
     return judge_depths(answers, trial.depth)
 
 
-def judge_depths(answers: Sequence[ProofAnswer], most: int) -> Evidence:
-    drafted = dict.fromkeys(range(most + 1), 0)
-    over: list[str] = []
+def judge_depths(answers: Sequence[ProofAnswer], max_depth: int) -> Evidence:
+    drafted = dict.fromkeys(range(max_depth + 1), 0)
+    offenders: list[str] = []
     for answer in answers:
         depth = answer.request.depth or 0
         steps = answer.account.decode_steps
-        drafted[depth] = max([drafted[depth], *(one.drafted for one in steps)])
-        if any(one.drafted > depth or one.delivered > depth + 1 for one in steps):
-            over.append(answer.request.id)
-    short = [depth for depth, deepest in drafted.items() if deepest < depth]
+        drafted[depth] = max([drafted[depth], *(step.drafted for step in steps)])
+        if any(step.drafted > depth or step.delivered > depth + 1 for step in steps):
+            offenders.append(answer.request.id)
+    shortfalls = [depth for depth, length in drafted.items() if length < depth]
     evidence = (
-        f"{len(answers)} answers at depths 0 to {most} in one batch; the deepest drafts were "
-        f"{', '.join(f'{deepest} at {depth}' for depth, deepest in drafted.items())}."
+        f"{len(answers)} answers at depths 0 to {max_depth} in one batch; the deepest drafts were "
+        f"{', '.join(f'{length} at {depth}' for depth, length in drafted.items())}."
     )
-    numbers = {"deepest": {str(depth): one for depth, one in drafted.items()}, "over": over[:10]}
-    if over:
-        evidence += f" {len(over)} answers have steps beyond their depth, first {over[0]}."
+    numbers = {
+        "deepest": {str(depth): step for depth, step in drafted.items()},
+        "over": offenders[:10],
+    }
+    if offenders:
+        evidence += (
+            f" {len(offenders)} answers have steps beyond their depth, first {offenders[0]}."
+        )
         return Evidence(ProofOutcome.FAILED, evidence, numbers)
-    if short:
+    if shortfalls:
         evidence += " Not every depth was reached."
-    return Evidence(ProofOutcome.UNSURE if short else ProofOutcome.PASSED, evidence, numbers)
+    return Evidence(ProofOutcome.UNSURE if shortfalls else ProofOutcome.PASSED, evidence, numbers)
 
 
 async def check_accounts(trial: Trial) -> Evidence:
@@ -316,21 +335,23 @@ async def check_accounts(trial: Trial) -> Evidence:
         return NO_ACCOUNTS
     lane, dice = trial.lane, random.Random(1)
     await _settle(trial)
-    before, unclaimed = lane.count_drafts(), lane.unclaimed
+    start_counts, start_unclaimed = lane.count_drafts(), lane.unclaimed
     jobs = [
         (make_mixed_request(trial, number, dice), dice.choice((0, 0, 0, 5)))
-        for number in range(trial.size.mixed)
+        for number in range(trial.size.mixed_requests)
     ]
     answers = await asyncio.gather(
-        *(run(lane, request, leave_after=leave) for request, leave in jobs)
+        *(run(lane, request, leave_after=patience) for request, patience in jobs)
     )
     await _settle(trial)
-    after = lane.count_drafts()
-    if before is None or after is None:
+    end_counts = lane.count_drafts()
+    if start_counts is None or end_counts is None:
         return Evidence(ProofOutcome.UNSURE, "The engine keeps no counters (--disable-log-stats).")
-    ours = add_totals(answers)
-    left = _count_all(lane.unclaimed) - _count_all(unclaimed)
-    return judge_accounts(answers, _count_all(ours) + left, _count_all(after) - _count_all(before))
+    totals = add_totals(answers)
+    late_steps = _count_all(lane.unclaimed) - _count_all(start_unclaimed)
+    return judge_accounts(
+        answers, _count_all(totals) + late_steps, _count_all(end_counts) - _count_all(start_counts)
+    )
 
 
 class Counts(tuple[int, int, int]):
@@ -349,8 +370,10 @@ def _count_all(totals: Totals) -> Counts:
 
 async def _settle(trial: Trial) -> None:
     """Run a request of one token. When it has ended, all earlier steps are counted."""
-    quiet = EngineRequest(f"quiet-{time.perf_counter()}", trial.prompts[0], Sampling(max_tokens=1))
-    await run(trial.lane, quiet)
+    request = EngineRequest(
+        f"quiet-{time.perf_counter()}", trial.prompts[0], Sampling(max_tokens=1)
+    )
+    await run(trial.lane, request)
 
 
 def make_mixed_request(trial: Trial, number: int, dice: random.Random) -> EngineRequest:
@@ -366,19 +389,20 @@ def make_mixed_request(trial: Trial, number: int, dice: random.Random) -> Engine
     return EngineRequest(f"mixed-{number}", dice.choice(trial.prompts), sampling, depth=depth)
 
 
-def judge_accounts(answers: Sequence[ProofAnswer], ours: Counts, engine: Counts) -> Evidence:
-    wrong = [one.request.id for one in answers if one.totals.imbalance]
+def judge_accounts(answers: Sequence[ProofAnswer], accounts: Counts, engine: Counts) -> Evidence:
+    mismatches = [answer.request.id for answer in answers if answer.totals.imbalance]
     names = ("verify steps", "draft tokens", "accepted tokens")
     parts = [
-        f"{name} {own} and {theirs}" for name, own, theirs in zip(names, ours, engine, strict=True)
+        f"{name} {account} and {counter}"
+        for name, account, counter in zip(names, accounts, engine, strict=True)
     ]
     evidence = (
         f"{len(answers)} mixed requests; by our accounts and by the engine's counters: "
-        f"{', '.join(parts)}. {len(wrong)} answers have tokens that no step explains."
+        f"{', '.join(parts)}. {len(mismatches)} answers have tokens that no step explains."
     )
-    numbers = {"ours": list(ours), "engine": list(engine), "unexplained": wrong[:10]}
-    exact = ours == engine and not wrong
-    return Evidence(ProofOutcome.PASSED if exact else ProofOutcome.FAILED, evidence, numbers)
+    numbers = {"ours": list(accounts), "engine": list(engine), "unexplained": mismatches[:10]}
+    is_exact = accounts == engine and not mismatches
+    return Evidence(ProofOutcome.PASSED if is_exact else ProofOutcome.FAILED, evidence, numbers)
 
 
 async def check_exchange(trial: Trial) -> Evidence:
@@ -388,55 +412,60 @@ async def check_exchange(trial: Trial) -> Evidence:
         return Evidence(
             ProofOutcome.UNSURE, "This draft has no local folder of safetensors to be exchanged."
         )
-    blank = await asyncio.to_thread(make_blank_draft, folder, trial.folder / "blank-draft")
+    blank_draft = await asyncio.to_thread(make_blank_draft, folder, trial.folder / "blank-draft")
     requests = make_requests("exchange", trial.prompts, lambda _: sample_greedy(trial.size, None))
-    greedy = at(trial.depth, requests)
-    before = await run_all(trial.lane, greedy)
+    greedy_requests = fix_depth(trial.depth, requests)
+    first_answers = await run_all(trial.lane, greedy_requests)
     try:
-        during, pause_s = await _exchange_while_running(trial, greedy, blank)
-        within = await run_all(trial.lane, greedy)
+        swap_answers, pause_s = await _exchange_while_running(trial, greedy_requests, blank_draft)
+        blank_answers = await run_all(trial.lane, greedy_requests)
         back_s = await trial.lane.restore_draft()
     except (DraftRefused, EngineFailed) as error:
         return Evidence(ProofOutcome.FAILED, f"The draft was not exchanged: {error}")
-    after = await run_all(trial.lane, greedy)
-    answers = [*during, *within, *after]
-    reference = [*trial.reference.greedy] * 3
-    compared = compare_texts(list(zip(reference, answers, strict=True)), trial.dtype)
-    lengths = [add_totals(one).acceptance_length or 1.0 for one in (before, within, after)]
-    return judge_exchange(compared, lengths, max(pause_s, back_s))
+    last_answers = await run_all(trial.lane, greedy_requests)
+    answers = [*swap_answers, *blank_answers, *last_answers]
+    reference = [*trial.reference.greedy_answers] * 3
+    comparison = compare_texts(list(zip(reference, answers, strict=True)), trial.dtype)
+    lengths = [
+        add_totals(group).acceptance_length or 1.0
+        for group in (first_answers, blank_answers, last_answers)
+    ]
+    return judge_exchange(comparison, lengths, max(pause_s, back_s))
 
 
 async def _exchange_while_running(
-    trial: Trial, requests: Sequence[EngineRequest], blank: Any
+    trial: Trial, requests: Sequence[EngineRequest], draft: Any
 ) -> tuple[list[ProofAnswer], float]:
-    progress = Progress(after=len(requests) * trial.size.tokens // 4)
+    progress = Progress(threshold=len(requests) * trial.size.tokens // 4)
     streams = asyncio.create_task(run_all(trial.lane, requests, progress))
-    reached = asyncio.create_task(progress.reached.wait())
-    await asyncio.wait({streams, reached}, return_when=asyncio.FIRST_COMPLETED)
-    reached.cancel()
+    signal = asyncio.create_task(progress.event.wait())
+    await asyncio.wait({streams, signal}, return_when=asyncio.FIRST_COMPLETED)
+    signal.cancel()
     try:
-        pause_s = await trial.lane.exchange_draft(blank)
+        pause_s = await trial.lane.exchange_draft(draft)
     finally:
         answers = await streams
     return answers, pause_s
 
 
-def judge_exchange(compared: TextComparison, lengths: Sequence[float], pause_s: float) -> Evidence:
-    texts = judge_texts(compared, "during, after and again after")
-    before, within, after = lengths
+def judge_exchange(
+    comparison: TextComparison, lengths: Sequence[float], pause_s: float
+) -> Evidence:
+    texts = judge_texts(comparison, "during, after and again after")
+    draft_length, blank_length, restored_length = lengths
     evidence = (
-        f"Acceptance length {before:.2f} with the draft, {within:.2f} with one of zeros in its "
-        f"place, {after:.2f} with the draft back; the engine paused for {1000 * pause_s:.0f} ms "
-        f"at most. {texts.evidence}"
+        f"Acceptance length {draft_length:.2f} with the draft, {blank_length:.2f} with one of "
+        f"zeros in its place, {restored_length:.2f} with the draft back; the engine paused for "
+        f"{1000 * pause_s:.0f} ms at most. {texts.evidence}"
     )
     numbers = {
-        "acceptance_lengths": [round(one, 3) for one in lengths],
+        "acceptance_lengths": [round(length, 3) for length in lengths],
         "pause_s": round(pause_s, 4),
         "texts": texts.numbers,
     }
-    if abs(after - before) > 0.1 * before:
+    if abs(restored_length - draft_length) > 0.1 * draft_length:
         return Evidence(ProofOutcome.FAILED, evidence, numbers)
-    if texts.outcome is ProofOutcome.PASSED and within >= before - 0.1:
+    if texts.outcome is ProofOutcome.PASSED and blank_length >= draft_length - 0.1:
         evidence += " The exchange made no difference to acceptance, so it may not have happened."
         return Evidence(ProofOutcome.UNSURE, evidence, numbers)
     return Evidence(texts.outcome, evidence, numbers)
@@ -448,22 +477,22 @@ async def check_speed(trial: Trial) -> Evidence:
     speeds: dict[int, Any] = {}
     for load in trial.size.loads:
         await measure_speed(trial.lane, load, trial.prompts)
-        if trial.plain is not None:
-            theirs, ours = await _measure_in_turns(trial, load)
+        if trial.baseline is not None:
+            plain_rounds, draft_rounds = await _measure_in_turns(trial, load)
         else:
-            theirs = list(trial.reference.speeds[load.streams])
-            ours = [
+            plain_rounds = list(trial.reference.speeds[load.streams])
+            draft_rounds = [
                 await measure_speed(trial.lane, load, trial.prompts)
                 for _ in range(trial.size.rounds)
             ]
-        ratios[load.streams] = divide(ours, theirs)
-        speeds[load.streams] = {"draft": ours, "none": theirs}
+        ratios[load.streams] = divide(draft_rounds, plain_rounds)
+        speeds[load.streams] = {"draft": draft_rounds, "none": plain_rounds}
     return judge_speed(ratios, speeds)
 
 
 async def _measure_in_turns(trial: Trial, load: SpeedLoad) -> tuple[list[Speed], list[Speed]]:
-    assert trial.plain is not None
-    lanes = [trial.plain, trial.lane]
+    assert trial.baseline is not None
+    lanes = [trial.baseline, trial.lane]
     speeds: tuple[list[Speed], list[Speed]] = [], []
     for number in range(trial.size.rounds):
         for side in (0, 1) if number % 2 else (1, 0):
@@ -472,59 +501,63 @@ async def _measure_in_turns(trial: Trial, load: SpeedLoad) -> tuple[list[Speed],
 
 
 def judge_speed(ratios: dict[int, Any], speeds: dict[int, Any]) -> Evidence:
-    every = [ratio for level in ratios.values() for ratio in level.values()]
+    level_ratios = [ratio for level in ratios.values() for ratio in level.values()]
     parts = [
         f"{streams} stream{'s' * (streams > 1)}: {level['per user']} per user, "
         f"{level['total']} in total"
         for streams, level in ratios.items()
     ]
     evidence = (
-        f"Speed over that without a draft, median and range of {len(every[0].rounds)} rounds: "
-        f"{'; '.join(parts)}. It must be at least {LEAST_SPEED:g}."
+        f"Speed over that without a draft, median and range of {len(level_ratios[0].rounds)} "
+        f"rounds: {'; '.join(parts)}. It must be at least {LEAST_SPEED:g}."
     )
     numbers = {
         str(streams): {"ratio": level, "tokens_per_s": _take_medians(speeds[streams])}
         for streams, level in ratios.items()
     }
-    return Evidence(judge_ratios(every, LEAST_SPEED), evidence, numbers)
+    return Evidence(judge_ratios(level_ratios, LEAST_SPEED), evidence, numbers)
 
 
 def _take_medians(sides: dict[str, list[Speed]]) -> dict[str, dict[str, float]]:
     return {
         side: {
-            "per_user": round(median(one.user for one in rounds), 2),
-            "total": round(median(one.total for one in rounds), 2),
+            "per_user": round(median(speed.user for speed in rounds), 2),
+            "total": round(median(speed.total for speed in rounds), 2),
         }
         for side, rounds in sides.items()
     }
 
 
-def judge_ratios(ratios: Iterable[Any], least: float) -> ProofOutcome:
-    """Return FAILED if every round is below ``least``, PASSED if no median is."""
-    every = list(ratios)
-    if any(max(one.rounds) < least for one in every):
+def judge_ratios(ratios: Iterable[Any], bound: float) -> ProofOutcome:
+    """Return FAILED if every round is below ``bound``, PASSED if no median is."""
+    all_ratios = list(ratios)
+    if any(max(ratio.rounds) < bound for ratio in all_ratios):
         return ProofOutcome.FAILED
-    return ProofOutcome.PASSED if all(one.median >= least for one in every) else ProofOutcome.UNSURE
+    return (
+        ProofOutcome.PASSED
+        if all(ratio.median >= bound for ratio in all_ratios)
+        else ProofOutcome.UNSURE
+    )
 
 
 async def check_planner(trial: Trial) -> Evidence:
-    if not trial.plans:
+    if not trial.is_planned:
         return Evidence(ProofOutcome.UNSURE, "The arguments fix the depth, so nothing is planned.")
-    fixed = sorted({0, 1, (trial.depth + 1) // 2, trial.depth})
+    depths = sorted({0, 1, (trial.depth + 1) // 2, trial.depth})
     results: dict[int, dict[str, list[Speed]]] = {}
     try:
         for load in (trial.size.loads[0], trial.size.loads[-1]):
-            results[load.streams] = await _measure_depths(trial, load, fixed)
+            results[load.streams] = await _measure_depths(trial, load, depths)
     finally:
         await trial.lane.freeze_planning(None)
     return judge_planner(results)
 
 
 async def _measure_depths(
-    trial: Trial, load: SpeedLoad, fixed: Sequence[int]
+    trial: Trial, load: SpeedLoad, depths: Sequence[int]
 ) -> dict[str, list[Speed]]:
     """Measure rounds in turns, by depth; ``auto`` is the planner's own choice."""
-    speeds: dict[str, list[Speed]] = {name: [] for name in (*map(str, fixed), "auto")}
+    speeds: dict[str, list[Speed]] = {name: [] for name in (*map(str, depths), "auto")}
     await trial.lane.freeze_planning(None)
     await measure_speed(trial.lane, load, trial.prompts)
     for _ in range(trial.size.rounds):
@@ -537,14 +570,14 @@ async def _measure_depths(
 def judge_planner(results: dict[int, dict[str, list[Speed]]]) -> Evidence:
     ratios, parts, numbers = [], [], {}
     for streams, speeds in results.items():
-        totals = {name: median(one.total for one in rounds) for name, rounds in speeds.items()}
-        best = max((name for name in totals if name != "auto"), key=totals.__getitem__)
-        ratio = divide(speeds["auto"], speeds[best])["total"]
+        totals = {name: median(speed.total for speed in rounds) for name, rounds in speeds.items()}
+        best_depth = max((name for name in totals if name != "auto"), key=totals.__getitem__)
+        ratio = divide(speeds["auto"], speeds[best_depth])["total"]
         ratios.append(ratio)
-        parts.append(f"{streams} stream{'s' * (streams > 1)}: {ratio} of depth {best}")
+        parts.append(f"{streams} stream{'s' * (streams > 1)}: {ratio} of depth {best_depth}")
         numbers[str(streams)] = {
             "tokens_per_s": {name: round(total, 2) for name, total in totals.items()},
-            "best": best,
+            "best": best_depth,
             "auto_over_best": ratio,
         }
     evidence = (
@@ -557,29 +590,29 @@ def judge_planner(results: dict[int, dict[str, list[Speed]]]) -> Evidence:
 async def check_continuation(trial: Trial) -> Evidence:
     """Kill the engine's processes while streams run."""
     requests = make_requests("killed", trial.prompts, lambda _: sample_greedy(trial.size, None))
-    greedy = at(trial.depth, requests)
-    progress = Progress(after=len(greedy) * trial.size.tokens // 4)
-    streams = asyncio.create_task(run_all(trial.lane, greedy, progress))
-    reached = asyncio.create_task(progress.reached.wait())
-    await asyncio.wait({streams, reached}, return_when=asyncio.FIRST_COMPLETED)
-    reached.cancel()
-    running, written = not streams.done(), progress.tokens
-    killed = trial.lane.kill()
-    began = time.perf_counter()
+    greedy_requests = fix_depth(trial.depth, requests)
+    progress = Progress(threshold=len(greedy_requests) * trial.size.tokens // 4)
+    streams = asyncio.create_task(run_all(trial.lane, greedy_requests, progress))
+    signal = asyncio.create_task(progress.event.wait())
+    await asyncio.wait({streams, signal}, return_when=asyncio.FIRST_COMPLETED)
+    signal.cancel()
+    is_running, token_count = not streams.done(), progress.tokens
+    has_killed = trial.lane.kill()
+    start = time.perf_counter()
     try:
         answers = await streams
     except EngineError as error:
         return Evidence(
             ProofOutcome.FAILED, f"A stream did not survive the loss of its engine: {error}"
         )
-    took_s = time.perf_counter() - began
-    if not running or not killed:
+    took_s = time.perf_counter() - start
+    if not is_running or not has_killed:
         return Evidence(ProofOutcome.UNSURE, "The engine could not be killed while streams ran.")
-    pairs = list(zip(trial.reference.greedy, answers, strict=True))
+    pairs = list(zip(trial.reference.greedy_answers, answers, strict=True))
     texts = judge_texts(compare_texts(pairs, trial.dtype), "that continued in another engine")
     evidence = (
-        f"The engine was killed when {len(answers)} streams had written {written} tokens; the last "
-        f"of them ended {took_s:.1f} s later. {texts.evidence}"
+        f"The engine was killed when {len(answers)} streams had written {token_count} tokens; the "
+        f"last of them ended {took_s:.1f} s later. {texts.evidence}"
     )
     return replace(texts, evidence=evidence, numbers={"ended_s": round(took_s, 2), **texts.numbers})
 

@@ -67,8 +67,8 @@ class ProofBackend(InProcessBackend):
 
     @property
     def has_draft(self) -> bool:
-        given = ("speculative_config", *SHORT_FLAGS)
-        return any(getattr(self._arguments, name, None) for name in given)
+        names = ("speculative_config", *SHORT_FLAGS)
+        return any(getattr(self._arguments, name, None) for name in names)
 
     @property
     def reports_raw_logprobs(self) -> bool:
@@ -109,8 +109,8 @@ class EngineLane:
     @property
     def draft_folder(self) -> Path | None:
         drafts = self.backend.drafts
-        serving = drafts.serving if drafts is not None else None
-        return None if serving is None else Path(serving.path)
+        draft = drafts.serving if drafts is not None else None
+        return None if draft is None else Path(draft.path)
 
     async def exchange_draft(self, folder: Path) -> float:
         assert self.backend.drafts is not None
@@ -136,10 +136,10 @@ def prove(line: CommandLine, say: Say) -> int:
     if line.settings.log_level != "debug":  # engines are killed on purpose
         logging.getLogger("eaglegate.engine").setLevel(logging.CRITICAL)
     size = QUICK if options.quick else FULL
-    checks = [one for one in CHECKS if size.loads or not one.measures_speed]
-    left_out = [one for one in CHECKS if one not in checks]
+    checks = [check for check in CHECKS if size.loads or not check.measures_speed]
+    exclusions = [check for check in CHECKS if check not in checks]
     run = describe_proof(line.argv, inspect_machine())
-    report = ProofReport.open(run, Path(options.out), checks, left_out)
+    report = ProofReport.open(run, Path(options.out), checks, exclusions)
     stop_on_sigterm()
     try:
         uvloop.run(Proof(line, size, say, report).run(checks, options.time_limit))
@@ -174,65 +174,65 @@ class Proof:
             self._report.stop(f"the {limit_s:g} s of --time-limit were over")
 
     async def _run_all(self, checks: Sequence[Check]) -> None:
-        began = time.perf_counter()
+        start = time.perf_counter()
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             try:
                 trial = await self._start(stack, Path(folder))
             except EngineStartError as error:
-                failed = Evidence(ProofOutcome.FAILED, f"An engine did not start: {error}")
-                self._report.record(START, failed, time.perf_counter() - began)
+                failure = Evidence(ProofOutcome.FAILED, f"An engine did not start: {error}")
+                self._report.record(START, failure, time.perf_counter() - start)
                 self._report.stop("an engine did not start")
                 if path := save_engine_log(error):
                     self._say(f"the engine's log: {path}")
                 return
             summary = trial.lane.info.speculation.summary
             sentence = f"It starts without a draft, and with one: {summary}."
-            started = Evidence(ProofOutcome.PASSED, sentence)
-            self._report.record(START, started, time.perf_counter() - began)
+            success = Evidence(ProofOutcome.PASSED, sentence)
+            self._report.record(START, success, time.perf_counter() - start)
             for check in checks:
                 await self._run(check, trial)
 
     async def _start(self, stack: AsyncExitStack, folder: Path) -> Trial:
         """Start the engines and return the trial. Raises EngineStartError."""
-        drafted = EngineLane(self._line, self._say)
-        if not drafted.backend.has_draft:
+        lane = EngineLane(self._line, self._say)
+        if not lane.backend.has_draft:
             raise ConfigError("prove compares an engine with its draft: give --speculative-config")
-        prompts = render_prompts(drafted.backend, self._size.prompts)
-        plain = EngineLane(_drop_draft(self._line), self._say)
+        prompts = render_prompts(lane.backend, self._size.prompts)
+        baseline = EngineLane(_drop_draft(self._line), self._say)
         self._say("the engine without a draft")
-        async with AsyncExitStack() as alone:
-            alone.push_async_callback(plain.aclose)
-            await plain.start()
+        async with AsyncExitStack() as plain_stack:
+            plain_stack.push_async_callback(baseline.aclose)
+            await baseline.start()
             self._say("texts without a draft")
             reference = await record_reference(
-                plain, prompts, self._size, measure=not self._side_by_side
+                baseline, prompts, self._size, measure=not self._side_by_side
             )
-            execution = await plain.describe_execution()
+            execution = await baseline.describe_execution()
             if self._side_by_side:
-                stack.push_async_exit(alone.pop_all())
+                stack.push_async_exit(plain_stack.pop_all())
         self._say("the engine with its draft")
-        stack.push_async_callback(drafted.aclose)
-        await drafted.start()
+        stack.push_async_callback(lane.aclose)
+        await lane.start()
         return Trial(
-            drafted,
+            lane,
             self._size,
             prompts,
-            [encode(drafted.backend, text) for text in OPENINGS],
+            [encode(lane.backend, text) for text in OPENINGS],
             reference,
             folder,
             noise=draw_noise,
-            plain=plain if self._side_by_side else None,
-            plans=self._plans,
-            raw_logprobs=drafted.backend.reports_raw_logprobs,
+            baseline=baseline if self._side_by_side else None,
+            is_planned=self._plans,
+            raw_logprobs=lane.backend.reports_raw_logprobs,
             dtype=execution.dtype if execution else "auto",
         )
 
     async def _run(self, check: Check, trial: Trial) -> None:
         self._say(f"check: {check.name}")
-        began = time.perf_counter()
+        start = time.perf_counter()
         finding = await run_check(check, trial)
-        self._report.record(check.name, finding, time.perf_counter() - began)
+        self._report.record(check.name, finding, time.perf_counter() - start)
         self._say(f"{check.name}: {finding.outcome}")
 
 
@@ -274,8 +274,8 @@ def _drop_draft(line: CommandLine) -> CommandLine:
 def render_prompts(backend: InProcessBackend, count: int) -> list[Prompt]:
     """Render questions from our chat set, as plain text without a chat template."""
     sessions = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
-    chosen = [sessions[number * len(sessions) // count] for number in range(count)]
-    return [_render(backend, session["steps"][0]) for session in chosen]
+    selection = [sessions[number * len(sessions) // count] for number in range(count)]
+    return [_render(backend, session["steps"][0]) for session in selection]
 
 
 def _render(backend: InProcessBackend, messages: Sequence[dict[str, str]]) -> Prompt:

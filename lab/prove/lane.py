@@ -88,15 +88,15 @@ class ProofAnswer:
 class Progress:
     """Number of tokens that running requests have brought, to act in the middle of them."""
 
-    after: int
-    """Number of tokens after which ``reached`` is set."""
-    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    threshold: int
+    """Number of tokens at which ``event`` is set."""
+    event: asyncio.Event = field(default_factory=asyncio.Event)
     tokens: int = 0
 
     def add(self, tokens: int) -> None:
         self.tokens += tokens
-        if self.tokens >= self.after:
-            self.reached.set()
+        if self.tokens >= self.threshold:
+            self.event.set()
 
 
 async def run(
@@ -139,8 +139,8 @@ def make_requests(
     ]
 
 
-def at(depth: int | None, requests: Iterable[EngineRequest]) -> list[EngineRequest]:
-    return [replace(one, id=f"{one.id}@{depth}", depth=depth) for one in requests]
+def fix_depth(depth: int | None, requests: Iterable[EngineRequest]) -> list[EngineRequest]:
+    return [replace(request, id=f"{request.id}@{depth}", depth=depth) for request in requests]
 
 
 def add_totals(answers: Iterable[ProofAnswer]) -> Totals:

@@ -87,7 +87,7 @@ class ProofReport:
     run: Mapping[str, Any]
     folder: Path
     rows: dict[str, ProofRow]
-    left_out: Sequence[Check] = ()
+    exclusions: Sequence[Check] = ()
 
     @classmethod
     def open(
@@ -95,12 +95,14 @@ class ProofReport:
         run: Mapping[str, Any],
         folder: Path,
         checks: Iterable[Check],
-        left_out: Sequence[Check],
+        exclusions: Sequence[Check],
     ) -> ProofReport:
         """Write a report in which nothing is done yet."""
-        questions = {START: "Does the engine start?"} | {one.name: one.question for one in checks}
+        questions = {START: "Does the engine start?"} | {
+            check.name: check.question for check in checks
+        }
         rows = {name: ProofRow(name, text, PENDING, 0.0) for name, text in questions.items()}
-        report = cls(run, folder, rows, left_out)
+        report = cls(run, folder, rows, exclusions)
         report.write()
         return report
 
@@ -119,9 +121,9 @@ class ProofReport:
     @property
     def outcome(self) -> ProofOutcome:
         """Worst outcome of all rows."""
-        found = {row.finding.outcome for row in self.rows.values()}
-        worst = (ProofOutcome.FAILED, ProofOutcome.UNSURE)
-        return next((one for one in worst if one in found), ProofOutcome.PASSED)
+        outcomes = {row.finding.outcome for row in self.rows.values()}
+        severity = (ProofOutcome.FAILED, ProofOutcome.UNSURE)
+        return next((outcome for outcome in severity if outcome in outcomes), ProofOutcome.PASSED)
 
     @property
     def status(self) -> int:
@@ -130,11 +132,11 @@ class ProofReport:
     def write(self) -> None:
         """Replace both files, so that a reader never sees half of one."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        fresh = self.folder / "prove.new"
-        fresh.write_text(self.render_page(), encoding="utf-8")
-        fresh.replace(self.folder / "prove.html")
-        write_json(fresh, self.to_json())
-        fresh.replace(self.folder / "prove.json")
+        draft = self.folder / "prove.new"
+        draft.write_text(self.render_page(), encoding="utf-8")
+        draft.replace(self.folder / "prove.html")
+        write_json(draft, self.to_json())
+        draft.replace(self.folder / "prove.json")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -142,7 +144,7 @@ class ProofReport:
             "outcome": self.outcome,
             "exit_status": self.status,
             "checks": [row.to_json() for row in self.rows.values()],
-            "left_out": [check.name for check in self.left_out],
+            "left_out": [check.name for check in self.exclusions],
         }
 
     def render_text(self) -> str:
@@ -155,19 +157,23 @@ class ProofReport:
 
     def summarise(self) -> str:
         outcomes = [row.finding.outcome for row in self.rows.values()]
-        counts = [outcomes.count(one) for one in ProofOutcome]
-        named = [f"{count} {one}" for one, count in zip(ProofOutcome, counts, strict=True) if count]
-        return f"{len(self.rows)} checks: {', '.join(named)}."
+        counts = [outcomes.count(outcome) for outcome in ProofOutcome]
+        phrases = [
+            f"{count} {outcome}"
+            for outcome, count in zip(ProofOutcome, counts, strict=True)
+            if count
+        ]
+        return f"{len(self.rows)} checks: {', '.join(phrases)}."
 
     def _list_left_out(self) -> list[str]:
-        return [f"{'left out':<14}  {check.name} (--quick)" for check in self.left_out]
+        return [f"{'left out':<14}  {check.name} (--quick)" for check in self.exclusions]
 
     def render_page(self) -> str:
         page = ProofPage("eaglegate prove")
         page.add_text(self.summarise())
         for row in self.rows.values():
             page.add_row(row)
-        page.add_list(f"{check.name}: left out (--quick)" for check in self.left_out)
+        page.add_list(f"{check.name}: left out (--quick)" for check in self.exclusions)
         page.add_heading("Run")
         page.add_code(self.run["command"])
         page.add_table(("", ""), list(list_facts(self.run)))
@@ -185,16 +191,17 @@ class ProofPage(Page):
         self._parts.append(f"<pre>{escape(text)}</pre>")
 
     def add_row(self, row: ProofRow) -> None:
-        found = row.finding
-        numbers = orjson.dumps(found.numbers, default=_call_to_json, option=orjson.OPT_INDENT_2)
+        finding = row.finding
+        numbers = orjson.dumps(finding.numbers, default=_call_to_json, option=orjson.OPT_INDENT_2)
         details = (
             f"<details><summary>numbers</summary><pre>{escape(numbers.decode())}</pre></details>"
         )
         self._parts.append(
-            f'<div class="check {CLASSES[found.outcome]}"><h3>{escape(row.name)}'
-            f"<span>{found.outcome}</span></h3>"
-            f'<p class="question">{escape(row.question)}</p><p>{escape(scrub(found.evidence))}</p>'
-            f"{details if found.numbers else ''}</div>"
+            f'<div class="check {CLASSES[finding.outcome]}"><h3>{escape(row.name)}'
+            f"<span>{finding.outcome}</span></h3>"
+            f'<p class="question">{escape(row.question)}</p>'
+            f"<p>{escape(scrub(finding.evidence))}</p>"
+            f"{details if finding.numbers else ''}</div>"
         )
 
 
@@ -208,8 +215,8 @@ def list_facts(run: Mapping[str, Any], prefix: str = "") -> Any:
         if isinstance(value, Mapping):
             yield from list_facts(value, f"{prefix}{name} ")
         elif name != "command":
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            yield (f"{prefix}{name}", shown)
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            yield (f"{prefix}{name}", text)
 
 
 def describe_proof(argv: Sequence[str], machine: Machine) -> dict[str, Any]:
@@ -238,28 +245,28 @@ def read_processor() -> str:
 
 def find_versions() -> dict[str, str]:
     """Return the versions of the installed packages."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def scrub_arguments(argv: Sequence[str]) -> list[str]:
     """Return a command line without possibly private values; paths keep their last part."""
     out: list[str] = []
-    private = False
+    is_private = False
     for argument in argv:
         name, equals, _ = argument.partition("=")
         if argument.startswith("-"):
-            private = bool(PRIVATE.search(name.replace("_", "-").lower())) and not is_number_flag(
-                name
-            )
-            out.append(f"{name}=..." if private and equals else scrub(argument))
+            is_private = bool(
+                PRIVATE.search(name.replace("_", "-").lower())
+            ) and not is_number_flag(name)
+            out.append(f"{name}=..." if is_private and equals else scrub(argument))
         else:
-            out.append("..." if private else scrub(argument))
+            out.append("..." if is_private else scrub(argument))
     return out
 
 

@@ -31,13 +31,13 @@ class Candidates:
     """Tokens that may be drawn in one place, likeliest first."""
 
     logprobs: tuple[float, ...]
-    drawn: int | None
+    choice: int | None
     """Index of the drawn token; None if it is not among them."""
 
     def weigh(self, temperature: float) -> list[float]:
         """Return the tokens' probabilities at a temperature."""
         top = self.logprobs[0]
-        weights = [math.exp((one - top) / temperature) for one in self.logprobs]
+        weights = [math.exp((logprob - top) / temperature) for logprob in self.logprobs]
         total = sum(weights)
         return [weight / total for weight in weights]
 
@@ -49,8 +49,8 @@ class Deviation:
     excess: float = 0.0
     variance: float = 0.0
 
-    def add(self, seen: float, mean: float, variance: float) -> None:
-        self.excess += seen - mean
+    def add(self, value: float, mean: float, variance: float) -> None:
+        self.excess += value - mean
         self.variance += variance
 
     @property
@@ -63,64 +63,66 @@ class SampleScore:
     """Distance of a set of sampled tokens from its distribution."""
 
     tokens: int
-    outside: int
+    outside_top_k: int
     """Number of tokens that top-k should have excluded."""
     score: Deviation
     ranks: tuple[Deviation, ...]
     counts: tuple[int, ...]
     """Number of drawn tokens by group of ``RANKS``."""
-    expected: tuple[float, ...]
+    expected_counts: tuple[float, ...]
     power: float
 
     @property
-    def worst(self) -> float:
-        return max(abs(one.z) for one in (self.score, *self.ranks))
+    def max_deviation(self) -> float:
+        return max(abs(deviation.z) for deviation in (self.score, *self.ranks))
 
     def to_json(self) -> dict[str, Any]:
         return {
             "tokens": self.tokens,
-            "outside_top_k": self.outside,
+            "outside_top_k": self.outside_top_k,
             "z": round(self.score.z, 2),
             "z_without_temperature": round(self.power, 1),
             "drawn_by_rank": list(self.counts),
-            "expected_by_rank": [round(one, 1) for one in self.expected],
-            "z_by_rank": [round(one.z, 2) for one in self.ranks],
+            "expected_by_rank": [round(count, 1) for count in self.expected_counts],
+            "z_by_rank": [round(count.z, 2) for count in self.ranks],
         }
 
 
 def score_samples(answers: Iterable[ProofAnswer], temperature: float, top_k: int) -> SampleScore:
     score, power = Deviation(), Deviation()
     ranks = tuple(Deviation() for _ in RANKS)
-    counts, expected = [0] * len(RANKS), [0.0] * len(RANKS)
-    tokens = outside = 0
-    for candidates in (read(entry, top_k) for one in answers for entry in one.logprobs):
+    counts, expected_counts = [0] * len(RANKS), [0.0] * len(RANKS)
+    tokens = outsiders = 0
+    for candidates in (read(entry, top_k) for answer in answers for entry in answer.logprobs):
         tokens += 1
-        if candidates.drawn is None:
-            outside += 1
+        if candidates.choice is None:
+            outsiders += 1
             continue
         shares = candidates.weigh(temperature)
         mean, variance = describe(candidates.logprobs, shares)
-        score.add(candidates.logprobs[candidates.drawn], mean, variance)
+        score.add(candidates.logprobs[candidates.choice], mean, variance)
         power.add(describe(candidates.logprobs, candidates.weigh(1.0))[0], mean, variance)
-        for group, (first, last) in enumerate(RANKS):
-            share = sum(shares[first - 1 : last])
-            hit = first <= candidates.drawn + 1 <= last
+        for group, (low, high) in enumerate(RANKS):
+            share = sum(shares[low - 1 : high])
+            hit = low <= candidates.choice + 1 <= high
             counts[group] += hit
-            expected[group] += share
+            expected_counts[group] += share
             ranks[group].add(hit, share, share * (1 - share))
-    return SampleScore(tokens, outside, score, ranks, tuple(counts), tuple(expected), power.z)
+    return SampleScore(
+        tokens, outsiders, score, ranks, tuple(counts), tuple(expected_counts), power.z
+    )
 
 
 def read(entry: PositionLogprobs, top_k: int) -> Candidates:
     """Return the candidates of one place. Ties at the last rank are kept, as in vLLM."""
-    known = list_logprobs(entry)
-    ordered = sorted(known.items(), key=lambda item: -item[1])
-    least = ordered[min(top_k, len(ordered)) - 1][1]
-    kept = [item for item in ordered if item[1] >= least]
-    ids = [token for token, _ in kept]
-    drawn = entry.chosen.token_id
+    logprobs = list_logprobs(entry)
+    ranking = sorted(logprobs.items(), key=lambda item: -item[1])
+    threshold = ranking[min(top_k, len(ranking)) - 1][1]
+    finalists = [item for item in ranking if item[1] >= threshold]
+    ids = [token for token, _ in finalists]
+    token_id = entry.chosen.token_id
     return Candidates(
-        tuple(logprob for _, logprob in kept), ids.index(drawn) if drawn in ids else None
+        tuple(logprob for _, logprob in finalists), ids.index(token_id) if token_id in ids else None
     )
 
 

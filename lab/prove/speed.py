@@ -48,13 +48,15 @@ async def measure_speed(
         turns = (prompts[(number + turn) % len(prompts)] for turn in range(load.turns))
         return [await run(lane, _make_request(prompt, load.tokens, depth)) for prompt in turns]
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     streams = await asyncio.gather(*(stream(number) for number in range(load.streams)))
-    took_s = time.perf_counter() - began
-    answers = [answer for one in streams for answer in one]
-    later = sum(len(one.token_ids) - 1 for one in answers)
-    decoding_s = sum(one.ended_at - one.first_at for one in answers)
-    return Speed(later / decoding_s, sum(len(one.token_ids) for one in answers) / took_s)
+    took_s = time.perf_counter() - start
+    answers = [answer for group in streams for answer in group]
+    later_tokens = sum(len(answer.token_ids) - 1 for answer in answers)
+    decoding_s = sum(answer.ended_at - answer.first_at for answer in answers)
+    return Speed(
+        later_tokens / decoding_s, sum(len(answer.token_ids) for answer in answers) / took_s
+    )
 
 
 def _make_request(prompt: Prompt, tokens: int, depth: int | None) -> EngineRequest:
@@ -83,9 +85,9 @@ class Ratio:
         return f"{self.median:.2f} ({min(self.rounds):.2f} to {max(self.rounds):.2f})"
 
 
-def divide(ours: Sequence[Speed], theirs: Sequence[Speed]) -> dict[str, Ratio]:
+def divide(speeds: Sequence[Speed], baselines: Sequence[Speed]) -> dict[str, Ratio]:
     """Return the ratios per user and in total of paired rounds."""
-    pairs = list(zip(ours, theirs, strict=True))
+    pairs = list(zip(speeds, baselines, strict=True))
     return {
         "per user": Ratio(tuple(a.user / b.user for a, b in pairs)),
         "total": Ratio(tuple(a.total / b.total for a, b in pairs)),

@@ -61,14 +61,14 @@ class TextComparison:
     differences: tuple[Difference, ...]
 
     def count(self, kind: Kind) -> int:
-        return sum(one.kind is kind for one in self.differences)
+        return sum(difference.kind is kind for difference in self.differences)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "answers": self.answers,
             "tokens": self.tokens,
             **{kind.value: self.count(kind) for kind in Kind},
-            "differences": [one.to_json() for one in self.differences[:20]],
+            "differences": [difference.to_json() for difference in self.differences[:20]],
         }
 
 
@@ -76,51 +76,60 @@ def compare_texts(
     pairs: Sequence[tuple[ProofAnswer, ProofAnswer]], dtype: str, noise: Noise | None = None
 ) -> TextComparison:
     """Compare texts; each of ``pairs`` is a reference with log probabilities and an answer."""
-    found = [compare(reference, answer, dtype, noise) for reference, answer in pairs]
+    differences = [compare(reference, answer, dtype, noise) for reference, answer in pairs]
     tokens = [
-        len(answer.token_ids) if one is None else one.token
-        for one, (_, answer) in zip(found, pairs, strict=True)
+        len(answer.token_ids) if difference is None else difference.token
+        for difference, (_, answer) in zip(differences, pairs, strict=True)
     ]
-    return TextComparison(len(pairs), sum(tokens), tuple(one for one in found if one is not None))
+    return TextComparison(
+        len(pairs),
+        sum(tokens),
+        tuple(difference for difference in differences if difference is not None),
+    )
 
 
 def compare(
     reference: ProofAnswer, answer: ProofAnswer, dtype: str, noise: Noise | None
 ) -> Difference | None:
     """Return the first difference, or None."""
-    both = zip_longest(reference.token_ids, answer.token_ids)
-    at = next((at for at, (want, got) in enumerate(both) if want != got), None)
-    if at is None:
+    pairs = zip_longest(reference.token_ids, answer.token_ids)
+    index = next(
+        (index for index, (expected_token, token) in enumerate(pairs) if expected_token != token),
+        None,
+    )
+    if index is None:
         return None
     name = answer.request.id
-    if at >= min(len(reference.token_ids), len(answer.token_ids)):
-        return Difference(name, at, Kind.FAULT, None)  # one of them ends early
-    margin = find_margin(reference, at, answer.token_ids[at], noise)
+    if index >= min(len(reference.token_ids), len(answer.token_ids)):
+        return Difference(name, index, Kind.FAULT, None)  # one of them ends early
+    margin = find_margin(reference, index, answer.token_ids[index], noise)
     if margin is None:
-        return Difference(name, at, Kind.FAULT, None)
+        return Difference(name, index, Kind.FAULT, None)
     tie = find_tie(dtype) / (reference.request.sampling.temperature or 1.0)
     if margin < -tie:  # the reference itself did not take the best token: another sampler made it
-        return Difference(name, at, Kind.UNKNOWN, margin)
-    return Difference(name, at, Kind.TIE if margin <= tie else Kind.FAULT, margin)
+        return Difference(name, index, Kind.UNKNOWN, margin)
+    return Difference(name, index, Kind.TIE if margin <= tie else Kind.FAULT, margin)
 
 
-def find_margin(reference: ProofAnswer, at: int, token: int, noise: Noise | None) -> float | None:
+def find_margin(
+    reference: ProofAnswer, index: int, token: int, noise: Noise | None
+) -> float | None:
     """Return how much the reference prefers its own token; None if the other is unlikely."""
-    if at >= len(reference.logprobs):
+    if index >= len(reference.logprobs):
         return None
-    known = list_logprobs(reference.logprobs[at])
-    own = reference.token_ids[at]
-    if token not in known:
+    logprobs = list_logprobs(reference.logprobs[index])
+    own_token = reference.token_ids[index]
+    if token not in logprobs:
         return None
     sampling = reference.request.sampling
     if not sampling.temperature:
-        return known[own] - known[token]
+        return logprobs[own_token] - logprobs[token]
     if noise is None or sampling.seed is None:
         return None
-    position = len(reference.request.prompt) + at - 1
-    ours, theirs = noise(sampling.seed, position, (own, token))
-    return (known[own] - known[token]) / sampling.temperature + ours - theirs
+    position = len(reference.request.prompt) + index - 1
+    own_noise, other_noise = noise(sampling.seed, position, (own_token, token))
+    return (logprobs[own_token] - logprobs[token]) / sampling.temperature + own_noise - other_noise
 
 
 def list_logprobs(entry: PositionLogprobs) -> dict[int, float]:
-    return {one.token_id: one.logprob for one in (*entry.top, entry.chosen)}
+    return {token.token_id: token.logprob for token in (*entry.top, entry.chosen)}

@@ -49,7 +49,7 @@ class Size:
     samples: int
     """Number of sampled answers at each depth."""
     sampled_tokens: int
-    mixed: int
+    mixed_requests: int
     """Number of requests in the accounts' mixed load."""
     loads: tuple[SpeedLoad, ...] = ()
     """Loads for the speed check; empty if speed is not measured."""
@@ -61,19 +61,19 @@ FULL = Size(
     tokens=64,
     samples=64,
     sampled_tokens=12,
-    mixed=64,
+    mixed_requests=64,
     loads=(SpeedLoad(1, 3, 48), SpeedLoad(4, 2, 48), SpeedLoad(16, 1, 48)),
     rounds=5,
 )
-QUICK = Size(prompts=4, tokens=24, samples=64, sampled_tokens=6, mixed=12)
+QUICK = Size(prompts=4, tokens=24, samples=64, sampled_tokens=6, mixed_requests=12)
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
     """Answers and speeds of the engine without a draft."""
 
-    greedy: tuple[ProofAnswer, ...]
-    seeded: tuple[ProofAnswer, ...]
+    greedy_answers: tuple[ProofAnswer, ...]
+    seeded_answers: tuple[ProofAnswer, ...]
     speeds: Mapping[int, Sequence[Speed]]
     """Rounds by number of streams; empty if both engines run side by side."""
 
@@ -91,9 +91,9 @@ class Trial:
     folder: Path
     """Temporary folder of the run."""
     noise: Noise | None = None
-    plain: Lane | None = None
+    baseline: Lane | None = None
     """Engine without a draft, if both run side by side."""
-    plans: bool = True
+    is_planned: bool = True
     """True if the arguments leave the depth to the planner."""
     raw_logprobs: bool = True
     """True if log probabilities are the target's, before any sampling parameter."""
@@ -106,20 +106,22 @@ class Trial:
 
 
 async def record_reference(
-    plain: Lane, prompts: Sequence[Prompt], size: Size, measure: bool
+    lane: Lane, prompts: Sequence[Prompt], size: Size, measure: bool
 ) -> Reference:
     """Record the reference; ``measure`` includes its speed, for engines not run side by side."""
-    greedy = await run_all(plain, make_requests("greedy", prompts, lambda _: sample_greedy(size)))
-    seeded = await run_all(
-        plain, make_requests("seeded", prompts, lambda n: sample_seeded(size, n))
+    greedy_answers = await run_all(
+        lane, make_requests("greedy", prompts, lambda _: sample_greedy(size))
+    )
+    seeded_answers = await run_all(
+        lane, make_requests("seeded", prompts, lambda n: sample_seeded(size, n))
     )
     speeds = {}
     for load in size.loads if measure else ():
-        await measure_speed(plain, load, prompts)
+        await measure_speed(lane, load, prompts)
         speeds[load.streams] = [
-            await measure_speed(plain, load, prompts) for _ in range(size.rounds)
+            await measure_speed(lane, load, prompts) for _ in range(size.rounds)
         ]
-    return Reference(tuple(greedy), tuple(seeded), speeds)
+    return Reference(tuple(greedy_answers), tuple(seeded_answers), speeds)
 
 
 def sample_greedy(size: Size, logprobs: int | None = TOP) -> Sampling:

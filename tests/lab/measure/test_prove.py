@@ -116,7 +116,7 @@ def test_tokens_outside_of_top_k() -> None:
     """Log probabilities of 20 tokens, of which 16 may be drawn."""
     entry = make_entry(18, tuple(-0.2 * at for at in range(20)))
     answer = replace(make_answer((0,)), logprobs=(entry,))
-    assert score_samples([answer], 2.0, 16).outside == 1
+    assert score_samples([answer], 2.0, 16).outside_top_k == 1
     assert checks.judge_samples({0: [answer]}).outcome is ProofOutcome.FAILED
 
 
