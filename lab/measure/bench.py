@@ -122,7 +122,7 @@ class BenchPlan:
 
     def take_sessions(self, load: LoadPoint, repeat: int) -> list[Session]:
         if load.speed:
-            return sorted(self.sessions, key=lambda session: session.turns[0].at or 0.0)
+            return sorted(self.sessions, key=lambda session: session.turns[0].arrival_s or 0.0)
         requests = self.requests or max(8, 4 * load.concurrency)
         return take_block(list(self.sessions), repeat, requests)
 
@@ -173,8 +173,8 @@ class Journal:
             self._append({"plan": digest})
 
     def _read(self, digest: dict[str, Any]) -> None:
-        first, *rows = _read_lines(self._path)
-        if orjson.loads(orjson.dumps(digest)) != first.get("plan"):
+        header, *rows = _read_lines(self._path)
+        if orjson.loads(orjson.dumps(digest)) != header.get("plan"):
             raise BenchError(
                 f"{self._path} was made with other settings: give the command it was made with "
                 "(report.json has it), or another --out"
@@ -204,10 +204,10 @@ class Journal:
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     """Read the complete lines, and truncate a last line that a kill cut short."""
     data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) != len(data):
-        path.write_bytes(whole)
-    rows = [orjson.loads(line) for line in whole.splitlines()]
+    content = data[: data.rfind(b"\n") + 1]
+    if len(content) != len(data):
+        path.write_bytes(content)
+    rows = [orjson.loads(line) for line in content.splitlines()]
     if not rows:
         raise BenchError(f"{path} is empty: remove it")
     return rows
@@ -258,7 +258,7 @@ async def open_targets(
         yield clients
 
 
-async def check_depths(target: Target, deepest: int) -> None:
+async def check_depths(target: Target, max_depth: int) -> None:
     """Raise BenchError if requests cannot set a depth, or not a depth this large."""
     if not target.reports_steps:
         raise BenchError(
@@ -266,13 +266,13 @@ async def check_depths(target: Target, deepest: int) -> None:
         )
     async with LoadClient.open(target) as client:
         try:
-            most = (await client.get("/ready")).json()["engine"]["num_speculative_tokens"]
+            limit = (await client.get("/ready")).json()["engine"]["num_speculative_tokens"]
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return  # the warm-up asks for every depth
-    if deepest > most:
+    if max_depth > limit:
         raise BenchError(
-            f"--depths: {target.url} drafts at most {most} tokens, not {deepest}: leave the deeper "
-            "ones out, or start it with a greater num_speculative_tokens"
+            f"--depths: {target.url} drafts at most {limit} tokens, not {max_depth}: leave the "
+            "deeper ones out, or start it with a greater num_speculative_tokens"
         )
 
 
@@ -283,18 +283,22 @@ async def run_bench(
     ServerError.
     """
     journal = Journal(folder / "blocks.jsonl", plan.digest(), resume=resume)
-    left = [
+    pending_blocks = [
         block for block in plan.order() if not journal.has(block[2].name, block[1].name, block[0])
     ]
-    if not left:
+    if not pending_blocks:
         return journal.blocks
     async with open_targets(plan, folder, say) as clients:
         await _warm_up(plan, clients, say)
-        done = sum(len(block.results) for block in journal.blocks)
+        num_results = sum(len(block.results) for block in journal.blocks)
         with tqdm(
-            total=plan.count_requests(), initial=done, unit="req", disable=not bar, smoothing=0.1
+            total=plan.count_requests(),
+            initial=num_results,
+            unit="req",
+            disable=not bar,
+            smoothing=0.1,
         ) as progress:
-            for repeat, load, setting in left:
+            for repeat, load, setting in pending_blocks:
                 progress.set_description(
                     f"{repeat + 1}/{plan.repeats} C={load.name} {setting.name}"
                 )
@@ -310,11 +314,11 @@ async def _warm_up(plan: BenchPlan, clients: dict[str, LoadClient], say: Say) ->
         say(f"warming up {name}")
         results: list[RequestResult] = []
         sessions = take_block(list(plan.sessions), 0, max(1, plan.warmup))
-        most = max((load.concurrency for load in plan.loads), default=0) or 4
-        await run_closed(client, sessions, most, results.append)
-        failed = [result.error for result in results if not result.ok]
-        if len(failed) == len(results):
-            raise BenchError(f"{name} answered no request of the warm-up: {failed[0]}")
+        concurrency = max((load.concurrency for load in plan.loads), default=0) or 4
+        await run_closed(client, sessions, concurrency, results.append)
+        errors = [result.error for result in results if not result.ok]
+        if len(errors) == len(results):
+            raise BenchError(f"{name} answered no request of the warm-up: {errors[0]}")
 
 
 async def _run_block(
@@ -334,17 +338,17 @@ async def _run_block(
 
     if plan.shares_server:
         client.cache_salt = f"{load.name} {repeat} {setting}"
-    before = await read_counters(client)
+    start_counters = await read_counters(client)
     duration = await load.send(client, sessions, plan.seed + repeat, report)
-    after = await read_counters(client)
+    end_counters = await read_counters(client)
     return Block(
         setting,
         load.name,
         repeat,
         duration,
         tuple(results),
-        _subtract(before, after),
-        recomputed_tokens=_count_recomputed(before, after),
+        _subtract(start_counters, end_counters),
+        recomputed_tokens=_count_recomputed(start_counters, end_counters),
     )
 
 
@@ -357,16 +361,16 @@ async def read_counters(client: LoadClient) -> Counters | None:
     return parse_counters(reply.text) if reply.status_code == httpx.codes.OK else None
 
 
-def _count_recomputed(before: Counters | None, after: Counters | None) -> int:
-    if before is None or after is None:
+def _count_recomputed(start: Counters | None, end: Counters | None) -> int:
+    if start is None or end is None:
         return 0
-    return max(0, (after - before).value("draft_recomputed_tokens_total"))
+    return max(0, (end - start).value("draft_recomputed_tokens_total"))
 
 
-def _subtract(before: Counters | None, after: Counters | None) -> Totals | None:
-    if before is None or after is None or (grown := after - before).reset:
+def _subtract(start: Counters | None, end: Counters | None) -> Totals | None:
+    if start is None or end is None or (growth := end - start).reset:
         return None
-    return grown.totals()
+    return growth.totals()
 
 
 def run(plan: BenchPlan, folder: Path, say: Say, *, resume: bool, bar: bool) -> list[Block]:
@@ -377,6 +381,6 @@ def name_settings(settings: Sequence[Setting]) -> tuple[Setting, ...]:
     """Return the settings with distinct names."""
     out: list[Setting] = []
     for setting in settings:
-        same = sum(other.name.partition("#")[0] == setting.name for other in out)
-        out.append(replace(setting, name=f"{setting.name}#{same + 1}") if same else setting)
+        count = sum(sibling.name.partition("#")[0] == setting.name for sibling in out)
+        out.append(replace(setting, name=f"{setting.name}#{count + 1}") if count else setting)
     return tuple(out)

@@ -44,8 +44,8 @@ flags this is the demo. Definitions of every figure: docs/measure.md."""
 def main(argv: Sequence[str]) -> int:
     """Return the exit status: 0 for a complete run, 1 if it cannot be made, 2 for wrong usage."""
     stop_on_sigterm()
-    given, flags = _split_flags(argv)
-    options = make_parser().parse_args(given)
+    arguments, flags = _split_flags(argv)
+    options = make_parser().parse_args(arguments)
     try:
         plan = make_plan(options, flags)
         folder = Path(options.out or time.strftime("eaglegate-bench-%Y%m%d-%H%M%S"))
@@ -58,8 +58,8 @@ def main(argv: Sequence[str]) -> int:
         print("stopped; --resume with the same --out continues", file=sys.stderr)
         return 130
     report = make_report(plan, blocks, describe_run("bench", argv))
-    written = report.write(folder)
-    print(report.render_text(), "", *written, sep="\n")
+    files = report.write(folder)
+    print(report.render_text(), "", *files, sep="\n")
     return 0
 
 
@@ -82,11 +82,11 @@ def say(text: str) -> None:
 
 
 def _split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    given = list(argv)
-    if "--" not in given:
-        return given, []
-    at = given.index("--")
-    return given[:at], given[at + 1 :]
+    arguments = list(argv)
+    if "--" not in arguments:
+        return arguments, []
+    index = arguments.index("--")
+    return arguments[:index], arguments[index + 1 :]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -98,31 +98,33 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    what = parser.add_argument_group("what")
-    what.add_argument(
+    subject = parser.add_argument_group("what")
+    subject.add_argument(
         "--url",
         action="append",
         default=[],
         metavar="URL",
         help="an OpenAI-compatible server, without /v1; a second one is its baseline",
     )
-    what.add_argument(
+    subject.add_argument(
         "--baseline",
         metavar="none|URL|FIELDS|FLAGS",
         help="setting to compare with (default: none, unless there is a --url)",
     )
-    what.add_argument(
+    subject.add_argument(
         "--depths",
         metavar="0,1,3",
         help="compare these depths in one eaglegate",
     )
-    what.add_argument("--no-baseline", action="store_true", help="measure one setting alone")
-    what.add_argument(
+    subject.add_argument("--no-baseline", action="store_true", help="measure one setting alone")
+    subject.add_argument(
         "--cost-scaled",
         action="store_true",
         help="use the demo with 40 layers, whose target step has a realistic cost",
     )
-    what.add_argument("--model", default="", help="name of the model (default: the server's first)")
+    subject.add_argument(
+        "--model", default="", help="name of the model (default: the server's first)"
+    )
     add_request_arguments(parser)
     load = parser.add_argument_group("load")
     load.add_argument(
@@ -151,15 +153,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     load.add_argument("--warmup", type=int, default=8, help="warm-up requests to each setting")
     add_data_arguments(parser)
-    out = parser.add_argument_group("results")
-    out.add_argument(
+    results = parser.add_argument_group("results")
+    results.add_argument(
         "--goodput",
         nargs="+",
         default=[],
         metavar="NAME:MS",
         help="limits a request must meet: ttft:500 tpot:50 e2el:10000",
     )
-    add_result_arguments(out)
+    add_result_arguments(results)
     return parser  # fmt: skip
 
 
@@ -223,7 +225,7 @@ def make_plan(options: argparse.Namespace, flags: Sequence[str]) -> BenchPlan:
     sessions = (
         read_trace(trace) if is_trace(trace) else load_sessions(options.data, seed=options.seed)
     )
-    if options.rate == "trace" and not any(turn.at for s in sessions for turn in s.turns):
+    if options.rate == "trace" and not any(turn.arrival_s for s in sessions for turn in s.turns):
         raise BenchError(f"--rate trace: {options.data} records no times; give a capture or trace")
     if options.category:
         sessions = [s for s in sessions if s.category in options.category]
@@ -278,49 +280,49 @@ def choose_settings(
     urls = [url.rstrip("/").removesuffix("/v1") for url in options.url]
     if urls and (flags or options.cost_scaled):
         raise BenchError("--url measures a running server; leave out --cost-scaled and flags")
-    measured = [Setting(url, url, fields=options.fields) for url in urls]
+    settings = [Setting(url, url, fields=options.fields) for url in urls]
     if not urls:
-        started = _serve_flags(options, flags, depths[-1] if depths else DEMO_DEPTH)
-        measured = [Setting("speculative", flags=started, fields=options.fields)]
+        serve_flags = _serve_flags(options, flags, depths[-1] if depths else DEMO_DEPTH)
+        settings = [Setting("speculative", flags=serve_flags, fields=options.fields)]
     if depths:
         if len(urls) > 1 or options.baseline or options.no_baseline:
             raise BenchError(
                 "--depths compares depths of one server with depth 0: leave out --baseline, "
                 "--no-baseline and a second --url"
             )
-        return make_depth_settings(depths, measured[0]), True
+        return make_depth_settings(depths, settings[0]), True
     baseline = None if options.no_baseline else options.baseline or (None if urls else "none")
     if baseline is None:
-        return name_settings(measured), len(urls) > 1
-    return name_settings([*measured, read_baseline(baseline, measured[0])]), True
+        return name_settings(settings), len(urls) > 1
+    return name_settings([*settings, read_baseline(baseline, settings[0])]), True
 
 
 def _serve_flags(options: argparse.Namespace, flags: Sequence[str], depth: int) -> tuple[str, ...]:
     """Return the flags of the measured server. ``depth`` is the demo's K."""
     if not options.cost_scaled:
-        own = demo_flags(DEMO / "target", DEMO / "eagle3_1", num_speculative_tokens=depth)
-        return tuple(flags) or own
+        draft_flags = demo_flags(DEMO / "target", DEMO / "eagle3_1", num_speculative_tokens=depth)
+        return tuple(flags) or draft_flags
     folder = make_cost_scaled_demo(say)
-    own = demo_flags(folder / "target", folder / "eagle3_1", num_speculative_tokens=depth)
-    return (*own, *flags)
+    draft_flags = demo_flags(folder / "target", folder / "eagle3_1", num_speculative_tokens=depth)
+    return (*draft_flags, *flags)
 
 
-def read_baseline(text: str, measured: Setting) -> Setting:
+def read_baseline(text: str, setting: Setting) -> Setting:
     """Parse the baseline setting. Raises BenchError, ServerError."""
     if text == "none":
-        if measured.url:
+        if setting.url:
             raise BenchError(
                 "--baseline none needs a server that this command can start: give a URL "
                 "that serves without a draft, or fields, such as "
                 "'{\"num_speculative_tokens\": 0}' for an eaglegate"
             )
-        return Setting("none", flags=drop_speculation(measured.flags), fields=measured.fields)
+        return Setting("none", flags=drop_speculation(setting.flags), fields=setting.fields)
     if text.startswith("{"):
-        fields = {**measured.fields, **json.loads(text)}
-        return Setting(text, measured.url, measured.flags, fields)
+        fields = {**setting.fields, **json.loads(text)}
+        return Setting(text, setting.url, setting.flags, fields)
     if text.startswith(("http://", "https://")):
         url = text.rstrip("/").removesuffix("/v1")
-        return Setting(url, url, fields=measured.fields)
-    if text.startswith("-") and not measured.url:
-        return Setting(text, flags=(*measured.flags, *text.split()), fields=measured.fields)
+        return Setting(url, url, fields=setting.fields)
+    if text.startswith("-") and not setting.url:
+        return Setting(text, flags=(*setting.flags, *text.split()), fields=setting.fields)
     raise BenchError(f"--baseline {text}: write none, a URL, a JSON object of fields, or flags")

@@ -105,7 +105,7 @@ def conclude(comparisons: Sequence[Comparison], places: dict[str, str]) -> Concl
     """
     if not comparisons:
         return None
-    verdicts = [found.finding.verdict for found in comparisons]
+    verdicts = [comparison.finding.verdict for comparison in comparisons]
     lines = [places[c.load] + describe_comparison(c) for c in comparisons]
     return Conclusion(combine_verdicts(verdicts), tuple(lines))
 
@@ -118,17 +118,18 @@ def combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict.SAME
 
 
-def describe_comparison(found: Comparison) -> str:
-    if found.user_speed is None:
-        return f"{found.setting} against {found.baseline}: no verdict, {found.finding.reason}"
-    speed = f"{format_ratio(found.user_speed)} tokens/s per user"
-    if found.throughput is not None:
-        speed += f", {format_ratio(found.throughput)} in total"
-    relation = RELATIONS.get(found.finding.verdict)
+def describe_comparison(comparison: Comparison) -> str:
+    if comparison.user_speed is None:
+        reason = comparison.finding.reason
+        return f"{comparison.setting} against {comparison.baseline}: no verdict, {reason}"
+    speed = f"{format_ratio(comparison.user_speed)} tokens/s per user"
+    if comparison.throughput is not None:
+        speed += f", {format_ratio(comparison.throughput)} in total"
+    relation = RELATIONS.get(comparison.finding.verdict)
     if relation is None:
-        names = f"{found.setting} against {found.baseline}"
+        names = f"{comparison.setting} against {comparison.baseline}"
         return f"{names}: not enough data to tell, {speed}; give more --repeats"
-    return f"{found.setting} {relation} {found.baseline}: {speed}"
+    return f"{comparison.setting} {relation} {comparison.baseline}: {speed}"
 
 
 def describe_missing(repeats: int) -> str:

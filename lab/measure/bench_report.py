@@ -63,11 +63,11 @@ class BenchReport:
         """Write the report and return its files."""
         write_json(folder / "report.json", asdict(self))
         (folder / "report.html").write_text(self.render_page(), encoding="utf-8")
-        written = [folder / "report.json", folder / "report.html"]
+        files = [folder / "report.json", folder / "report.html"]
         if self.step_costs is not None:
             write_json(folder / COST_TABLE, self.step_costs)
-            written.append(folder / COST_TABLE)
-        return written
+            files.append(folder / COST_TABLE)
+        return files
 
     def render_text(self) -> str:
         lines = [*(self.conclusion.lines if self.conclusion else ())]
@@ -96,8 +96,8 @@ class BenchReport:
         """
         for c in self.comparisons:
             if (c.setting, c.load) == (f.setting, f.load):
-                missing = describe_missing(c.repeats)
-                return tuple(format_ratio(r) or missing for r in (c.user_speed, c.throughput))  # type: ignore[return-value]
+                placeholder = describe_missing(c.repeats)
+                return tuple(format_ratio(r) or placeholder for r in (c.user_speed, c.throughput))  # type: ignore[return-value]
         return "", ""
 
     def rows(self) -> Table:
@@ -205,7 +205,7 @@ class BenchReport:
         ]  # fmt: skip
 
     def _latency_charts(self) -> list[str]:
-        def at(name: str, part: str) -> Callable[[Figures], Point | None]:
+        def make_reader(name: str, part: str) -> Callable[[Figures], Point | None]:
             def read(f: Figures) -> Point | None:
                 summary = getattr(f, name)
                 return None if summary is None else Point(self._x(f), getattr(summary, part))
@@ -214,7 +214,9 @@ class BenchReport:
 
         axis = self.plan["axis"]
         return [
-            draw_lines(f"{title} {part}", self._lines(at(name, part)), axis, "ms", log_x=True)
+            draw_lines(
+                f"{title} {part}", self._lines(make_reader(name, part)), axis, "ms", log_x=True
+            )
             for title, name in (("TTFT", "ttft"), ("TPOT", "tpot"))
             for part in ("median", "p99")
         ]
@@ -223,7 +225,7 @@ class BenchReport:
         lines = [
             Line(
                 f"{f.setting} at {f.load}",
-                [Point(at + 1, share) for at, share in enumerate(f.acceptance.per_position)],
+                [Point(index + 1, share) for index, share in enumerate(f.acceptance.per_position)],
             )
             for f in self.figures
             if f.acceptance is not None
@@ -245,11 +247,16 @@ def _format_summary(summary: Summary | None) -> list[str]:
     return [format_number(value) for value in (summary.mean, summary.median, summary.p99)]
 
 
-def _format_acceptance(found: AcceptanceFigures | None) -> list[str]:
-    if found is None:
+def _format_acceptance(acceptance: AcceptanceFigures | None) -> list[str]:
+    if acceptance is None:
         return ["", "", "", ""]
-    positions = ", ".join(f"{share:.2f}" for share in found.per_position)
-    return [format_number(found.length), format_share(found.fallback), positions, found.source]
+    positions = ", ".join(f"{share:.2f}" for share in acceptance.per_position)
+    return [
+        format_number(acceptance.length),
+        format_share(acceptance.fallback),
+        positions,
+        acceptance.source,
+    ]
 
 
 def _pooled_tpot_ms(figures: Figures) -> float | None:
@@ -267,7 +274,7 @@ def make_report(plan: BenchPlan, blocks: Sequence[Block], run: dict[str, Any]) -
     groups = [group for group in groups if group]
     figures = tuple(compute_figures(group, plan.goal) for group in groups)
     axis = "concurrency" if plan.loads[0].concurrency else "sessions per second"
-    described: dict[str, Any] = {
+    plan_description: dict[str, Any] = {
         **plan.digest(),
         "sessions": len(plan.sessions),
         "depths": list(plan.depths),
@@ -278,7 +285,7 @@ def make_report(plan: BenchPlan, blocks: Sequence[Block], run: dict[str, Any]) -
     places = name_places(plan.loads)
     return BenchReport(
         run,
-        described,
+        plan_description,
         conclude_depths(plan, blocks, comparisons, places)
         if plan.depths
         else conclude(comparisons, places),
@@ -313,27 +320,27 @@ def _compute_categories(
 def find_notes(figures: Sequence[Figures]) -> list[str]:
     notes = []
     for f in figures:
-        where = f"{f.setting} at {f.load}"
+        place = f"{f.setting} at {f.load}"
         if f.failed:
-            said = "; ".join(f"{count} x {text}" for text, count in f.errors.items())
-            notes.append(f"{where}: {f.failed} requests failed: {said}")
+            messages = "; ".join(f"{count} x {text}" for text, count in f.errors.items())
+            notes.append(f"{place}: {f.failed} requests failed: {messages}")
         if f.bunched:
             notes.append(
-                f"{where}: the chunks of {f.bunched} of {f.requests} answers came together, after "
+                f"{place}: the chunks of {f.bunched} of {f.requests} answers came together, after "
                 "a stall of the client or the network: they have no speed per user, in any "
                 "setting, and make mean TPOT and ITL too low"
             )
         if f.requests and f.output_tokens == 0:
-            notes.append(f"{where}: no usage in the answers, so there is no TPOT")
+            notes.append(f"{place}: no usage in the answers, so there is no TPOT")
         if f.recomputed_tokens:
             share = 100 * f.recomputed_tokens / max(1, f.prompt_tokens)
             notes.append(
-                f"{where}: because of the draft, {f.recomputed_tokens} cached prompt tokens were "
+                f"{place}: because of the draft, {f.recomputed_tokens} cached prompt tokens were "
                 f"computed again ({share:.0f} % of the prompts); TTFT and throughput above "
                 "include that"
             )
         if f.acceptance and f.acceptance.source == "counters":
             notes.append(
-                f"{where}: acceptance is from the server's counters and includes other traffic"
+                f"{place}: acceptance is from the server's counters and includes other traffic"
             )
     return list(dict.fromkeys(notes))

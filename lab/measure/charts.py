@@ -50,10 +50,10 @@ class _Scale:
     log: bool = False
 
     def place(self, value: float) -> float:
-        low, high, at = self.low, self.high, value
+        low, high, position = self.low, self.high, value
         if self.log:
-            low, high, at = math.log(low), math.log(high), math.log(max(value, 1e-12))
-        share = (at - low) / (high - low) if high > low else 0.5
+            low, high, position = math.log(low), math.log(high), math.log(max(value, 1e-12))
+        share = (position - low) / (high - low) if high > low else 0.5
         return self.start + share * (self.end - self.start)
 
 
@@ -61,19 +61,19 @@ def draw_lines(
     title: str, lines: Sequence[Line], x_label: str, y_label: str, *, log_x: bool = False
 ) -> str:
     """Draw a chart with a legend; empty without points. The y axis begins at 0."""
-    shown = [line for line in lines if line.points]
-    if not shown:
+    visible_lines = [line for line in lines if line.points]
+    if not visible_lines:
         return ""
-    xs = sorted({point.x for line in shown for point in line.points})
-    top = max(p.y if p.high is None else p.high for line in shown for p in line.points)
+    xs = sorted({point.x for line in visible_lines for point in line.points})
+    top = max(p.y if p.high is None else p.high for line in visible_lines for p in line.points)
     x = _Scale(xs[0], xs[-1], LEFT + 14, WIDTH - RIGHT - 14, log_x)
-    names = [line.name for line in shown]
+    names = [line.name for line in visible_lines]
     titles = wrap(title, FULL_TITLE)
-    above = LINE * (len(titles) - 1)
-    height = HEIGHT + above + _legend_height(names)
-    y = _Scale(0.0, _round_up(top), height - BOTTOM, TOP + above + _legend_height(names))
+    title_height = LINE * (len(titles) - 1)
+    height = HEIGHT + title_height + _legend_height(names)
+    y = _Scale(0.0, _round_up(top), height - BOTTOM, TOP + title_height + _legend_height(names))
     parts = [_draw_grid(y), _draw_x_axis(xs, x, height)]
-    for number, line in enumerate(shown):
+    for number, line in enumerate(visible_lines):
         parts.append(_draw_line(line, x, y, COLORS[number % len(COLORS)]))
     parts.append(_draw_text(titles, 8, 16, "title"))
     parts.append(_draw_axis_names(x_label, y_label, y, height))
@@ -83,23 +83,23 @@ def draw_lines(
 
 def draw_intervals(title: str, rows: Sequence[tuple[str, Point, str]], x_label: str) -> str:
     """Draw a row per name with its ratio and interval around 1, coloured by class."""
-    shown = [row for row in rows if row[1].x > 0]
-    if not shown:
+    visible_rows = [row for row in rows if row[1].x > 0]
+    if not visible_rows:
         return ""
-    ends = [v for _, p, _ in shown for v in (p.x, p.low, p.high) if v] + [0.95, 1.05]
-    labels = [wrap(name, LABEL) for name, _, _ in shown]
+    limits = [v for _, p, _ in visible_rows for v in (p.x, p.low, p.high) if v] + [0.95, 1.05]
+    labels = [wrap(name, LABEL) for name, _, _ in visible_rows]
     captions, titles = wrap(x_label, FULL), wrap(title, FULL_TITLE)
     top = 22 + LINE * len(titles)
     foot = top + sum(_row_height(label) for label in labels)
-    x = _Scale(min(ends) * 0.98, max(ends) * 1.02, LEFT_OF_ROWS, WIDTH - RIGHT - 10, log=True)
-    one = x.place(1.0)
-    parts = [f'<line x1="{one:.1f}" x2="{one:.1f}" y1="{top - 8}" y2="{foot}" class="one"/>']
-    at = float(top)
-    for (_, point, kind), label in zip(shown, labels, strict=True):
-        middle = at + _row_height(label) / 2
-        parts.append(_draw_label(label, middle))
-        parts.append(_draw_interval(point, x, middle, kind))
-        at += _row_height(label)
+    x = _Scale(min(limits) * 0.98, max(limits) * 1.02, LEFT_OF_ROWS, WIDTH - RIGHT - 10, log=True)
+    origin = x.place(1.0)
+    parts = [f'<line x1="{origin:.1f}" x2="{origin:.1f}" y1="{top - 8}" y2="{foot}" class="one"/>']
+    offset = float(top)
+    for (_, point, kind), label in zip(visible_rows, labels, strict=True):
+        center = offset + _row_height(label) / 2
+        parts.append(_draw_label(label, center))
+        parts.append(_draw_interval(point, x, center, kind))
+        offset += _row_height(label)
     parts += [
         f'<text x="{x.place(value):.1f}" y="{foot + 16}" class="mid">{value - 1:+.0%}</text>'
         for value in _ratio_ticks(x.low, x.high)
@@ -115,24 +115,24 @@ def draw_groups(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, Poin
     points = [point for _, rows in groups for _, point in rows]
     if not points:
         return ""
-    ends = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
+    limits = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
     labels = [wrap(name, LABEL) for name, _ in groups]
     titles = wrap(title, FULL_TITLE)
     top = 16 + LINE * len(titles)
     legend = _draw_legend(names, top)
-    at = float(top + 18 + _legend_height(names))
+    offset = float(top + 18 + _legend_height(names))
     heights = [max(11 * len(names) + 10, _row_height(label)) for label in labels]
-    foot = at + sum(heights)
-    x = _Scale(min(ends), max(ends), LEFT_OF_ROWS, WIDTH - RIGHT - 20)
+    foot = offset + sum(heights)
+    x = _Scale(min(limits), max(limits), LEFT_OF_ROWS, WIDTH - RIGHT - 20)
     parts = [_draw_text(titles, 8, 16, "title"), legend, _draw_ticks(x, foot + 16)]
     for (name, rows), label, height in zip(groups, labels, heights, strict=True):
-        parts.append(_draw_label(label, at + height / 2))
+        parts.append(_draw_label(label, offset + height / 2))
         for series, point in rows:
             place = names.index(series)
             color = COLORS[place % len(COLORS)]
-            middle = at + height / 2 + 11 * (place - (len(names) - 1) / 2)
-            parts.append(_draw_row(f"{name}, {series}", point, x, middle, color))
-        at += height
+            row_center = offset + height / 2 + 11 * (place - (len(names) - 1) / 2)
+            parts.append(_draw_row(f"{name}, {series}", point, x, row_center, color))
+        offset += height
     return _frame(parts, foot + 24)
 
 
@@ -145,10 +145,10 @@ def _row_height(label: Sequence[str]) -> int:
     return max(24, LINE * len(label) + 6)
 
 
-def _draw_label(lines: Sequence[str], middle: float) -> str:
-    """Draw a label left of a row, vertically centred at ``middle``."""
-    begin = middle + 4 - LINE * (len(lines) - 1) / 2
-    return _draw_text(lines, LEFT_OF_ROWS - 8, begin, "end")
+def _draw_label(lines: Sequence[str], center: float) -> str:
+    """Draw a label left of a row, vertically centred at ``center``."""
+    start = center + 4 - LINE * (len(lines) - 1) / 2
+    return _draw_text(lines, LEFT_OF_ROWS - 8, start, "end")
 
 
 def _draw_text(lines: Sequence[str], x: float, y: float, kind: str) -> str:
@@ -158,21 +158,21 @@ def _draw_text(lines: Sequence[str], x: float, y: float, kind: str) -> str:
     )
 
 
-def _draw_row(name: str, point: Point, x: _Scale, at: float, color: str) -> str:
+def _draw_row(name: str, point: Point, x: _Scale, y: float, color: str) -> str:
     low = point.y if point.low is None else point.low
     high = point.y if point.high is None else point.high
     return (
         f'<g stroke="{color}" fill="{color}">'
         f"<title>{escape(name)}: {point.y:.4g} ({low:.4g} to {high:.4g})</title>"
-        f'<line x1="{x.place(low):.1f}" x2="{x.place(high):.1f}" y1="{at}" y2="{at}"/>'
-        f'<circle cx="{x.place(point.y):.1f}" cy="{at}" r="3"/></g>'
+        f'<line x1="{x.place(low):.1f}" x2="{x.place(high):.1f}" y1="{y}" y2="{y}"/>'
+        f'<circle cx="{x.place(point.y):.1f}" cy="{y}" r="3"/></g>'
     )
 
 
-def _draw_ticks(x: _Scale, at: float) -> str:
+def _draw_ticks(x: _Scale, y: float) -> str:
     values = [x.low + (x.high - x.low) * tick / TICKS for tick in range(TICKS + 1)]
     return "".join(
-        f'<text x="{x.place(value):.1f}" y="{at:.0f}" class="mid">{value:.3g}</text>'
+        f'<text x="{x.place(value):.1f}" y="{y:.0f}" class="mid">{value:.3g}</text>'
         for value in values
     )
 
@@ -184,13 +184,13 @@ def _ratio_ticks(low: float, high: float) -> list[float]:
     return [tick for tick in ticks if low <= tick <= high and tick > 0]
 
 
-def _draw_interval(point: Point, x: _Scale, at: float, kind: str) -> str:
+def _draw_interval(point: Point, x: _Scale, y: float, kind: str) -> str:
     low, high = point.low or point.x, point.high or point.x
     tip = f"{point.x - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})"
     return (
         f'<g class="{escape(kind)}"><title>{tip}</title>'
-        f'<line x1="{x.place(low):.1f}" x2="{x.place(high):.1f}" y1="{at}" y2="{at}"/>'
-        f'<circle cx="{x.place(point.x):.1f}" cy="{at}" r="4"/></g>'
+        f'<line x1="{x.place(low):.1f}" x2="{x.place(high):.1f}" y1="{y}" y2="{y}"/>'
+        f'<circle cx="{x.place(point.x):.1f}" cy="{y}" r="4"/></g>'
     )
 
 
@@ -231,10 +231,10 @@ def _draw_x_axis(xs: Sequence[float], x: _Scale, height: float) -> str:
 
 
 def _draw_axis_names(x_label: str, y_label: str, y: _Scale, height: float) -> str:
-    middle = (y.start + y.end) / 2
+    center = (y.start + y.end) / 2
     return (
         f'<text x="{(LEFT + WIDTH) / 2}" y="{height - 10}" class="mid">{escape(x_label)}</text>'
-        f'<text x="12" y="{middle}" class="mid" transform="rotate(-90 12 {middle})">'
+        f'<text x="12" y="{center}" class="mid" transform="rotate(-90 12 {center})">'
         f"{escape(y_label)}</text>"
     )
 
@@ -242,16 +242,16 @@ def _draw_axis_names(x_label: str, y_label: str, y: _Scale, height: float) -> st
 def _place_legend(names: Sequence[str]) -> list[tuple[float, int, list[str]]]:
     """Return each name's place in the legend: its x, its first line, and its wrapped lines."""
     places: list[tuple[float, int, list[str]]] = []
-    at, line, lines = 8.0, 0, 1
+    x, line, lines = 8.0, 0, 1
     for name in names:
         label = wrap(name, FULL - 4)
         width = 24 + LETTER * max(map(len, label))
-        if places and at + width > WIDTH:
-            at, line = 8.0, line + lines
+        if places and x + width > WIDTH:
+            x, line = 8.0, line + lines
             lines = 1
         lines = max(lines, len(label))
-        places.append((at, line, label))
-        at += width
+        places.append((x, line, label))
+        x += width
     return places
 
 
@@ -262,10 +262,10 @@ def _legend_height(names: Sequence[str]) -> int:
 
 def _draw_legend(names: Sequence[str], top: float) -> str:
     out = []
-    for number, (at, line, label) in enumerate(_place_legend(names)):
+    for number, (x, line, label) in enumerate(_place_legend(names)):
         color, y = COLORS[number % len(COLORS)], top + LINE * line
-        out.append(f'<rect x="{at:.0f}" y="{y - 6}" width="10" height="4" fill="{color}"/>')
-        out.append(_draw_text(label, at + 14, y, ""))
+        out.append(f'<rect x="{x:.0f}" y="{y - 6}" width="10" height="4" fill="{color}"/>')
+        out.append(_draw_text(label, x + 14, y, ""))
     return "".join(out)
 
 

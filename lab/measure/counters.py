@@ -31,21 +31,21 @@ class Counters:
     values: Mapping[tuple[str, str], float]
     """Values by name, and by position or outcome."""
 
-    def __sub__(self, before: Counters) -> Counters:
-        """Return the growth since ``before``. After a restart it is negative and meaningless."""
-        names = self.values.keys() | before.values.keys()
-        grown = {n: self.values.get(n, 0.0) - before.values.get(n, 0.0) for n in names}
-        return Counters(self.source, grown)
+    def __sub__(self, start: Counters) -> Counters:
+        """Return the growth since ``start``. After a restart it is negative and meaningless."""
+        names = self.values.keys() | start.values.keys()
+        growth = {n: self.values.get(n, 0.0) - start.values.get(n, 0.0) for n in names}
+        return Counters(self.source, growth)
 
     def value(self, name: str, label: str = "") -> int:
         return round(self.values.get((name, label), 0.0))
 
     def by_label(self, name: str) -> dict[str, int]:
-        return {label: round(v) for (found, label), v in self.values.items() if found == name}
+        return {label: round(v) for (counter, label), v in self.values.items() if counter == name}
 
-    def _positions(self, name: str, first: int) -> tuple[int, ...]:
-        counts = {int(label) - first: n for label, n in self.by_label(name).items() if label}
-        return tuple(counts.get(at, 0) for at in range(max(counts, default=-1) + 1))
+    def _positions(self, name: str, base: int) -> tuple[int, ...]:
+        counts = {int(label) - base: n for label, n in self.by_label(name).items() if label}
+        return tuple(counts.get(position, 0) for position in range(max(counts, default=-1) + 1))
 
     @property
     def reset(self) -> bool:
@@ -59,7 +59,7 @@ class Counters:
         return self._read_vllm() if self.source == "vllm" else None
 
     def _read_ours(self) -> Totals:
-        first = 1
+        base = 1
         return Totals(
             tokens=self.value("completion_tokens_total"),
             verify_steps=self.value("verify_steps_total"),
@@ -69,8 +69,8 @@ class Counters:
             rejected=self.value("decode_steps_total", "rejected"),
             undrafted=self.value("decode_steps_total", "undrafted"),
             off=self.value("decode_steps_total", "off"),
-            accepted_at=self._positions("accepted_at_total", first),
-            proposed_at=self._positions("drafted_at_total", first),
+            accepted_at=self._positions("accepted_at_total", base),
+            proposed_at=self._positions("drafted_at_total", base),
         )
 
     def _read_vllm(self) -> Totals:
@@ -84,18 +84,18 @@ class Counters:
 
 def parse_counters(text: str) -> Counters:
     """Parse Prometheus text. An eaglegate's own counters take precedence over vLLM's."""
-    ours: dict[tuple[str, str], float] = defaultdict(float)
-    theirs: dict[tuple[str, str], float] = defaultdict(float)
+    gateway_values: dict[tuple[str, str], float] = defaultdict(float)
+    engine_values: dict[tuple[str, str], float] = defaultdict(float)
     for name, labels, value in SAMPLE.findall(text):
         if name.startswith(OURS) and name.endswith("_total"):
-            ours[name.removeprefix(OURS), _find_label(labels)] += float(value)
+            gateway_values[name.removeprefix(OURS), _find_label(labels)] += float(value)
         elif name.startswith(VLLM) and name.endswith("_total"):
-            theirs[name.removeprefix(VLLM), _find_label(labels)] += float(value)
+            engine_values[name.removeprefix(VLLM), _find_label(labels)] += float(value)
     if "eaglegate_" in text:
-        return Counters("eaglegate", dict(ours))
-    return Counters("vllm" if theirs else "", dict(theirs))
+        return Counters("eaglegate", dict(gateway_values))
+    return Counters("vllm" if engine_values else "", dict(engine_values))
 
 
 def _find_label(labels: str) -> str:
-    found = POSITION.search(labels) or OUTCOME.search(labels)
-    return found[1] if found else ""
+    match = POSITION.search(labels) or OUTCOME.search(labels)
+    return match[1] if match else ""

@@ -42,7 +42,7 @@ class Turn:
     body: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the body."""
     path: str = CHAT
-    at: float | None = None
+    arrival_s: float | None = None
     """Recorded time after the start of the run in seconds, if any."""
     pause: float = 0.0
     """Recorded time after the answer to the previous turn, in seconds."""
@@ -80,13 +80,13 @@ def list_own_sets() -> list[str]:
 
 def take_block(sessions: list[Session], block: int, requests: int) -> list[Session]:
     """Return the sessions of a block, about ``requests`` requests, cycling through the data set."""
-    at = block * requests
-    taken: list[Session] = []
-    while sum(len(session.turns) for session in taken) < requests:
-        session = sessions[at % len(sessions)]
-        taken.append(session)
-        at += 1
-    return taken
+    index = block * requests
+    selection: list[Session] = []
+    while sum(len(session.turns) for session in selection) < requests:
+        session = sessions[index % len(sessions)]
+        selection.append(session)
+        index += 1
+    return selection
 
 
 def _find_files(source: str) -> list[Path]:
@@ -94,9 +94,9 @@ def _find_files(source: str) -> list[Path]:
         return [OWN / f"{source}.jsonl"]
     path = OWN if source == MIXED else Path(source)
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in READABLE)
-        if found:
-            return found
+        files = sorted(file for file in path.rglob("*") if file.suffix in READABLE)
+        if files:
+            return files
     if path.is_file():
         return [path]
     raise DataError(
@@ -141,11 +141,11 @@ READABLE: dict[str, Callable[[Path], Iterable[Any]]] = {
 
 
 def _read_row(row: dict[str, Any], name: str, path: Path) -> Session:
-    for wanted, read in ROWS:
-        if wanted in row:
+    for column, read in ROWS:
+        if column in row:
             return read(row, name)
     raise DataError(
-        f"{path}: a row needs one of {', '.join(wanted for wanted, _ in ROWS)}; "
+        f"{path}: a row needs one of {', '.join(column for column, _ in ROWS)}; "
         f"given {', '.join(map(str, row)) or 'nothing'}"
     )
 
@@ -162,8 +162,8 @@ def _read_speed_bench(row: dict[str, Any], name: str) -> Session:
 
 def _read_sharegpt(row: dict[str, Any], name: str) -> Session:
     """Read the user's messages of a recorded chat; the model writes its own answers."""
-    said = [part for part in row["conversations"] if part.get("from") in ("human", "user")]
-    turns = tuple(Turn(({"role": "user", "content": part["value"]},)) for part in said)
+    messages = [part for part in row["conversations"] if part.get("from") in ("human", "user")]
+    turns = tuple(Turn(({"role": "user", "content": part["value"]},)) for part in messages)
     return Session(str(row.get("id", name)), turns, "sharegpt")
 
 
@@ -219,8 +219,8 @@ ROWS: tuple[tuple[str, Callable[[dict[str, Any], str], Session]], ...] = (
 
 def _make_random(source: str, count: int, seed: int) -> Iterator[Session]:
     try:
-        _, given, wanted = source.split(":")
-        prompt_tokens, output_tokens = int(given), int(wanted)
+        _, input_length, output_length = source.split(":")
+        prompt_tokens, output_tokens = int(input_length), int(output_length)
     except ValueError:
         raise DataError(f"--data {source}: write random:INPUT:OUTPUT, numbers of tokens") from None
     generator = random.Random(seed)

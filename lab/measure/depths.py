@@ -56,57 +56,60 @@ def conclude_depths(
     places: Mapping[str, str],
 ) -> Conclusion:
     """Return a line per load point: the best depth, or that no depth pays."""
-    found = [
+    conclusions = [
         _conclude_load(plan, blocks, [c for c in comparisons if c.load == load.name])
         for load in plan.loads
     ]
     lines = [
         capitalise(places[load.name] + line)
-        for load, (_, line) in zip(plan.loads, found, strict=True)
+        for load, (_, line) in zip(plan.loads, conclusions, strict=True)
     ]
-    return Conclusion(combine_verdicts([verdict for verdict, _ in found]), tuple(lines))
+    return Conclusion(combine_verdicts([verdict for verdict, _ in conclusions]), tuple(lines))
 
 
 def _conclude_load(
     plan: BenchPlan, blocks: Sequence[Block], comparisons: Sequence[Comparison]
 ) -> tuple[Verdict, str]:
-    known = [one for one in comparisons if one.user_speed is not None]
-    if not known:
+    candidates = [comparison for comparison in comparisons if comparison.user_speed is not None]
+    if not candidates:
         return Verdict.UNKNOWN, f"no verdict: {comparisons[0].finding.reason}"
-    best = max(known, key=lambda one: one.user_speed.value if one.user_speed else 0.0)
-    assert best.user_speed is not None
-    gain = f"{best.user_speed.value:.2f}x over no speculation ({format_ends(best.user_speed)})"
-    match best.finding.verdict:
+    leader = max(
+        candidates,
+        key=lambda comparison: comparison.user_speed.value if comparison.user_speed else 0.0,
+    )
+    assert leader.user_speed is not None
+    gain = f"{leader.user_speed.value:.2f}x over no speculation ({format_ends(leader.user_speed)})"
+    match leader.finding.verdict:
         case Verdict.BETTER:
-            line = f"{best.setting} is best: {gain}{_describe_total(best)}"
-            return Verdict.BETTER, line + _describe_ties(plan, blocks, best, known)
+            line = f"{leader.setting} is best: {gain}{_describe_total(leader)}"
+            return Verdict.BETTER, line + _describe_ties(plan, blocks, leader, candidates)
         case Verdict.UNKNOWN:
-            line = f"no depth is shown to pay: {best.setting} is at {gain}; give more --repeats"
+            line = f"no depth is shown to pay: {leader.setting} is at {gain}; give more --repeats"
             return Verdict.UNKNOWN, line
         case verdict:
-            return verdict, f"no depth pays: the best of them, {best.setting}, is at {gain}"
+            return verdict, f"no depth pays: the best of them, {leader.setting}, is at {gain}"
 
 
-def _describe_total(best: Comparison) -> str:
-    total = best.throughput
+def _describe_total(comparison: Comparison) -> str:
+    total = comparison.throughput
     if total is None or total.high is None or total.high >= 1:
         return ""
     return f", but all users together get {total.value:.2f}x ({format_ends(total)})"
 
 
 def _describe_ties(
-    plan: BenchPlan, blocks: Sequence[Block], best: Comparison, known: Sequence[Comparison]
+    plan: BenchPlan, blocks: Sequence[Block], leader: Comparison, candidates: Sequence[Comparison]
 ) -> str:
     """Name the depths that this run cannot distinguish from the best one."""
-    base = select_blocks(blocks, best.setting, best.load)
+    base = select_blocks(blocks, leader.setting, leader.load)
     level = share_level(len(plan.settings) - 1)
     ties = [
-        other.setting.removeprefix("depth ")
-        for other in known
-        if other is not best
+        rival.setting.removeprefix("depth ")
+        for rival in candidates
+        if rival is not leader
         and judge_speed(
             compare_pooled(
-                base, select_blocks(blocks, other.setting, best.load), sum_decoding, level
+                base, select_blocks(blocks, rival.setting, leader.load), sum_decoding, level
             )
         ).verdict
         is not Verdict.WORSE
@@ -116,7 +119,7 @@ def _describe_ties(
 
 def list_depth_notes(depths: Sequence[int], blocks: Sequence[Block]) -> list[str]:
     """Name the depths that were requested but not drafted."""
-    deepest = {
+    max_depths = {
         depth: max(
             (max(result.drafted, default=0) for b in blocks if b.setting == name_depth(depth)
              for result in b.completed),
@@ -125,11 +128,11 @@ def list_depth_notes(depths: Sequence[int], blocks: Sequence[Block]) -> list[str
         for depth in depths
     }  # fmt: skip
     return [
-        f"{name_depth(depth)}: the gateway drafted {found or 'nothing'}"
-        f"{' at most' if found else ''}: its speculation flag or a bound holds it "
+        f"{name_depth(depth)}: the gateway drafted {max_depth or 'nothing'}"
+        f"{' at most' if max_depth else ''}: its speculation flag or a bound holds it "
         "(GET /admin/speculation)"
-        for depth, found in deepest.items()
-        if found < depth
+        for depth, max_depth in max_depths.items()
+        if max_depth < depth
     ]
 
 
@@ -150,9 +153,9 @@ def measure_step_costs(plan: BenchPlan, blocks: Sequence[Block]) -> dict[str, An
     batches = [load.concurrency for load in plan.loads]
     order = sorted(range(len(batches)), key=batches.__getitem__)
     return {
-        "batches": [batches[at] for at in order],
+        "batches": [batches[index] for index in order],
         "depths": list(depths),
-        "step_ms": [rows[at] for at in order],
+        "step_ms": [rows[index] for index in order],
     }
 
 

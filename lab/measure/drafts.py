@@ -40,8 +40,8 @@ class AnswerFacts:
 
     def phase_at(self) -> list[str]:
         """Return the phase of each token."""
-        named = [name for name, count in self.phases for _ in range(count)]
-        return named + [named[-1] if named else "content"] * (self.tokens - len(named))
+        names = [name for name, count in self.phases for _ in range(count)]
+        return names + [names[-1] if names else "content"] * (self.tokens - len(names))
 
 
 @dataclass(slots=True)
@@ -66,8 +66,8 @@ class Walk:
         self.steps += 1
         self.accepted += accepted
         self.expected += expected
-        for at in range(accepted):
-            self.accepted_at[at] += 1
+        for position in range(accepted):
+            self.accepted_at[position] += 1
 
 
 def walk_answer(
@@ -79,14 +79,14 @@ def walk_answer(
     end of the answer are never accepted.
     """
     walks = {ALL: Walk(accepted_at=[0] * depth)}
-    position, last = 0, len(matches)
-    while position < last:
-        right = min(depth, matches[position])
-        expected = sum(chances[position][:depth])
+    position, end = 0, len(matches)
+    while position < end:
+        hits = min(depth, matches[position])
+        expectation = sum(chances[position][:depth])
         phase = phases[min(position + 1, len(phases) - 1)]
         for name in (ALL, phase):
-            walks.setdefault(name, Walk(accepted_at=[0] * depth)).add(right, expected)
-        position += right + 1
+            walks.setdefault(name, Walk(accepted_at=[0] * depth)).add(hits, expectation)
+        position += hits + 1
     return walks
 
 
@@ -100,23 +100,23 @@ def walk_sampled_drafts(
     where the step may end.
     """
     walks = {ALL: Walk(accepted_at=[0.0] * depth)}
-    last = len(chances)
-    begins = [1.0, *[0.0] * (last + depth)]
-    for position in range(last):
+    end = len(chances)
+    start_chances = [1.0, *[0.0] * (end + depth)]
+    for position in range(end):
         phase = phases[min(position + 1, len(phases) - 1)]
-        reaches = [begins[position]]
-        for at in range(depth):
-            accepted = reaches[-1] * chances[position][at]
-            begins[position + at + 1] += reaches[-1] - accepted
-            reaches.append(accepted)
-        begins[position + depth + 1] += reaches[-1]
+        reach_chances = [start_chances[position]]
+        for offset in range(depth):
+            accepted = reach_chances[-1] * chances[position][offset]
+            start_chances[position + offset + 1] += reach_chances[-1] - accepted
+            reach_chances.append(accepted)
+        start_chances[position + depth + 1] += reach_chances[-1]
         for name in (ALL, phase):
             walk = walks.setdefault(name, Walk(accepted_at=[0.0] * depth))
-            walk.steps += reaches[0]
-            walk.accepted += sum(reaches[1:])
-            walk.expected += sum(reaches[1:])
-            for at, reach in enumerate(reaches[1:]):
-                walk.accepted_at[at] += reach
+            walk.steps += reach_chances[0]
+            walk.accepted += sum(reach_chances[1:])
+            walk.expected += sum(reach_chances[1:])
+            for offset, chance in enumerate(reach_chances[1:]):
+                walk.accepted_at[offset] += chance
     return walks
 
 
@@ -124,10 +124,10 @@ def walk_captured(
     steps: Iterable[CapturedStep], depth: int, phases: Sequence[str]
 ) -> dict[str, Walk]:
     """Return the verify steps that an engine recorded, in the form of ``walk_answer``."""
-    known = list(steps)
+    step_list = list(steps)
     walks = {ALL: Walk(accepted_at=[0] * depth)}
-    position = len(phases) - sum(step.delivered for step in known)
-    for step in known:
+    position = len(phases) - sum(step.delivered for step in step_list)
+    for step in step_list:
         if step.drafted:
             phase = phases[min(position, len(phases) - 1)]
             for name in (ALL, phase):
@@ -167,8 +167,12 @@ class CostTable:
                 f"{source}: a cost table needs batches, depths, step_ms: {error}"
             ) from None
         shape = {len(line) for line in table.step_ms}
-        rising = all(sorted(set(axis)) == list(axis) for axis in (table.batches, table.depths))
-        if len(table.step_ms) != len(table.batches) or shape != {len(table.depths)} or not rising:
+        is_rising = all(sorted(set(axis)) == list(axis) for axis in (table.batches, table.depths))
+        if (
+            len(table.step_ms) != len(table.batches)
+            or shape != {len(table.depths)}
+            or not is_rising
+        ):
             raise ValueError(
                 f"{source}: step_ms needs one row per batch and one column per depth, both rising"
             )
@@ -197,9 +201,9 @@ class DraftReplay:
     """Walks by depth, then by phase."""
 
 
-def estimate_length(found: Iterable[tuple[str, Walk]], expected: bool = False) -> Estimate | None:
+def estimate_length(walks: Iterable[tuple[str, Walk]], expected: bool = False) -> Estimate | None:
     """Estimate the acceptance length, with sessions as clusters."""
-    pairs = [(session, walk) for session, walk in found if walk.steps]
+    pairs = [(session, walk) for session, walk in walks if walk.steps]
     accepted = [walk.expected if expected else float(walk.accepted) for _, walk in pairs]
     steps = [float(walk.steps) for _, walk in pairs]
     ratio = bootstrap_ratio(accepted, steps, [session for session, _ in pairs])
@@ -211,12 +215,12 @@ Select = Callable[[AnswerFacts], bool]
 
 def list_slices(facts: Iterable[AnswerFacts]) -> dict[str, Select]:
     """Return the slices: all, every workload, and context buckets if there are several."""
-    known = list(facts)
+    answers = list(facts)
     slices: dict[str, Select] = {ALL: lambda _: True}
-    for name in sorted({one.workload for one in known}):
-        slices[f"workload {name or '-'}"] = lambda one, name=name: one.workload == name  # type: ignore[misc]
-    for name in sorted({one.context for one in known}):
-        slices[f"context {name or '-'}"] = lambda one, name=name: one.context == name  # type: ignore[misc]
+    for name in sorted({answer.workload for answer in answers}):
+        slices[f"workload {name or '-'}"] = lambda answer, name=name: answer.workload == name  # type: ignore[misc]
+    for name in sorted({answer.context for answer in answers}):
+        slices[f"context {name or '-'}"] = lambda answer, name=name: answer.context == name  # type: ignore[misc]
     return slices
 
 
@@ -225,10 +229,10 @@ def summarise_draft(
 ) -> dict[str, Any]:
     """Return acceptance by slice, phase, depth and position, and the predicted time per token."""
     out: dict[str, Any] = {"slices": {}, "phases": {}, "positions": {}, "time_per_token_ms": {}}
-    for name, belongs in list_slices(one.facts for one in observations).items():
-        chosen = [one for one in observations if belongs(one.facts)]
-        out["slices"][name] = {depth: _length(chosen, depth, ALL) for depth in depths}
-    phases = sorted({name for one in observations for name in one.walks[depths[-1]]} - {ALL})
+    for name, select in list_slices(replay.facts for replay in observations).items():
+        selection = [replay for replay in observations if select(replay.facts)]
+        out["slices"][name] = {depth: _length(selection, depth, ALL) for depth in depths}
+    phases = sorted({name for replay in observations for name in replay.walks[depths[-1]]} - {ALL})
     for name in phases:
         out["phases"][name] = {depth: _length(observations, depth, name) for depth in depths}
     out["expected"] = {depth: _length(observations, depth, ALL, expected=True) for depth in depths}
@@ -243,12 +247,12 @@ def summarise_draft(
 def _length(
     observations: Iterable[DraftReplay], depth: int, phase: str, expected: bool = False
 ) -> Estimate | None:
-    found = (
-        (one.facts.session, one.walks[depth][phase])
-        for one in observations
-        if phase in one.walks[depth]
+    walks = (
+        (replay.facts.session, replay.walks[depth][phase])
+        for replay in observations
+        if phase in replay.walks[depth]
     )
-    return estimate_length(found, expected)
+    return estimate_length(walks, expected)
 
 
 def predict_time(length: Estimate, cost: CostTable, batch: float, depth: int) -> Estimate:
@@ -269,17 +273,19 @@ def estimate_positions(
     observations: Sequence[DraftReplay], depth: int
 ) -> list[dict[str, Estimate | None]]:
     """Estimate by position the accepted share of all steps, and of the steps that reached it."""
-    walks = [(one.facts.session, one.walks[depth][ALL]) for one in observations]
+    walks = [(replay.facts.session, replay.walks[depth][ALL]) for replay in observations]
     sessions = [session for session, _ in walks]
     rows = []
-    for at in range(depth):
-        accepted = [float(walk.accepted_at[at]) for _, walk in walks]
-        reached = [float(walk.accepted_at[at - 1] if at else walk.steps) for _, walk in walks]
+    for position in range(depth):
+        accepted = [float(walk.accepted_at[position]) for _, walk in walks]
+        reach_counts = [
+            float(walk.accepted_at[position - 1] if position else walk.steps) for _, walk in walks
+        ]
         steps = [float(walk.steps) for _, walk in walks]
         rows.append(
             {
                 "accepted": bootstrap_ratio(accepted, steps, sessions),
-                "conditional": bootstrap_ratio(accepted, reached, sessions),
+                "conditional": bootstrap_ratio(accepted, reach_counts, sessions),
             }
         )
     return rows
@@ -289,15 +295,17 @@ def compare_pair(
     base: Sequence[DraftReplay], other: Sequence[DraftReplay], depth: int
 ) -> dict[str, dict[str, Any]]:
     """Compare tokens per step of ``other`` to those of ``base`` by slice, paired by answer."""
-    by_id = {one.facts.id: one for one in other}
+    by_id = {replay.facts.id: replay for replay in other}
     out: dict[str, dict[str, Any]] = {}
-    for name, belongs in list_slices(one.facts for one in base).items():
+    for name, select in list_slices(replay.facts for replay in base).items():
         pairs = [
-            (one, by_id[one.facts.id])
-            for one in base
-            if belongs(one.facts) and one.facts.id in by_id and one.walks[depth][ALL].steps
+            (replay, by_id[replay.facts.id])
+            for replay in base
+            if select(replay.facts) and replay.facts.id in by_id and replay.walks[depth][ALL].steps
         ]
-        ratio = _pool_ratio([one for one, _ in pairs], [two for _, two in pairs], depth)
+        ratio = _pool_ratio(
+            [replay for replay, _ in pairs], [counterpart for _, counterpart in pairs], depth
+        )
         finding: Finding = judge_ratio(ratio, lower_is_better=False)
         out[name] = {"ratio": ratio, "verdict": finding.verdict.value, "reason": finding.reason}
     return out
@@ -307,7 +315,7 @@ def _pool_ratio(
     base: Sequence[DraftReplay], other: Sequence[DraftReplay], depth: int
 ) -> Estimate | None:
     """Estimate the ratio of tokens per verify step, summed over answers so that length counts."""
-    walks = [[one.walks[depth][ALL] for one in side] for side in (base, other)]
+    walks = [[replay.walks[depth][ALL] for replay in side] for side in (base, other)]
     columns = [
         [float(count) for count in counts]
         for side in walks
@@ -316,7 +324,7 @@ def _pool_ratio(
     return bootstrap(
         columns,
         lambda sums: sums[:, 2] / sums[:, 3] * sums[:, 1] / sums[:, 0],
-        [one.facts.session for one in base],
+        [replay.facts.session for replay in base],
     )
 
 
@@ -347,33 +355,34 @@ class ServedLength:
 
 
 def compare_served(
-    served: Sequence[DraftReplay], predicted: Sequence[DraftReplay], depth: int
+    recordings: Sequence[DraftReplay], predictions: Sequence[DraftReplay], depth: int
 ) -> dict[str, ServedLength]:
     """Compare lengths by slice and phase over the answers in both."""
-    by_id = {one.facts.id: one for one in predicted}
-    pairs = [(one, by_id[one.facts.id]) for one in served if one.facts.id in by_id]
+    by_id = {replay.facts.id: replay for replay in predictions}
+    pairs = [(replay, by_id[replay.facts.id]) for replay in recordings if replay.facts.id in by_id]
     if not pairs:
         return {}
     out = {
-        name: _compare_lengths([pair for pair in pairs if belongs(pair[0].facts)], depth, ALL)
-        for name, belongs in list_slices(one.facts for one, _ in pairs).items()
+        name: _compare_lengths([pair for pair in pairs if select(pair[0].facts)], depth, ALL)
+        for name, select in list_slices(replay.facts for replay, _ in pairs).items()
     }
-    phases = {name for pair in pairs for one in pair for name in one.walks[depth]} - {ALL}
+    phases = {name for pair in pairs for replay in pair for name in replay.walks[depth]} - {ALL}
     return out | {f"phase {name}": _compare_lengths(pairs, depth, name) for name in sorted(phases)}
 
 
 def _compare_lengths(
     pairs: Sequence[tuple[DraftReplay, DraftReplay]], depth: int, phase: str
 ) -> ServedLength:
-    none = Walk()
+    no_walk = Walk()
     rows = [
-        (one.walks[depth].get(phase, none), two.walks[depth].get(phase, none)) for one, two in pairs
+        (recording.walks[depth].get(phase, no_walk), prediction.walks[depth].get(phase, no_walk))
+        for recording, prediction in pairs
     ]
     sums = [(a.accepted, a.steps, b.accepted, b.steps) for a, b in rows]
-    sessions = [one.facts.session for one, _ in pairs]
+    sessions = [recording.facts.session for recording, _ in pairs]
     return ServedLength(
-        _length((one for one, _ in pairs), depth, phase),
-        _length((two for _, two in pairs), depth, phase),
+        _length((recording for recording, _ in pairs), depth, phase),
+        _length((prediction for _, prediction in pairs), depth, phase),
         bootstrap(
             list(zip(*sums, strict=True)),
             lambda sums: sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3],

@@ -62,18 +62,25 @@ def read_answers(
 
     If drafts are sampled, the target's probabilities count, and penalties would change them.
     """
-    found: list[Answer] = []
-    left_out = 0
+    answers: list[Answer] = []
+    num_excluded = 0
     for record in records:
         for number, choice in enumerate(record.choices):
             prompt = record.prompts[choice.prompt].token_ids
-            held = bool(record.constraint)  # the grammar cuts drafts, which is not replayed
-            held = held or (drafts_sampled and not record.greedy and has_penalties(record.sampling))
-            if held or prompt is None or choice.token_ids is None or len(choice.token_ids) < 2:
-                left_out += 1
+            is_excluded = bool(record.constraint)  # the grammar cuts drafts, which is not replayed
+            is_excluded = is_excluded or (
+                drafts_sampled and not record.greedy and has_penalties(record.sampling)
+            )
+            if (
+                is_excluded
+                or prompt is None
+                or choice.token_ids is None
+                or len(choice.token_ids) < 2
+            ):
+                num_excluded += 1
                 continue
-            if limit is not None and len(found) >= limit:
-                return found, left_out
+            if limit is not None and len(answers) >= limit:
+                return answers, num_excluded
             facts = AnswerFacts(
                 f"{record.id}/{number}",
                 record.cluster,
@@ -83,8 +90,8 @@ def read_answers(
                 not record.greedy,
                 len(choice.token_ids),
             )
-            found.append(Answer(facts, prompt, choice, record.sampling, record.draft))
-    return found, left_out
+            answers.append(Answer(facts, prompt, choice, record.sampling, record.draft))
+    return answers, num_excluded
 
 
 class Results:
@@ -106,38 +113,45 @@ class Results:
         with self._path.open("a", encoding="utf-8") as file:
             file.write("\n" + json.dumps(row, separators=(",", ":")))
 
-    def drift(self, found: Sequence[Answer]) -> dict[str, list[float]]:
+    def drift(self, answers: Sequence[Answer]) -> dict[str, list[float]]:
         """Return means over positions by measure and depth."""
         from eaglegate.lab.training.drift import MEASURES
 
-        rows = [self.by_id[one.facts.id] for one in found if one.facts.id in self.by_id]
+        rows = [self.by_id[answer.facts.id] for answer in answers if answer.facts.id in self.by_id]
         count = sum(len(row["matches"] or row["chances"]) for row in rows) or 1
         return {
             name: [
-                round(sum(row["drift"][at][depth] for row in rows) / count, 4)
-                for depth in range(len(rows[0]["drift"][at]))
+                round(sum(row["drift"][index][depth] for row in rows) / count, 4)
+                for depth in range(len(rows[0]["drift"][index]))
             ]
-            for at, name in enumerate(MEASURES)
+            for index, name in enumerate(MEASURES)
             if rows
         }
 
 
 def unroll_all(
-    options: argparse.Namespace, fit: Sequence[Contestant], found: Sequence[Answer]
+    options: argparse.Namespace, fit: Sequence[Contestant], answers: Sequence[Answer]
 ) -> dict[str, Results]:
     """Unroll the answers with every draft, and return the results by label. Raises CompareError."""
-    results = {one.label: Results(find_results(options, one)) for one in fit}
-    todo = [
-        one for one in found if any(one.facts.id not in known.by_id for known in results.values())
+    results = {contestant.label: Results(find_results(options, contestant)) for contestant in fit}
+    missing_answers = [
+        contestant
+        for contestant in answers
+        if any(contestant.facts.id not in result.by_id for result in results.values())
     ]
-    if todo:
-        _unroll_todo(options, fit, todo, results)
+    if missing_answers:
+        _unroll_todo(options, fit, missing_answers, results)
     return results
 
 
-def find_results(options: argparse.Namespace, one: Contestant) -> Path:
+def find_results(options: argparse.Namespace, contestant: Contestant) -> Path:
     """Return the file of results. Its name contains everything that the rows depend on."""
-    parts = ["unrolled", fingerprint_draft(options.target), one.fingerprint, str(options.depth)]
+    parts = [
+        "unrolled",
+        fingerprint_draft(options.target),
+        contestant.fingerprint,
+        str(options.depth),
+    ]
     parts += [PROBABILISTIC] if options.draft_sample_method == PROBABILISTIC else []
     return Path(options.out) / f"{'-'.join(parts)}.jsonl"
 
@@ -145,7 +159,7 @@ def find_results(options: argparse.Namespace, one: Contestant) -> Path:
 def _unroll_todo(
     options: argparse.Namespace,
     fit: Sequence[Contestant],
-    todo: Sequence[Answer],
+    answers: Sequence[Answer],
     results: Mapping[str, Results],
 ) -> None:
     try:
@@ -165,16 +179,18 @@ def _unroll_todo(
     if options.threads:
         torch.set_num_threads(options.threads)
     target = TargetModel.load(options.target)
-    heads = [DraftHead.load(one.label, one.folder, target) for one in fit]
-    clock = Clock(len(todo), 0)
-    for number, one in enumerate(todo, 1):
-        missing = [head for head in heads if one.facts.id not in results[head.name].by_id]
-        sampling = _sampling(one) | {"drafts_sampled": options.draft_sample_method == PROBABILISTIC}
-        trajectory = Trajectory(one.prompt, one.choice.token_ids or (), **sampling)
-        for label, unrolled in unroll_answers(target, missing, trajectory, options.depth):
-            row = {"id": one.facts.id, "matches": unrolled.matches, "drift": unrolled.drift}
+    heads = [DraftHead.load(answer.label, answer.folder, target) for answer in fit]
+    clock = Clock(len(answers), 0)
+    for number, answer in enumerate(answers, 1):
+        missing_heads = [head for head in heads if answer.facts.id not in results[head.name].by_id]
+        sampling = _sampling(answer) | {
+            "drafts_sampled": options.draft_sample_method == PROBABILISTIC
+        }
+        trajectory = Trajectory(answer.prompt, answer.choice.token_ids or (), **sampling)
+        for label, result in unroll_answers(target, missing_heads, trajectory, options.depth):
+            row = {"id": answer.facts.id, "matches": result.matches, "drift": result.drift}
             if trajectory.temperature > 0:
-                row["chances"] = [[round(p, 5) for p in line] for line in unrolled.chances]
+                row["chances"] = [[round(p, 5) for p in line] for line in result.chances]
             results[label].add(row)
         print(f"\r{clock.at(number)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
@@ -188,17 +204,23 @@ def _sampling(answer: Answer) -> dict[str, Any]:
     """Return the engine's sampling parameters; empty with penalties or a bias, where only matches
     count.
     """
-    given = answer.sampling
-    if not answer.facts.sampled or has_penalties(given):
+    parameters = answer.sampling
+    if not answer.facts.sampled or has_penalties(parameters):
         return {}
-    sampling = {"temperature": float(given.get("temperature", 1.0))}
-    return sampling | {name: given[name] for name in ("top_k", "top_p", "min_p") if name in given}
+    sampling = {"temperature": float(parameters.get("temperature", 1.0))}
+    return sampling | {
+        name: parameters[name] for name in ("top_k", "top_p", "min_p") if name in parameters
+    }
 
 
-def observe(found: Sequence[Answer], results: Results, depths: Sequence[int]) -> list[DraftReplay]:
+def observe(
+    answers: Sequence[Answer], results: Results, depths: Sequence[int]
+) -> list[DraftReplay]:
     return [
-        DraftReplay(one.facts, walk_row(results.by_id[one.facts.id], one.facts.phase_at(), depths))
-        for one in found
+        DraftReplay(
+            answer.facts, walk_row(results.by_id[answer.facts.id], answer.facts.phase_at(), depths)
+        )
+        for answer in answers
     ]
 
 
@@ -209,7 +231,7 @@ def walk_row(
     if not matches:
         return {depth: walk_sampled_drafts(row["chances"], depth, phases) for depth in depths}
     chances = row.get("chances") or [
-        [float(at < right) for at in range(depths[-1])] for right in matches
+        [float(position < hits) for position in range(depths[-1])] for hits in matches
     ]
     return {depth: walk_answer(matches, chances, depth, phases) for depth in depths}
 
@@ -218,7 +240,8 @@ def observe_served(answers: Sequence[Answer], depth: int) -> list[DraftReplay]:
     """Return the engine's own record of answers that it drafted at this depth."""
     return [
         DraftReplay(
-            one.facts, {depth: walk_captured(one.choice.steps, depth, one.facts.phase_at())}
+            answer.facts,
+            {depth: walk_captured(answer.choice.steps, depth, answer.facts.phase_at())},
         )
-        for one in answers
+        for answer in answers
     ]

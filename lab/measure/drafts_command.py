@@ -58,11 +58,11 @@ DEMO = Path(__file__).parents[2] / "engine" / "demo"
 def main(argv: Sequence[str]) -> int:
     """Return the exit status: 0 for a comparison, 1 if none can be made, 2 for wrong usage."""
     if not argv or argv[0] != "compare":
-        wrong = bool(argv) and argv[0] not in ("-h", "--help")
+        is_wrong = bool(argv) and argv[0] not in ("-h", "--help")
         print("usage: eaglegate drafts compare CAPTURE --draft [LABEL=]FOLDER ... --out FOLDER")
         print("       eaglegate drafts compare CAPTURE --lookup N --out FOLDER")
         print("       eaglegate drafts log STATE [ID]")
-        return 2 if wrong else 0
+        return 2 if is_wrong else 0
     options = make_parser().parse_args(argv[1:])
     try:
         run = describe_run("drafts", argv)
@@ -149,21 +149,21 @@ class Tournament:
 
     options: argparse.Namespace
     contestants: Sequence[Contestant]
-    found: Sequence[Answer]
-    left_out: int
+    answers: Sequence[Answer]
+    num_excluded: int
     cost: CostTable | None
     results: Mapping[str, Results]
 
     @property
     def fit(self) -> list[Contestant]:
-        return [one for one in self.contestants if not one.report.errors]
+        return [contestant for contestant in self.contestants if not contestant.report.errors]
 
     @property
     def depths(self) -> list[int]:
         return list(range(1, self.options.depth + 1))
 
     def observe(self, label: str) -> list[DraftReplay]:
-        return observe(self.found, self.results[label], self.depths)
+        return observe(self.answers, self.results[label], self.depths)
 
 
 def compare(options: argparse.Namespace) -> Tournament:
@@ -176,19 +176,21 @@ def compare(options: argparse.Namespace) -> Tournament:
     if cost is not None:
         cost.step_time(options.batch, options.depth)  # refused now, not after an hour
     contestants = [inspect(text, options.target, options.depth) for text in options.draft]
-    if len({one.label for one in contestants}) < len(contestants):
+    if len({contestant.label for contestant in contestants}) < len(contestants):
         raise CompareError("two drafts have the same label: write LABEL=FOLDER")
     records = read_records(options.capture, load_cipher(options.key_file))
     drafts_sampled = options.draft_sample_method == PROBABILISTIC
-    found, left_out = read_answers(records, options.limit, drafts_sampled=drafts_sampled)
-    if not found:
+    answers, num_excluded = read_answers(records, options.limit, drafts_sampled=drafts_sampled)
+    if not answers:
         raise CompareError(
             f"{options.capture}: no answer of two tokens or more has its token ids "
-            f"({left_out} left out): capture with --capture-mode full"
+            f"({num_excluded} left out): capture with --capture-mode full"
         )
     options.out.mkdir(parents=True, exist_ok=True)
-    results = unroll_all(options, [one for one in contestants if not one.report.errors], found)
-    return Tournament(options, contestants, found, left_out, cost, results)
+    results = unroll_all(
+        options, [contestant for contestant in contestants if not contestant.report.errors], answers
+    )
+    return Tournament(options, contestants, answers, num_excluded, cost, results)
 
 
 def estimate_lookups(options: argparse.Namespace) -> dict[str, Any]:
@@ -203,11 +205,11 @@ def estimate_lookups(options: argparse.Namespace) -> dict[str, Any]:
     prices = Prices.from_table(table, options.batch) if table else Prices()
     twins = Twins(options.target)
     records = read_records(options.capture, load_cipher(options.key_file))
-    answers, left_out = read_lookups(records, options.lookup, twins, options.limit)
+    answers, num_excluded = read_lookups(records, options.lookup, twins, options.limit)
     if not answers:
         raise CompareError(
             f"{options.capture}: no answer has its token ids and decode steps "
-            f"({left_out} left out): capture with --capture-mode full"
+            f"({num_excluded} left out): capture with --capture-mode full"
         )
     replay_answers(answers, options.lookup, prices)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -216,7 +218,7 @@ def estimate_lookups(options: argparse.Namespace) -> dict[str, Any]:
         "lookup": options.lookup,
         "answers": len(answers),
         "sessions": len({answer.session for answer in answers}),
-        "left_out": left_out,
+        "left_out": num_excluded,
         "cost": prices.describe(),
         "twin": twins.describe(),
         "slices": summarise_lookups(answers),
@@ -253,38 +255,42 @@ def fetch_planning(url: str, key: str | None) -> Mapping[str, Any]:
     return row
 
 
-def summarise(made: Tournament) -> dict[str, Any]:
+def summarise(tournament: Tournament) -> dict[str, Any]:
     """Return all results in ``report.json`` except the description of the run."""
-    options, fit = made.options, made.fit
-    observed = {one.label: made.observe(one.label) for one in fit}
+    options, fit = tournament.options, tournament.fit
+    replays = {contestant.label: tournament.observe(contestant.label) for contestant in fit}
     return {
         "capture": str(options.capture),
         "target": str(options.target),
-        "answers": len(made.found),
-        "sampled": sum(one.facts.sampled for one in made.found),
-        "left_out": made.left_out,
-        "sessions": len({one.facts.session for one in made.found}),
+        "answers": len(tournament.answers),
+        "sampled": sum(answer.facts.sampled for answer in tournament.answers),
+        "left_out": tournament.num_excluded,
+        "sessions": len({answer.facts.session for answer in tournament.answers}),
         "draft_sample_method": options.draft_sample_method,
-        "depths": made.depths,
-        "cost_table": made.cost.source if made.cost else None,
+        "depths": tournament.depths,
+        "cost_table": tournament.cost.source if tournament.cost else None,
         "batch": options.batch,
-        "plain_ms": find_plain_ms(made.cost, options.batch),
+        "plain_ms": find_plain_ms(tournament.cost, options.batch),
         "drafts": {
-            one.label: describe(one)
-            | (summarise_one(made, observed[one.label], one) if one in fit else {})
-            for one in made.contestants
+            contestant.label: describe(contestant)
+            | (
+                summarise_one(tournament, replays[contestant.label], contestant)
+                if contestant in fit
+                else {}
+            )
+            for contestant in tournament.contestants
         },
         "against": {
             "base": fit[0].label if fit else None,
-            "depth": made.depths[-1],
+            "depth": tournament.depths[-1],
             "drafts": {
-                one.label: compare_pair(
-                    observed[fit[0].label], observed[one.label], made.depths[-1]
+                contestant.label: compare_pair(
+                    replays[fit[0].label], replays[contestant.label], tournament.depths[-1]
                 )
-                for one in fit[1:]
+                for contestant in fit[1:]
             },
         },
-        "live": list_live(made.found, fit, observed),
+        "live": list_live(tournament.answers, fit, replays),
     }
 
 
@@ -294,50 +300,54 @@ def find_plain_ms(cost: CostTable | None, batch: float) -> float | None:
 
 
 def summarise_one(
-    made: Tournament, observed: Sequence[DraftReplay], one: Contestant
+    tournament: Tournament, replays: Sequence[DraftReplay], contestant: Contestant
 ) -> dict[str, Any]:
-    drift = made.results[one.label].drift(made.found)
-    return summarise_draft(observed, made.depths, made.cost, made.options.batch) | {"drift": drift}
+    drift = tournament.results[contestant.label].drift(tournament.answers)
+    return summarise_draft(
+        replays, tournament.depths, tournament.cost, tournament.options.batch
+    ) | {"drift": drift}
 
 
 def inspect(text: str, target: Path, depth: int) -> Contestant:
     """Inspect a draft. Raises CompareError."""
-    label, named, folder = text.partition("=")
-    path = Path(folder if named else label)
+    label, separator, folder = text.partition("=")
+    path = Path(folder if separator else label)
     if not path.exists():
         raise CompareError(f"--draft {text}: there is no folder {path}")
     config = {"method": "eagle3", "model": str(path), "num_speculative_tokens": depth}
     report = inspect_draft(target, config)
     fingerprint = "" if report.errors else fingerprint_draft(path)
-    return Contestant(label if named else path.name, path, fingerprint, report)
+    return Contestant(label if separator else path.name, path, fingerprint, report)
 
 
-def describe(one: Contestant) -> dict[str, Any]:
+def describe(contestant: Contestant) -> dict[str, Any]:
     return {
-        "folder": str(one.folder),
-        "fingerprint": one.fingerprint,
-        "method": one.report.method,
-        "findings": [f"{finding}" for finding in one.report.findings],
-        "refused": bool(one.report.errors),
+        "folder": str(contestant.folder),
+        "fingerprint": contestant.fingerprint,
+        "method": contestant.report.method,
+        "findings": [f"{finding}" for finding in contestant.report.findings],
+        "refused": bool(contestant.report.errors),
     }
 
 
 def list_live(
-    found: Sequence[Answer], fit: Sequence[Contestant], observed: Mapping[str, list[DraftReplay]]
+    captured_answers: Sequence[Answer],
+    fit: Sequence[Contestant],
+    replays: Mapping[str, list[DraftReplay]],
 ) -> list[dict[str, Any]]:
     """Return the captured acceptance of the drafts that take part, with the prediction on the same
     answers at the same depth.
     """
     rows = []
-    for one in fit:
+    for contestant in fit:
         by_depth: dict[int, list[Answer]] = {}
-        for answer in found:
-            deepest = max((step.drafted for step in answer.choice.steps), default=0)
-            if answer.draft == one.fingerprint and deepest:
-                by_depth.setdefault(deepest, []).append(answer)
+        for answer in captured_answers:
+            max_depth = max((step.drafted for step in answer.choice.steps), default=0)
+            if answer.draft == contestant.fingerprint and max_depth:
+                by_depth.setdefault(max_depth, []).append(answer)
         for depth, answers in sorted(by_depth.items()):
-            unrolled = [walk for walk in observed[one.label] if depth in walk.walks]
-            slices = compare_served(observe_served(answers, depth), unrolled, depth)
+            predictions = [walk for walk in replays[contestant.label] if depth in walk.walks]
+            slices = compare_served(observe_served(answers, depth), predictions, depth)
             if slices:
-                rows.append({"draft": one.label, "depth": depth, "slices": slices})
+                rows.append({"draft": contestant.label, "depth": depth, "slices": slices})
     return rows

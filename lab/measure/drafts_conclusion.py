@@ -14,52 +14,54 @@ ORDER = (Verdict.BETTER, Verdict.UNKNOWN, Verdict.SAME, Verdict.WORSE)
 """Order of verdicts. The first that any draft has is the conclusion's verdict."""
 
 
-def conclude_drafts(found: Mapping[str, Any]) -> Conclusion:
+def conclude_drafts(results: Mapping[str, Any]) -> Conclusion:
     """Compare every draft with the first, and name the fastest draft and depth if costs are known.
 
-    ``found`` is the result of ``drafts_command.summarise``.
+    ``results`` is the result of ``drafts_command.summarise``.
     """
-    verdicts = [Verdict(of[ALL]["verdict"]) for of in found["against"]["drafts"].values()]
-    verdict = next((one for one in ORDER if one in verdicts), Verdict.UNKNOWN)
-    lines = [*_compare_with_first(found), *_name_fastest(found)]
-    return Conclusion(verdict, tuple(lines or _list_lengths(found) or ["No draft can be compared"]))
+    verdicts = [Verdict(slices[ALL]["verdict"]) for slices in results["against"]["drafts"].values()]
+    verdict = next((verdict for verdict in ORDER if verdict in verdicts), Verdict.UNKNOWN)
+    lines = [*_compare_with_first(results), *_name_fastest(results)]
+    return Conclusion(
+        verdict, tuple(lines or _list_lengths(results) or ["No draft can be compared"])
+    )
 
 
-def _compare_with_first(found: Mapping[str, Any]) -> Iterator[str]:
-    depth = found["against"]["depth"]
-    for label, slices in found["against"]["drafts"].items():
+def _compare_with_first(results: Mapping[str, Any]) -> Iterator[str]:
+    depth = results["against"]["depth"]
+    for label, slices in results["against"]["drafts"].items():
         row = slices[ALL]
         ratio = format_ratio(row["ratio"])
-        why = f"{ratio} tokens per step at K = {depth}" if ratio else row["reason"]
-        yield f"{label} against {found['against']['base']}: {row['verdict']} ({why})"
+        reason = f"{ratio} tokens per step at K = {depth}" if ratio else row["reason"]
+        yield f"{label} against {results['against']['base']}: {row['verdict']} ({reason})"
 
 
-def _list_lengths(found: Mapping[str, Any]) -> list[str]:
-    depth = found["against"]["depth"]
+def _list_lengths(results: Mapping[str, Any]) -> list[str]:
+    depth = results["against"]["depth"]
     return [
-        f"{label}: {format_estimate(one['slices'][ALL][depth])} tokens per step at K = {depth}"
-        for label, one in found["drafts"].items()
-        if not one["refused"]
+        f"{label}: {format_estimate(draft['slices'][ALL][depth])} tokens per step at K = {depth}"
+        for label, draft in results["drafts"].items()
+        if not draft["refused"]
     ]
 
 
-def _name_fastest(found: Mapping[str, Any]) -> Iterator[str]:
+def _name_fastest(results: Mapping[str, Any]) -> Iterator[str]:
     times = [
         (time, f"{label} at K = {depth}")
-        for label, one in found["drafts"].items()
-        for depth, time in one.get("time_per_token_ms", {}).items()
+        for label, draft in results["drafts"].items()
+        for depth, time in draft.get("time_per_token_ms", {}).items()
         if time is not None
     ]
     if not times:
         return
-    time, name = min(times, key=lambda one: one[0].value)
-    batch = f"with {found['batch']:g} sequences at a time"
-    gain = found["plain_ms"] and compare_with_plain(time, found["plain_ms"])
+    time, name = min(times, key=lambda item: item[0].value)
+    batch = f"with {results['batch']:g} sequences at a time"
+    gain = results["plain_ms"] and compare_with_plain(time, results["plain_ms"])
     if gain and gain.value <= 1:
         yield f"No draft is predicted to pay {batch}: the best, {name}, is {_say_gain(gain)}"
         return
-    said = f", {_say_gain(gain)}" if gain else ""
-    yield f"Fastest {batch}: {name}, {format_estimate(time)} ms per token{said} (predicted)"
+    gain_text = f", {_say_gain(gain)}" if gain else ""
+    yield f"Fastest {batch}: {name}, {format_estimate(time)} ms per token{gain_text} (predicted)"
 
 
 def _say_gain(gain: Estimate) -> str:

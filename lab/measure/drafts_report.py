@@ -39,22 +39,24 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftsReport:
-    """Report of a comparison. ``found`` is the result of ``drafts_command.summarise``."""
+    """Report of a comparison. ``results`` is the result of ``drafts_command.summarise``."""
 
     run: Mapping[str, Any]
-    found: Mapping[str, Any]
+    results: Mapping[str, Any]
 
     @property
     def fit(self) -> dict[str, Mapping[str, Any]]:
         """Drafts that take part."""
-        return {label: one for label, one in self.found["drafts"].items() if not one["refused"]}
+        return {
+            label: draft for label, draft in self.results["drafts"].items() if not draft["refused"]
+        }
 
     @property
-    def deepest(self) -> int:
-        return int(self.found["depths"][-1])
+    def max_depth(self) -> int:
+        return int(self.results["depths"][-1])
 
     def write(self, folder: Path) -> None:
-        write_json(folder / "report.json", {**self.run, **self.found})
+        write_json(folder / "report.json", {**self.run, **self.results})
         (folder / "report.html").write_text(self.render_page(), encoding="utf-8")
 
     def render_text(self) -> str:
@@ -65,8 +67,8 @@ class DraftsReport:
 
     @property
     def conclusion(self) -> Conclusion:
-        found = conclude_drafts(self.found)
-        return found._replace(lines=(*found.lines, self.describe_answers()))
+        conclusion = conclude_drafts(self.results)
+        return conclusion._replace(lines=(*conclusion.lines, self.describe_answers()))
 
     def render_page(self) -> str:
         page = Page("eaglegate drafts compare", self.conclusion)
@@ -79,91 +81,109 @@ class DraftsReport:
         return page.render()
 
     def describe_answers(self) -> str:
-        found = self.found
+        results = self.results
         return (
-            f"{found['answers']} answers of {found['sessions']} sessions, "
-            f"{found['sampled']} of them sampled; {found['left_out']} left out"
+            f"{results['answers']} answers of {results['sessions']} sessions, "
+            f"{results['sampled']} of them sampled; {results['left_out']} left out"
         )
 
     def list_refused(self) -> list[str]:
         return [
-            f"{label} is refused: {'; '.join(one['findings'])}"
-            for label, one in self.found["drafts"].items()
-            if one["refused"]
+            f"{label} is refused: {'; '.join(draft['findings'])}"
+            for label, draft in self.results["drafts"].items()
+            if draft["refused"]
         ]
 
     def make_sections(self) -> Iterator[Section]:
         if not self.fit:
             return
-        yield self._section_of_depths("acceptance length", lambda one: one["slices"][ALL])
-        if self.found["sampled"]:
+        yield self._section_of_depths("acceptance length", lambda draft: draft["slices"][ALL])
+        if self.results["sampled"]:
             yield self._section_of_depths(
                 "acceptance length, expected by the target's probabilities",
-                lambda one: one["expected"],
+                lambda draft: draft["expected"],
             )
         yield self._section_of_parts("slice", "slices")
         yield self._section_of_parts("phase", "phases")
         yield self._section_of_positions()
-        if self.found["cost_table"]:
+        if self.results["cost_table"]:
             yield self._section_of_times()
-        for label, slices in self.found["against"]["drafts"].items():
+        for label, slices in self.results["against"]["drafts"].items():
             yield self._section_against(label, slices)
-        if self.found["live"]:
+        if self.results["live"]:
             yield self._section_of_live()
         yield self._section_of_drift()
 
-    def _section_of_depths(self, title: str, read: Any) -> Section:
-        shown = sorted({*SHOWN_DEPTHS, self.deepest} & set(self.found["depths"]))
+    def _section_of_depths(self, title: str, get_lengths: Any) -> Section:
+        depths = sorted({*SHOWN_DEPTHS, self.max_depth} & set(self.results["depths"]))
         rows = [
-            [label, one["method"], *(format_length(read(one)[k]) for k in shown)]
-            for label, one in self.fit.items()
+            [label, draft["method"], *(format_length(get_lengths(draft)[k]) for k in depths)]
+            for label, draft in self.fit.items()
         ]
-        lines = [Line(label, _to_points(read(one))) for label, one in self.fit.items()]
+        lines = [Line(label, _to_points(get_lengths(draft))) for label, draft in self.fit.items()]
         chart = draw_lines(capitalise(title), lines, "K", "tokens per verify step")
-        return Section(title, ["draft", "method", *(f"K = {k}" for k in shown)], rows, [chart])
+        return Section(title, ["draft", "method", *(f"K = {k}" for k in depths)], rows, [chart])
 
     def _section_of_parts(self, name: str, part: str) -> Section:
-        found = {label: one[part] for label, one in self.fit.items()}
-        names = list(dict.fromkeys(one for parts in found.values() for one in parts))
+        parts_by_draft = {label: draft[part] for label, draft in self.fit.items()}
+        names = list(dict.fromkeys(key for parts in parts_by_draft.values() for key in parts))
         lengths = {
-            one: {label: parts.get(one, {}).get(self.deepest) for label, parts in found.items()}
-            for one in names
+            key: {
+                label: parts.get(key, {}).get(self.max_depth)
+                for label, parts in parts_by_draft.items()
+            }
+            for key in names
         }
-        rows = [[one, *map(format_length, lengths[one].values())] for one in names]
+        rows = [[key, *map(format_length, lengths[key].values())] for key in names]
         groups = [
-            (one, [(label, _to_point(0, length)) for label, length in of.items() if length])
-            for one, of in lengths.items()
+            (
+                key,
+                [
+                    (label, _to_point(0, length))
+                    for label, length in lengths_by_draft.items()
+                    if length
+                ],
+            )
+            for key, lengths_by_draft in lengths.items()
         ]
-        title = f"acceptance length by {name}, K = {self.deepest}"
-        return Section(title, [name, *found], rows, [draw_groups(capitalise(title), groups)])
+        title = f"acceptance length by {name}, K = {self.max_depth}"
+        return Section(
+            title, [name, *parts_by_draft], rows, [draw_groups(capitalise(title), groups)]
+        )
 
     def _section_of_positions(self) -> Section:
         shares = {
-            label: [position["conditional"] for position in one["positions"]]
-            for label, one in self.fit.items()
+            label: [position["conditional"] for position in draft["positions"]]
+            for label, draft in self.fit.items()
         }
         rows = [
-            [str(at + 1), *(format_estimate(of[at]) for of in shares.values())]
-            for at in range(self.deepest)
+            [
+                str(index + 1),
+                *(format_estimate(draft_shares[index]) for draft_shares in shares.values()),
+            ]
+            for index in range(self.max_depth)
         ]
-        lines = [Line(label, _to_points(dict(enumerate(of, 1)))) for label, of in shares.items()]
+        lines = [
+            Line(label, _to_points(dict(enumerate(draft_shares, 1))))
+            for label, draft_shares in shares.items()
+        ]
         title = "accepted of the drafts that reached the position"
         chart = draw_lines("Acceptance per position", lines, "position", "share that reached it")
         return Section(title, ["position", *shares], rows, [chart])
 
     def _section_of_times(self) -> Section:
-        times = {label: one["time_per_token_ms"] for label, one in self.fit.items()}
+        times = {label: draft["time_per_token_ms"] for label, draft in self.fit.items()}
         rows = [
-            [str(k), *(format_estimate(of[k], DIGITS) for of in times.values())]
-            for k in self.found["depths"]
+            [str(k), *(format_estimate(draft_times[k], DIGITS) for draft_times in times.values())]
+            for k in self.results["depths"]
         ]
-        title = f"predicted ms per token ({self.found['cost_table']})"
-        lines = [Line(label, _to_points(of)) for label, of in times.items()]
+        title = f"predicted ms per token ({self.results['cost_table']})"
+        lines = [Line(label, _to_points(draft_times)) for label, draft_times in times.items()]
         chart = draw_lines("Predicted time per token", lines, "K", "ms per token")
         return Section(title, ["K", *times], rows, [chart])
 
     def _section_against(self, label: str, slices: Mapping[str, Any]) -> Section:
-        base = self.found["against"]["base"]
+        base = self.results["against"]["base"]
         rows = [
             [name, format_estimate(row["ratio"], DIGITS), row["verdict"], row["reason"]]
             for name, row in slices.items()
@@ -173,15 +193,15 @@ class DraftsReport:
             for name, row in slices.items()
             if row["ratio"] is not None
         ]
-        title = f"{label} against {base}, tokens per step, K = {self.deepest}"
+        title = f"{label} against {base}, tokens per step, K = {self.max_depth}"
         chart = draw_intervals("Tokens per step", intervals, f"{label} over {base}")
         return Section(title, ["slice", "ratio", "verdict", "reason"], rows, [chart])
 
     def _section_of_live(self) -> Section:
         rows = [
-            [row["draft"], str(row["depth"]), *format_served(name, served)]
-            for row in self.found["live"]
-            for name, served in row["slices"].items()
+            [row["draft"], str(row["depth"]), *format_served(name, length)]
+            for row in self.results["live"]
+            for name, length in row["slices"].items()
         ]
         title = "as served, and as predicted on the same answers"
         head = ["draft", "K", "slice", "live", "predicted", "live - predicted", "inside"]
@@ -190,10 +210,10 @@ class DraftsReport:
     def _section_of_drift(self) -> Section:
         rows = [
             [label, name, *(f"{value:.3f}" if value < 10 else f"{value:.1f}" for value in curve)]
-            for label, one in self.fit.items()
-            for name, curve in one["drift"].items()
+            for label, draft in self.fit.items()
+            for name, curve in draft["drift"].items()
         ]
-        head = ["draft", "measure", *map(str, self.found["depths"])]
+        head = ["draft", "measure", *map(str, self.results["depths"])]
         return Section("attention drift by depth", head, rows)
 
 
@@ -201,27 +221,27 @@ def format_length(length: Estimate | None) -> str:
     return format_estimate(length, DIGITS)
 
 
-def format_served(name: str, served: ServedLength) -> list[str]:
+def format_served(name: str, length: ServedLength) -> list[str]:
     """Return a row: slice, live, predicted, difference, inside."""
-    inside = {None: "", True: "yes", False: "no"}[served.is_inside]
+    answer = {None: "", True: "yes", False: "no"}[length.is_inside]
     return [
         name,
-        format_length(served.live),
-        format_length(served.predicted),
-        format_difference(served.difference),
-        inside,
+        format_length(length.live),
+        format_length(length.predicted),
+        format_difference(length.difference),
+        answer,
     ]
 
 
-def format_difference(one: Estimate | None) -> str:
-    if one is None or one.low is None or one.high is None:
-        return "" if one is None else f"{one.value:+.3f}"
-    return f"{one.value:+.3f} ({one.low:+.3f} to {one.high:+.3f})"
+def format_difference(difference: Estimate | None) -> str:
+    if difference is None or difference.low is None or difference.high is None:
+        return "" if difference is None else f"{difference.value:+.3f}"
+    return f"{difference.value:+.3f} ({difference.low:+.3f} to {difference.high:+.3f})"
 
 
-def _to_point(x: float, found: Estimate) -> Point:
-    return Point(x, found.value, found.low, found.high)
+def _to_point(x: float, estimate: Estimate) -> Point:
+    return Point(x, estimate.value, estimate.low, estimate.high)
 
 
 def _to_points(by_x: Mapping[int, Estimate | None]) -> list[Point]:
-    return [_to_point(x, found) for x, found in by_x.items() if found is not None]
+    return [_to_point(x, estimate) for x, estimate in by_x.items() if estimate is not None]

@@ -47,8 +47,8 @@ class Block:
         """Answers whose speed counts: at least two tokens, not delivered together after a stall
         and, if settings are compared, present in every setting.
         """
-        known = [r for r in self.completed if r.tpot is not None and not r.is_bunched]
-        return [r for r in known if self.shared is None or r.id in self.shared]
+        results = [r for r in self.completed if r.tpot is not None and not r.is_bunched]
+        return [r for r in results if self.shared is None or r.id in self.shared]
 
 
 def share_answers(blocks: Sequence[Block]) -> list[Block]:
@@ -57,15 +57,15 @@ def share_answers(blocks: Sequence[Block]) -> list[Block]:
     A setting without any speed at a load is ignored there.
     """
     groups: dict[tuple[str, int], list[Block]] = defaultdict(list)
-    taking_part = {(block.setting, block.load) for block in blocks if block.timed}
+    participants = {(block.setting, block.load) for block in blocks if block.timed}
     for block in blocks:
-        if (block.setting, block.load) in taking_part:
+        if (block.setting, block.load) in participants:
             groups[block.load, block.number].append(block)
-    common = {
+    shared_ids = {
         place: frozenset.intersection(*(frozenset(r.id for r in b.timed) for b in group))
         for place, group in groups.items()
     }
-    return [replace(b, shared=common.get((b.load, b.number), frozenset())) for b in blocks]
+    return [replace(b, shared=shared_ids.get((b.load, b.number), frozenset())) for b in blocks]
 
 
 Sums = tuple[float, float]
@@ -90,7 +90,7 @@ def sum_waiting(block: Block) -> Sums:
 
 def estimate_pooled(blocks: Sequence[Block], measure: Callable[[Block], Sums]) -> Estimate | None:
     """Estimate the ratio of the sums over all blocks."""
-    sums = [found for block in blocks if (found := measure(block))[1] > 0]
+    sums = [pair for block in blocks if (pair := measure(block))[1] > 0]
     return estimate_product(list(zip(*sums, strict=True)), (1, -1))
 
 
@@ -104,9 +104,9 @@ def compare_pooled(
     by_number = {block.number: block for block in base}
     pairs = [(by_number[block.number], block) for block in other if block.number in by_number]
     sums = [
-        (*theirs, *ours)
-        for before, after in pairs
-        if (ours := measure(before))[1] > 0 and (theirs := measure(after))[1] > 0
+        (*other_sums, *base_sums)
+        for base_block, other_block in pairs
+        if (base_sums := measure(base_block))[1] > 0 and (other_sums := measure(other_block))[1] > 0
     ]
     return estimate_product(list(zip(*sums, strict=True)), (1, -1, -1, 1), level=level)
 
@@ -121,12 +121,12 @@ class Goal:
         """Return True if a result meets the limits. TPOT of one token is 0, as in `vllm bench
         serve`.
         """
-        measured = {
+        values = {
             "ttft": (result.ttft or 0.0) * MS,
             "tpot": (result.tpot or 0.0) * MS,
             "e2el": result.latency * MS,
         }
-        return result.ok and all(measured[name] <= most for name, most in self.limits.items())
+        return result.ok and all(values[name] <= limit for name, limit in self.limits.items())
 
     @classmethod
     def parse(cls, pairs: Iterable[str]) -> Goal:
@@ -197,46 +197,46 @@ class AcceptanceFigures:
 
 def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figures:
     """Compute the figures of all blocks of one setting at one load point."""
-    done = [result for block in blocks for result in block.completed]
-    failed = [result for block in blocks for result in block.results if not result.ok]
+    results = [result for block in blocks for result in block.completed]
+    failures = [result for block in blocks for result in block.results if not result.ok]
     duration = sum(block.duration for block in blocks)
-    good = sum(goal.is_met(result) for result in done) if goal else 0
+    num_met = sum(goal.is_met(result) for result in results) if goal else 0
     return Figures(
         setting=blocks[0].setting,
         load=blocks[0].load,
-        requests=len(done),
-        failed=len(failed),
+        requests=len(results),
+        failed=len(failures),
         duration=duration,
-        prompt_tokens=sum(result.prompt_tokens for result in done),
-        output_tokens=sum(result.output_tokens for result in done),
+        prompt_tokens=sum(result.prompt_tokens for result in results),
+        output_tokens=sum(result.output_tokens for result in results),
         user_speed=estimate_pooled(blocks, sum_decoding),
-        mean_inverse_tpot=_mean(1 / result.tpot for result in done if result.tpot),
+        mean_inverse_tpot=_mean(1 / result.tpot for result in results if result.tpot),
         throughput=estimate_pooled(blocks, sum_output),
-        request_rate=len(done) / duration if duration else 0.0,
-        goodput=good / duration if goal and duration else None,
-        ttft=_summarise_ms(result.ttft for result in done),
-        tpot=_summarise_ms(result.tpot for result in done),
-        itl=_summarise_ms(gap for result in done for gap in result.gaps),
-        e2el=_summarise_ms(result.latency for result in done),
+        request_rate=len(results) / duration if duration else 0.0,
+        goodput=num_met / duration if goal and duration else None,
+        ttft=_summarise_ms(result.ttft for result in results),
+        tpot=_summarise_ms(result.tpot for result in results),
+        itl=_summarise_ms(gap for result in results for gap in result.gaps),
+        e2el=_summarise_ms(result.latency for result in results),
         acceptance=measure_acceptance(blocks),
-        errors=_count_errors(failed),
-        bunched=sum(result.is_bunched for result in done),
+        errors=_count_errors(failures),
+        bunched=sum(result.is_bunched for result in results),
         recomputed_tokens=sum(block.recomputed_tokens for block in blocks),
     )
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = summarise(values)
-    return found.mean if found else None
+    summary = summarise(values)
+    return summary.mean if summary else None
 
 
 def _summarise_ms(values: Iterable[float | None]) -> Summary | None:
     return summarise(value * MS for value in values if value is not None)
 
 
-def _count_errors(failed: Iterable[RequestResult]) -> dict[str, int]:
+def _count_errors(failures: Iterable[RequestResult]) -> dict[str, int]:
     counts: dict[str, int] = defaultdict(int)
-    for result in failed:
+    for result in failures:
         counts[(result.error or "")[:120]] += 1
     return dict(sorted(counts.items(), key=lambda item: -item[1])[:10])
 
@@ -245,15 +245,17 @@ def sum_answers(results: Iterable[RequestResult]) -> Totals:
     """Add up the accounts in answers."""
     drafted: list[int] = []
     accepted: list[int] = []
-    tokens = plain = requests = 0
+    tokens = plain_steps = requests = 0
     for result in results:
         requests += 1
         tokens += result.output_tokens
         drafted += result.drafted
         accepted += result.accepted
-        plain += max(0, result.output_tokens - 1 - sum(result.accepted) - len(result.accepted))
-    deepest = max(drafted, default=0)
-    took, reached = np.asarray(accepted), np.asarray(drafted)
+        plain_steps += max(
+            0, result.output_tokens - 1 - sum(result.accepted) - len(result.accepted)
+        )
+    max_depth = max(drafted, default=0)
+    accepted_counts, drafted_counts = np.asarray(accepted), np.asarray(drafted)
     return Totals(
         requests=requests,
         tokens=tokens,
@@ -261,36 +263,36 @@ def sum_answers(results: Iterable[RequestResult]) -> Totals:
         proposed=sum(drafted),
         accepted=sum(accepted),
         rejected=accepted.count(0),
-        undrafted=plain,
-        accepted_at=tuple(int((took > at).sum()) for at in range(deepest)),
-        proposed_at=tuple(int((reached > at).sum()) for at in range(deepest)),
+        undrafted=plain_steps,
+        accepted_at=tuple(int((accepted_counts > position).sum()) for position in range(max_depth)),
+        proposed_at=tuple(int((drafted_counts > position).sum()) for position in range(max_depth)),
     )
 
 
 def measure_acceptance(blocks: Sequence[Block]) -> AcceptanceFigures | None:
     """Measure acceptance from the answers' own accounts, or else from the server's counters."""
-    answered = [result for block in blocks for result in block.completed]
-    if any(result.reports_steps for result in answered):
-        return describe_acceptance(sum_answers(answered), "answers")
-    known = [block.totals for block in blocks if block.totals is not None]
-    if not known:
+    results = [result for block in blocks for result in block.completed]
+    if any(result.reports_steps for result in results):
+        return describe_acceptance(sum_answers(results), "answers")
+    totals_list = [block.totals for block in blocks if block.totals is not None]
+    if not totals_list:
         return None
-    totals = sum(known, Totals())
+    totals = sum(totals_list, Totals())
     return describe_acceptance(totals, "counters") if totals.verify_steps else None
 
 
 def describe_acceptance(totals: Totals, source: str) -> AcceptanceFigures:
-    reached = totals.proposed_at or (totals.verify_steps,) * len(totals.accepted_at)
-    pairs = zip(totals.accepted_at, reached, strict=False)
+    draft_counts = totals.proposed_at or (totals.verify_steps,) * len(totals.accepted_at)
+    pairs = zip(totals.accepted_at, draft_counts, strict=False)
     # vLLM's own counters say nothing of steps without a draft
-    whole = source == "answers" or bool(totals.proposed_at)
+    is_complete = source == "answers" or bool(totals.proposed_at)
     return AcceptanceFigures(
         source=source,
         length=totals.acceptance_length,
         rate=totals.acceptance_rate,
-        per_position=tuple(took / drafts for took, drafts in pairs if drafts),
+        per_position=tuple(accepted / drafts for accepted, drafts in pairs if drafts),
         conditional=totals.conditional_acceptance,
-        fallback=totals.fallback_ratio if whole else None,
+        fallback=totals.fallback_ratio if is_complete else None,
         verify_steps=totals.verify_steps,
     )
 

@@ -49,7 +49,7 @@ class LoadClient:
         self.cache_salt = ""
         """Salt that keeps this client's prompts apart in the prefix cache of an eaglegate."""
         self._client = client
-        self._begun = time.perf_counter()
+        self._start = time.perf_counter()
 
     @classmethod
     @asynccontextmanager
@@ -64,7 +64,7 @@ class LoadClient:
 
     def restart_clock(self) -> None:
         """Begin the time from which ``RequestResult.started`` counts."""
-        self._begun = time.perf_counter()
+        self._start = time.perf_counter()
 
     async def get(self, path: str) -> httpx.Response:
         return await self._client.get(self.target.url + path)
@@ -94,11 +94,11 @@ class LoadClient:
         category: str = "",
     ) -> RequestResult:
         body = self.build_body(turn, messages)
-        sent = time.perf_counter()
-        result = RequestResult(identity, session, category, started=sent - self._begun)
+        start = time.perf_counter()
+        result = RequestResult(identity, session, category, started=start - self._start)
         reader = StreamReader(result)
         try:
-            await self._stream(turn, body, reader, sent)
+            await self._stream(turn, body, reader, start)
         except (httpx.HTTPError, orjson.JSONDecodeError) as error:
             result.error = f"{type(error).__name__}: {error}"
         return result
@@ -122,7 +122,7 @@ class LoadClient:
         return body
 
     async def _stream(
-        self, turn: Turn, body: Mapping[str, Any], reader: StreamReader, sent: float
+        self, turn: Turn, body: Mapping[str, Any], reader: StreamReader, start: float
     ) -> None:
         result = reader.result
         headers = {"content-type": "application/json"}
@@ -134,7 +134,7 @@ class LoadClient:
                 reader.read_error(await response.aread(), response.status_code)
                 return
             async for data in response.aiter_raw():
-                reader.feed(data, time.perf_counter() - sent)
+                reader.feed(data, time.perf_counter() - start)
                 if turn.leave_after is not None and _count_tokens(result) >= turn.leave_after:
                     result.left = True
                     result.output_tokens = _count_tokens(result)
@@ -161,16 +161,16 @@ async def run_closed(
     client: LoadClient, sessions: Sequence[Session], concurrency: int, report: Report
 ) -> float:
     """Run ``concurrency`` sessions at a time. Return the seconds it took."""
-    waiting = iter(sessions)
+    queue = iter(sessions)
 
     async def work() -> None:
-        for session in waiting:
+        for session in queue:
             await client.run_session(session, report)
 
     client.restart_clock()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(min(concurrency, len(sessions)))))
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 async def run_open(
@@ -178,15 +178,15 @@ async def run_open(
 ) -> float:
     """Start each session at its time, however many are running. Return the seconds it took."""
 
-    async def begin(session: Session, at: float) -> None:
-        await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
+    async def run_later(session: Session, delay: float) -> None:
+        await asyncio.sleep(max(0.0, start + delay - time.perf_counter()))
         await client.run_session(session, report)
 
     client.restart_clock()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     pairs = zip(sessions, times, strict=True)
-    await asyncio.gather(*(begin(session, at) for session, at in pairs))
-    return time.perf_counter() - begun
+    await asyncio.gather(*(run_later(session, delay) for session, delay in pairs))
+    return time.perf_counter() - start
 
 
 def draw_arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
@@ -198,10 +198,10 @@ def draw_arrivals(count: int, rate: float, burstiness: float, seed: int) -> list
     generator = random.Random(seed)
     gaps = [generator.gammavariate(burstiness, 1 / (rate * burstiness)) for _ in range(count)]
     scale = count / rate / sum(gaps)
-    times, at = [], 0.0
+    times, arrival = [], 0.0
     for gap in gaps:
-        at += gap * scale
-        times.append(at)
+        arrival += gap * scale
+        times.append(arrival)
     return times
 
 
@@ -212,6 +212,6 @@ def draw_bursts(count: int, rate: float, size: int) -> list[float]:
 
 def read_arrivals(sessions: Sequence[Session], speed: float = 1.0) -> list[float]:
     """Return the recorded times of first turns after the earliest one; 0 without times."""
-    times = [session.turns[0].at or 0.0 for session in sessions]
-    first = min(times, default=0.0)
-    return [(at - first) / speed for at in times]
+    times = [session.turns[0].arrival_s or 0.0 for session in sessions]
+    start = min(times, default=0.0)
+    return [(time_s - start) / speed for time_s in times]

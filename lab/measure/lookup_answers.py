@@ -47,7 +47,7 @@ class Twins:
         except Exception as error:  # the type that tokenizers raises
             raise ValueError(f"{path} cannot be read: {error}") from None
         self.results = 0
-        self.used = 0
+        self.num_used = 0
 
     def encode(self, record: CaptureRecord, prompt: Sequence[int]) -> list[int]:
         """Return the escaped tool results of a prompt; empty without any that it contains."""
@@ -56,21 +56,21 @@ class Twins:
         if not texts:
             return []
         # Text that is not in the decoded prompt was cut by the template, or the tokenizer is wrong.
-        decoded = self._tokenizer.decode(list(prompt), skip_special_tokens=False)
-        texts = [text for text in texts if text.strip() in decoded]
-        self.used += len(texts)
-        escaped = [escape(text) for text in texts]
+        prompt_text = self._tokenizer.decode(list(prompt), skip_special_tokens=False)
+        texts = [text for text in texts if text.strip() in prompt_text]
+        self.num_used += len(texts)
+        escaped_texts = [escape(text) for text in texts]
         return [
             token
-            for text in escaped
+            for text in escaped_texts
             for token in self._tokenizer.encode(text, add_special_tokens=False).ids
         ]
 
     def describe(self) -> str:
         if not self.results:
             return "No prompt has a tool result that JSON would escape, so there is no twin"
-        if self.used:
-            return f"The twin has {self.used} of {self.results} tool results, as JSON strings"
+        if self.num_used:
+            return f"The twin has {self.num_used} of {self.results} tool results, as JSON strings"
         return (
             f"No twin: none of {self.results} tool results is in its prompt as --target's "
             "tokenizer reads it; give the folder of the captured model"
@@ -98,22 +98,22 @@ def read_lookups(
 ) -> tuple[list[LookupAnswer], int]:
     """Look up every captured answer that has token ids and steps, and count the others."""
     answers: list[LookupAnswer] = []
-    left_out = 0
+    num_excluded = 0
     for record in records:
-        escaped: dict[int, list[int]] = {}
+        twin_tokens: dict[int, list[int]] = {}
         for choice in record.choices:
             prompt, steps = find_prompt(record, choice), place_steps(choice)
             if prompt is None or not steps:
-                left_out += 1
+                num_excluded += 1
                 continue
             if limit is not None and len(answers) >= limit:
-                return answers, left_out
-            if choice.prompt not in escaped:
-                escaped[choice.prompt] = twins.encode(record, prompt)
+                return answers, num_excluded
+            if choice.prompt not in twin_tokens:
+                twin_tokens[choice.prompt] = twins.encode(record, prompt)
             answers.append(
-                look_up_answer(record, choice, prompt, steps, escaped[choice.prompt], width)
+                look_up_answer(record, choice, prompt, steps, twin_tokens[choice.prompt], width)
             )
-    return answers, left_out
+    return answers, num_excluded
 
 
 def look_up_answer(
@@ -162,8 +162,8 @@ def place_steps(choice: CapturedChoice) -> dict[int, CapturedStep]:
     position = len(choice.token_ids or ()) - sum(step.delivered for step in steps)
     if position < 0 or any(step.accepted > step.drafted for step in steps):
         return {}
-    placed = {}
+    positions = {}
     for step in steps:
-        placed[position] = step
+        positions[position] = step
         position += step.delivered
-    return placed
+    return positions

@@ -55,9 +55,9 @@ class LookupIndex:
         """Return the longest match, the newest of several; None without one."""
         text, chain, end = self.text, self._chain, len(self.text) - 1
         position = chain[end] if text else -1
-        best, best_length = -1, 0
-        following: list[int] = []
-        while position >= 0 and len(following) < MAX_POSITIONS and best_length < MAX_MATCH:
+        best_position, best_length = -1, 0
+        successors: list[int] = []
+        while position >= 0 and len(successors) < MAX_POSITIONS and best_length < MAX_MATCH:
             # Only a match that is longer counts, so its token before the best one's is compared
             # first: most positions end here.
             limit = min(MAX_MATCH, position + 1)
@@ -66,26 +66,26 @@ class LookupIndex:
                 while length < limit and text[position - length] == text[end - length]:
                     length += 1
                 if length > best_length:
-                    best, best_length = position, length
-            following.append(text[position + 1])
+                    best_position, best_length = position, length
+            successors.append(text[position + 1])
             position = chain[position]
-        if best < 0:
+        if best_position < 0:
             return None
-        agreement = following.count(text[best + 1]) / len(following)
+        agreement = successors.count(text[best_position + 1]) / len(successors)
         bucket = (
             best_length.bit_length(),
             (agreement == 1) + (agreement >= 0.5),
-            len(following) > 1,
+            len(successors) > 1,
         )
-        return Match(best, best_length, bucket)
+        return Match(best_position, best_length, bucket)
 
 
 class Proposal(NamedTuple):
     """A lookup at one position of a captured answer."""
 
     bucket: Bucket
-    strong: bool
-    right: int
+    is_strong: bool
+    hits: int
     """Leading tokens that are those of the answer, up to the horizon."""
 
 
@@ -100,10 +100,10 @@ def propose(context: Sequence[int], answer: Sequence[int], horizon: int) -> list
         else:
             # A proposal that reaches the text's end goes on with its own tokens. As long as it is
             # right these are the answer's, so both can be read from the whole text (LZ77).
-            right, source = 0, match.position + 1
+            hits, source = 0, match.position + 1
             limit = min(horizon, len(text) - position)
-            while right < limit and text[source + right] == text[position + right]:
-                right += 1
-            proposals.append(Proposal(match.bucket, match.length >= STRONG_MATCH, right))
+            while hits < limit and text[source + hits] == text[position + hits]:
+                hits += 1
+            proposals.append(Proposal(match.bucket, match.length >= STRONG_MATCH, hits))
         index.extend((text[position],))
     return proposals

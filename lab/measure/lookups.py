@@ -36,7 +36,7 @@ class Prices:
 
     draft: float = 0.07
     """Forward pass of the draft, per draft token."""
-    verified: float = 0.01
+    verification: float = 0.01
     """Verification, per draft token or looked-up token."""
     source: str = "assumed"
 
@@ -47,30 +47,30 @@ class Prices:
         Depths do not tell the two apart; the verification keeps its assumed price. Raises
         ValueError.
         """
-        first, last = table.depths[0], table.depths[-1]
-        slope = (table.step_time(batch, last) - table.step_time(batch, first)) / max(
-            1, last - first
+        min_depth, max_depth = table.depths[0], table.depths[-1]
+        slope = (table.step_time(batch, max_depth) - table.step_time(batch, min_depth)) / max(
+            1, max_depth - min_depth
         )
-        plain = table.step_time(batch, first) - first * slope
-        if first == last or plain <= 0:
+        plain_s = table.step_time(batch, min_depth) - min_depth * slope
+        if min_depth == max_depth or plain_s <= 0:
             raise ValueError(f"{table.source}: --lookup needs step costs that grow from two depths")
-        total = max(0.0, slope / plain)
-        verified = min(cls().verified, total)
-        return cls(total - verified, verified, table.source)
+        total = max(0.0, slope / plain_s)
+        verification = min(cls().verification, total)
+        return cls(total - verification, verification, table.source)
 
     def price_draft(self, drafted: int, method: str) -> float:
-        return 1 + drafted * (self.verified + self.draft * (method not in MODEL_FREE))
+        return 1 + drafted * (self.verification + self.draft * (method not in MODEL_FREE))
 
     def price_lookup(self, width: int, drafted: int, method: str) -> float:
         """Price a lookup's step, in which the draft goes on with one pass for its own cache."""
-        passes = min(1, drafted) * (method not in MODEL_FREE)
-        return 1 + width * self.verified + passes * self.draft
+        num_passes = min(1, drafted) * (method not in MODEL_FREE)
+        return 1 + width * self.verification + num_passes * self.draft
 
     def describe(self) -> str:
         return (
             f"Cost of a step, in steps without drafts ({self.source}): 1, and {self.draft:.3g} per "
-            f"draft token, {self.verified:.3g} per verified token; a step with a lookup keeps one "
-            "pass of the draft"
+            f"draft token, {self.verification:.3g} per verified token; a step with a lookup keeps "
+            "one pass of the draft"
         )
 
 
@@ -92,7 +92,7 @@ class LookupPlanner:
         self._mean = sum(accepted) / max(1, len(accepted))
         self._drafts: dict[Bucket | None, list[int]] = defaultdict(lambda: [0, 0])
         """Accepted drafts and steps, by bucket."""
-        self._right = defaultdict[Bucket, list[list[int]]](lambda: [[0, 0] for _ in range(width)])
+        self._hits = defaultdict[Bucket, list[list[int]]](lambda: [[0, 0] for _ in range(width)])
         """Right tokens and tries of lookups, by bucket and position."""
         self._overall = [[PRIOR_TOKENS, PRIOR_TOKENS + 1] for _ in range(width)]
         self._prices = prices
@@ -100,32 +100,32 @@ class LookupPlanner:
     def choose_width(self, bucket: Bucket, drafted: int, method: str) -> int:
         """Return the width of the lookup with the most tokens per time; 0 if the draft has more."""
         accepted, steps = self._drafts[bucket]
-        expected = (accepted + PRIOR_STEPS * self._mean) / (steps + PRIOR_STEPS)
-        rate = (1 + min(expected, drafted)) / self._prices.price_draft(drafted, method)
-        best, alive, tokens = 0, 1.0, 1.0
-        table = zip(self._right[bucket], self._overall, strict=True)
-        for width, ((right, tries), (all_right, all_tries)) in enumerate(table, 1):
-            prior = all_right / all_tries
-            alive *= (right + PRIOR_TOKENS * prior) / (tries + PRIOR_TOKENS)
-            tokens += alive
+        expectation = (accepted + PRIOR_STEPS * self._mean) / (steps + PRIOR_STEPS)
+        rate = (1 + min(expectation, drafted)) / self._prices.price_draft(drafted, method)
+        best_width, survival, tokens = 0, 1.0, 1.0
+        table = zip(self._hits[bucket], self._overall, strict=True)
+        for width, ((hits, tries), (all_hits, all_tries)) in enumerate(table, 1):
+            prior = all_hits / all_tries
+            survival *= (hits + PRIOR_TOKENS * prior) / (tries + PRIOR_TOKENS)
+            tokens += survival
             lookup_rate = tokens / self._prices.price_lookup(width, drafted, method)
             if lookup_rate > rate:
-                best, rate = width, lookup_rate
-        return best
+                best_width, rate = width, lookup_rate
+        return best_width
 
     def learn_draft(self, bucket: Bucket | None, accepted: int) -> None:
         counts = self._drafts[bucket]
         counts[0] += accepted
         counts[1] += 1
 
-    def learn_lookup(self, bucket: Bucket, right: int) -> None:
+    def learn_lookup(self, bucket: Bucket, hits: int) -> None:
         """Score a lookup, taken or not: the tokens that follow tell how far it was right."""
-        for counts, overall in zip(self._right[bucket], self._overall, strict=True):
+        for counts, overall in zip(self._hits[bucket], self._overall, strict=True):
             for pair in (counts, overall):
-                pair[0] += right > 0
+                pair[0] += hits > 0
                 pair[1] += 1
-            right -= 1
-            if right < 0:
+            hits -= 1
+            if hits < 0:
                 break
 
 
@@ -146,7 +146,7 @@ class DraftSteps:
     @staticmethod
     def _kind(proposal: Proposal | None) -> tuple[bool, bool] | None:
         # A draft is better where the lookup is right: both find copies easy.
-        return proposal and (proposal.strong, proposal.right > 0)
+        return proposal and (proposal.is_strong, proposal.hits > 0)
 
 
 def list_variants(answers: Iterable[LookupAnswer]) -> dict[str, tuple[str, bool]]:
@@ -164,11 +164,11 @@ def replay_answers(answers: Sequence[LookupAnswer], width: int, prices: Prices) 
         steps = DraftSteps(group)
         for answer in group:
             answer.costs[DRAFT] = _price_captured(answer, prices)
-        for name, (source, late) in list_variants(answers).items():
+        for name, (source, is_late) in list_variants(answers).items():
             planner, chance = LookupPlanner(width, steps.all, prices), random.Random(0)
             for answer in group:
                 proposals = answer.sources.get(source) or answer.sources[TEXT]
-                replay = Replay(answer, proposals, late, width, prices)
+                replay = Replay(answer, proposals, is_late, width, prices)
                 answer.costs[name] = replay.run(planner, steps, chance)
 
 
@@ -194,7 +194,7 @@ class Replay:
 
     answer: LookupAnswer
     proposals: Sequence[Proposal | None]
-    late: bool
+    is_late: bool
     width: int
     prices: Prices
 
@@ -207,37 +207,37 @@ class Replay:
         captured step, the draft's step is drawn from those beside such a match.
         """
         answer, costs = self.answer, defaultdict[str, float](float)
-        position, before, end = min(answer.steps), None, len(answer.phases)
+        position, last_position, end = min(answer.steps), None, len(answer.phases)
         while position < end:
-            proposal = self.look_up(position, before)
-            captured = answer.steps.get(position)
-            step = captured or steps.draw(answer.sources[TEXT][position], chance)
+            proposal = self.look_up(position, last_position)
+            captured_step = answer.steps.get(position)
+            step = captured_step or steps.draw(answer.sources[TEXT][position], chance)
             width = proposal and planner.choose_width(proposal.bucket, step.drafted, answer.method)
             if width and chance.random() < TRIALS:
                 width = 0
             if proposal:
-                planner.learn_lookup(proposal.bucket, proposal.right)
+                planner.learn_lookup(proposal.bucket, proposal.hits)
             if proposal and width:
-                count = min(proposal.right, width) + 1
+                count = min(proposal.hits, width) + 1
                 price = self.prices.price_lookup(width, step.drafted, answer.method)
             else:
                 if step.drafted:
                     planner.learn_draft(proposal and proposal.bucket, step.accepted)
-                count = captured.delivered if captured else step.accepted + 1
+                count = captured_step.delivered if captured_step else step.accepted + 1
                 price = self.prices.price_draft(step.drafted, answer.method)
             count = min(count, end - position)
             _share_cost(costs, answer.phases, position, count, price)
-            position, before = position + count, position
+            position, last_position = position + count, position
         return costs
 
-    def look_up(self, position: int, before: int | None) -> Proposal | None:
+    def look_up(self, position: int, last_position: int | None) -> Proposal | None:
         """Return the lookup that a step can use; one step late, the rest of the one before."""
-        if not self.late:
+        if not self.is_late:
             return self.proposals[position]
-        if before is None or (proposal := self.proposals[before]) is None:
+        if last_position is None or (proposal := self.proposals[last_position]) is None:
             return None
-        right = proposal.right - (position - before)
-        return proposal._replace(right=right) if right >= 0 else None
+        hits = proposal.hits - (position - last_position)
+        return proposal._replace(hits=hits) if hits >= 0 else None
 
 
 def summarise_lookups(answers: Sequence[LookupAnswer]) -> dict[str, dict[str, Any]]:
@@ -252,7 +252,7 @@ def summarise_lookups(answers: Sequence[LookupAnswer]) -> dict[str, dict[str, An
 
 def _summarise_slice(answers: Sequence[LookupAnswer], phase: str) -> dict[str, Any]:
     rights = [
-        proposal is not None and proposal.right > 0
+        proposal is not None and proposal.hits > 0
         for answer in answers
         for proposal, name in zip(answer.sources[TEXT], answer.phases, strict=True)
         if phase in (ALL, name)

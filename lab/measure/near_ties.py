@@ -28,21 +28,21 @@ async def explain_texts(
     pairs: Sequence[Pair], base: LoadClient | None, other: LoadClient, tie: float = TIE
 ) -> TextReport:
     """Explain the texts that differ. If ``base`` is None, the base is the recorded token ids."""
-    compared = [p for p in pairs if p.request.greedy and p.base.digest and p.other.digest]
-    different = [pair for pair in compared if pair.differs]
+    greedy_pairs = [p for p in pairs if p.request.greedy and p.base.digest and p.other.digest]
+    differences = [pair for pair in greedy_pairs if pair.differs]
     kinds: list[str] = []
     examples: list[str] = []
-    for pair in different[:MOST_ASKED]:
-        kind, why = await _explain(pair.request, base, other, tie)
+    for pair in differences[:MOST_ASKED]:
+        kind, reason = await _explain(pair.request, base, other, tie)
         kinds.append(kind)
-        examples.append(f"{pair.request.id}: {kind} ({why})")
-    unasked = len(different) - len(kinds)
+        examples.append(f"{pair.request.id}: {kind} ({reason})")
+    num_unasked = len(differences) - len(kinds)
     return TextReport(
-        compared=len(compared),
-        different=len(different),
+        compared=len(greedy_pairs),
+        different=len(differences),
         near_ties=kinds.count(TIED),
         faults=kinds.count(FAULT),
-        unexplained=kinds.count(UNKNOWN) + unasked,
+        unexplained=kinds.count(UNKNOWN) + num_unasked,
         examples=tuple(examples[:10]),
     )
 
@@ -52,11 +52,11 @@ async def _explain(
 ) -> tuple[str, str]:
     if not request.turn.path.endswith(CHAT):
         return UNKNOWN, f"no log probabilities are asked of {request.turn.path}"
-    second = await _ask(other, request)
+    other_result = await _ask(other, request)
     if base is None:
-        return _compare_recorded(request.recorded, second, tie)
-    first = await _ask(base, request)
-    return compare_logprobs(first.logprobs, second.logprobs, tie)
+        return _compare_recorded(request.recording, other_result, tie)
+    base_result = await _ask(base, request)
+    return compare_logprobs(base_result.logprobs, other_result.logprobs, tie)
 
 
 async def _ask(client: LoadClient, request: ReplayRequest) -> RequestResult:
@@ -65,42 +65,42 @@ async def _ask(client: LoadClient, request: ReplayRequest) -> RequestResult:
 
 
 def _compare_recorded(
-    recorded: RequestResult | None, second: RequestResult, tie: float
+    recording: RequestResult | None, other_result: RequestResult, tie: float
 ) -> tuple[str, str]:
-    names = [str(entry.get("token", "")) for entry in second.logprobs]
-    if recorded is None or not all(name.startswith("token_id:") for name in names):
+    names = [str(entry.get("token", "")) for entry in other_result.logprobs]
+    if recording is None or not all(name.startswith("token_id:") for name in names):
         return UNKNOWN, "the recording's tokens cannot be found among the log probabilities"
-    first = [{"token": f"token_id:{token_id}"} for token_id in recorded.token_ids]
-    return compare_logprobs(first, second.logprobs, tie)
+    base_logprobs = [{"token": f"token_id:{token_id}"} for token_id in recording.token_ids]
+    return compare_logprobs(base_logprobs, other_result.logprobs, tie)
 
 
 def compare_logprobs(
-    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], tie: float = TIE
+    base: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], tie: float = TIE
 ) -> tuple[str, str]:
     """Judge the first token that differs, by the log probabilities of chat completions."""
-    if not first or not second:
+    if not base or not other:
         return UNKNOWN, "no log probabilities"
-    for at, (a, b) in enumerate(zip(first, second, strict=False)):
+    for index, (a, b) in enumerate(zip(base, other, strict=False)):
         if a["token"] != b["token"]:
-            return _judge(a, b, at, tie)
-    if len(first) != len(second):
-        return FAULT, f"one text ends after {min(len(first), len(second))} tokens"
+            return _judge(a, b, index, tie)
+    if len(base) != len(other):
+        return FAULT, f"one text ends after {min(len(base), len(other))} tokens"
     return UNKNOWN, "the same text when asked again"
 
 
-def _judge(a: Mapping[str, Any], b: Mapping[str, Any], at: int, tie: float) -> tuple[str, str]:
+def _judge(a: Mapping[str, Any], b: Mapping[str, Any], index: int, tie: float) -> tuple[str, str]:
     gaps = [
         gap
-        for one, another in ((a, b), (b, a))
-        if (gap := _find_gap(one, another["token"])) is not None
+        for entry, rival in ((a, b), (b, a))
+        if (gap := _find_gap(entry, rival["token"])) is not None
     ]
     if not gaps:
         if "top_logprobs" in a or "top_logprobs" in b:
-            return FAULT, f"token {at}: neither text's token is among the other's likeliest"
+            return FAULT, f"token {index}: neither text's token is among the other's likeliest"
         return UNKNOWN, "no log probabilities"
     gap = max(gaps)
     kind = TIED if gap <= tie else FAULT
-    return kind, f"token {at}: {gap:.3f} nats between the two"
+    return kind, f"token {index}: {gap:.3f} nats between the two"
 
 
 def _find_gap(entry: Mapping[str, Any], token: str) -> float | None:

@@ -49,8 +49,8 @@ class Pair:
     @property
     def differs(self) -> bool:
         """True if the greedy texts differ."""
-        known = self.request.greedy and self.base.digest and self.other.digest
-        return bool(known) and self.base.digest != self.other.digest
+        is_comparable = self.request.greedy and self.base.digest and self.other.digest
+        return bool(is_comparable) and self.base.digest != self.other.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +117,21 @@ def match_pairs(
     """
     pairs = []
     for request in requests:
-        first = recorded_outcome(request) if base is None else base.get(request.id)
-        second = other.get(request.id)
-        if first is not None and second is not None:
-            pairs.append(Pair(request, first, second, windows.get(request.id)))
+        base_outcome = recorded_outcome(request) if base is None else base.get(request.id)
+        other_outcome = other.get(request.id)
+        if base_outcome is not None and other_outcome is not None:
+            pairs.append(Pair(request, base_outcome, other_outcome, windows.get(request.id)))
     return pairs
 
 
 def compare_slice(
     kind: str, name: str, pairs: Sequence[Pair], *, level: float, margin: float
 ) -> SliceReport:
-    whole = [pair for pair in pairs if pair.both_ok]
-    rows = [compare_measure(measure, whole, level, margin) for measure in MEASURES]
-    rows.append(compare_acceptance(whole, level, margin))
-    drafts = [any(pair.base.result.drafted for pair in whole)]
-    drafts.append(any(pair.other.result.drafted for pair in whole))
+    complete_pairs = [pair for pair in pairs if pair.both_ok]
+    rows = [compare_measure(measure, complete_pairs, level, margin) for measure in MEASURES]
+    rows.append(compare_acceptance(complete_pairs, level, margin))
+    drafts = [any(pair.base.result.drafted for pair in complete_pairs)]
+    drafts.append(any(pair.other.result.drafted for pair in complete_pairs))
     if any(drafts) and not all(drafts):
         rows = [*map(tell_no_drafts, rows)]
     return SliceReport(
@@ -140,8 +140,8 @@ def compare_slice(
         len(pairs),
         len({pair.request.cluster for pair in pairs}),
         tuple(rows),
-        _describe(pair.base.result for pair in whole),
-        _describe(pair.other.result for pair in whole),
+        _describe(pair.base.result for pair in complete_pairs),
+        _describe(pair.other.result for pair in complete_pairs),
         sum(pair.differs for pair in pairs),
     )
 
@@ -154,40 +154,42 @@ def tell_no_drafts(row: Row) -> Row:
 
 
 def _describe(results: Iterable[RequestResult]) -> AcceptanceFigures | None:
-    known = [result for result in results if result.drafted]
-    return describe_acceptance(sum_answers(known), "answers") if known else None
+    drafted_results = [result for result in results if result.drafted]
+    return describe_acceptance(sum_answers(drafted_results), "answers") if drafted_results else None
 
 
 def compare_measure(measure: Measure, pairs: Sequence[Pair], level: float, margin: float) -> Row:
-    known = [
+    rows = [
         (a, b, pair)
         for pair in pairs
         if (a := measure.value(pair.base.result)) and (b := measure.value(pair.other.result))
     ]
-    base, other = [a for a, _, _ in known], [b for _, b, _ in known]
-    windows = [pair.window for *_, pair in known if pair.window is not None]
-    if measure.is_time and len(windows) == len(known):
+    base, other = [a for a, _, _ in rows], [b for _, b, _ in rows]
+    windows = [pair.window for *_, pair in rows if pair.window is not None]
+    if measure.is_time and len(windows) == len(rows):
         ratio = paired_ratio_by_window(base, other, windows, level=level)
-        unit, needed = "windows", count_needed_windows(level)
+        unit, num_needed = "windows", count_needed_windows(level)
     else:
-        clusters = [pair.request.cluster for *_, pair in known]
+        clusters = [pair.request.cluster for *_, pair in rows]
         ratio = paired_ratio(base, other, clusters, level=level)
-        unit, needed = "sessions", LEAST_CLUSTERS
-    better = measure.lower_is_better
-    finding = judge_ratio(ratio, lower_is_better=better, margin=margin, unit=unit, needed=needed)
+        unit, num_needed = "sessions", LEAST_CLUSTERS
+    lower_is_better = measure.lower_is_better
+    finding = judge_ratio(
+        ratio, lower_is_better=lower_is_better, margin=margin, unit=unit, needed=num_needed
+    )
     return Row(measure.name, ratio, finding)
 
 
 def compare_acceptance(pairs: Sequence[Pair], level: float, margin: float) -> Row:
     """Compare pooled acceptance lengths over answers with steps on both sides."""
-    known = [p for p in pairs if p.base.result.drafted and p.other.result.drafted]
+    drafted_pairs = [p for p in pairs if p.base.result.drafted and p.other.result.drafted]
     columns = [
-        [float(sum(pair.base.result.accepted)) for pair in known],
-        [float(len(pair.base.result.drafted)) for pair in known],
-        [float(sum(pair.other.result.accepted)) for pair in known],
-        [float(len(pair.other.result.drafted)) for pair in known],
+        [float(sum(pair.base.result.accepted)) for pair in drafted_pairs],
+        [float(len(pair.base.result.drafted)) for pair in drafted_pairs],
+        [float(sum(pair.other.result.accepted)) for pair in drafted_pairs],
+        [float(len(pair.other.result.drafted)) for pair in drafted_pairs],
     ]
-    clusters = [pair.request.cluster for pair in known]
+    clusters = [pair.request.cluster for pair in drafted_pairs]
     ratio = bootstrap(columns, _length_ratio, clusters, level=level)
     return Row("acceptance length", ratio, judge_ratio(ratio, lower_is_better=False, margin=margin))
 
@@ -203,18 +205,18 @@ def compare_slices(pairs: Sequence[Pair], margin: float = MARGIN) -> list[SliceR
         for kind, name in pair.request.slices.items():
             groups.setdefault((kind, name), []).append(pair)
     names = Counter(kind for kind, _ in groups)
-    whole = {
+    slice_groups = {
         key: group
         for key, group in groups.items()
         if names[key[0]] > 1 and len({p.request.cluster for p in group}) >= LEAST_SLICE
     }
-    level = share_level(len(whole) * (len(MEASURES) + 1))
-    everything = compare_slice("", "all", pairs, level=share_level(4), margin=margin)
+    level = share_level(len(slice_groups) * (len(MEASURES) + 1))
+    overall = compare_slice("", "all", pairs, level=share_level(4), margin=margin)
     slices = [
         compare_slice(kind, name, group, level=level, margin=margin)
-        for (kind, name), group in sorted(whole.items())
+        for (kind, name), group in sorted(slice_groups.items())
     ]
-    return [everything, *slices]
+    return [overall, *slices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +229,8 @@ class ToolReport:
     finding: Finding
 
 
-def compare_tools(pairs: Sequence[Pair], *, recorded: bool = False) -> ToolReport:
-    """Compare outcomes of tool calls. With ``recorded`` the base's outcomes are the record's."""
+def compare_tools(pairs: Sequence[Pair], *, has_recording: bool = False) -> ToolReport:
+    """Compare outcomes of tool calls. With ``has_recording`` the base's are the record's."""
     base: Counter[str] = Counter()
     other: Counter[str] = Counter()
     scores: list[tuple[float, float, str]] = []
@@ -243,7 +245,7 @@ def compare_tools(pairs: Sequence[Pair], *, recorded: bool = False) -> ToolRepor
     difference = paired_difference(
         [a for a, *_ in scores], [b for _, b, _ in scores], [c for *_, c in scores]
     )
-    if recorded and not base:
+    if has_recording and not base:
         difference = None
     finding = judge_difference(difference, "answers with tool calls, all of them valid")
     return ToolReport(dict(base), dict(other), difference, finding)
@@ -259,13 +261,13 @@ def compare_errors(pairs: Sequence[Pair]) -> tuple[Estimate | None, Finding]:
     return difference, judge_difference(difference, "requests without an error")
 
 
-def judge_difference(difference: Estimate | None, what: str, margin: float = MARGIN) -> Finding:
+def judge_difference(difference: Estimate | None, subject: str, margin: float = MARGIN) -> Finding:
     """Judge a difference of shares, where more is better."""
     if difference is None:
-        return Finding(Verdict.UNKNOWN, f"there are no {what} to compare")
+        return Finding(Verdict.UNKNOWN, f"there are no {subject} to compare")
     if difference.low is None or difference.high is None:
         return Finding(Verdict.UNKNOWN, f"too few sessions: {difference.clusters}")
-    span = f"{difference.low:+.1%} to {difference.high:+.1%} of {what}"
+    span = f"{difference.low:+.1%} to {difference.high:+.1%} of {subject}"
     if difference.lies_within(-margin, margin) or difference.low == difference.high == 0:
         return Finding(Verdict.SAME, f"{span} lies within ±{margin:.0%}")
     if difference.excludes(0):
@@ -308,17 +310,21 @@ class TextReport:
 
 def conclude(overall: SliceReport, tools: ToolReport, errors: Finding, text: TextReport) -> Finding:
     """Return WORSE if anything is worse, and BETTER if TPOT is better and nothing is worse."""
-    found = {
+    findings = {
         "TPOT": overall.row("TPOT").finding,
         "TTFT": overall.row("TTFT").finding,
         "tool calls": tools.finding,
         "errors": errors,
         "text": text.finding,
     }
-    worse = [f"{name}: {one.reason}" for name, one in found.items() if one.verdict is Verdict.WORSE]
-    if worse:
-        return Finding(Verdict.WORSE, "; ".join(worse))
-    tpot = found["TPOT"]
+    reasons = [
+        f"{name}: {finding.reason}"
+        for name, finding in findings.items()
+        if finding.verdict is Verdict.WORSE
+    ]
+    if reasons:
+        return Finding(Verdict.WORSE, "; ".join(reasons))
+    tpot = findings["TPOT"]
     return Finding(tpot.verdict, f"TPOT: {tpot.reason}")
 
 

@@ -46,16 +46,16 @@ class ReplayRequest:
     slices: Mapping[str, str]
     greedy: bool
     """True for one choice at temperature 0, whose text must not differ."""
-    recorded: RequestResult | None = None
+    recording: RequestResult | None = None
     tools: Sequence[Mapping[str, Any]] = ()
-    invented: bool = False
+    is_invented: bool = False
     """True if the prompt is made from hashes: its lengths and shared prefixes are real, its text is
     not.
     """
 
     @property
-    def at(self) -> float:
-        return self.turn.at or 0.0
+    def arrival_s(self) -> float:
+        return self.turn.arrival_s or 0.0
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class ReplayPlan:
     def split_windows(self) -> list[list[list[ReplayRequest]]]:
         """Split the sessions, in order of their beginning, into windows of about equal size."""
         sessions: dict[str, list[ReplayRequest]] = {}
-        for request in sorted(self.requests, key=lambda request: request.at):
+        for request in sorted(self.requests, key=lambda request: request.arrival_s):
             sessions.setdefault(request.cluster, []).append(request)
         size = max(1, len(self.requests) // self.windows)
         windows: list[list[list[ReplayRequest]]] = [[]]
@@ -131,24 +131,26 @@ class ReplayPlan:
 
 def read_requests(records: Sequence[CaptureRecord]) -> Iterator[ReplayRequest]:
     """Yield each record that can be sent, with its body or with prompts made from hashes."""
-    first = min((r.timestamp for r in records if r.timestamp is not None), default=0.0)
+    start = min((r.timestamp for r in records if r.timestamp is not None), default=0.0)
     for number, record in enumerate(records):
         identity = record.id or f"request-{number}"
         try:
-            body, path, invented = record.request_body(), record.path, False
+            body, path, is_invented = record.request_body(), record.path, False
         except CaptureError:
-            body, path, invented = _invent_body(record), COMPLETIONS, True
-        at = None if record.timestamp is None else (record.timestamp - first) / 1e3
-        left = record.tokens if record.ending == LEFT else None
+            body, path, is_invented = _invent_body(record), COMPLETIONS, True
+        arrival_s = None if record.timestamp is None else (record.timestamp - start) / 1e3
+        leave_after = record.tokens if record.ending == LEFT else None
         yield ReplayRequest(
             id=identity,
             cluster=record.cluster or identity,
-            turn=Turn(body=_strip_body(body), path=path, at=at, leave_after=left),
+            turn=Turn(
+                body=_strip_body(body), path=path, arrival_s=arrival_s, leave_after=leave_after
+            ),
             slices={name: value for name in SLICES if (value := getattr(record, name))},
-            greedy=not invented and left is None and _is_greedy(record, body),
-            recorded=_read_recorded(record, identity),
+            greedy=not is_invented and leave_after is None and _is_greedy(record, body),
+            recording=_read_recorded(record, identity),
             tools=tuple(body.get("tools") or ()),
-            invented=invented,
+            is_invented=is_invented,
         )
 
 
@@ -180,8 +182,15 @@ def _is_greedy(record: CaptureRecord, body: Mapping[str, Any]) -> bool:
 
 def _strip_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """Strip the fields that apply only to the recorded exchange."""
-    gone = ("model", "stream", "stream_options", "background", "store", "previous_response_id")
-    return {name: value for name, value in body.items() if name not in gone}
+    exclusions = (
+        "model",
+        "stream",
+        "stream_options",
+        "background",
+        "store",
+        "previous_response_id",
+    )
+    return {name: value for name, value in body.items() if name not in exclusions}
 
 
 def _invent_body(record: CaptureRecord) -> dict[str, Any]:
@@ -229,21 +238,21 @@ def _read_recorded(record: CaptureRecord, identity: str) -> RequestResult | None
 
 
 def recorded_outcome(request: ReplayRequest) -> ReplayOutcome | None:
-    if request.recorded is None:
+    if request.recording is None:
         return None
-    return ReplayOutcome(request.recorded, digest_answer(request.recorded))
+    return ReplayOutcome(request.recording, digest_answer(request.recording))
 
 
 def digest_answer(result: RequestResult) -> str:
     """Return a digest of the token ids if known, else of the text with its calls."""
     if not result.ok or result.left:
         return ""
-    said: Any = result.token_ids or [
+    content: Any = result.token_ids or [
         result.text,
         result.reasoning,
         [[call.name, call.arguments] for call in result.tool_calls],
     ]
-    return hashlib.blake2b(orjson.dumps(said), digest_size=12).hexdigest()
+    return hashlib.blake2b(orjson.dumps(content), digest_size=12).hexdigest()
 
 
 class ReplayJournal:
@@ -251,7 +260,7 @@ class ReplayJournal:
 
     def __init__(self, path: Path, digest: Mapping[str, Any], *, resume: bool) -> None:
         self._path = path
-        self.done: set[tuple[int, str]] = set()
+        self.finished_windows: set[tuple[int, str]] = set()
         self.outcomes: dict[str, dict[str, ReplayOutcome]] = {}
         """Outcomes by setting and request."""
         if path.exists() and not resume:
@@ -265,19 +274,19 @@ class ReplayJournal:
 
     def _read(self, digest: Mapping[str, Any]) -> None:
         data = self._path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._path.write_bytes(whole)
-        first, *rows = [orjson.loads(line) for line in whole.splitlines()] or [{}]
-        if first.get("plan") != orjson.loads(orjson.dumps(digest)):
+        content = data[: data.rfind(b"\n") + 1]
+        self._path.write_bytes(content)
+        header, *rows = [orjson.loads(line) for line in content.splitlines()] or [{}]
+        if header.get("plan") != orjson.loads(orjson.dumps(digest)):
             raise BenchError(f"{self._path} belongs to another replay: give another --out")
         for row in rows:
             outcomes = [ReplayOutcome.from_json(outcome) for outcome in row["outcomes"]]
             self._take(row["window"], row["setting"], outcomes)
 
     def _take(self, window: int, setting: str, outcomes: Sequence[ReplayOutcome]) -> None:
-        self.done.add((window, setting))
-        known = self.outcomes.setdefault(setting, {})
-        known |= {outcome.result.id: outcome for outcome in outcomes}
+        self.finished_windows.add((window, setting))
+        by_request = self.outcomes.setdefault(setting, {})
+        by_request |= {outcome.result.id: outcome for outcome in outcomes}
 
     def add(self, window: int, setting: str, outcomes: Sequence[ReplayOutcome]) -> None:
         self._take(window, setting, outcomes)
@@ -341,13 +350,15 @@ class ReplayRun:
         windows = plan.split_windows()
         await self._warm_up(windows)
         total = len(plan.requests) * len(plan.settings)
-        done = sum(len(outcomes) for outcomes in journal.outcomes.values())
-        with tqdm(total=total, initial=done, unit="req", disable=not bar, smoothing=0.1) as shown:
+        num_done = sum(len(outcomes) for outcomes in journal.outcomes.values())
+        with tqdm(
+            total=total, initial=num_done, unit="req", disable=not bar, smoothing=0.1
+        ) as progress:
             for number, window in enumerate(windows):
                 for setting in plan.draw_order(number):
-                    if (number, setting.name) not in journal.done:
-                        shown.set_description(f"{number + 1}/{len(windows)} {setting.name}")
-                        outcomes = await self._run_window(setting, window, shown)
+                    if (number, setting.name) not in journal.finished_windows:
+                        progress.set_description(f"{number + 1}/{len(windows)} {setting.name}")
+                        outcomes = await self._run_window(setting, window, progress)
                         journal.add(number, setting.name, outcomes)
 
     async def _warm_up(self, windows: Sequence[Sequence[Sequence[ReplayRequest]]]) -> None:
@@ -360,25 +371,25 @@ class ReplayRun:
                 raise BenchError(f"{name} answered no request of the warm-up: {results[0].error}")
 
     async def _run_window(
-        self, setting: Setting, window: Sequence[Sequence[ReplayRequest]], shown: Any
+        self, setting: Setting, window: Sequence[Sequence[ReplayRequest]], progress: Any
     ) -> list[ReplayOutcome]:
         client, plan = self._clients[setting.name], self._plan
         room = asyncio.Semaphore(plan.concurrency if not plan.speed else 1 << 20)
         outcomes: list[ReplayOutcome] = []
-        begun = time.perf_counter()
+        start = time.perf_counter()
         client.restart_clock()
-        first = min(request.at for session in window for request in session)
+        first_arrival = min(request.arrival_s for session in window for request in session)
 
         async def play(session: Sequence[ReplayRequest]) -> None:
             async with room:
                 for request in session:
                     if plan.speed:
-                        due = begun + (request.at - first) / plan.speed
-                        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                        send_time = start + (request.arrival_s - first_arrival) / plan.speed
+                        await asyncio.sleep(max(0.0, send_time - time.perf_counter()))
                     result = await send(client, request)
                     calls = judge_calls(result, request.tools)
                     outcomes.append(ReplayOutcome(result, digest_answer(result), calls))
-                    shown.update()
+                    progress.update()
 
         await asyncio.gather(*(play(session) for session in window))
         return outcomes

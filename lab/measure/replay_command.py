@@ -79,26 +79,26 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", default="", help="name of the model (default: the server's first)"
     )
-    when = parser.add_argument_group("when")
-    when.add_argument(
+    timing = parser.add_argument_group("when")
+    timing.add_argument(
         "--speed", type=float, default=1.0, help="factor by which to speed the recorded times up"
     )
-    when.add_argument(
+    timing.add_argument(
         "--closed-loop",
         action="store_true",
         help="ignore the recorded times: run --concurrency sessions at a time",
     )
-    when.add_argument("--concurrency", type=int, default=4)
-    when.add_argument(
+    timing.add_argument("--concurrency", type=int, default=4)
+    timing.add_argument(
         "--windows",
         type=int,
         default=16,
         help="number of parts of the capture, in which the settings take turns",
     )
-    what = parser.add_argument_group("what")
-    what.add_argument("--requests", type=int, help="replay only the first REQUESTS requests")
-    what.add_argument("--warmup", type=int, default=4, help="warm-up requests to each setting")
-    add_key_file_argument(what)
+    subject = parser.add_argument_group("what")
+    subject.add_argument("--requests", type=int, help="replay only the first REQUESTS requests")
+    subject.add_argument("--warmup", type=int, default=4, help="warm-up requests to each setting")
+    add_key_file_argument(subject)
     judge = parser.add_argument_group("verdict")
     judge.add_argument(
         "--margin", type=float, default=MARGIN, help="smallest relative difference that matters"
@@ -123,7 +123,7 @@ def make_plan(options: argparse.Namespace) -> ReplayPlan:
     requests: list[ReplayRequest] = list(read_requests(records))
     if not requests:
         raise BenchError(f"{options.file} holds no request")
-    if len(options.against) == 1 and not any(request.recorded for request in requests):
+    if len(options.against) == 1 and not any(request.recording for request in requests):
         raise BenchError(
             f"{options.file} records no answers to compare with: give a second --against"
         )
@@ -145,7 +145,7 @@ def read_settings(options: argparse.Namespace) -> list[Setting]:
     settings: list[Setting] = []
     for text in options.against:
         if text.startswith("{"):
-            base = next((known for known in settings if known.url or known.flags), None)
+            base = next((setting for setting in settings if setting.url or setting.flags), None)
             if base is None:
                 raise BenchError(
                     f"--against '{text}': fields need an earlier --against with a server"
@@ -156,8 +156,8 @@ def read_settings(options: argparse.Namespace) -> list[Setting]:
             url = text.rstrip("/").removesuffix("/v1")
             settings.append(Setting(url, url, fields=options.fields))
         elif text.split()[:1] == ["serve"]:
-            given = tuple(shlex.split(text)[1:])
-            flags = given or demo_flags(DEMO / "target", DEMO / "eagle3_1")
+            arguments = tuple(shlex.split(text)[1:])
+            flags = arguments or demo_flags(DEMO / "target", DEMO / "eagle3_1")
             settings.append(Setting(text, flags=flags, fields=options.fields))
         else:
             raise BenchError(f"--against '{text}': give a URL, a JSON object, or serve FLAGS")
@@ -169,21 +169,21 @@ async def run_replay(
 ) -> ReplayReport:
     """Run the replay and return its report. Raises BenchError, ServerError."""
     journal = ReplayJournal(folder / "outcomes.jsonl", plan.digest(), resume=options.resume)
-    recorded = len(plan.settings) == 1
-    names = (RECORDED if recorded else plan.settings[0].name, plan.settings[-1].name)
+    has_recording = len(plan.settings) == 1
+    names = (RECORDED if has_recording else plan.settings[0].name, plan.settings[-1].name)
     async with ReplayRun(plan, folder, say) as run:
         await run.run(journal, bar=not options.quiet)
-        base = None if recorded else journal.outcomes[names[0]]
-        windows = {} if recorded else plan.number_windows()
+        base = None if has_recording else journal.outcomes[names[0]]
+        windows = {} if has_recording else plan.number_windows()
         pairs = match_pairs(plan.requests, base, journal.outcomes[names[1]], windows)
-        first = None if recorded else run.client(names[0])
-        text = await explain_texts(pairs, first, run.client(names[1]), options.tie)
+        base_client = None if has_recording else run.client(names[0])
+        text = await explain_texts(pairs, base_client, run.client(names[1]), options.tie)
     return make_report(
         describe_run("replay", argv),
         names,
         len(plan.requests),
         pairs,
         text,
-        recorded=recorded,
+        has_recording=has_recording,
         margin=options.margin,
     )

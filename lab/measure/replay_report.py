@@ -55,7 +55,9 @@ class ReplayReport:
 
     @property
     def accused(self) -> list[tuple[SliceReport, Row]]:
-        return [(one, row) for one in self.slices[1:] for row in one.accused]
+        return [
+            (slice_report, row) for slice_report in self.slices[1:] for row in slice_report.accused
+        ]
 
     def write(self, folder: Path) -> None:
         write_json(folder / "report.json", asdict(self))
@@ -63,9 +65,9 @@ class ReplayReport:
 
     @property
     def conclusion(self) -> Conclusion:
-        one = self.verdict
-        lines = [f"{self.other} against {self.base}: {one.verdict} ({one.reason})"]
-        return Conclusion(one.verdict, (*lines, self.describe_pairs()))
+        finding = self.verdict
+        lines = [f"{self.other} against {self.base}: {finding.verdict} ({finding.reason})"]
+        return Conclusion(finding.verdict, (*lines, self.describe_pairs()))
 
     def describe_pairs(self) -> str:
         return f"{self.pairs} pairs of {self.requests} requests in {self.sessions} sessions"
@@ -77,8 +79,8 @@ class ReplayReport:
 
     def sentences(self) -> list[str]:
         return [
-            *(f"slice worse: {one.label}: {row.name} {percent(row.ratio)}"
-              for one, row in self.accused),
+            *(f"slice worse: {slice_report.label}: {row.name} {percent(row.ratio)}"
+              for slice_report, row in self.accused),
             f"tool calls: {self.tools.finding.verdict} ({self.tools.finding.reason})"
             f" {_format_counts(self.base, self.tools.base)}"
             f" {_format_counts(self.other, self.tools.other)}",
@@ -92,10 +94,10 @@ class ReplayReport:
         names = [row.name for row in self.slices[0].rows]
         head = ["slice", "pairs", "sessions", *names, "texts differ"]
         rows = [
-            [one.label, str(one.pairs), str(one.sessions)]
-            + [f"{percent(row.ratio)} {row.finding.verdict}".strip() for row in one.rows]
-            + [str(one.different)]
-            for one in self.slices
+            [slice_report.label, str(slice_report.pairs), str(slice_report.sessions)]
+            + [f"{percent(row.ratio)} {row.finding.verdict}".strip() for row in slice_report.rows]
+            + [str(slice_report.different)]
+            for slice_report in self.slices
         ]
         return head, rows
 
@@ -103,8 +105,12 @@ class ReplayReport:
         head = ["slice", f"{self.base}: length", "at position 1, 2, ..."]
         head += [f"{self.other}: length", "at position 1, 2, ..."]
         rows = [
-            [one.label, *_format_acceptance(one.base), *_format_acceptance(one.other)]
-            for one in self.slices
+            [
+                slice_report.label,
+                *_format_acceptance(slice_report.base),
+                *_format_acceptance(slice_report.other),
+            ]
+            for slice_report in self.slices
         ]
         return head, rows
 
@@ -128,9 +134,9 @@ class ReplayReport:
         charts = []
         for row in self.slices[0].rows:
             rows = [
-                (one.label, _to_point(found.ratio), KINDS[found.finding.verdict])
-                for one in self.slices
-                if (found := one.row(row.name)).ratio is not None
+                (slice_report.label, _to_point(slice_row.ratio), KINDS[slice_row.finding.verdict])
+                for slice_report in self.slices
+                if (slice_row := slice_report.row(row.name)).ratio is not None
             ]
             charts.append(draw_intervals(row.name, rows, f"{self.other} over {self.base}"))
         return charts
@@ -138,18 +144,25 @@ class ReplayReport:
     def _acceptance_charts(self) -> list[str]:
         return [
             draw_lines(
-                f"Acceptance per position: {one.label}",
+                f"Acceptance per position: {slice_report.label}",
                 [
                     Line(
-                        name, [Point(at + 1, share) for at, share in enumerate(found.per_position)]
+                        name,
+                        [
+                            Point(index + 1, share)
+                            for index, share in enumerate(acceptance.per_position)
+                        ],
                     )
-                    for name, found in ((self.base, one.base), (self.other, one.other))
-                    if found is not None
+                    for name, acceptance in (
+                        (self.base, slice_report.base),
+                        (self.other, slice_report.other),
+                    )
+                    if acceptance is not None
                 ],
                 "position",
                 "share of drafts that reached it",
             )
-            for one in self.slices[:13]
+            for slice_report in self.slices[:13]
         ]
 
 
@@ -158,15 +171,18 @@ def _to_point(ratio: Estimate | None) -> Point:
     return Point(ratio.value, ratio.value, ratio.low, ratio.high)
 
 
-def _format_acceptance(found: AcceptanceFigures | None) -> list[str]:
-    if found is None:
+def _format_acceptance(acceptance: AcceptanceFigures | None) -> list[str]:
+    if acceptance is None:
         return ["", ""]
-    return [format_number(found.length), ", ".join(f"{share:.2f}" for share in found.per_position)]
+    return [
+        format_number(acceptance.length),
+        ", ".join(f"{share:.2f}" for share in acceptance.per_position),
+    ]
 
 
 def _format_counts(name: str, counts: Mapping[str, int]) -> str:
-    said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
-    return f"{name}: {said or 'none'};"
+    text = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    return f"{name}: {text or 'none'};"
 
 
 def make_report(
@@ -176,11 +192,11 @@ def make_report(
     pairs: Sequence[Pair],
     text: TextReport,
     *,
-    recorded: bool,
+    has_recording: bool,
     margin: float,
 ) -> ReplayReport:
     slices = compare_slices(pairs, margin)
-    tools = compare_tools(pairs, recorded=recorded)
+    tools = compare_tools(pairs, has_recording=has_recording)
     difference, errors = compare_errors(pairs)
     return ReplayReport(
         run=run,
@@ -200,7 +216,7 @@ def make_report(
         },
         text=text,
         text_finding=text.finding,
-        notes=tuple(_find_notes(pairs, requests, recorded=recorded)),
+        notes=tuple(_find_notes(pairs, requests, has_recording=has_recording)),
     )
 
 
@@ -208,22 +224,22 @@ def _count_errors(texts: Any) -> dict[str, int]:
     return dict(Counter(text[:120] for text in texts if text).most_common(10))
 
 
-def _find_notes(pairs: Sequence[Pair], requests: int, *, recorded: bool) -> list[str]:
+def _find_notes(pairs: Sequence[Pair], requests: int, *, has_recording: bool) -> list[str]:
     notes = []
     if len(pairs) < requests:
         notes.append(f"{requests - len(pairs)} requests have no answer to compare on one side")
-    if invented := sum(pair.request.invented for pair in pairs):
+    if num_invented := sum(pair.request.is_invented for pair in pairs):
         notes.append(
-            f"{invented} prompts were made from hashes: times and lengths are comparable, "
+            f"{num_invented} prompts were made from hashes: times and lengths are comparable, "
             "but acceptance is that of random text"
         )
-    bunched = sum(p.base.result.is_bunched or p.other.result.is_bunched for p in pairs)
-    if bunched:
+    num_bunched = sum(p.base.result.is_bunched or p.other.result.is_bunched for p in pairs)
+    if num_bunched:
         notes.append(
-            f"pairs without TPOT: {bunched}, because the chunks of an answer came together, after "
-            "a stall of the client or the network"
+            f"pairs without TPOT: {num_bunched}, because the chunks of an answer came together, "
+            "after a stall of the client or the network"
         )
-    if recorded:
+    if has_recording:
         notes.append(
             "the recorded run's times depend on the server and its load at that time; two "
             "--against settings that take turns compare better"

@@ -80,9 +80,9 @@ def hide_secrets(argv: Sequence[str]) -> list[str]:
     out: list[str] = []
     for argument in argv:
         name, equals, _ = argument.partition("=")
-        secret_before = bool(out) and out[-1] in SECRET_FLAGS
-        hidden = name in SECRET_FLAGS and equals
-        out.append("..." if secret_before else f"{name}=..." if hidden else argument)
+        follows_secret = bool(out) and out[-1] in SECRET_FLAGS
+        is_secret = name in SECRET_FLAGS and equals
+        out.append("..." if follows_secret else f"{name}=..." if is_secret else argument)
     return out
 
 
@@ -126,8 +126,8 @@ def format_estimate(estimate: Estimate | None, digits: int = 3) -> str:
     value = format_number(estimate.value, digits)
     if estimate.low is None or estimate.high is None:
         return value
-    ends = (format_number(end, digits) for end in (estimate.low, estimate.high))
-    return f"{value} ({' to '.join(ends)})"
+    limits = (format_number(end, digits) for end in (estimate.low, estimate.high))
+    return f"{value} ({' to '.join(limits)})"
 
 
 def format_ratio(ratio: Estimate | None) -> str:
@@ -158,10 +158,10 @@ class Page:
         self._title = title
         self._parts: list[str] = []
         if conclusion is not None:
-            first, *rest = (f"<p>{escape(line)}</p>" for line in conclusion.lines)
+            hero, *paragraphs = (f"<p>{escape(line)}</p>" for line in conclusion.lines)
             self._parts.append(
                 f'<section class="conclusion {KINDS[conclusion.verdict]}">'
-                f"{first}{''.join(rest)}</section>"
+                f"{hero}{''.join(paragraphs)}</section>"
             )
 
     def add_heading(self, text: str) -> None:
@@ -189,8 +189,8 @@ class Page:
         self._parts.append(f"<table><tr>{top}</tr>{body}</table>")
 
     def add_charts(self, charts: Iterable[str]) -> None:
-        if drawn := "".join(charts):
-            self._parts.append(f'<div class="charts">{drawn}</div>')
+        if content := "".join(charts):
+            self._parts.append(f'<div class="charts">{content}</div>')
 
     def add_run(self, run: Mapping[str, Any]) -> None:
         """Add the command that made the report, and the description of its machine."""

@@ -78,20 +78,20 @@ def demo_flags(target: Path, draft: Path, **settings: Any) -> tuple[str, ...]:
 
 def drop_speculation(flags: Sequence[str]) -> tuple[str, ...]:
     """Return the flags without a draft. Raises ServerError if there is none."""
-    kept: list[str] = []
-    rest = iter(flags)
-    for flag in rest:
+    selection: list[str] = []
+    remainder = iter(flags)
+    for flag in remainder:
         name = flag.partition("=")[0].replace("_", "-").partition(".")[0]
         if name in (SPECULATION, "-sc"):
             if "=" not in flag:
-                next(rest, None)
+                next(remainder, None)
         else:
-            kept.append(flag)
-    if len(kept) == len(flags):
+            selection.append(flag)
+    if len(selection) == len(flags):
         raise ServerError(
             f"--baseline none removes {SPECULATION} from the flags after --, which lack it"
         )
-    return tuple(kept)
+    return tuple(selection)
 
 
 def make_cost_scaled_demo(say: Say) -> Path:
@@ -102,13 +102,13 @@ def make_cost_scaled_demo(say: Say) -> Path:
         say(f"making the cost-scaled demo in {folder}")
         command = [sys.executable, "-m", "eaglegate.lab.training.cost_scaled", "--out", str(folder)]
         command += ["--identity-layers", str(IDENTITY_LAYERS)]
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, env=_make_environment(), check=False
         )
-        if done.returncode:
+        if process.returncode:
             raise ServerError(
                 "the cost-scaled demo needs torch, safetensors and transformers (pip install "
-                f"'.[train]' in eaglegate's checkout): {done.stderr.strip().splitlines()[-1:]}"
+                f"'.[train]' in eaglegate's checkout): {process.stderr.strip().splitlines()[-1:]}"
             )
     return folder
 
@@ -153,8 +153,8 @@ async def _wait_for_address(
                 while not (await asyncio.wait([reading], timeout=HEARTBEAT_S))[0]:
                     say(f"  ... starting {setting.name}")
                 line = reading.result().decode(errors="replace")
-                if found := ADDRESS.search(line):
-                    return found[1]
+                if match := ADDRESS.search(line):
+                    return match[1]
                 if not line:
                     break
     except TimeoutError:
@@ -192,5 +192,5 @@ async def describe_target(target: Target) -> Target:
                 f"{target.url}/v1/models does not answer as an OpenAI-compatible server: "
                 f"{type(error).__name__} {error}. Give the URL without /v1; --header for a key"
             ) from None
-    ours = card.get("owned_by") == "eaglegate"
-    return replace(target, model=target.model or card["id"], reports_steps=ours)
+    is_eaglegate = card.get("owned_by") == "eaglegate"
+    return replace(target, model=target.model or card["id"], reports_steps=is_eaglegate)

@@ -48,9 +48,9 @@ class Estimate:
 
     def transform(self, function: Callable[[float], float]) -> Estimate:
         """Return the estimate of an increasing function of the quantity, such as ``math.exp``."""
-        ends = [None if end is None else function(end) for end in (self.low, self.high)]
+        bounds = [None if end is None else function(end) for end in (self.low, self.high)]
         return Estimate(
-            function(self.value), ends[0], ends[1], self.level, self.observations, self.clusters
+            function(self.value), bounds[0], bounds[1], self.level, self.observations, self.clusters
         )
 
     def excludes(self, value: float) -> bool:
@@ -112,8 +112,8 @@ def bootstrap(
             return None
         low, high = None, None
         if len(sums) >= LEAST_CLUSTERS:
-            resampled = statistic(_resample(sums, rounds, seed))
-            low, high = _expanded_percentiles(resampled, len(sums), level)
+            values = statistic(_resample(sums, rounds, seed))
+            low, high = _expanded_percentiles(values, len(sums), level)
     return Estimate(value, low, high, level, len(data), len(sums))
 
 
@@ -154,8 +154,8 @@ def estimate_product(
         return Estimate(value, None, None, level, blocks, blocks)
     influence = exponents @ (data / means[:, None])
     error = float(influence.std(ddof=1)) / math.sqrt(blocks)
-    reach = math.exp(t_quantile((1 + level) / 2, blocks - 1) * error)
-    return Estimate(value, value / reach, value * reach, level, blocks, blocks)
+    factor = math.exp(t_quantile((1 + level) / 2, blocks - 1) * error)
+    return Estimate(value, value / factor, value * factor, level, blocks, blocks)
 
 
 def paired_ratio(
@@ -173,8 +173,8 @@ def paired_ratio(
     if any(value <= 0 for value in (*base, *other)):
         raise ValueError("log-ratios need positive values on both sides")
     logs = [math.log(b / a) for a, b in zip(base, other, strict=True)]
-    found = bootstrap_mean(logs, clusters, **options)
-    return None if found is None else found.transform(math.exp)
+    estimate = bootstrap_mean(logs, clusters, **options)
+    return None if estimate is None else estimate.transform(math.exp)
 
 
 def paired_ratio_by_window(
@@ -193,14 +193,14 @@ def paired_ratio_by_window(
     the means over subsets of the windows (Hartigan 1969).
     """
     groups: dict[Hashable, list[float]] = {}
-    for first, second, window in zip(base, other, windows, strict=True):
-        groups.setdefault(window, []).append(math.log(second / first))
+    for base_value, other_value, window in zip(base, other, windows, strict=True):
+        groups.setdefault(window, []).append(math.log(other_value / base_value))
     if not groups:
         return None
     means = np.array([sum(group) / len(group) for group in groups.values()])
     low, high = _find_typical_values(means, level, seed)
-    found = Estimate(float(means.mean()), low, high, level, len(base), len(means))
-    return found.transform(math.exp)
+    estimate = Estimate(float(means.mean()), low, high, level, len(base), len(means))
+    return estimate.transform(math.exp)
 
 
 def count_needed_windows(level: float) -> int:
@@ -220,8 +220,8 @@ def _find_typical_values(
         subsets = np.random.default_rng(seed).integers(0, 2, (1 << EXACT, count))
         subsets = subsets[subsets.any(axis=1)]
     typical = np.sort(subsets @ means / subsets.sum(axis=1))
-    outside = max(1, int((len(typical) + 1) * (1 - level) / 2))
-    return float(typical[outside - 1]), float(typical[-outside])
+    num_outside = max(1, int((len(typical) + 1) * (1 - level) / 2))
+    return float(typical[num_outside - 1]), float(typical[-num_outside])
 
 
 def paired_difference(
@@ -278,8 +278,8 @@ def judge_ratio(
     if ratio.lies_within(1 - margin, 1 + margin):
         return Finding(Verdict.SAME, f"{span} lies within ±{margin:.0%}")
     if ratio.excludes(1.0):
-        better = (ratio.value < 1) == lower_is_better
-        return Finding(Verdict.BETTER if better else Verdict.WORSE, f"{span} excludes 0")
+        is_better = (ratio.value < 1) == lower_is_better
+        return Finding(Verdict.BETTER if is_better else Verdict.WORSE, f"{span} excludes 0")
     return Finding(Verdict.UNKNOWN, f"{span} holds 0 and reaches beyond ±{margin:.0%}")
 
 
@@ -320,11 +320,11 @@ def _resample(sums: Array, rounds: int, seed: int) -> Array:
     """Return sums over clusters drawn with replacement, ``rounds`` times."""
     count = len(sums)
     generator = np.random.default_rng(seed)
-    even = np.full(count, 1 / count)
+    probabilities = np.full(count, 1 / count)
     size = max(1, _CHUNK // count)
     chunks = [
-        generator.multinomial(count, even, min(size, rounds - done)) @ sums
-        for done in range(0, rounds, size)
+        generator.multinomial(count, probabilities, min(size, rounds - num_done)) @ sums
+        for num_done in range(0, rounds, size)
     ]
     return np.concatenate(chunks)
 
@@ -332,11 +332,11 @@ def _resample(sums: Array, rounds: int, seed: int) -> Array:
 def _expanded_percentiles(
     resampled: Array, clusters: int, level: float
 ) -> tuple[float, float] | tuple[None, None]:
-    finite = resampled[np.isfinite(resampled)]
-    if not finite.size:
+    values = resampled[np.isfinite(resampled)]
+    if not values.size:
         return None, None
     spread = math.sqrt(clusters / (clusters - 1))
     reach = spread * t_quantile((1 + level) / 2, clusters - 1)
     tail = NormalDist().cdf(-reach) * 100
-    low, high = np.percentile(finite, (tail, 100 - tail))
+    low, high = np.percentile(values, (tail, 100 - tail))
     return float(low), float(high)

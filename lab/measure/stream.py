@@ -121,18 +121,18 @@ class StreamReader:
 
     def __init__(self, result: RequestResult) -> None:
         self.result = result
-        self._rest = b""
-        self._last = 0.0
+        self._remainder = b""
+        self._last_output_s = 0.0
 
     def feed(self, data: bytes, now: float) -> None:
-        *frames, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        *frames, self._remainder = (self._remainder + data).replace(b"\r\n", b"\n").split(b"\n\n")
         for frame in frames:
             for payload in _iter_payloads(frame):
                 self._take(payload, now)
 
     def finish(self) -> None:
         """Take a last frame without its blank line, and note an answer that never came."""
-        self.feed(b"\n\n", self._last)
+        self.feed(b"\n\n", self._last_output_s)
         if self.result.ttft is None and self.result.error is None:
             self.result.error = "the stream ended without any output"
 
@@ -140,10 +140,10 @@ class StreamReader:
         """Read an answer with a status other than 200."""
         self.result.status = status
         try:
-            said = orjson.loads(body)
+            payload = orjson.loads(body)
         except orjson.JSONDecodeError:
-            said = body[:200].decode("utf-8", "replace")
-        self.result.error = f"HTTP {status}: {_error_text(said)}"
+            payload = body[:200].decode("utf-8", "replace")
+        self.result.error = f"HTTP {status}: {_error_text(payload)}"
 
     def _take(self, payload: dict[str, Any], now: float) -> None:
         if payload.get("error"):
@@ -161,9 +161,9 @@ class StreamReader:
         if output and result.ttft is None:
             result.ttft = now
         elif output:
-            result.gaps.append(now - self._last)
+            result.gaps.append(now - self._last_output_s)
         if output:
-            self._last = now
+            self._last_output_s = now
         result.latency = now
 
     def _take_chunk(self, chunk: dict[str, Any], now: float) -> None:
@@ -279,7 +279,7 @@ def _iter_payloads(frame: bytes) -> Iterator[dict[str, Any]]:
             yield payload
 
 
-def _error_text(said: Any) -> str:
-    error = said.get("error", said) if isinstance(said, Mapping) else said
+def _error_text(payload: Any) -> str:
+    error = payload.get("error", payload) if isinstance(payload, Mapping) else payload
     message = error.get("message", error) if isinstance(error, Mapping) else error
     return str(message)[:300]

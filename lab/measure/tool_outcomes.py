@@ -23,10 +23,12 @@ def judge_calls(result: RequestResult, tools: Sequence[Mapping[str, Any]]) -> di
     """Count calls by outcome. The last call of an answer that hit its limit is truncated."""
     schemas = dict(map(_read_tool, tools))
     counts: Counter[str] = Counter()
-    last = len(result.tool_calls) - 1
+    last_number = len(result.tool_calls) - 1
     for number, call in enumerate(result.tool_calls):
-        cut_off = result.finish in ("length", "max_tokens", "incomplete") and number == last
-        counts[_judge(call, schemas, cut_off=cut_off).value] += 1
+        is_cut_off = (
+            result.finish in ("length", "max_tokens", "incomplete") and number == last_number
+        )
+        counts[_judge(call, schemas, is_cut_off=is_cut_off).value] += 1
     return dict(counts)
 
 
@@ -43,15 +45,15 @@ def _read_tool(tool: Mapping[str, Any]) -> tuple[str, Any]:
     return str(function.get("name", "")), schema
 
 
-def _judge(call: ToolCall, schemas: Mapping[str, Any], *, cut_off: bool) -> Outcome:
+def _judge(call: ToolCall, schemas: Mapping[str, Any], *, is_cut_off: bool) -> Outcome:
     if call.name not in schemas:
-        return Outcome.TRUNCATED if cut_off and not call.name else Outcome.UNKNOWN_TOOL
+        return Outcome.TRUNCATED if is_cut_off and not call.name else Outcome.UNKNOWN_TOOL
     if schemas[call.name] is FREE_TEXT:
         return Outcome.VALID
     try:
         arguments = orjson.loads(call.arguments or "{}")
     except orjson.JSONDecodeError:
-        return Outcome.TRUNCATED if cut_off else Outcome.MALFORMED
+        return Outcome.TRUNCATED if is_cut_off else Outcome.MALFORMED
     if not isinstance(arguments, dict):
         return Outcome.MALFORMED
     outcome = ToolSchema(call.name, schemas[call.name] or {}).judge(arguments)

@@ -130,7 +130,7 @@ def test_a_low_burstiness_comes_in_bursts():
 
 def test_bursts_and_traces():
     assert draw_bursts(5, rate=2, size=2) == [0, 0, 1, 1, 2]
-    sessions = [Session(str(at), (Turn(at=at),)) for at in (10.0, 11.0, 14.0)]
+    sessions = [Session(str(at), (Turn(arrival_s=at),)) for at in (10.0, 11.0, 14.0)]
     assert read_arrivals(sessions, speed=2) == [0, 0.5, 2]
 
 

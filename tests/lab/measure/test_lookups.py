@@ -163,7 +163,7 @@ def test_a_lookup_in_a_long_text_reads_a_bounded_number_of_tokens(vocabulary: in
 def test_a_proposal_beyond_the_text_goes_on_with_its_own_tokens() -> None:
     """After a b c a b c, the proposal is a b c a b c a ...; eight of its tokens are right."""
     (first, *_) = propose([1, 2, 3, 1, 2, 3], [1, 2, 3, 1, 2, 3, 1, 2, 9], 20)
-    assert first is not None and first.right == 8
+    assert first is not None and first.hits == 8
 
 
 def test_copied_answers_gain() -> None:
@@ -266,8 +266,8 @@ def test_a_late_lookup_keeps_only_what_follows_the_step_before() -> None:
     assert late.look_up(10, None) is None
     before, proposal = answer.sources[TEXT][10], late.look_up(14, 10)
     assert before is not None and proposal is not None
-    assert (proposal.bucket, proposal.right) == (before.bucket, before.right - 4)
-    assert late.look_up(10 + before.right + 1, 10) is None
+    assert (proposal.bucket, proposal.hits) == (before.bucket, before.hits - 4)
+    assert late.look_up(10 + before.hits + 1, 10) is None
 
 
 def test_costs_by_phase_add_up() -> None:
@@ -282,7 +282,7 @@ def test_measured_step_costs_replace_the_assumption() -> None:
     )
     prices = Prices.from_table(table, 1)
     assert prices.price_draft(4, "eagle3") == pytest.approx(1.6)
-    assert prices.verified == Prices().verified and "costs.json" in prices.describe()
+    assert prices.verification == Prices().verification and "costs.json" in prices.describe()
     assert Prices.from_table(table, 8).price_draft(4, "eagle3") == 1
     flat = CostTable.parse({"batches": [1], "depths": [3], "step_ms": [[10]]}, "costs.json")
     with pytest.raises(ValueError, match="two depths"):

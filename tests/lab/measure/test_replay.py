@@ -138,7 +138,7 @@ def judge(factor, *, clusters=12, faults=0, spread=0.05):
     text = TextReport(len(pairs), faults, 0, faults, 0, ())
     report = make_report(
         {"command": "eaglegate replay"}, ("a", "b"), len(pairs), pairs, text,
-        recorded=False, margin=0.02,
+        has_recording=False, margin=0.02,
     )  # fmt: skip
     return report.verdict
 
@@ -324,7 +324,7 @@ def test_a_capture_of_hashes_replays_lengths_and_prefixes():
 
     first, second = read_requests([hashed(1, (11, 12, 13)), hashed(2, (11, 12, 99))])
     a, b = first.turn.body["prompt"], second.turn.body["prompt"]
-    assert (len(a), first.turn.body["max_tokens"], first.invented) == (40, 9, True)
+    assert (len(a), first.turn.body["max_tokens"], first.is_invented) == (40, 9, True)
     assert a[:32] == b[:32]
     assert a[32:] != b[32:]
     (mooncake,) = read_requests(
