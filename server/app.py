@@ -8,8 +8,7 @@ A request passes, from the socket inwards:
     RootPathMiddleware   server/http/middleware.py      with --root-path
     ApiCorsMiddleware    server/access/auth.py            with --allowed-origins
     HeadMiddleware       server/http/middleware.py      HEAD is GET without a body
-    AuthMiddleware       server/access/auth.py            host, origin, key, memory, charge
-    NoticeHeader         server/apis/shared/request.py  lists the ignored fields
+    AuthMiddleware       server/access/auth.py            host, origin, key, memory: the Caller
     DirectRoutes         below                          APIs that generate, without FastAPI
     FastAPI              server/apis/operations/        everything else
 
@@ -33,8 +32,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eaglegate.server.access.auth import OPEN_PATHS, ApiCorsMiddleware, AuthMiddleware
-from eaglegate.server.access.budget import current_charge
-from eaglegate.server.access.caller import current_caller
+from eaglegate.server.access.caller import find_caller
 from eaglegate.server.apis.chat.request import ChatRequest
 from eaglegate.server.apis.chat.response import ChatFold, ChatStream
 from eaglegate.server.apis.chat.to_job import make_chat_job
@@ -46,7 +44,7 @@ from eaglegate.server.apis.messages.to_job import make_counted_conversation, mak
 from eaglegate.server.apis.operations import admin, info
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.openapi import complete_openapi, describe_body
-from eaglegate.server.apis.shared.request import NoticeHeader, parse, read_body
+from eaglegate.server.apis.shared.request import parse, read_body
 from eaglegate.server.apis.shared.route import (
     GenerationApi,
     count_prompt_tokens,
@@ -59,6 +57,7 @@ from eaglegate.server.errors import (
     error_body,
     openai_body,
 )
+from eaglegate.server.generation.job import Conversation
 from eaglegate.server.generation.prompt import render
 from eaglegate.server.http.middleware import HeadMiddleware, RootPathMiddleware
 from eaglegate.server.http.routing import method_error, path_error
@@ -169,16 +168,21 @@ def _add_messages(routes: APIRouter, gateway: Gateway) -> None:
     @routes.post("/v1/messages/count_tokens", openapi_extra=describe_body(CountTokensRequest))
     async def count_tokens(request: Request) -> dict[str, int]:
         arrival = time.perf_counter()
-        body = await read_body(request, gateway.settings.max_body_bytes)
+        caller = find_caller(request.scope)
+        body = await read_body(request, caller.charge, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
-        conversation = await current_charge.get().parse(
-            lambda: make_counted_conversation(parse(body, CountTokensRequest), pipeline.served)
-        )
+
+        def read() -> Conversation:
+            fields = parse(body, CountTokensRequest, caller.notices)
+            return make_counted_conversation(fields, pipeline.served, caller)
+
+        conversation = await caller.charge.parse(read)
         tokens = await count_prompt_tokens(
             pipeline,
+            caller,
             "messages",
             arrival,
-            lambda limits: render(conversation, pipeline.renderer, limits),
+            lambda limits: render(conversation, pipeline.renderer, caller.charge, limits),
         )
         return {"input_tokens": len(tokens)}
 
@@ -203,7 +207,6 @@ def _add_middleware(app: FastAPI, gateway: Gateway, prefix: str, refuse: Refuse)
         if isinstance(route, APIRoute) and route.path in GENERATION_PATHS
     }
     app.add_middleware(DirectRoutes, endpoints=endpoints, refuse=refuse)
-    app.add_middleware(NoticeHeader, gateway=gateway)
     app.add_middleware(AuthMiddleware, gateway=gateway)
     app.add_middleware(HeadMiddleware)
     if gateway.cross_origin.origins:
@@ -217,10 +220,8 @@ def _add_error_handlers(app: FastAPI, gateway: Gateway) -> Refuse:
 
     async def handle_gateway_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, GatewayError)
-        key = current_caller.get().key
-        gateway.observer.record_refusal(
-            request.url.path, error.code or error.type, None if key is None else key.name
-        )
+        key = find_caller(request.scope).name
+        gateway.observer.record_refusal(request.url.path, error.code or error.type, key)
         return JSONResponse(error_body(request.url.path, error), error.status, error.headers())
 
     async def handle_http_error(request: Request, error: Exception) -> JSONResponse:

@@ -12,7 +12,8 @@ from eaglegate.engine.errors import EngineError, RequestRejected
 from eaglegate.server.apis.operations.admin import AdminModel
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.openapi import describe_body
-from eaglegate.server.apis.shared.request import parse, read_body
+from eaglegate.server.apis.shared.request import read_body, read_model
+from eaglegate.server.apis.shared.route import CallerOf
 from eaglegate.server.errors import Conflict, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post("/release", openapi_extra=describe_body(HeldModel))
     async def release_workload(request: Request) -> dict[str, Any]:
         """Turn speculation back on for a workload after an audit turned it off."""
-        model = parse(await read_body(request, gateway.settings.max_body_bytes), HeldModel)
+        model = await read_model(request, gateway, HeldModel)
         auditor = _require_auditor(gateway)
         if not auditor.release(model.workload):
             names = ", ".join(auditor.holds) or "none"
@@ -49,10 +50,10 @@ def router(gateway: Gateway) -> APIRouter:
         return dict(auditor.describe())
 
     @routes.post("/replay")
-    async def replay_violation(request: Request) -> dict[str, Any]:
+    async def replay_violation(request: Request, caller: CallerOf) -> dict[str, Any]:
         """Score the answer in a violation's file again, and generate it with and without drafts."""
         gateway.require()
-        body = await read_body(request, gateway.settings.max_body_bytes)
+        body = await read_body(request, caller.charge, gateway.settings.max_body_bytes)
         try:
             return await _require_auditor(gateway).replay(json.loads(body))
         except (ValueError, RequestRejected) as error:

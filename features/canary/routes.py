@@ -24,7 +24,7 @@ from eaglegate.server.apis.operations.admin import (
 )
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.openapi import describe_body
-from eaglegate.server.apis.shared.request import parse, read_body
+from eaglegate.server.apis.shared.request import read_model
 from eaglegate.server.errors import Conflict, InvalidRequest, Unavailable
 from eaglegate.server.generation.pipeline import Pipeline
 
@@ -84,7 +84,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def start_canary(request: Request) -> dict[str, Any]:
         """Try a change on part of the live traffic, then promote it or roll it back."""
         pipeline = gateway.require()
-        model = parse(await read_body(request, gateway.settings.max_body_bytes), CanaryModel)
+        model = await read_model(request, gateway, CanaryModel)
         canaries = _require_canaries(gateway)
         if model.path is not None:
             await asyncio.to_thread(check_path, model.path)
@@ -103,7 +103,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post("/release", openapi_extra=describe_body(ReleaseModel))
     async def release_worker(request: Request) -> dict[str, Any]:
         """Return a worker that a canary rolled back to normal routing."""
-        model = parse(await read_body(request, gateway.settings.max_body_bytes), ReleaseModel)
+        model = await read_model(request, gateway, ReleaseModel)
         canaries = _require_canaries(gateway)
         with _convert_errors():
             canaries.changes.release(model.worker)

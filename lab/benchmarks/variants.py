@@ -38,8 +38,9 @@ from eaglegate.observability.middleware import AccessLog, TelemetryMiddleware
 from eaglegate.observability.pages import make_routes
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.access.admission import Admission, AdmissionLimits
-from eaglegate.server.access.caller import ApiKey, KeyQuota
+from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.apis.responses import route as responses
 from eaglegate.server.apis.responses.background import BackgroundRuns
 from eaglegate.server.apis.shared.gateway import Gateway

@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from eaglegate.server.access.budget import current_charge
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.fair_order import FairQueue, Flow, Priority, ServiceRate
 from eaglegate.server.errors import GatewayError, InvalidRequest, TooManyRequests
@@ -150,7 +149,7 @@ class Admission:
         if requester.deadline is not None:
             self._check_deadline(requester, self._order.count_ahead(flow))
         if requester.quota is not None:
-            requester.quota.take(current_charge.get().prepaid)
+            requester.quota.take(requester.prepaid)
         if (newest := self._find_displaceable(flow)) is not None:
             self._displace(newest)
         ticket = AdmissionTicket(self, requester, flow, entered=self.clock())

@@ -28,8 +28,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eaglegate.engine.events import Observer
 from eaglegate.server.access.admission import Admission
-from eaglegate.server.access.budget import RequestBudget, RequestCharge, current_charge
-from eaglegate.server.access.caller import ApiKey, Caller, current_caller
+from eaglegate.server.access.budget import RequestBudget, RequestCharge
+from eaglegate.server.access.caller import ApiKey, Caller
 from eaglegate.server.access.cross_origin import (
     SAFE_METHODS,
     CrossOriginPolicy,
@@ -39,6 +39,7 @@ from eaglegate.server.access.cross_origin import (
 )
 from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.access.memory import MemoryMonitor
+from eaglegate.server.access.notices import Notices
 from eaglegate.server.access.rate_limits import add_rate_limits
 from eaglegate.server.errors import (
     Forbidden,
@@ -68,6 +69,10 @@ STORED = ("/v1/responses/", "/v1/conversations/")
 BASIC = 'Basic realm="eaglegate: an admin API key is the password", charset="UTF-8"'
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT_S = 86400.0
+WORKLOAD_HEADER = "x-eaglegate-workload"
+"""Header that names the request's workload. Only configured names count."""
+REFUSE = "refuse"
+"""Value of ``--unknown-fields`` that refuses them."""
 
 
 def is_open(path: str) -> bool:
@@ -94,6 +99,9 @@ class AccessSettings(Protocol):
 
     @property
     def body_timeout_s(self) -> float: ...
+
+    @property
+    def unknown_fields(self) -> str: ...
 
 
 class AdmittingPipeline(Protocol):
@@ -127,9 +135,7 @@ class GuardedGateway(Protocol):
 
 
 class AuthMiddleware:
-    """ASGI middleware that authorizes requests and sets ``current_caller`` and
-    ``current_charge``.
-    """
+    """ASGI middleware that authorizes requests and adds their ``Caller`` to the scope's state."""
 
     def __init__(self, app: ASGIApp, gateway: GuardedGateway) -> None:
         self._app = app
@@ -144,19 +150,17 @@ class AuthMiddleware:
         except GatewayError as error:
             await self._refuse(error, scope, send)
             return
-        caller_token = current_caller.set(caller)
-        charge = self._open_charge(caller)
-        charge_token = current_charge.set(charge)
+        scope.setdefault("state", {})["caller"] = caller
         self._gateway.in_flight += uses_memory
         if not find_writer(scope).has_request():
             receive = _limit_duration(receive, self._gateway.settings.body_timeout_s)
         try:
-            await self._app(scope, receive, self._show_limits(send, caller))
+            send = self._show_limits(send, caller)
+            send = caller.notices.show(send, scope["path"], self._gateway.observer)
+            await self._app(scope, receive, send)
         finally:
             self._gateway.in_flight -= uses_memory
-            charge.close()
-            current_charge.reset(charge_token)
-            current_caller.reset(caller_token)
+            caller.charge.close()
 
     def _show_limits(self, send: Send, caller: Caller) -> Send:
         key, pipeline = caller.key, self._gateway.pipeline
@@ -165,9 +169,12 @@ class AuthMiddleware:
         requester = caller.to_requester()
         return add_rate_limits(send, key, lambda: pipeline.admission.count_places(requester))
 
-    def _open_charge(self, caller: Caller) -> RequestCharge:
-        budget, key = self._gateway.budget, caller.key
+    def _open_charge(self, key: ApiKey | None) -> RequestCharge:
+        budget = self._gateway.budget
         return budget.open() if key is None else budget.open(key.name, key.quota)
+
+    def _make_notices(self) -> Notices:
+        return Notices(refuses=self._gateway.settings.unknown_fields == REFUSE)
 
     def _authorize(self, scope: Scope, uses_memory: bool) -> Caller:
         path, headers = scope["path"], RequestHeaders(scope["headers"])
@@ -185,14 +192,23 @@ class AuthMiddleware:
         if is_open(path):
             return Caller()
         if operator:
-            return Caller(self._authorize_operator(path, headers))
+            key = self._authorize_operator(path, headers)
+            return Caller(key, charge=self._open_charge(key), notices=self._make_notices())
         key = self._gateway.keys.find(_read_key(headers)) if self._gateway.keys else None
         if uses_memory:
             self._gateway.memory.check(self._gateway.in_flight)
-        session = headers.get(self._gateway.settings.session_header.lower()) or None
         timeout_s = self._read_timeout(headers)
         chose_timeout = timeout_s != (self._gateway.settings.request_timeout_s or None)
-        caller = Caller(key, timeout_s, session, _client_network(scope), chose_timeout)
+        caller = Caller(
+            key,
+            timeout_s,
+            session=headers.get(self._gateway.settings.session_header.lower()) or None,
+            client=_client_network(scope),
+            chose_timeout=chose_timeout,
+            workload=headers.get(WORKLOAD_HEADER),
+            charge=self._open_charge(key),
+            notices=self._make_notices(),
+        )
         if scope["method"] == "POST" and (path.startswith("/v1/") or path == "/invocations"):
             admission = self._gateway.require().admission
             if admission.queued >= admission.bounds.queued:

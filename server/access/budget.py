@@ -18,14 +18,11 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.errors import InvalidRequest, TooManyRequests
-
-if TYPE_CHECKING:
-    from eaglegate.server.access.caller import KeyQuota
 
 Result = TypeVar("Result")
 
@@ -248,10 +245,3 @@ class RequestBudget:
                 turn.set_result(None)
                 return
         self._taken -= 1
-
-
-current_charge: ContextVar[RequestCharge] = ContextVar(
-    "current_charge",
-    default=RequestBudget(1 << 62).open(),  # noqa: B039
-)
-"""Charge of the current request, set by the authentication middleware."""

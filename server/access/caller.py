@@ -1,160 +1,18 @@
-"""Caller of a request: its API key, the key's quota, and its identity in admission."""
+"""Caller of a request: its API key, its charge and notices, and its identity in admission."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from starlette.types import Scope
+
+from eaglegate.server.access.budget import RequestBudget, RequestCharge
 from eaglegate.server.access.fair_order import Priority
-from eaglegate.server.errors import InvalidRequest, TooManyRequests
+from eaglegate.server.access.notices import Notices
+from eaglegate.server.access.quota import KeyQuota
 
-Clock = Callable[[], float]
-MINUTE_S = 60.0
-FADE = 0.9
-"""Factor by which the remembered longest answer shrinks with each shorter answer."""
-GUESS = 1 / 8
-"""Share of the tokens per minute that is reserved for a key's first answer, if the request sets no
-limit.
-"""
-
-
-class RateBucket:
-    """Token bucket: holds up to ``per_minute``, refills at that rate, and can be overdrawn by the
-    same amount.
-    """
-
-    def __init__(self, per_minute: int, clock: Clock) -> None:
-        self.per_minute = per_minute
-        self._clock = clock
-        self._level = float(per_minute)
-        self._at = clock()
-
-    @property
-    def level(self) -> float:
-        now = self._clock()
-        level = self._level + (now - self._at) * self.per_minute / MINUTE_S
-        self._level, self._at = min(float(self.per_minute), level), now
-        return self._level
-
-    def wait_s(self, amount: float) -> float:
-        """Return the seconds until ``amount`` is available; 0 if it is."""
-        return max(0.0, (amount - self.level) * MINUTE_S / self.per_minute)
-
-    def take(self, amount: float) -> float:
-        """Take ``amount`` as far as the overdraft allows, and return the amount taken.
-
-        A negative amount is returned to the bucket.
-        """
-        level = self.level
-        self._level = min(float(self.per_minute), max(-float(self.per_minute), level - amount))
-        return level - self._level
-
-    def resume(self, predecessor: RateBucket) -> None:
-        """Continue at the relative fill level of an earlier bucket."""
-        self._level = self.per_minute * predecessor.level / predecessor.per_minute
-
-
-@dataclass(frozen=True, slots=True)
-class LimitState:
-    """Current state of a limit. ``what`` is requests, tokens or concurrency."""
-
-    what: str
-    limit: int
-    remaining: int
-    full_s: float
-    """Seconds until the limit is fully restored, if nothing is used."""
-
-
-class KeyQuota:
-    """Requests and tokens per minute of one key; None for no limit.
-
-    A key may enter while its token bucket is not empty. A request reserves its prompt's tokens and
-    the possible tokens of its answer, and settles when the answer ends. The debt is at most one
-    minute's tokens, so no key is blocked for more than two minutes.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        requests: int | None = None,
-        tokens: int | None = None,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self._name = name
-        self._requests = None if requests is None else RateBucket(requests, clock)
-        self._tokens = None if tokens is None else RateBucket(tokens, clock)
-        self._longest: float | None = None
-        """Length of the longest recent answer in tokens, fading over time; None before the first
-        answer.
-        """
-
-    def take(self, prepaid: float = 0.0) -> None:
-        """Pay for one request, which has already prepaid ``prepaid`` tokens. Raises
-        TooManyRequests.
-        """
-        if self._tokens is not None:
-            self._refuse(self._tokens, "tokens", "key_tokens_exceeded", 1 - prepaid)
-        if self._requests is not None:
-            self._refuse(self._requests, "requests", "key_requests_exceeded")
-            self._requests.take(1)
-
-    def pay(self, tokens: float) -> float:
-        """Pay for tokens, and return the number paid. A negative number is a refund."""
-        return 0.0 if self._tokens is None else self._tokens.take(tokens)
-
-    def reserve(self, prompt: int, answer: int | None) -> float:
-        """Pay for a prompt and its answer, and return the number of tokens paid.
-
-        ``answer`` is the request's own limit. Without one, the answer is assumed to be as long as
-        the longest recent one. Raises TooManyRequests while the tokens are not available, and
-        InvalidRequest if they never will be.
-        """
-        if self._tokens is None:
-            return 0.0
-        minute = self._tokens.per_minute
-        if prompt > 2 * minute:
-            raise InvalidRequest(
-                f"The prompt has {prompt} tokens. The API key '{self._name}' may use {minute} "
-                f"tokens per minute, so that a prompt may have at most {2 * minute}.",
-                code="prompt_exceeds_key_tokens",
-            )
-        self._refuse(self._tokens, "tokens", "key_tokens_exceeded", max(1, prompt - minute))
-        if answer is None:
-            answer = int(minute * GUESS if self._longest is None else self._longest)
-        return self._tokens.take(prompt + min(answer, minute))
-
-    def note_answer(self, tokens: int) -> None:
-        """Record the length of an answer."""
-        self._longest = max(tokens, FADE * (self._longest or 0.0))
-
-    def describe(self) -> Iterator[LimitState]:
-        """Yield the current state of each limit of the key."""
-        for unit, bucket in (("requests", self._requests), ("tokens", self._tokens)):
-            if bucket is not None:
-                limit, remaining = bucket.per_minute, max(0, int(bucket.level))
-                yield LimitState(unit, limit, remaining, bucket.wait_s(limit))
-
-    def resume(self, quota: KeyQuota) -> None:
-        """Continue with the usage of the quota that this one replaces."""
-        self._longest = quota._longest
-        for bucket, predecessor in (
-            (self._requests, quota._requests),
-            (self._tokens, quota._tokens),
-        ):
-            if bucket is not None and predecessor is not None:
-                bucket.resume(predecessor)
-
-    def _refuse(self, bucket: RateBucket, unit: str, code: str, amount: float = 1) -> None:
-        wait = bucket.wait_s(amount)
-        if wait > 0:
-            raise TooManyRequests(
-                f"The API key '{self._name}' has used up its {bucket.per_minute} {unit} per "
-                "minute. Retry after the time in Retry-After.",
-                code=code,
-                retry_after_s=wait,
-            )
+UNBOUNDED = RequestBudget(1 << 62)
+"""Budget of requests that nobody has authenticated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +31,8 @@ class Requester:
     weight: float = 1.0
     client: str = ""
     """Address of the client, which takes the place of a key if none is configured."""
+    prepaid: float = 0.0
+    """Tokens of the quota that the request has paid in advance."""
 
     @property
     def flow(self) -> str:
@@ -232,16 +92,42 @@ class Caller:
     """The client's address, or the network that it is counted by."""
     chose_timeout: bool = False
     """True if ``timeout_s`` is the client's own, which is shorter than the gateway's."""
+    workload: str | None = None
+    """The client's name for the kind of the request."""
+    charge: RequestCharge = field(default_factory=UNBOUNDED.open)
+    notices: Notices = field(default_factory=Notices)
+
+    @property
+    def name(self) -> str | None:
+        """The public name of the API key, never the key itself."""
+        return None if self.key is None else self.key.name
+
+    @property
+    def owner(self) -> str:
+        """Owner of the stored objects that the caller may access."""
+        return "" if self.key is None else self.key.owner
+
+    def may_use(self, model: str) -> bool:
+        return self.key is None or self.key.may_use(model)
 
     def to_requester(self, deadline: float | None = None) -> Requester:
         """Return the identity under which admission counts this caller."""
-        if self.key is None:
-            return Requester(deadline=deadline, client=self.client)
-        key = self.key
+        key, prepaid = self.key, self.charge.prepaid
+        if key is None:
+            return Requester(deadline=deadline, client=self.client, prepaid=prepaid)
         return Requester(
-            key.name, key.priority, key.quota, key.concurrency, deadline, key.weight, self.client
+            key.name,
+            key.priority,
+            key.quota,
+            key.concurrency,
+            deadline,
+            key.weight,
+            self.client,
+            prepaid,
         )
 
 
-current_caller: ContextVar[Caller] = ContextVar("current_caller", default=Caller())  # noqa: B039
-"""Caller of the current request, set by the authentication middleware and read once per job."""
+def find_caller(scope: Scope) -> Caller:
+    """Return the caller that the authentication middleware has added to the request."""
+    caller: Caller = scope["state"]["caller"]
+    return caller

@@ -34,8 +34,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eaglegate.engine.bounded_yaml import InvalidYaml, read_yaml
-from eaglegate.server.access.caller import ApiKey, KeyQuota
+from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.fair_order import Priority
+from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.errors import ConfigError, Unauthenticated
 
 PREFIX = "eg-"

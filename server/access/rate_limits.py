@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from starlette.types import Message, Send
 
-from eaglegate.server.access.caller import ApiKey, LimitState
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.quota import LimitState
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -44,7 +44,6 @@ from eaglegate.engine.events import (
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.types import EngineRequest, Step
-from eaglegate.server.access.budget import current_charge
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.prompt_turns import PromptTurn
 from eaglegate.server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
@@ -87,7 +86,7 @@ async def generate(
     once the request has its place in the queue and has paid for its prompt; its error refuses it.
     """
     deadline = Deadline(job.caller.timeout_s, arrival)
-    requester, charge = job.caller.to_requester(deadline.at), current_charge.get()
+    requester, charge = job.caller.to_requester(deadline.at), job.caller.charge
     refusals, times = _RefusalReport(observer, job), RequestTimes()
     with refusals:
         place = pipeline.admission.enter(requester)
@@ -233,16 +232,17 @@ async def make_prompts(job: Job, pipeline: Pipeline) -> list[Prompt]:
 
 
 async def _make_prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Prompt:
-    max_model_len = pipeline.info.max_model_len
+    max_model_len, charge = pipeline.info.max_model_len, job.caller.charge
     limits = limits_of(job.truncate_prompt, job.truncation_side, max_model_len)
     match source:
         case Conversation() if job.drops_oldest:
             room = room_for_messages(job.sampling.max_tokens, max_model_len)
-            token_ids = await render_newest(source, pipeline.renderer, room, max_model_len)
+            token_ids = await render_newest(source, pipeline.renderer, charge, room, max_model_len)
         case Conversation():
-            token_ids = await render(source, pipeline.renderer, limits)
+            token_ids = await render(source, pipeline.renderer, charge, limits)
         case str():
-            token_ids = await encode(source, pipeline.renderer, job.add_special_tokens, limits)
+            special = job.add_special_tokens
+            token_ids = await encode(source, pipeline.renderer, special, charge, limits)
         case _:
             token_ids = list(source)
     token_ids = shorten(token_ids, job.truncate_prompt, job.truncation_side, max_model_len)

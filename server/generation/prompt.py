@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from eaglegate.engine.base import Renderer
-from eaglegate.server.access.budget import SMALL_BYTES, current_charge
+from eaglegate.server.access.budget import SMALL_BYTES, RequestCharge
 from eaglegate.server.errors import InvalidRequest, TooManyRequests
 from eaglegate.server.generation.job import LEAST, Conversation, Side
 from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
@@ -29,18 +29,22 @@ them to a thread would take longer and hold the interpreter lock anyway.
 
 
 async def encode(
-    text: str, renderer: Renderer, add_special_tokens: bool, limits: RenderLimits | None = None
+    text: str,
+    renderer: Renderer,
+    add_special_tokens: bool,
+    charge: RequestCharge,
+    limits: RenderLimits,
 ) -> list[int]:
     """Tokenize a text, in a thread unless it is short. Raises PromptTooLong."""
 
     def work(limits: RenderLimits) -> list[int]:
         return renderer.encode(text, add_special_tokens, limits)
 
-    return await _run_in_thread(work, limits or RenderLimits())
+    return await _run_in_thread(work, charge, limits)
 
 
 async def render(
-    conversation: Conversation, renderer: Renderer, limits: RenderLimits | None = None
+    conversation: Conversation, renderer: Renderer, charge: RequestCharge, limits: RenderLimits
 ) -> list[int]:
     """Render a conversation, in a thread unless it is short.
 
@@ -63,7 +67,7 @@ async def render(
         )
 
     try:
-        return await _run_in_thread(work, limits or RenderLimits(), quick=not template_options)
+        return await _run_in_thread(work, charge, limits, quick=not template_options)
     except PromptTooLong:
         raise
     except RendererLost as error:
@@ -77,19 +81,21 @@ async def render(
 
 
 async def _run_in_thread(
-    work: Callable[[RenderLimits], TaskResult], limits: RenderLimits, quick: bool = True
+    work: Callable[[RenderLimits], TaskResult],
+    charge: RequestCharge,
+    limits: RenderLimits,
+    quick: bool = True,
 ) -> TaskResult:
     """Run ``work`` in a thread, or directly if it is ``quick`` and the request is small.
 
     A large request waits for its key's turn. Cancelling ends the work.
     """
-    current = current_charge.get()
-    if quick and 0 < current.num_bytes <= AT_ONCE_BYTES:
+    if quick and 0 < charge.num_bytes <= AT_ONCE_BYTES:
         with suppress(RenderTooSlow):
             return work(replace(limits, at_once=True))
-    if current.num_bytes <= SMALL_BYTES:
+    if charge.num_bytes <= SMALL_BYTES:
         return await _run_cancellable(work, limits)
-    async with current.budget.turn(current.name):
+    async with charge.budget.turn(charge.name):
         return await _run_cancellable(work, limits)
 
 
@@ -131,37 +137,39 @@ def room_for_messages(max_tokens: int, max_model_len: int) -> int:
 
 
 async def render_newest(
-    conversation: Conversation, renderer: Renderer, room: int, max_model_len: int | None = None
+    conversation: Conversation,
+    renderer: Renderer,
+    charge: RequestCharge,
+    room: int,
+    max_model_len: int,
 ) -> list[int]:
     """Return the tokens of the newest messages that fit in ``room``, at least of the last message.
 
     System messages stay. A tool result is dropped together with its call. Raises PromptTooLong if
     the last message alone has more than ``max_model_len`` tokens.
     """
-    token_ids = await _render_within(room, conversation, renderer)
+
+    async def render_within(conversation: Conversation) -> list[int] | None:
+        """Return the tokens if they fit in ``room``, else None."""
+        try:
+            limits = RenderLimits(max_tokens=room)
+            token_ids = await render(conversation, renderer, charge, limits)
+        except PromptTooLong:
+            return None
+        return token_ids if len(token_ids) <= room else None
+
+    token_ids = await render_within(conversation)
     if token_ids is not None:
         return token_ids
     lower, upper = 0, max(0, len(_droppable(conversation)) - 1)
     while upper - lower > 1:
         middle = (lower + upper) // 2
-        if await _render_within(room, drop_oldest(conversation, middle), renderer) is not None:
+        if await render_within(drop_oldest(conversation, middle)) is not None:
             upper = middle
         else:
             lower = middle
-    return await render(
-        drop_oldest(conversation, upper), renderer, RenderLimits(max_tokens=max_model_len)
-    )
-
-
-async def _render_within(
-    room: int, conversation: Conversation, renderer: Renderer
-) -> list[int] | None:
-    """Return the tokens if they fit in ``room``, else None."""
-    try:
-        token_ids = await render(conversation, renderer, RenderLimits(max_tokens=room))
-    except PromptTooLong:
-        return None
-    return token_ids if len(token_ids) <= room else None
+    limits = RenderLimits(max_tokens=max_model_len)
+    return await render(drop_oldest(conversation, upper), renderer, charge, limits)
 
 
 def drop_oldest(conversation: Conversation, count: int) -> Conversation:

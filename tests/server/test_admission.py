@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from eaglegate.server.access.admission import Admission, AdmissionLimits
-from eaglegate.server.access.caller import KeyQuota, Requester
+from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.fair_order import Priority, ServiceRate
+from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.errors import InvalidRequest, TooManyRequests
 
 

@@ -15,8 +15,9 @@ from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import Step
 from eaglegate.server.access.admission import AdmissionLimits
-from eaglegate.server.access.caller import ApiKey, KeyQuota
+from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.apis.responses.background import (
     BackgroundRun,
     BackgroundRuns,

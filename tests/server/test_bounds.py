@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from eaglegate.server.access.caller import ApiKey, KeyQuota
+from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.keys import KeyRing, hash_key
-from eaglegate.server.apis.shared.request import Notices
+from eaglegate.server.access.notices import Notices
+from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.apis.shared.template import MediaPolicy
 
 SECRET = "k" * 20

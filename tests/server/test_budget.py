@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextvars import Context
 
 import pytest
 
@@ -12,9 +11,9 @@ from eaglegate.server.access.budget import (
     BYTES_PER_TOKEN,
     RequestBudget,
     RequestCharge,
-    current_charge,
 )
-from eaglegate.server.access.caller import KeyQuota
+from eaglegate.server.access.caller import Caller
+from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.errors import TooManyRequests
 
 
@@ -67,7 +66,7 @@ def test_the_last_byte_of_a_key_counts_in_its_share():
 
 
 def test_requests_without_a_charge_are_not_bounded():
-    Context().run(current_charge.get).hold(1 << 40)
+    Caller().charge.hold(1 << 40)
 
 
 def test_bytes_of_a_background_run_are_held_until_it_is_over_too():

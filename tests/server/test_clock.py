@@ -8,8 +8,9 @@ import pytest
 
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import Step
-from eaglegate.server.access.caller import ApiKey, KeyQuota
+from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.access.quota import KeyQuota
 
 YEARS = 10 * 365 * 86400.0
 KEY = "key-0123456789abcdef"

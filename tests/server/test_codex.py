@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eaglegate.server.apis.shared.request import HEADER
+from eaglegate.server.access.notices import HEADER
 from tests.server.test_responses import said
 
 BODY = {

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from eaglegate.engine.events import LogprobsDelta, TokensDelta
 from eaglegate.engine.types import PositionLogprobs, Step, TokenLogprob
+from eaglegate.server.access.caller import Caller
 from eaglegate.server.apis.completions.response import CompletionFold
 from eaglegate.server.apis.completions.to_job import CompletionRequest, make_completion_job
 from eaglegate.server.apis.shared.route import make_encoding_context
@@ -185,7 +186,7 @@ def _folding_s(job, rendering, num_steps: int) -> float:
 def test_a_whole_answer_is_folded_in_linear_time(lab):
     pipeline = lab.gateway.require()
     request = CompletionRequest(model="demo", prompt="x", logprobs=1, return_token_ids=True)
-    job = make_completion_job(request, pipeline.served, None)
+    job = make_completion_job(request, pipeline.served, Caller())
     rendering = make_encoding_context(pipeline)
     few, many = 1_000, 16_000
     ratio = min(

@@ -6,6 +6,7 @@ import pytest
 from openai import NotFoundError, OpenAI
 from sqlalchemy import text
 
+from eaglegate.server.access.caller import Caller
 from eaglegate.server.store.base import Retention, StoreLimits
 from eaglegate.server.store.sql import SqlResponseStore
 
@@ -93,7 +94,7 @@ async def test_without_a_store_there_are_none(lab):
 
 async def test_one_owner_s_conversation_is_nobody_else_s(lab, monkeypatch):
     made = (await lab.post(URL, {})).json
-    monkeypatch.setattr(type(lab.gateway), "owner", lambda _: "somebody")
+    monkeypatch.setattr(Caller, "owner", "somebody")
     assert (await lab.get(f"{URL}/{made['id']}")).status == 404
     assert (await lab.delete(f"{URL}/{made['id']}")).status == 404
 

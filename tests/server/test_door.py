@@ -14,9 +14,10 @@ from eaglegate.observability.facts import RequestRefused
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.telemetry import Telemetry
-from eaglegate.server.access.caller import ApiKey, KeyQuota
+from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.fair_order import Priority
 from eaglegate.server.access.keys import KeyRing, hash_key, load_keys
+from eaglegate.server.access.quota import KeyQuota
 from tests.server.conftest import call, make_app
 
 USER, ADMIN, OLD = "user-key-0123456789", "admin-key-0123456789", "old-key-0123456789"

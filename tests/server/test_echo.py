@@ -12,7 +12,7 @@ import pytest
 from eaglegate.engine.events import Finish, PromptEcho, Usage
 from eaglegate.engine.types import EngineRequest, PositionLogprobs, Step, TokenLogprob
 from eaglegate.server.access.budget import ECHO_BYTES, LOGPROB_BYTES, RequestBudget
-from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.caller import ApiKey, Caller
 from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.access.memory import GIB, MemoryMonitor
 from eaglegate.server.apis.completions.response import CompletionFold
@@ -120,7 +120,7 @@ def test_choices_are_encoded_as_they_are_made(lab):
     """Folding 64 choices takes little more memory than their JSON."""
     pipeline = lab.gateway.require()
     request = CompletionRequest(model="demo", prompt=["x"] * 64, echo=True, logprobs=20)
-    job = make_completion_job(request, pipeline.served, None)
+    job = make_completion_job(request, pipeline.served, Caller())
     fold = CompletionFold(job, make_encoding_context(pipeline))
     position = PositionLogprobs(
         TokenLogprob(5, -0.5, 1),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from eaglegate.server.access.notices import Notices
 from eaglegate.server.apis.chat.request import ChatRequest
 from eaglegate.server.apis.completions.to_job import CompletionRequest
 from eaglegate.server.apis.messages.request import MessagesRequest
@@ -36,7 +37,7 @@ WRONG: tuple[Any, ...] = (
 def test_a_wrong_value_is_named_by_its_field(model: type[RequestModel], name: str) -> None:
     for value in WRONG:
         try:
-            validate({**BODIES[model], name: value}, model)
+            validate({**BODIES[model], name: value}, model, Notices())
         except InvalidRequest as refused:
             assert refused.param is not None
             assert refused.param.partition("[")[0].partition(".")[0] == name
@@ -61,5 +62,5 @@ def test_the_path_leads_to_the_innermost_field(
     model: type[RequestModel], fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        validate({**BODIES[model], **fields}, model)
+        validate({**BODIES[model], **fields}, model, Notices())
     assert refused.value.param == param

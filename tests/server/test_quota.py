@@ -9,9 +9,10 @@ import pytest
 
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import Step
-from eaglegate.server.access.caller import ApiKey, KeyQuota, Requester
+from eaglegate.server.access.caller import ApiKey, Requester
 from eaglegate.server.access.cross_origin import READABLE
 from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.access.rate_limits import _format_duration
 from eaglegate.text.events import FinishReason
 

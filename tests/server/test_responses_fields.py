@@ -10,8 +10,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from eaglegate.server.access.notices import HEADER
 from eaglegate.server.apis.responses.request import ResponsesRequest
-from eaglegate.server.apis.shared.request import HEADER
 from tests.server.test_responses import WEATHER, ask, plain, said
 
 DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from eaglegate.engine.types import RepetitionStop
+from eaglegate.server.access.notices import HEADER
 from eaglegate.server.apis.chat.request import ChatRequest
 from eaglegate.server.apis.completions.to_job import CompletionRequest
 from eaglegate.server.apis.messages.request import CountTokensRequest, MessagesRequest
 from eaglegate.server.apis.operations.info import DetokenizeRequest, TokenizeRequest
-from eaglegate.server.apis.shared.request import HEADER
 from tests.server.test_responses_fields import DOCS, fields_of_vllm
 
 pytestmark = pytest.mark.thorough

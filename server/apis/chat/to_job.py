@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from eaglegate.engine.types import Sampling
+from eaglegate.server.access.caller import Caller
+from eaglegate.server.access.notices import Notices
 from eaglegate.server.apis.chat.request import (
     AllowedToolsChoice,
     ChatMessage,
@@ -55,19 +57,17 @@ OTHER_TEXT = ("input_text", "output_text")
 NEED_CONTENT = (*INSTRUCTIONS, "user")
 
 
-def make_chat_job(request: ChatRequest, served: ServedModel, workload: str | None = None) -> Job:
-    """Make the Job. Raises InvalidRequest and NotFound.
-
-    ``workload`` is the slice named in the client's header, if any.
-    """
-    model = resolve_model(request.model, served)
-    policy = _make_policy(request, served)
+def make_chat_job(request: ChatRequest, served: ServedModel, caller: Caller) -> Job:
+    """Make the Job. Raises InvalidRequest and NotFound."""
+    model = resolve_model(request.model, served, caller)
+    policy = _make_policy(request, served, caller.notices)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    conversation = _make_conversation(request, policy, served)
+    conversation = _make_conversation(request, policy, served, caller.notices)
     return make_job(
         request,
         served,
+        caller,
         id=f"chatcmpl-{os.urandom(16).hex()}",
         api="chat",
         model=model,
@@ -76,7 +76,6 @@ def make_chat_job(request: ChatRequest, served: ServedModel, workload: str | Non
         policy=policy,
         constraint=content_constraint(request, request.response_format),
         reasons=chat_effort(request) not in (None, "none"),
-        workload=workload,
         more={
             "include_reasoning": includes_reasoning(request),
             "returns_prompt_text": bool(request.return_prompt_text),
@@ -99,17 +98,17 @@ def _sampling(request: ChatRequest, served: ServedModel) -> Sampling:
     return sampling if budget is None else replace(sampling, thinking_token_budget=budget)
 
 
-def _make_policy(request: ChatRequest, served: ServedModel) -> ToolPolicy:
+def _make_policy(request: ChatRequest, served: ServedModel, notices: Notices) -> ToolPolicy:
     parallel, choice = request.parallel_tool_calls, _read_choice(request)
     if not request.tools and choice is None:
         return ToolPolicy(parallel=parallel is not False)
-    functions, custom = list_offered_tools(request.tools or ())
+    functions, custom = list_offered_tools(request.tools or (), notices)
     hosted = {t.type: t.type for t in request.tools or () if isinstance(t, HostedTool)}
     return tools.make_policy(functions, choice, parallel, served, custom=custom, hosted=hosted)
 
 
 def list_offered_tools(
-    chat_tools: Iterable[ChatTool],
+    chat_tools: Iterable[ChatTool], notices: Notices
 ) -> tuple[list[dict[str, Any]], dict[str, TextGrammar | None]]:
     """Return the client's tools as functions, and the grammars of custom tools by name."""
     functions: list[dict[str, Any]] = []
@@ -117,7 +116,7 @@ def list_offered_tools(
     for index, tool in enumerate(chat_tools):
         if isinstance(tool, HostedTool):
             _check_hosted(tool.type, f"tools[{index}]")
-            tools.ignore_hosted(tool.type)
+            tools.ignore_hosted(tool.type, notices)
             continue
         if isinstance(tool, FunctionTool):
             functions.append(tool.model_dump(exclude_none=True))
@@ -159,7 +158,7 @@ def _read_choice(request: ChatRequest) -> tools.ToolSelection | None:
 
 
 def _make_conversation(
-    request: ChatRequest, policy: ToolPolicy, served: ServedModel
+    request: ChatRequest, policy: ToolPolicy, served: ServedModel, notices: Notices
 ) -> Conversation:
     reasoning = chat_kwargs(request)
     documents = {"documents": request.documents} if request.documents else {}
@@ -172,8 +171,9 @@ def _make_conversation(
             "'continue_final_message' and 'add_generation_prompt' are mutually exclusive.",
             param="continue_final_message",
         )
+    media = MediaPolicy(served.replaces_media, notices)
     return Conversation(
-        messages=tuple(template_messages(request.messages, served.replaces_media)),
+        messages=tuple(template_messages(request.messages, media)),
         tools=policy.tools if policy.choice != "none" else (),
         add_generation_prompt=not continues if generation_prompt is None else generation_prompt,
         continue_final_message=continues,
@@ -182,14 +182,14 @@ def _make_conversation(
     )
 
 
-def template_messages(messages: Sequence[ChatMessage], replaces: bool) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[ChatMessage], media: MediaPolicy) -> list[dict[str, Any]]:
     """Return the messages for the chat template. Raises InvalidRequest.
 
-    If ``replaces`` is True, a placeholder replaces non-text parts of earlier messages.
+    ``media`` is the policy for the non-text parts of earlier messages.
     """
     newest = is_newest([message.role for message in messages])
     return [
-        _message(message, f"messages[{index}]", MediaPolicy(replaces and not newest[index]))
+        _message(message, f"messages[{index}]", media.in_message(newest[index]))
         for index, message in enumerate(messages)
     ]
 

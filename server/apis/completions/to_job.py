@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from msgspec.structs import replace
 from pydantic import Field
 
+from eaglegate.server.access.caller import Caller
 from eaglegate.server.apis.shared.constraints import content_constraint
 from eaglegate.server.apis.shared.fields import (
     UNSUPPORTED_VLLM,
@@ -61,11 +62,9 @@ class CompletionRequest(SamplingFields):
     }
 
 
-def make_completion_job(
-    request: CompletionRequest, served: ServedModel, workload: str | None = None
-) -> Job:
+def make_completion_job(request: CompletionRequest, served: ServedModel, caller: Caller) -> Job:
     """Make the Job. Raises InvalidRequest and NotFound."""
-    model = resolve_model(request.model, served)
+    model = resolve_model(request.model, served, caller)
     prompts = _read_prompts(request, served.vocab_size)
     _check_num_choices(request, len(prompts))
     echoed = request.logprobs if request.echo else None
@@ -79,13 +78,13 @@ def make_completion_job(
     job = make_job(
         request,
         served,
+        caller,
         id=f"cmpl-{uuid.uuid4().hex}",
         api="completions",
         model=model,
         sampling=sampling,
         prompts=prompts,
         constraint=content_constraint(request, request.response_format),
-        workload=workload,
     )
     return replace(
         job,

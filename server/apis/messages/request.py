@@ -235,10 +235,10 @@ def _join_system(texts: Iterable[str]) -> Iterator[dict[str, Any]]:
         yield {"role": "system", "content": text}
 
 
-def template_messages(request: CountTokensRequest, replaces: bool) -> Iterator[dict[str, Any]]:
+def template_messages(request: CountTokensRequest, media: MediaPolicy) -> Iterator[dict[str, Any]]:
     """Yield the messages for the chat template. Raises InvalidRequest.
 
-    If ``replaces`` is True, a placeholder replaces non-text content.
+    ``media`` is the policy for the non-text parts of earlier messages.
     """
     messages = request.messages
     newest = is_newest([message.role for message in messages])
@@ -249,10 +249,10 @@ def template_messages(request: CountTokensRequest, replaces: bool) -> Iterator[d
         elif isinstance(message.content, str):
             yield {"role": message.role, "content": message.content}
         elif message.role == "assistant":
-            yield _assistant(message.content, path, MediaPolicy(replaces))
+            yield _assistant(message.content, path, media)
         else:
-            media = MediaPolicy(replaces and not newest[index])
-            yield from _user_messages(message, message.content, path, media, MediaPolicy(replaces))
+            in_message = media.in_message(newest[index])
+            yield from _user_messages(message, message.content, path, in_message, media)
 
 
 def _assistant(blocks: Sequence[Block], path: str, media: MediaPolicy) -> dict[str, Any]:

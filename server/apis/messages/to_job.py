@@ -15,6 +15,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from eaglegate.engine.types import Constraint, Sampling
+from eaglegate.server.access.caller import Caller
+from eaglegate.server.access.notices import Notices
 from eaglegate.server.apis.messages.request import (
     Container,
     CountTokensRequest,
@@ -26,8 +28,8 @@ from eaglegate.server.apis.messages.request import (
 from eaglegate.server.apis.messages.tool_changes import list_tools
 from eaglegate.server.apis.shared import tools
 from eaglegate.server.apis.shared.constraints import NO_CONSTRAINT, schema_constraint
-from eaglegate.server.apis.shared.request import ignore
 from eaglegate.server.apis.shared.template import (
+    MediaPolicy,
     effort_kwargs,
     own_template,
     template_kwargs,
@@ -47,19 +49,17 @@ FORMAT = "output_config.format"
 FUNCTION_TYPES = (None, "custom", "function")
 
 
-def make_messages_job(
-    request: MessagesRequest, served: ServedModel, workload: str | None = None
-) -> Job:
+def make_messages_job(request: MessagesRequest, served: ServedModel, caller: Caller) -> Job:
     """Make the Job. Raises InvalidRequest and NotFound."""
-    model = resolve_model(request.model, served)
-    policy = _make_policy(request, served)
-    conversation = make_conversation(request, policy, served)
+    model = resolve_model(request.model, served, caller)
+    conversation, policy = _make_conversation(request, served, caller.notices)
     param, constraint = _read_format(request)
-    _check_container(request)
-    _check_edits(request)
+    _check_container(request, caller.notices)
+    _check_edits(request, caller.notices)
     job = make_job(
         request,
         served,
+        caller,
         id=f"msg_{uuid.uuid4().hex[:24]}",
         api="messages",
         model=model,
@@ -68,7 +68,6 @@ def make_messages_job(
         policy=policy,
         constraint=(param, constraint) if constraint else NO_CONSTRAINT,
         reasons=request.thinking is not None and request.thinking.type != "disabled",
-        workload=workload,
     )
     return replace(
         job,
@@ -92,7 +91,7 @@ def _read_format(request: MessagesRequest) -> tuple[str, Constraint | None]:
     return param, constraint
 
 
-def _check_container(request: MessagesRequest) -> None:
+def _check_container(request: MessagesRequest, notices: Notices) -> None:
     """Refuse skills, which are instructions to the model, and ignore the rest of a container, which
     serves only tools that Anthropic runs. Raises InvalidRequest.
     """
@@ -105,10 +104,10 @@ def _check_container(request: MessagesRequest) -> None:
             code="unsupported_parameter",
         )
     if container is not None:
-        ignore("container")
+        notices.ignore("container")
 
 
-def _check_edits(request: MessagesRequest) -> None:
+def _check_edits(request: MessagesRequest, notices: Notices) -> None:
     """Ignore edits that clear content, and refuse others.
 
     Without clearing, the model only sees more than it needs. A compaction, however, replaces the
@@ -126,7 +125,7 @@ def _check_edits(request: MessagesRequest) -> None:
                 code="unsupported_parameter",
             )
         if edit.type.startswith("clear_tool_uses") or edit.keep != "all":
-            ignore("context_management")
+            notices.ignore("context_management")
 
 
 def _affinity(request: MessagesRequest) -> str | None:
@@ -135,29 +134,33 @@ def _affinity(request: MessagesRequest) -> str | None:
     return session if isinstance(session, str) and session else None
 
 
-def make_counted_conversation(request: CountTokensRequest, served: ServedModel) -> Conversation:
-    """Return the conversation whose tokens are counted."""
-    resolve_model(request.model, served)
-    return make_conversation(request, _make_policy(request, served), served)
-
-
-def make_conversation(
-    request: CountTokensRequest, policy: ToolPolicy, served: ServedModel
+def make_counted_conversation(
+    request: CountTokensRequest, served: ServedModel, caller: Caller
 ) -> Conversation:
-    """Make the conversation. If the last message is the assistant's, the answer continues it."""
+    """Return the conversation whose tokens are counted."""
+    resolve_model(request.model, served, caller)
+    return _make_conversation(request, served, caller.notices)[0]
+
+
+def _make_conversation(
+    request: CountTokensRequest, served: ServedModel, notices: Notices
+) -> tuple[Conversation, ToolPolicy]:
+    """Make the conversation and the policy of its tools. If the last message is the assistant's,
+    the answer continues it.
+    """
+    policy = _make_policy(request, served, notices)
+    media = MediaPolicy(served.replaces_media, notices)
     continues = request.messages[-1].role == "assistant"
     variables = request.chat_template_kwargs
-    return Conversation(
-        messages=(
-            *system_message(request),
-            *template_messages(request, served.replaces_media),
-        ),
+    conversation = Conversation(
+        messages=(*system_message(request), *template_messages(request, media)),
         tools=policy.tools if policy.choice != "none" else (),
         add_generation_prompt=not continues,
         continue_final_message=continues,
         template_kwargs=template_kwargs(served, variables, **_thinking(request)),
         template=own_template(served, variables),
     )
+    return conversation, policy
 
 
 def _sampling(request: MessagesRequest, served: ServedModel) -> Sampling:
@@ -187,9 +190,9 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
     return kwargs
 
 
-def _make_policy(request: CountTokensRequest, served: ServedModel) -> ToolPolicy:
+def _make_policy(request: CountTokensRequest, served: ServedModel, notices: Notices) -> ToolPolicy:
     requested_choice = request.tool_choice
-    functions, hosted = _list_offers(request)
+    functions, hosted = _list_offers(request, notices)
     if requested_choice is None:
         return tools.make_policy(functions, None, None, served)
     if (requested_choice.type == "tool") != (requested_choice.name is not None):
@@ -205,7 +208,9 @@ def _make_policy(request: CountTokensRequest, served: ServedModel) -> ToolPolicy
     return tools.make_policy(functions, choice, parallel, served, hosted=hosted)
 
 
-def _list_offers(request: CountTokensRequest) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _list_offers(
+    request: CountTokensRequest, notices: Notices
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return the client's tools as functions, and the types of hosted tools by name."""
     functions: list[dict[str, Any]] = []
     hosted: dict[str, str] = {}
@@ -214,7 +219,7 @@ def _list_offers(request: CountTokensRequest) -> tuple[list[dict[str, Any]], dic
         if function is not None:
             functions.append({"type": "function", "function": function})
         else:
-            tools.ignore_hosted(str(tool.type))
+            tools.ignore_hosted(str(tool.type), notices)
             hosted[tool.name or str(tool.type)] = str(tool.type)
     return functions, hosted
 

@@ -19,7 +19,7 @@ from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.server.apis.shared.fields import RequestModel
 from eaglegate.server.apis.shared.gateway import Controls, Gateway
 from eaglegate.server.apis.shared.openapi import describe_body
-from eaglegate.server.apis.shared.request import parse, read_body
+from eaglegate.server.apis.shared.request import read_model
 from eaglegate.server.errors import ConfigError, Conflict, GatewayError, InvalidRequest, Unavailable
 from eaglegate.server.generation.pipeline import Pipeline
 
@@ -142,7 +142,7 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
     @routes.put("/speculation", openapi_extra=describe_body(SpeculationModel))
     async def set_speculation(request: Request) -> dict[str, Any]:
         pipeline = gateway.require()
-        body = parse(await read_body(request, gateway.settings.max_body_bytes), SpeculationModel)
+        body = await read_model(request, gateway, SpeculationModel)
         rules = body.rules()
         check_rules(rules, pipeline)
         _check_operation(body, pipeline, gateway)
@@ -177,7 +177,7 @@ def _add_drafts(routes: APIRouter, gateway: Gateway) -> None:
     async def swap_draft(request: Request) -> dict[str, Any]:
         """Load another draft into the running engine, between two steps."""
         gateway.require()
-        body = parse(await read_body(request, gateway.settings.max_body_bytes), DraftModel)
+        body = await read_model(request, gateway, DraftModel)
         drafts = require_drafts(gateway)
         await asyncio.to_thread(check_path, body.path)
         return await _change_draft(drafts, drafts.swap(body.path, trial=body.trial))

@@ -12,8 +12,7 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from eaglegate import __version__
-from eaglegate.server.access.budget import current_charge
-from eaglegate.server.access.caller import current_caller
+from eaglegate.server.access.caller import Caller, find_caller
 from eaglegate.server.apis.chat.request import ChatMessage, ChatTool
 from eaglegate.server.apis.chat.to_job import list_offered_tools, template_messages
 from eaglegate.server.apis.completions.to_job import check_token_ids
@@ -21,8 +20,8 @@ from eaglegate.server.apis.shared.fields import Many, RequestModel, TokenId
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.openapi import describe_body
 from eaglegate.server.apis.shared.request import parse, read_body
-from eaglegate.server.apis.shared.route import admit, count_prompt_tokens
-from eaglegate.server.apis.shared.template import own_template, template_kwargs
+from eaglegate.server.apis.shared.route import CallerOf, admit, count_prompt_tokens
+from eaglegate.server.apis.shared.template import MediaPolicy, own_template, template_kwargs
 from eaglegate.server.apis.shared.to_job import check_model
 from eaglegate.server.errors import InvalidRequest, NotFound
 from eaglegate.server.generation.job import Conversation
@@ -70,9 +69,8 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
             **details,
         }
 
-    def list_usable() -> list[str]:
-        key = current_caller.get().key
-        return [name for name in gateway.models if key is None or key.may_use(name)]
+    def list_usable(caller: Caller) -> list[str]:
+        return [name for name in gateway.models if caller.may_use(name)]
 
     def describe(name: str) -> dict[str, Any]:
         """Describe a model as Anthropic does."""
@@ -86,17 +84,17 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
         }
 
     @routes.get("/v1/models")
-    async def models(request: Request) -> dict[str, Any]:
+    async def models(request: Request, caller: CallerOf) -> dict[str, Any]:
         """List the models that the caller's key may use, for Anthropic's clients in their shape."""
-        names = list_usable()
+        names = list_usable(caller)
         if ANTHROPIC in request.headers:
             ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
             return {"data": [describe(name) for name in names], "has_more": False, **ends}
         return {"object": "list", "data": [card(name) for name in names]}
 
     @routes.get("/v1/models/{name:path}")
-    async def model(name: str, request: Request) -> dict[str, Any]:
-        usable = list_usable()
+    async def model(name: str, request: Request, caller: CallerOf) -> dict[str, Any]:
+        usable = list_usable(caller)
         if name not in usable:
             raise NotFound(
                 f"The model '{name}' does not exist here. This gateway serves: "
@@ -172,26 +170,32 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
     @routes.post("/tokenize", openapi_extra=describe_body(TokenizeRequest), response_model=None)
     async def tokenize(request: Request) -> Response:
         arrival = time.perf_counter()
-        body = await read_body(request, gateway.settings.max_body_bytes)
+        caller = find_caller(request.scope)
+        body = await read_body(request, caller.charge, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
-        fields = await current_charge.get().parse(lambda: parse(body, TokenizeRequest))
-        check_model(fields.model or gateway.models[0], pipeline.served)
+        fields = await caller.charge.parse(lambda: parse(body, TokenizeRequest, caller.notices))
+        check_model(fields.model or gateway.models[0], pipeline.served, caller)
         api = "chat" if fields.prompt is None else "completions"
         tokens = await count_prompt_tokens(
-            pipeline, api, arrival, lambda limits: _tokens(fields, pipeline, limits)
+            pipeline,
+            caller,
+            api,
+            arrival,
+            lambda limits: _tokens(fields, pipeline, caller, limits),
         )
         return json_response(await asyncio.to_thread(_answer, fields, tokens, pipeline))
 
     @routes.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest), response_model=None)
     async def detokenize(request: Request) -> Response:
         arrival = time.perf_counter()
-        body = await read_body(request, gateway.settings.max_body_bytes)
+        caller = find_caller(request.scope)
+        body = await read_body(request, caller.charge, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
-        fields = await current_charge.get().parse(lambda: parse(body, DetokenizeRequest))
-        check_model(fields.model or gateway.models[0], pipeline.served)
+        fields = await caller.charge.parse(lambda: parse(body, DetokenizeRequest, caller.notices))
+        check_model(fields.model or gateway.models[0], pipeline.served, caller)
         check_token_ids(fields.tokens, pipeline.served.vocab_size, "tokens")
-        async with admit(pipeline, arrival):
-            current_charge.get().begin_tokenizing()
+        async with admit(pipeline, caller, arrival):
+            caller.charge.begin_tokenizing()
             text = await asyncio.to_thread(pipeline.renderer.decode, fields.tokens)
         return json_response({"prompt": text})
 
@@ -226,7 +230,9 @@ def _answer(request: TokenizeRequest, tokens: list[int], pipeline: Pipeline) -> 
     return out
 
 
-async def _tokens(request: TokenizeRequest, pipeline: Pipeline, limits: RenderLimits) -> list[int]:
+async def _tokens(
+    request: TokenizeRequest, pipeline: Pipeline, caller: Caller, limits: RenderLimits
+) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         problem = "neither" if request.prompt is None else "both"
         raise InvalidRequest(
@@ -234,21 +240,23 @@ async def _tokens(request: TokenizeRequest, pipeline: Pipeline, limits: RenderLi
         )
     if request.prompt is not None:
         special = request.add_special_tokens is not False
-        return await encode(request.prompt, pipeline.renderer, special, limits)
+        return await encode(request.prompt, pipeline.renderer, special, caller.charge, limits)
     if request.add_special_tokens:
         raise InvalidRequest(
             "'add_special_tokens' needs 'prompt': the chat template adds special tokens itself.",
             param="add_special_tokens",
         )
-    return await render(_conversation(request, pipeline), pipeline.renderer, limits)
+    conversation = _conversation(request, pipeline, caller)
+    return await render(conversation, pipeline.renderer, caller.charge, limits)
 
 
-def _conversation(request: TokenizeRequest, pipeline: Pipeline) -> Conversation:
+def _conversation(request: TokenizeRequest, pipeline: Pipeline, caller: Caller) -> Conversation:
+    media = MediaPolicy(pipeline.served.replaces_media, caller.notices)
     continues = bool(request.continue_final_message)
     prompt = request.add_generation_prompt
     return Conversation(
-        messages=tuple(template_messages(request.messages or (), pipeline.served.replaces_media)),
-        tools=tuple(list_offered_tools(request.tools or ())[0]),
+        messages=tuple(template_messages(request.messages or (), media)),
+        tools=tuple(list_offered_tools(request.tools or (), caller.notices)[0]),
         add_generation_prompt=not continues if prompt is None else prompt,
         continue_final_message=continues,
         template_kwargs=template_kwargs(pipeline.served, request.chat_template_kwargs),

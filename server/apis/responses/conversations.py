@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from eaglegate.server.access.budget import current_charge
+from eaglegate.server.access.caller import Caller
 from eaglegate.server.apis.responses.items import REFERENCE, ItemDict, read_items
 from eaglegate.server.apis.responses.request import InputItem
 from eaglegate.server.apis.shared.fields import Many, Metadata, RequestModel
 from eaglegate.server.apis.shared.gateway import Gateway
+from eaglegate.server.apis.shared.template import MediaPolicy
 from eaglegate.server.errors import InvalidRequest, NotFound
 from eaglegate.server.store.base import StoredConversation
 from eaglegate.server.store.conversations import SqlConversationStore
@@ -59,10 +60,10 @@ class ConversationsService:
             )
         return self._gateway.store.conversations
 
-    async def create(self, request: ConversationRequest) -> dict[str, Any]:
-        id, owner = f"conv_{uuid.uuid4().hex}", self._gateway.owner()
+    async def create(self, request: ConversationRequest, caller: Caller) -> dict[str, Any]:
+        id, owner = f"conv_{uuid.uuid4().hex}", caller.owner
         conversation = StoredConversation(id, owner, int(time.time()), request.metadata or {})
-        items = await self._read_items(request.items or ())
+        items = await self._read_items(request.items or (), caller)
         await self.store.put(conversation)
         try:
             await self.store.append(id, items)
@@ -71,68 +72,67 @@ class ConversationsService:
             raise
         return _to_object(conversation)
 
-    async def _read_items(self, items: Sequence[InputItem]) -> ItemList:
-        reader = self._gateway.cipher.reader(self._gateway.owner())
-        return await resolve_references(
-            read_items(items, "items", reader), self._gateway, param="items"
-        )
+    async def _read_items(self, items: Sequence[InputItem], caller: Caller) -> ItemList:
+        reader = self._gateway.cipher.reader(caller.owner)
+        input_items = read_items(items, "items", reader, MediaPolicy(True, caller.notices))
+        return await resolve_references(input_items, self._gateway, caller, param="items")
 
-    async def get(self, id: str) -> StoredConversation:
+    async def get(self, id: str, caller: Caller) -> StoredConversation:
         """Return a conversation. Raises NotFound."""
-        conversation = await self.store.get(id, self._gateway.owner())
+        conversation = await self.store.get(id, caller.owner)
         if conversation is None:
             raise NotFound(f"Conversation with id '{id[:80]}' not found.", param="conversation_id")
         return conversation
 
-    async def describe(self, id: str) -> dict[str, Any]:
-        return _to_object(await self.get(id))
+    async def describe(self, id: str, caller: Caller) -> dict[str, Any]:
+        return _to_object(await self.get(id, caller))
 
-    async def update(self, id: str, request: ConversationUpdate) -> dict[str, Any]:
-        old = await self.get(id)
+    async def update(self, id: str, request: ConversationUpdate, caller: Caller) -> dict[str, Any]:
+        old = await self.get(id, caller)
         new = StoredConversation(id, old.owner, old.created, request.metadata)
         await self.store.put(new)
         return _to_object(new)
 
-    async def delete(self, id: str) -> dict[str, Any]:
-        await self.get(id)
-        await self.store.delete(id, self._gateway.owner())
+    async def delete(self, id: str, caller: Caller) -> dict[str, Any]:
+        await self.get(id, caller)
+        await self.store.delete(id, caller.owner)
         return {"id": id, "object": "conversation.deleted", "deleted": True}
 
-    async def items(self, id: str) -> ItemList:
+    async def items(self, id: str, caller: Caller) -> ItemList:
         """Return the items, oldest first. Raises NotFound."""
-        await self.get(id)
+        await self.get(id, caller)
         return await self.store.items(id)
 
-    async def history(self, id: str, added_bytes: int, items: ItemList) -> ItemList:
+    async def history(self, id: str, caller: Caller, added_bytes: int, items: ItemList) -> ItemList:
         """Return the items before a response that adds ``items``, of ``added_bytes`` bytes.
 
         Raises NotFound, and InvalidRequest if the conversation becomes too large.
         """
-        await self.get(id)
+        await self.get(id, caller)
         num_bytes = await self.store.num_bytes(id)
         check_history(
             num_bytes + added_bytes, self._gateway.settings.max_body_bytes, "conversation"
         )
         await self.store.check(id, items, "conversation")
-        current_charge.get().hold(num_bytes)
+        caller.charge.hold(num_bytes)
         return await self.store.items(id)
 
-    async def item(self, id: str, item: str) -> dict[str, Any]:
-        for candidate in await self.items(id):
+    async def item(self, id: str, item: str, caller: Caller) -> dict[str, Any]:
+        for candidate in await self.items(id, caller):
             if candidate["id"] == item:
                 return candidate
         raise NotFound(f"Item with id '{item[:80]}' not found.", param="item_id")
 
-    async def add(self, id: str, request: ConversationItems) -> dict[str, Any]:
-        await self.get(id)
-        num_bytes = await self.store.num_bytes(id) + current_charge.get().num_bytes
+    async def add(self, id: str, request: ConversationItems, caller: Caller) -> dict[str, Any]:
+        await self.get(id, caller)
+        num_bytes = await self.store.num_bytes(id) + caller.charge.num_bytes
         check_history(num_bytes, self._gateway.settings.max_body_bytes, "items")
-        items = await self._read_items(request.items)
+        items = await self._read_items(request.items, caller)
         await self.store.append(id, items)
         return make_page(items, len(items), "asc", None)
 
-    async def remove(self, id: str, item: str) -> dict[str, Any]:
-        conversation = await self.get(id)
+    async def remove(self, id: str, item: str, caller: Caller) -> dict[str, Any]:
+        conversation = await self.get(id, caller)
         if not await self.store.remove(id, item):
             raise NotFound(f"Item with id '{item[:80]}' not found.", param="item_id")
         return _to_object(conversation)
@@ -148,7 +148,11 @@ def _to_object(conversation: StoredConversation) -> dict[str, Any]:
 
 
 async def resolve_references(
-    items: ItemList, gateway: Gateway, earlier_items: Iterable[ItemDict] = (), param: str = "input"
+    items: ItemList,
+    gateway: Gateway,
+    caller: Caller,
+    earlier_items: Iterable[ItemDict] = (),
+    param: str = "input",
 ) -> ItemList:
     """Replace references in ``items`` by their items. Raises NotFound and InvalidRequest.
 
@@ -159,7 +163,7 @@ async def resolve_references(
         return items
     present_ids = {item["id"] for item in earlier_items}
     ids = list(dict.fromkeys(r["id"] for r in references if r["id"] not in present_ids))
-    referents = await _find_items(ids, gateway, param)
+    referents = await _find_items(ids, gateway, caller, param)
     for reference in references:
         if reference["id"] not in present_ids and reference["id"] not in referents:
             raise _item_not_found(reference, gateway)
@@ -167,12 +171,14 @@ async def resolve_references(
     return [item for item in resolved if item is not None]
 
 
-async def _find_items(ids: list[str], gateway: Gateway, param: str) -> dict[str, dict[str, Any]]:
+async def _find_items(
+    ids: list[str], gateway: Gateway, caller: Caller, param: str
+) -> dict[str, dict[str, Any]]:
     if gateway.store is None or not ids:
         return {}
-    items = await gateway.store.items(ids, gateway.owner(), gateway.settings.max_body_bytes)
+    items = await gateway.store.items(ids, caller.owner, gateway.settings.max_body_bytes)
     num_bytes = sum(len(orjson.dumps(item)) for item in items.values())
-    charge = current_charge.get()
+    charge = caller.charge
     check_history(num_bytes + charge.num_bytes, gateway.settings.max_body_bytes, param)
     charge.hold(num_bytes)
     return items

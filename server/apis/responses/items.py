@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from eaglegate.server.access.notices import Notices
 from eaglegate.server.apis.responses import client_tools
 from eaglegate.server.apis.responses.ids import new_id
 from eaglegate.server.apis.responses.request import (
@@ -17,7 +18,6 @@ from eaglegate.server.apis.responses.request import (
     ResponsesRequest,
 )
 from eaglegate.server.apis.shared.encryption import CannotDecrypt
-from eaglegate.server.apis.shared.request import ignore
 from eaglegate.server.apis.shared.template import (
     MediaPolicy,
     custom_call,
@@ -48,34 +48,32 @@ TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_te
 
 
 def read_input(
-    request: ResponsesRequest, decrypt: Decrypt, replaces: bool = True
+    request: ResponsesRequest, decrypt: Decrypt, media: MediaPolicy
 ) -> list[dict[str, Any]]:
     """Return the input items, each with an id. Raises InvalidRequest for non-text content."""
     if isinstance(request.input, str):
         user_items = [{"type": "message", "role": "user", "content": request.input}]
         return [_complete_item(item) for item in user_items if item["content"]]
-    return read_items(request.input, "input", decrypt, replaces)
+    return read_items(request.input, "input", decrypt, media)
 
 
 def read_items(
-    items: Sequence[InputItem], param: str, decrypt: Decrypt, replaces: bool = True
+    items: Sequence[InputItem], param: str, decrypt: Decrypt, media: MediaPolicy
 ) -> list[dict[str, Any]]:
     """Return the client's items as the API lists them. Raises InvalidRequest for non-text content.
 
-    References stay in place until ``resolve_references`` replaces them. If ``replaces`` is True,
-    earlier images and files are allowed, and the model sees a placeholder.
+    References stay in place until ``resolve_references`` replaces them. ``media`` is the policy for
+    earlier images and files.
     """
     newest = is_newest([_speaker(item) for item in items])
     return [
         _reference(item, f"{param}[{index}]")
         if isinstance(item, ItemReference)
         else _complete_item(
-            _check_item(
-                item, f"{param}[{index}]", decrypt, MediaPolicy(replaces and not newest[index])
-            )
+            _check_item(item, f"{param}[{index}]", decrypt, media.in_message(newest[index]))
         )
         for index, item in enumerate(items)
-        if not _is_skipped(item, param)
+        if not _is_skipped(item, param, media.notices)
     ]
 
 
@@ -90,11 +88,11 @@ def _speaker(item: InputItem) -> str:
     return "tool" if item.type.endswith("_output") else "assistant"
 
 
-def _is_skipped(item: InputItem, param: str) -> bool:
+def _is_skipped(item: InputItem, param: str, notices: Notices) -> bool:
     """Return True for a trace of a hosted tool, whose result is in the messages that follow."""
     if item.type not in TRACES:
         return False
-    ignore(f"{param}[{item.type}]", "This gateway has no hosted tools")
+    notices.ignore(f"{param}[{item.type}]", "This gateway has no hosted tools")
     return True
 
 

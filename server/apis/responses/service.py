@@ -14,7 +14,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from eaglegate.engine.events import EventSink, Observer
-from eaglegate.server.access.budget import current_charge
+from eaglegate.server.access.caller import Caller, find_caller
 from eaglegate.server.apis.responses.background import (
     HOLD_S,
     AcceptedWork,
@@ -34,12 +34,12 @@ from eaglegate.server.apis.responses.response import ResponseBuilder, ResponseFo
 from eaglegate.server.apis.responses.response_items import ReasoningStyle
 from eaglegate.server.apis.responses.to_job import check_storage, make_responses_job
 from eaglegate.server.apis.shared.gateway import Gateway
-from eaglegate.server.apis.shared.request import find_header, parse, read_body
+from eaglegate.server.apis.shared.request import parse, read_body
 from eaglegate.server.apis.shared.route import (
-    WORKLOAD_HEADER,
     count_prompt_tokens,
     make_encoding_context,
 )
+from eaglegate.server.apis.shared.template import MediaPolicy
 from eaglegate.server.errors import (
     InvalidRequest,
     NotFound,
@@ -47,7 +47,7 @@ from eaglegate.server.errors import (
     openai_body,
 )
 from eaglegate.server.generation.generate import generate
-from eaglegate.server.generation.job import Conversation, Job, ServedModel
+from eaglegate.server.generation.job import Conversation, Job
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.generation.prompt import render
 from eaglegate.server.http.padding import PaddedStream, pad_each
@@ -71,13 +71,12 @@ class ResponseRecord:
     def __init__(
         self,
         job: Job,
-        owner: str,
         items: ItemList,
         store: SqlResponseStore | None,
         observer: Observer,
     ) -> None:
         self.job = job
-        self.owner = owner
+        self.owner = job.caller.owner
         self._items = items
         self._store = store
         self._observer = observer
@@ -150,7 +149,7 @@ class ResponsesService:
         body, items, job, path = await self._read_job(request)
         run = partial(generate, job, path, gateway.observer, arrival)
         store = gateway.store if self._should_store(body) else None
-        record = ResponseRecord(job, gateway.owner(), items, store, gateway.observer)
+        record = ResponseRecord(job, items, store, gateway.observer)
         record.thinking = self._thinking(body, record.owner)
         if body.conversation_id is not None:
             record.conversations = (body.conversation_id, self._conversations.store)
@@ -164,33 +163,34 @@ class ResponsesService:
         (source,) = job.prompts
         assert isinstance(source, Conversation)
         tokens = await count_prompt_tokens(
-            path, "responses", arrival, lambda limits: render(source, path.renderer, limits)
+            path,
+            job.caller,
+            "responses",
+            arrival,
+            lambda limits: render(source, path.renderer, job.caller.charge, limits),
         )
         return {"object": "response.input_tokens", "input_tokens": len(tokens)}
 
     async def _read_job(self, request: Request) -> tuple[ResponsesRequest, ItemList, Job, Pipeline]:
         """Return the request, its own items, and the job of the whole conversation."""
         gateway = self._gateway
-        body = await read_body(request, gateway.settings.max_body_bytes)
+        caller = find_caller(request.scope)
+        body = await read_body(request, caller.charge, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
-        owner = gateway.owner()
-        reader = gateway.cipher.reader(owner)
-        served = pipeline.served
-        fields, items = await current_charge.get().parse(
-            lambda: _read_request(body, reader, served)
-        )
+        reader = gateway.cipher.reader(caller.owner)
+        media = MediaPolicy(pipeline.served.replaces_media, caller.notices)
+        fields, items = await caller.charge.parse(lambda: _read_request(body, reader, media))
         check_storage(fields)
         self._should_store(fields)
         conversation = fields.conversation_id
         history = (
-            await self._load_history(fields.previous_response_id, owner, len(body))
+            await self._load_history(fields.previous_response_id, caller, len(body))
             if conversation is None
-            else await self._conversations.history(conversation, len(body), items)
+            else await self._conversations.history(conversation, caller, len(body), items)
         )
-        items = await resolve_references(items, gateway, history)
-        workload = find_header(request, WORKLOAD_HEADER)
-        job = await current_charge.get().parse(
-            lambda: make_responses_job(fields, [*history, *items], pipeline.served, workload)
+        items = await resolve_references(items, gateway, caller, history)
+        job = await caller.charge.parse(
+            lambda: make_responses_job(fields, [*history, *items], pipeline.served, caller)
         )
         return fields, items, job, pipeline
 
@@ -214,38 +214,40 @@ class ResponsesService:
         run = BackgroundRun(job.id, record.owner, stream, lambda: record.settle(stream.builder))
         await run.start(work, partial(record.begin, response))
         self._runs.add(run)
-        charge = current_charge.get()
+        charge = job.caller.charge
         charge.extend()
         assert run.task is not None
         run.task.add_done_callback(lambda _: charge.close())
-        return self._follow(run, job.obfuscates) if job.stream else json_response(response)
+        if not job.stream:
+            return json_response(response)
+        return self._follow(run, job.caller, job.obfuscates)
 
-    async def get(self, id: str) -> dict[str, Any]:
-        run = self._find_run(id)
+    async def get(self, id: str, caller: Caller) -> dict[str, Any]:
+        run = self._runs.get(id, caller.owner)
         response = None if run is None else run.response
-        return response or _current_response(await self._load(id))
+        return response or _current_response(await self._load(id, caller))
 
-    async def stream(self, id: str, number: int, obfuscates: bool = False) -> Response:
-        run = self._find_run(id)
+    async def stream(self, id: str, caller: Caller, number: int, obfuscates: bool) -> Response:
+        run = self._runs.get(id, caller.owner)
         if run is None:
-            await self._load(id)
+            await self._load(id, caller)
             raise InvalidRequest(
                 f"The events of '{id}' are not available here: only a response created with "
                 "'background' can be streamed again, for a limited time, by its own gateway.",
                 param="stream",
             )
         run.check(number)
-        response = run.response or (await self._load(id)).response
+        response = run.response or (await self._load(id, caller)).response
         # The largest frame contains the whole response.
-        current_charge.get().hold_stored(len(orjson.dumps(response)))
-        return self._follow(run, obfuscates, number)
+        caller.charge.hold_stored(len(orjson.dumps(response)))
+        return self._follow(run, caller, obfuscates, number)
 
-    async def cancel(self, id: str) -> dict[str, Any]:
-        run = self._find_run(id)
+    async def cancel(self, id: str, caller: Caller) -> dict[str, Any]:
+        run = self._runs.get(id, caller.owner)
         if run is not None:
             await run.cancel()
-            return await self.get(id)
-        stored = await self._load(id)
+            return await self.get(id, caller)
+        stored = await self._load(id, caller)
         response = _current_response(stored)
         if not response.get("background"):
             raise InvalidRequest(
@@ -254,46 +256,45 @@ class ResponsesService:
             )
         if response["status"] != "in_progress":
             return response
-        return await self._cancel_elsewhere(stored)
+        return await self._cancel_elsewhere(stored, caller)
 
-    async def _cancel_elsewhere(self, stored: StoredResponse) -> dict[str, Any]:
+    async def _cancel_elsewhere(self, stored: StoredResponse, caller: Caller) -> dict[str, Any]:
         """Mark the response as cancelled; the gateway that runs it stops it."""
         assert self._gateway.store is not None
         cancelled = stored.response | {"status": "cancelled"}
         if await self._gateway.store.settle(replace(stored, response=cancelled)):
             return cancelled
-        return _current_response(await self._load(stored.id))
+        return _current_response(await self._load(stored.id, caller))
 
-    def _find_run(self, id: str) -> BackgroundRun | None:
-        return self._runs.get(id, self._gateway.owner())
-
-    def _follow(self, run: BackgroundRun, obfuscates: bool, number: int = -1) -> Response:
-        owner, store = self._gateway.owner(), self._gateway.store
+    def _follow(
+        self, run: BackgroundRun, caller: Caller, obfuscates: bool, number: int = -1
+    ) -> Response:
+        store = self._gateway.store
 
         async def load_stored() -> dict[str, Any] | None:
-            record = None if store is None else await store.get(run.id, owner)
+            record = None if store is None else await store.get(run.id, caller.owner)
             return None if record is None else record.response
 
         frames = run.follow(number, load_stored)
         frames = pad_each(frames) if obfuscates else frames
         return ReplayedResponse(frames, self._gateway.timing)
 
-    async def delete(self, id: str) -> dict[str, Any]:
-        store, owner = self._gateway.store, self._gateway.owner()
-        run = self._find_run(id)
+    async def delete(self, id: str, caller: Caller) -> dict[str, Any]:
+        store = self._gateway.store
+        run = self._runs.get(id, caller.owner)
         if run is not None:
             await run.cancel()
             self._runs.forget(id)
-        if store is None or not await store.delete(id, owner):
+        if store is None or not await store.delete(id, caller.owner):
             raise _not_found(id)
         return {"id": id, "object": "response", "deleted": True}
 
-    async def items(self, id: str) -> ItemList:
-        return (await self._load(id)).input
+    async def items(self, id: str, caller: Caller) -> ItemList:
+        return (await self._load(id, caller)).input
 
-    async def _load(self, id: str) -> StoredResponse:
+    async def _load(self, id: str, caller: Caller) -> StoredResponse:
         store = self._gateway.store
-        response = None if store is None else await store.get(id, self._gateway.owner())
+        response = None if store is None else await store.get(id, caller.owner)
         if response is None:
             raise _not_found(id)
         return response
@@ -314,12 +315,14 @@ class ResponsesService:
             )
         return False
 
-    async def _load_history(self, id: str | None, owner: str, added_bytes: int) -> list[ItemDict]:
+    async def _load_history(
+        self, id: str | None, caller: Caller, added_bytes: int
+    ) -> list[ItemDict]:
         """Return the items up to and including the response ``id``, oldest first."""
         if id is None:
             return []
         store = self._gateway.store
-        num_bytes = None if store is None else await store.history_bytes(id, owner)
+        num_bytes = None if store is None else await store.history_bytes(id, caller.owner)
         if store is None or num_bytes is None:
             raise NotFound(
                 f"Previous response with id '{id[:80]}' not found.",
@@ -329,15 +332,15 @@ class ResponsesService:
         check_history(
             num_bytes + added_bytes, self._gateway.settings.max_body_bytes, "previous_response_id"
         )
-        current_charge.get().hold(num_bytes)
-        return [*await store.history(id, owner)]
+        caller.charge.hold(num_bytes)
+        return [*await store.history(id, caller.owner)]
 
 
 def _read_request(
-    body: bytes, reader: Callable[[str], str], served: ServedModel
+    body: bytes, reader: Callable[[str], str], media: MediaPolicy
 ) -> tuple[ResponsesRequest, ItemList]:
-    request = parse(body, ResponsesRequest)
-    return request, read_input(request, reader, served.replaces_media)
+    request = parse(body, ResponsesRequest, media.notices)
+    return request, read_input(request, reader, media)
 
 
 def _current_response(stored: StoredResponse) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from eaglegate.engine.types import Constraint, Sampling
+from eaglegate.server.access.caller import Caller
+from eaglegate.server.access.notices import Notices
 from eaglegate.server.apis.responses import client_tools
 from eaglegate.server.apis.responses.items import ItemDict, messages
 from eaglegate.server.apis.responses.request import (
@@ -31,7 +33,7 @@ from eaglegate.server.apis.shared.constraints import (
     schema_constraint,
 )
 from eaglegate.server.apis.shared.fields import JsonObjectFormat
-from eaglegate.server.apis.shared.request import MAX_TOOLS, ignore
+from eaglegate.server.apis.shared.request import MAX_TOOLS
 from eaglegate.server.apis.shared.template import effort_kwargs, own_template, template_kwargs
 from eaglegate.server.apis.shared.to_job import make_job, make_sampling, resolve_model
 from eaglegate.server.apis.shared.tools import read_text_grammar
@@ -54,15 +56,15 @@ def make_responses_job(
     request: ResponsesRequest,
     items: Sequence[ItemDict],
     served: ServedModel,
-    workload: str | None = None,
+    caller: Caller,
 ) -> Job:
     """Make the Job. Raises InvalidRequest and NotFound.
 
     ``items`` are the whole conversation, including earlier items.
     """
-    model = resolve_model(request.model, served)
-    _check_includes(request)
-    policy = make_response_policy(request, served)
+    model = resolve_model(request.model, served, caller)
+    _check_includes(request, caller.notices)
+    policy = make_response_policy(request, served, caller.notices)
     conversation = _conversation(request, items, policy, served)
     constraint = require_single([*_text_format(request), *read_structured_outputs(request)])
     sampling = _sampling(request, served)
@@ -70,6 +72,7 @@ def make_responses_job(
     job = make_job(
         request,
         served,
+        caller,
         id=f"resp_{uuid.uuid4().hex}",
         api="responses",
         model=model,
@@ -78,7 +81,6 @@ def make_responses_job(
         policy=policy,
         constraint=constraint,
         reasons=effort not in (None, "none"),
-        workload=workload,
     )
     return replace(
         job,
@@ -89,10 +91,10 @@ def make_responses_job(
     )
 
 
-def _check_includes(request: ResponsesRequest) -> None:
+def _check_includes(request: ResponsesRequest, notices: Notices) -> None:
     for name in request.include or ():
         if name not in (ENCRYPTED, LOGPROBS) and name not in HOSTED_TOOL_INCLUDES:
-            ignore(f"include[{name}]")
+            notices.ignore(f"include[{name}]")
 
 
 def check_storage(request: ResponsesRequest) -> None:
@@ -222,9 +224,11 @@ class ToolOffer:
         return str(self.function["function"]["name"])
 
 
-def make_response_policy(request: ResponsesRequest, served: ServedModel) -> ToolPolicy:
+def make_response_policy(
+    request: ResponsesRequest, served: ServedModel, notices: Notices
+) -> ToolPolicy:
     """Make the tool policy. Raises InvalidRequest."""
-    offers = list(_list_offers(request.tools or (), "tools"))
+    offers = list(_list_offers(request.tools or (), "tools", notices))
     if len(offers) > MAX_TOOLS:
         raise InvalidRequest(
             f"There may be at most {MAX_TOOLS} tools, including those in namespaces; "
@@ -234,7 +238,7 @@ def make_response_policy(request: ResponsesRequest, served: ServedModel) -> Tool
     namespaces = {tool.name: tool.namespaced for tool in offers if tool.namespaced}
     return tools.make_policy(
         [tool.function for tool in offers],
-        _read_choice(request, offers, namespaces),
+        _read_choice(request, offers, namespaces, notices),
         request.parallel_tool_calls,
         served,
         custom={tool.name: tool.grammar for tool in offers if tool.custom},
@@ -244,7 +248,9 @@ def make_response_policy(request: ResponsesRequest, served: ServedModel) -> Tool
     )
 
 
-def _list_offers(response_tools: Sequence[ResponseTool], param: str) -> Iterator[ToolOffer]:
+def _list_offers(
+    response_tools: Sequence[ResponseTool], param: str, notices: Notices
+) -> Iterator[ToolOffer]:
     for index, tool in enumerate(response_tools):
         path = f"{param}[{index}]"
         if tool.type == "namespace":
@@ -256,7 +262,7 @@ def _list_offers(response_tools: Sequence[ResponseTool], param: str) -> Iterator
             yield ToolOffer(function, False, defined=True)
         else:
             client_tools.check_readable(tool.type, path)
-            tools.ignore_hosted(tool.type)
+            tools.ignore_hosted(tool.type, notices)
 
 
 def _flatten_namespace(tool: ResponseTool, path: str) -> Iterator[ToolOffer]:
@@ -316,7 +322,10 @@ def _check_callers(tool: ResponseTool, path: str) -> None:
 
 
 def _read_choice(
-    request: ResponsesRequest, offers: Sequence[ToolOffer], namespaces: Mapping[str, Namespaced]
+    request: ResponsesRequest,
+    offers: Sequence[ToolOffer],
+    namespaces: Mapping[str, Namespaced],
+    notices: Notices,
 ) -> tools.ToolSelection | None:
     defined = frozenset(tool.name for tool in offers if tool.defined)
     match request.tool_choice:
@@ -325,7 +334,8 @@ def _read_choice(
         case NamedChoice() as named:
             return tools.ToolSelection("required", (_flat_choice(named, namespaces),), single=True)
         case AllowedChoice(mode=mode, tools=allowed):
-            return tools.ToolSelection(mode, tuple(_allowed_names(allowed, namespaces, defined)))
+            names = _allowed_names(allowed, namespaces, defined, notices)
+            return tools.ToolSelection(mode, tuple(names))
         case HostedChoice(type=kind) if kind in defined:
             return tools.ToolSelection("required", (kind,), single=True)
         case HostedChoice(type=kind):
@@ -340,6 +350,7 @@ def _allowed_names(
     choices: Sequence[NamedChoice | HostedChoice],
     namespaces: Mapping[str, Namespaced],
     defined: frozenset[str],
+    notices: Notices,
 ) -> Iterator[str]:
     """Yield the names of the allowed tools. Hosted tools are ignored if another tool is allowed."""
     if not any(isinstance(tool, NamedChoice) or tool.type in defined for tool in choices):
@@ -350,7 +361,7 @@ def _allowed_names(
         elif tool.type in defined:
             yield tool.type
         else:
-            ignore(f"tool_choice.tools[{tool.type}]", "This gateway has no hosted tools")
+            notices.ignore(f"tool_choice.tools[{tool.type}]", "This gateway has no hosted tools")
 
 
 def _unusable_choice(kind: str) -> InvalidRequest:

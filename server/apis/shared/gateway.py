@@ -14,7 +14,6 @@ from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss
 from eaglegate.server.access.budget import RequestBudget
-from eaglegate.server.access.caller import current_caller
 from eaglegate.server.access.cross_origin import CrossOriginPolicy
 from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.access.memory import MemoryMonitor
@@ -79,16 +78,6 @@ class Gateway:
     pipeline: Pipeline | None = None
     state: str = "starting"
     """State of the gateway: starting, ready or stopping."""
-
-    @property
-    def unknown_fields(self) -> str:
-        """Policy for unknown fields: ignore or refuse."""
-        return self.settings.unknown_fields
-
-    def owner(self) -> str:
-        """Return the owner whose responses the current request may access."""
-        key = current_caller.get().key
-        return "" if key is None else key.owner
 
     def require(self) -> Pipeline:
         """Return the pipeline. Raises Unavailable with Retry-After if the engine is not ready."""

@@ -1,8 +1,8 @@
 """Request bodies: read up to a limit, parsed as strict JSON, and validated.
 
 A known field is used, accepted without effect (docs/api.md lists these) or refused (``fields``).
-Any other field is ignored, counted, and listed in a response header. Everything ignored goes
-through ``ignore``, which raises under ``--unknown-fields refuse``.
+Any other field is ignored, counted, and listed in a response header (``Notices``), or refused under
+``--unknown-fields refuse``.
 
 orjson is fast and refuses NaN, invalid UTF-8 and lone surrogates. But it silently accepts duplicate
 keys, of which a proxy may have checked the other one, and numbers that no double can represent. If
@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eaglegate.server.access.budget import current_charge
+from eaglegate.server.access.budget import RequestCharge
+from eaglegate.server.access.caller import find_caller
+from eaglegate.server.access.notices import Notices
 from eaglegate.server.apis.shared.fields import RequestModel
 from eaglegate.server.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
 
@@ -46,12 +45,6 @@ _UNUSUAL = re.compile(rb"[0-9][eE]|[0-9.]{%d}" % (MAX_DIGITS + 1))
 """A number with an exponent, or with many digits."""
 SHOWN = 80
 """Maximum number of characters of an invalid value in an error message."""
-HEADER = "x-eaglegate-ignored-fields"
-MAX_NAMES = 16
-MAX_LENGTH = 64
-"""Maximum length of a name in the header. ``MAX_NAMES`` limits the number of names."""
-UNCLEAN = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
-REFUSE = "refuse"
 
 
 class BadJSON(ValueError):
@@ -184,10 +177,21 @@ def find_header(request: Request, name: bytes) -> str | None:
     return None
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+Model = TypeVar("Model", bound=RequestModel)
+
+
+async def read_model(
+    request: Request, gateway: Gateway, model: type[Model], default: bytes = b""
+) -> Model:
+    """Read and validate a body; ``default`` replaces an empty one. Raises GatewayError."""
+    caller = find_caller(request.scope)
+    body = await read_body(request, caller.charge, gateway.settings.max_body_bytes)
+    return await caller.charge.parse(lambda: parse(body or default, model, caller.notices))
+
+
+async def read_body(request: Request, charge: RequestCharge, limit: int) -> bytes:
     """Read and charge the whole body. Raises BodyTooLarge as soon as it exceeds ``limit`` bytes."""
     _check_encoding(find_header(request, b"content-encoding"))
-    current = current_charge.get()
     length = find_header(request, b"content-length") or "0"
     if length.isdecimal() and int(length) > limit:
         raise _body_too_large(limit, int(length))
@@ -202,9 +206,9 @@ async def read_body(request: Request, limit: int) -> bytes:
         size += len(chunk)
         if size > limit:
             raise _body_too_large(limit, size)
-        current.hold(len(chunk))
+        charge.hold(len(chunk))
         chunks.append(chunk)
-    current.estimate()
+    charge.estimate()
     return b"".join(chunks)
 
 
@@ -223,12 +227,9 @@ def _body_too_large(limit: int, size: int) -> BodyTooLarge:
     )
 
 
-Model = TypeVar("Model", bound=RequestModel)
-
-
-def parse(body: bytes, model: type[Model]) -> Model:
+def parse(body: bytes, model: type[Model], notices: Notices) -> Model:
     """Parse and validate a body. Raises InvalidRequest."""
-    return validate(read_json(body), model)
+    return validate(read_json(body), model, notices)
 
 
 def read_json(body: bytes) -> Any:
@@ -239,10 +240,10 @@ def read_json(body: bytes) -> Any:
         raise InvalidRequest(str(error), code="invalid_json") from None
 
 
-def validate(data: Any, model: type[Model]) -> Model:
+def validate(data: Any, model: type[Model], notices: Notices) -> Model:
     """Validate a parsed body. Raises InvalidRequest.
 
-    Unknown fields are ignored and listed in a response header.
+    Unknown fields are ignored and listed in ``notices``.
     """
     if not isinstance(data, dict):
         raise InvalidRequest(f"The body must be a JSON object; given {_abbreviate(data)}.")
@@ -253,7 +254,7 @@ def validate(data: Any, model: type[Model]) -> Model:
     unknown: list[str] = []
     find_unknown_fields(request, data, unknown)
     for name in unknown:
-        ignore(name)
+        notices.ignore(name)
     return request
 
 
@@ -341,68 +342,3 @@ def _find_in_items(items: object, values: list[Any], paths: list[str], path: str
 def _list_names(model: type[BaseModel]) -> Mapping[str, str]:
     """Return a model's field names by their names in a body."""
     return {item.alias or name: name for name, item in model.model_fields.items()}
-
-
-@dataclass(slots=True)
-class Notices:
-    """Ignored fields and other notices about one request."""
-
-    refuses: bool = False
-    names: dict[str, None] = field(default_factory=dict)
-    """Names of ignored fields in order: paths in the body without indices."""
-
-    def ignore(self, name: str, rule: str) -> None:
-        if self.refuses:
-            raise InvalidRequest(f"{rule}: {name[:MAX_LENGTH]}", param=name[:MAX_LENGTH])
-        self.note(name)
-
-    def note(self, name: str) -> None:
-        self.names[UNCLEAN.sub("_", name[:MAX_LENGTH])] = None
-
-    def header(self) -> bytes:
-        names = list(self.names)[:MAX_NAMES]
-        num_omitted = len(self.names) - len(names)
-        return (", ".join(names) + (f" and {num_omitted} more" if num_omitted else "")).encode()
-
-
-_current: ContextVar[Notices | None] = ContextVar("notices", default=None)
-
-
-def note(name: str) -> None:
-    """List ``name`` in the header, even under ``--unknown-fields refuse``."""
-    notices = _current.get()
-    if notices is not None:
-        notices.note(name)
-
-
-def ignore(name: str, rule: str = "Unrecognized request argument supplied") -> None:
-    """Ignore ``name``. Raises InvalidRequest under ``--unknown-fields refuse``."""
-    notices = _current.get()
-    if notices is not None:
-        notices.ignore(name, rule)
-
-
-class NoticeHeader:
-    """ASGI middleware that adds the header to responses and reports ignored fields to the
-    observer.
-    """
-
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
-        self._app = app
-        self._gateway = gateway
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Collect the notices of this request for the rest of its task."""
-        if scope["type"] != "http":
-            return self._app(scope, receive, send)
-        notices = Notices(refuses=self._gateway.unknown_fields == REFUSE)
-
-        def sending(message: Message) -> Awaitable[None]:
-            if notices.names and message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), (HEADER.encode(), notices.header())]
-                message = {**message, "headers": headers}
-                self._gateway.observer.record_ignored_fields(scope["path"], tuple(notices.names))
-            return send(message)
-
-        _current.set(notices)
-        return self._app(scope, receive, sending)

@@ -7,15 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic
+from typing import Annotated, Any, Generic
 
-from fastapi import Request
+from fastapi import Depends, Request
 from starlette.responses import Response
 
-from eaglegate.server.access.budget import current_charge
-from eaglegate.server.access.caller import current_caller
+from eaglegate.server.access.caller import Caller, find_caller
 from eaglegate.server.apis.shared.gateway import Gateway
-from eaglegate.server.apis.shared.request import Model, find_header, read_body, read_json, validate
+from eaglegate.server.apis.shared.request import Model, read_body, read_json, validate
 from eaglegate.server.apis.shared.response import EncodingContext
 from eaglegate.server.errors import context_overflow
 from eaglegate.server.generation.generate import generate
@@ -31,8 +30,13 @@ from eaglegate.server.http.response import (
 )
 from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
 
-WORKLOAD_HEADER = b"x-eaglegate-workload"
-"""Header that names the request's workload. Only configured names count."""
+
+async def _read_caller(request: Request) -> Caller:
+    return find_caller(request.scope)
+
+
+CallerOf = Annotated[Caller, Depends(_read_caller)]
+"""The request's caller, as an argument of a route."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,7 @@ class GenerationApi(Generic[Model]):
     """An API that generates: its request model, its Job factory and its encoders."""
 
     model: type[Model]
-    make_job: Callable[[Model, ServedModel, str | None], Job]
-    """Makes the Job. The last argument is the workload named by the client."""
+    make_job: Callable[[Model, ServedModel, Caller], Job]
     stream: Callable[[Job, EncodingContext], StreamEncoder]
     fold: Callable[[Job, EncodingContext], Fold]
     error_body: ErrorBody
@@ -52,16 +55,17 @@ async def respond(
 ) -> Response:
     """Read the body once, make the Job of the API that ``select`` returns, and answer it."""
     arrival = time.perf_counter()
-    body = await read_body(request, gateway.settings.max_body_bytes)
+    caller = find_caller(request.scope)
+    body = await read_body(request, caller.charge, gateway.settings.max_body_bytes)
     pipeline = gateway.require()
-    workload = find_header(request, WORKLOAD_HEADER)
 
     def read() -> tuple[GenerationApi[Any], Job]:
         data = read_json(body)
         api = select(data)
-        return api, api.make_job(validate(data, api.model), pipeline.served, workload)
+        fields = validate(data, api.model, caller.notices)
+        return api, api.make_job(fields, pipeline.served, caller)
 
-    api, job = await current_charge.get().parse(read)
+    api, job = await caller.charge.parse(read)
     return answer(job, pipeline, gateway, api, arrival)
 
 
@@ -88,11 +92,10 @@ CONTEXTS = 4
 
 
 @asynccontextmanager
-async def admit(pipeline: Pipeline, arrival: float) -> AsyncIterator[None]:
+async def admit(pipeline: Pipeline, caller: Caller, arrival: float) -> AsyncIterator[None]:
     """Admit a request that needs no place in the engine, within its deadline. Raises
     GatewayError.
     """
-    caller = current_caller.get()
     deadline = Deadline(caller.timeout_s, arrival)
     with pipeline.admission.enter(caller.to_requester(deadline.at)):
         async with deadline.limit():
@@ -101,14 +104,15 @@ async def admit(pipeline: Pipeline, arrival: float) -> AsyncIterator[None]:
 
 async def count_prompt_tokens(
     pipeline: Pipeline,
+    caller: Caller,
     api: str,
     arrival: float,
     count: Callable[[RenderLimits], Awaitable[list[int]]],
 ) -> list[int]:
     """Return the token ids of a prompt without generating. Raises GatewayError."""
     max_model_len = pipeline.info.max_model_len
-    async with admit(pipeline, arrival):
-        current_charge.get().begin_tokenizing()
+    async with admit(pipeline, caller, arrival):
+        caller.charge.begin_tokenizing()
         try:
             return await count(RenderLimits(max_tokens=CONTEXTS * max_model_len))
         except PromptTooLong as error:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from eaglegate.server.apis.shared.request import note
+from eaglegate.server.access.notices import Notices
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.server.generation.job import ServedModel
 from eaglegate.text.parsing.tools import ARGUMENT
@@ -33,6 +33,11 @@ class MediaPolicy:
 
     replaced: bool
     """True if a placeholder replaces them; False if they are refused."""
+    notices: Notices = field(default_factory=Notices)
+
+    def in_message(self, is_newest: bool) -> MediaPolicy:
+        """Return the policy for one message: those of the current turn refuse other parts."""
+        return MediaPolicy(False, self.notices) if is_newest else self
 
     def text(self, kind: str, path: str) -> str:
         """Return the placeholder for a part of type ``kind``. Raises InvalidRequest if it is
@@ -44,7 +49,7 @@ class MediaPolicy:
                 f"'{path}' has type '{kind}'; this model reads text only. Leave it out.",
                 param=path,
             )
-        note(f"messages[].content[{kind}]")
+        self.notices.note(f"messages[].content[{kind}]")
         return placeholder(kind)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from eaglegate.engine.types import RepetitionStop, Sampling
-from eaglegate.server.access.caller import current_caller
+from eaglegate.server.access.caller import Caller
+from eaglegate.server.access.notices import Notices
 from eaglegate.server.apis.shared.constraints import NamedConstraint
 from eaglegate.server.apis.shared.fields import EngineFields, RepetitionDetection, SamplingFields
-from eaglegate.server.apis.shared.request import ignore
 from eaglegate.server.errors import Forbidden, InvalidRequest, NotFound
 from eaglegate.server.generation.job import (
     Conversation,
@@ -68,6 +68,7 @@ class JobFields(Protocol):
 def make_job(
     request: JobFields,
     served: ServedModel,
+    caller: Caller,
     *,
     id: str,
     api: str,
@@ -75,18 +76,15 @@ def make_job(
     sampling: Sampling,
     prompts: tuple[PromptSource, ...],
     constraint: NamedConstraint | tuple[str, None],
-    workload: str | None,
     reasons: bool = False,
     policy: ToolPolicy = NO_TOOLS,
     more: Mapping[str, Any] = NOTHING,
 ) -> Job:
     """Make a Job from the fields that all APIs share. Raises InvalidRequest.
 
-    ``workload`` is the slice named in the client's header, ``reasons`` is True if the request asks
-    for reasoning, and ``more`` has fields of one API.
+    ``reasons`` is True if the request asks for reasoning, and ``more`` has fields of one API.
     """
     param, requirement = constraint
-    caller = current_caller.get()
     return Job(
         id=id,
         api=api,
@@ -98,7 +96,7 @@ def make_job(
         constraint=requirement,
         grammar_param=param,
         workload=classify_workload(
-            workload,
+            caller.workload,
             served.workloads,
             tools=policy.choice != "none",
             structured=requirement is not None,
@@ -106,19 +104,21 @@ def make_job(
         ),
         template=_fingerprint_prompt(prompts[0]),
         caller=caller,
-        key=None if caller.key is None else caller.key.name,
-        **{**_read_request_fields(request, served), **more},
+        key=caller.name,
+        **{**_read_request_fields(request, served, caller.notices), **more},
     )
 
 
-def _read_request_fields(request: JobFields, served: ServedModel) -> dict[str, Any]:
+def _read_request_fields(
+    request: JobFields, served: ServedModel, notices: Notices
+) -> dict[str, Any]:
     extra = request.vllm_xargs if isinstance(request, EngineFields) else None
     depth = request.num_speculative_tokens
     options = getattr(request, "stream_options", None)
     fields = {
         "stream": bool(request.stream),
         "spec_metrics": request.per_request_spec_decode_metrics or served.spec_metrics,
-        "depth": requested_depth(depth, extra, served) if extra or depth is not None else None,
+        "depth": requested_depth(depth, extra, served, notices),
         "cache_salt": request.cache_salt,
         "return_steps": bool(request.return_steps),
         "obfuscates": bool(getattr(options, "include_obfuscation", None)),
@@ -327,14 +327,14 @@ def _read_logit_bias(bias: Mapping[str, float], vocab_size: int | None) -> dict[
     return {int(key): value for key, value in bias.items()}
 
 
-def resolve_model(requested_name: str | None, served: ServedModel) -> str:
+def resolve_model(requested_name: str | None, served: ServedModel, caller: Caller) -> str:
     """Return the requested model name, or the first served one. Raises NotFound and Forbidden."""
     name = requested_name or served.models[0]
-    check_model(name, served)
+    check_model(name, served, caller)
     return name
 
 
-def check_model(model: str, served: ServedModel) -> None:
+def check_model(model: str, served: ServedModel, caller: Caller) -> None:
     """Raise NotFound, or Forbidden if the caller's key may not use the model.
 
     Every endpoint that accepts a model name calls this function.
@@ -346,22 +346,21 @@ def check_model(model: str, served: ServedModel) -> None:
             param="model",
             code="model_not_found",
         )
-    key = current_caller.get().key
-    if key is not None and not key.may_use(model):
+    if not caller.may_use(model):
         raise Forbidden(
-            f"The API key '{key.name}' may not use the model '{model}'.",
+            f"The API key '{caller.name}' may not use the model '{model}'.",
             param="model",
             code="model_not_allowed",
         )
 
 
 def requested_depth(
-    depth: int | None, xargs: Mapping[str, Any] | None, served: ServedModel
+    depth: int | None, xargs: Mapping[str, Any] | None, served: ServedModel, notices: Notices
 ) -> int | None:
     """Return the requested draft tokens per step, 0 to K, or None. Raises InvalidRequest."""
     for name in xargs or ():
         if name != MAX_DEPTH_PARAM:
-            ignore(f"vllm_xargs.{name}")
+            notices.ignore(f"vllm_xargs.{name}")
     value = depth if depth is not None else (xargs or {}).get(MAX_DEPTH_PARAM)
     if value is None:
         return None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from eaglegate.server.access.notices import Notices
 from eaglegate.server.apis.shared.constraints import check_bounds, check_readable, check_schema
 from eaglegate.server.apis.shared.fields import CustomFormat
-from eaglegate.server.apis.shared.request import ignore
 from eaglegate.server.apis.shared.strict_schema import check_strict
 from eaglegate.server.apis.shared.text_grammars import compile_grammar
 from eaglegate.server.errors import InvalidRequest
@@ -43,9 +43,10 @@ def custom_function(name: str, description: str | None) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **members, "parameters": PARAMETERS}}
 
 
-def ignore_hosted(kind: str) -> None:
+def ignore_hosted(kind: str, notices: Notices) -> None:
     """Ignore a hosted tool. Raises InvalidRequest under ``--unknown-fields refuse``."""
-    ignore(f"tools[{kind}]", "This gateway has no hosted tools, only tools that the client runs")
+    rule = "This gateway has no hosted tools, only tools that the client runs"
+    notices.ignore(f"tools[{kind}]", rule)
 
 
 def make_policy(

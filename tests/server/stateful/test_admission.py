@@ -20,8 +20,9 @@ from hypothesis.stateful import (
 )
 
 from eaglegate.server.access.admission import Admission, AdmissionLimits
-from eaglegate.server.access.caller import KeyQuota, Requester
+from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.fair_order import Priority
+from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.errors import TooManyRequests
 from tests.server.stateful.machine import FEW, OTHER, OWNERS, Machine
 
