@@ -2,8 +2,8 @@
 
 A pool is one engine made of *sessions*, one engine object each, from ready to closed. It submits
 requests through ``RequestRecovery``, so that they survive the loss of a session. Subclasses decide
-where sessions come from: ``engine/supervisor.py`` keeps one and restarts it, ``engine/fleet`` has
-one per worker.
+where sessions come from: ``supervisor.py`` keeps one and restarts it, ``engine/fleet`` has one per
+worker.
 """
 
 from __future__ import annotations

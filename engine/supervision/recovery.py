@@ -1,6 +1,6 @@
 """Request recovery: in-flight requests survive the loss of their engine.
 
-An *engine provider* has engines, one after another (``engine/supervisor.py``) or several at a time
+An *engine provider* has engines, one after another (``supervisor.py``) or several at a time
 (``engine/fleet``). ``RequestRecovery`` submits a request to one of them, continues it on the next
 engine when one is lost (``continuation.py``), and finds the request that crashes engines
 (``PoisonIsolation`` in ``pool.py``).

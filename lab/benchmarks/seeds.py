@@ -34,7 +34,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from eaglegate.engine.steps import read_steps
-from eaglegate.engine.supervisor import SupervisedEngine
+from eaglegate.engine.supervision.supervisor import SupervisedEngine
 from eaglegate.engine.types import EngineRequest, Sampling, StepSink
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine

@@ -16,7 +16,7 @@ from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
 from eaglegate.engine.speculation.lossy import add_lossy, find_lossy, refuse_lossy
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
-from eaglegate.engine.supervisor import SupervisedEngine
+from eaglegate.engine.supervision.supervisor import SupervisedEngine
 from eaglegate.engine.types import EngineInfo
 from eaglegate.engine.vllm_backend.arguments import make_engine_config
 from eaglegate.engine.vllm_backend.child_process import summarize_error

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from eaglegate.engine.scripted import ScriptedEngine
-from eaglegate.engine.supervisor import SupervisedEngine
+from eaglegate.engine.supervision.supervisor import SupervisedEngine
 from eaglegate.observability.telemetry import Telemetry
 
 

@@ -24,7 +24,7 @@ from eaglegate.engine.remote.upstream import ENGINES, ConnectionSettings, LocalM
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from eaglegate.engine.steps import put, read_steps
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
-from eaglegate.engine.supervisor import SupervisedEngine
+from eaglegate.engine.supervision.supervisor import SupervisedEngine
 from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling, Step, StepSink
 from eaglegate.server.__main__ import main
 from eaglegate.server.backends import Backend

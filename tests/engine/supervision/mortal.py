@@ -24,7 +24,7 @@ from eaglegate.engine.supervision.policy import (
     RecoveryOutcome,
     SupervisionTimeouts,
 )
-from eaglegate.engine.supervisor import SupervisedEngine
+from eaglegate.engine.supervision.supervisor import SupervisedEngine
 from eaglegate.engine.types import (
     EngineInfo,
     EngineRequest,

@@ -118,7 +118,7 @@ async def test_a_bound_that_comes_while_a_new_engine_takes_another_counts():
 
 
 async def test_a_bound_does_not_wait_for_an_engine_that_hangs(monkeypatch):
-    monkeypatch.setattr("eaglegate.engine.supervisor.BOUND_S", 0.01)
+    monkeypatch.setattr("eaglegate.engine.supervision.supervisor.BOUND_S", 0.01)
     cradle = Cradle(depth=3)
     engine, _ = supervised(cradle, replace(FAST, hang_s=60))
     await engine.start()
@@ -185,7 +185,7 @@ async def test_a_planner_is_held_while_the_engine_is_away():
 
 
 async def test_the_last_planner_answer_is_shown_while_the_engine_is_silent(monkeypatch):
-    monkeypatch.setattr("eaglegate.engine.supervisor.BOUND_S", 0.01)
+    monkeypatch.setattr("eaglegate.engine.supervision.supervisor.BOUND_S", 0.01)
     cradle = Cradle(depth=3, start_hangs={1})
     planner = HeldPlanner(cradle)
     engine, _ = supervised(cradle)

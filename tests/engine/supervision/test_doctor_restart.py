@@ -11,7 +11,7 @@ from eaglegate.engine.base import DropsBlocks
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.scripted import ScriptedEngine
 from eaglegate.engine.supervision.policy import now
-from eaglegate.engine.supervisor import SupervisedEngine
+from eaglegate.engine.supervision.supervisor import SupervisedEngine
 from eaglegate.engine.types import EngineRequest
 from tests.engine.supervision.mortal import (
     Cradle,

@@ -3,7 +3,7 @@
 The supervisor checks the engine's health and that it makes steps. An engine that died or hung is
 closed and replaced. The pause before a restart grows with each failure in a row; after too many
 failures the supervisor gives up. In-flight requests wait for the next engine and continue on it
-(``supervision/recovery.py``).
+(``recovery.py``).
 """
 
 from __future__ import annotations
