@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Arm, DecodeStep, PositionLogprobs
 from eaglegate.text.events import ParserEvent
 

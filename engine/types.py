@@ -9,7 +9,6 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from eaglegate.engine.speculation.totals import DepthReason
 from eaglegate.text.events import FinishReason
 
 CHAT, TOOLS, STRUCTURED, REASONING = WORKLOADS = ("chat", "tools", "structured", "reasoning")
@@ -32,6 +31,25 @@ class Arm(StrEnum):
 
     CONTROL = "control"
     CANDIDATE = "candidate"
+
+
+class DepthReason(StrEnum):
+    """Reason for the depth of a step."""
+
+    COST = "cost"
+    """The depth has the highest expected rate."""
+    PROBE = "probe"
+    """The depth is chosen to learn from it."""
+    COLD = "cold"
+    """The depth is chosen to learn about unknown requests."""
+    DRIFT = "drift"
+    """Acceptance falls with the position, so the depth is less than the first positions suggest."""
+    BOUND = "bound"
+    """A request, key, workload or operator bounds the depth."""
+    PINNED = "pinned"
+    """A request, or a rule for its key or workload, fixes the depth."""
+    FROZEN = "frozen"
+    """An operator fixed the depth."""
 
 
 class UndraftedReason(StrEnum):

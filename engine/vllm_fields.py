@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from eaglegate.engine.speculation.totals import DepthReason
-from eaglegate.engine.types import Constraint, EngineRequest, TokenLogprob
+from eaglegate.engine.types import Constraint, DepthReason, EngineRequest, TokenLogprob
 from eaglegate.text.events import FinishReason
 
 DEPTH = "num_speculative_tokens"

@@ -10,7 +10,7 @@ from operator import add
 from typing import NamedTuple
 
 from eaglegate.engine.events import Ending, EventCallback, RequestFacts, Usage
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.observability.labels import NO_DRAFT, NO_KEY, OTHER, Labels
 from eaglegate.observability.sequence import MonotonicClock, PhaseShare, SequenceTimeline
 from eaglegate.text.events import Outcome, Phase, Repair

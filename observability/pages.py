@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from eaglegate import __version__
 from eaglegate.engine.fleet.types import WorkerStatus
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo
 from eaglegate.observability.metrics.base import AdmissionQueue
 from eaglegate.observability.metrics.engine import summarize_planner

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eaglegate.engine.speculation.totals import WORTHLESS, Totals
+from eaglegate.engine.totals import WORTHLESS, Totals
 from eaglegate.observability.telemetry import Telemetry
 
 MIN_VERIFY_STEPS = 200

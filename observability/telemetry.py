@@ -17,8 +17,8 @@ from eaglegate.engine.base import (
 )
 from eaglegate.engine.events import Observation, RequestFacts
 from eaglegate.engine.machine import NvmlGpu
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest
 from eaglegate.observability.facts import (
     DepthHeld,

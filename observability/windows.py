@@ -12,7 +12,7 @@ from functools import reduce
 from operator import add
 
 from eaglegate.engine.events import Ending
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.observability.labels import NO_KEY, Labels, TelemetrySettings
 from eaglegate.observability.observation import DecodeProgress, RequestRecord, SliceNames
 from eaglegate.observability.sequence import PhaseShare

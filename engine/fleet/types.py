@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from eaglegate.engine.fleet.types import (
     WorkerFinding,
     WorkerState,
 )
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.steps import NullSink
 from eaglegate.engine.supervision.policy import LossCause, now
 from eaglegate.engine.supervision.pool import EngineSession, PoisonIsolation, close_engine
 from eaglegate.engine.supervision.recovery import FailureKind
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, Sampling
 
 log = logging.getLogger(__name__)

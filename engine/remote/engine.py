@@ -34,8 +34,8 @@ from eaglegate.engine.remote.reading import (
 )
 from eaglegate.engine.remote.upstream import ENGINES, ConnectionSettings, LocalModel, Upstream
 from eaglegate.engine.speculation.accounting import intern_step
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.steps import push_steps, put
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,

@@ -34,7 +34,7 @@ from eaglegate.engine.remote.reading import (
 )
 from eaglegate.engine.remote.upstream import LocalModel
 from eaglegate.engine.speculation.accounting import intern_step
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,

@@ -20,7 +20,7 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import DecodeStep, Step, UndraftedReason
 
 _DELIVERED = attrgetter("delivered")

@@ -34,8 +34,8 @@ from eaglegate.engine.speculation.probes import Optimum, Probes
 from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
 from eaglegate.engine.speculation.step_graphs import StepGraphs
 from eaglegate.engine.speculation.survival import SurvivalEstimator
-from eaglegate.engine.speculation.totals import DepthReason, PlannedStep
 from eaglegate.engine.speculation.uniform import prefer_uniform
+from eaglegate.engine.types import DepthReason
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
@@ -78,6 +78,18 @@ class DepthPlan:
     """Expected committed tokens of the step that verifies them."""
     seconds: float
     """Expected seconds of a step of this kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """Outcome of one step with decoding requests only."""
+
+    seconds: float
+    tokens: int
+    batch: int
+    verified: int
+    depth: int
+    reason: DepthReason
 
 
 @dataclass(slots=True)

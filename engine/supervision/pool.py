@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from eaglegate.engine.base import Engine, ResilientEngine, SupportsUnclaimed
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DeathInquiry, DraftBlame, DraftHold
 from eaglegate.engine.supervision.policy import (
     LossLog,
@@ -31,6 +30,7 @@ from eaglegate.engine.supervision.recovery import (
     RequestRecovery,
     Submission,
 )
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import STEP_TOKENS, EngineInfo, EngineRequest, Step, StepSink
 
 log = logging.getLogger(__name__)

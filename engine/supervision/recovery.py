@@ -27,7 +27,6 @@ from eaglegate.engine.errors import (
     RequestRejected,
 )
 from eaglegate.engine.speculation.accounting import sum_steps
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.steps import put
 from eaglegate.engine.supervision.continuation import Continuation, ReplayDiverged
 from eaglegate.engine.supervision.draft_blame import DeathInquiry
@@ -37,6 +36,7 @@ from eaglegate.engine.supervision.policy import (
     SupervisionTimeouts,
     now,
 )
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Step, StepSink
 from eaglegate.text.events import FinishReason
 

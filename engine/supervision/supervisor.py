@@ -32,7 +32,6 @@ from eaglegate.engine.base import (
     never_pause,
 )
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.policy import (
     LossCause,
     PostMortem,
@@ -51,6 +50,7 @@ from eaglegate.engine.supervision.pool import (
     close_engine,
 )
 from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health
 
 if TYPE_CHECKING:

@@ -41,9 +41,9 @@ from eaglegate.engine.limited_child import name_exit
 from eaglegate.engine.logs import LineFormat, pass_line
 from eaglegate.engine.machine import count_oom_kills, is_stopped
 from eaglegate.engine.speculation.methods import find_method
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.steps import NullSink
 from eaglegate.engine.supervision.policy import PostMortem
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, Health, StepSink
 from eaglegate.engine.vllm_backend.arguments import make_engine_config
 from eaglegate.engine.vllm_backend.child_process import (

@@ -18,7 +18,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Execution, WorkerExecution
 
 SECOND_RUNNER = "vllm.v1.worker.gpu."

@@ -35,7 +35,7 @@ from vllm.v1.metrics.stats import IterationStats
 
 from eaglegate.engine.errors import EngineDead, EngineFailed
 from eaglegate.engine.speculation.accounting import sum_steps
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import DecodeStep, EngineRequest, Step, StepTrace
 from eaglegate.engine.vllm_backend import translate
 from eaglegate.engine.vllm_backend.step_queue import SinkFlusher, StepQueue

@@ -17,7 +17,7 @@ from eaglegate.engine.speculation.methods import StepBehaviour, StepDepth
 from eaglegate.engine.speculation.planner import DepthPlan, DepthPlanner
 from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.engine.speculation.step_graphs import GraphMode
-from eaglegate.engine.speculation.totals import DepthReason
+from eaglegate.engine.types import DepthReason
 from eaglegate.engine.vllm_backend.graphs import read_graphs
 from eaglegate.engine.vllm_backend.steering import ReasoningSpan
 from eaglegate.engine.vllm_contract import SKIP

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineError
 from eaglegate.engine.speculation.swap import DraftManager
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Arm
 from eaglegate.features.canary.arms import (
     ArmsNow,

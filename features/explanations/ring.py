@@ -21,8 +21,7 @@ from operator import attrgetter, sub
 from typing import Any
 
 from eaglegate.engine.events import Ending
-from eaglegate.engine.speculation.totals import DepthReason
-from eaglegate.engine.types import DecodeStep, UndraftedReason
+from eaglegate.engine.types import DecodeStep, DepthReason, UndraftedReason
 from eaglegate.observability.facts import AnswerAudited
 from eaglegate.observability.middleware import HttpExchange
 from eaglegate.observability.observation import ChoiceRecord, RequestObservation, RequestRecord

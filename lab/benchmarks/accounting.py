@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import REGISTRY
 
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine

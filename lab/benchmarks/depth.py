@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer

@@ -11,8 +11,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from eaglegate.engine.speculation.accounting import Account
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.steps import read_steps
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling
 from eaglegate.engine.vllm_backend.arguments import DEMO_SPECULATION, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import NO_ADAPTERS, VllmEngine

@@ -18,7 +18,7 @@ import httpx
 import orjson
 from tqdm import tqdm
 
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.lab.measure.counters import Counters, parse_counters
 from eaglegate.lab.measure.datasets import Session, take_block
 from eaglegate.lab.measure.figures import Block, Goal

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 
 SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
 POSITION = re.compile(r'position="(\d+)"')

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.lab.measure.statistics import LEVEL, Estimate, Summary, estimate_product, summarise
 from eaglegate.lab.measure.stream import RequestResult
 

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from eaglegate.engine.errors import DraftRefused, EngineError, EngineFailed
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Execution, Sampling, WorkerExecution
 from eaglegate.lab.prove.blank_draft import make_blank_draft
 from eaglegate.lab.prove.lane import (

@@ -22,8 +22,8 @@ import uvloop
 
 from eaglegate.engine.errors import EngineDead, EngineError, EngineStartError
 from eaglegate.engine.machine import inspect_machine
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, StepSink
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.position_noise import draw_noise

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.machine import NvmlGpu
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.observability.facts import Fact, FactBus
 from eaglegate.observability.labels import LABELS, Labels, TelemetrySettings
 from eaglegate.observability.observation import DecodeProgress, RequestRecord

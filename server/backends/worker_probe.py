@@ -21,8 +21,8 @@ from eaglegate.engine.base import Engine, Renderer, SupportsInspection
 from eaglegate.engine.errors import EngineError
 from eaglegate.engine.fleet.types import FindingKind, WorkerFinding
 from eaglegate.engine.speculation.accounting import sum_steps
-from eaglegate.engine.speculation.totals import WORTHLESS, Totals
 from eaglegate.engine.steps import read_steps
+from eaglegate.engine.totals import WORTHLESS, Totals
 from eaglegate.engine.types import Constraint, DecodeStep, EngineInfo, EngineRequest, Sampling, Step
 from eaglegate.server.errors import GatewayError
 from eaglegate.server.generation.grammar import ParserFactory

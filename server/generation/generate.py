@@ -42,7 +42,7 @@ from eaglegate.engine.events import (
     UsageDelta,
 )
 from eaglegate.engine.speculation.accounting import Account
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Step
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.prompt_turns import PromptTurn

@@ -121,7 +121,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/speculation/test_accounting.py",
         "tests/observability/test_account_scripted.py",
     ),
-    "engine/speculation/totals.py": (
+    "engine/totals.py": (
         "tests/engine/speculation/test_accounting.py",
         "tests/observability/test_account_scripted.py",
     ),

@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
 from eaglegate.engine.fleet.types import FindingKind, WorkerFinding, WorkerState, WorkerStatus
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,

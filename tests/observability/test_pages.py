@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import DecodeStep, Step
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS

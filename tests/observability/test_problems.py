@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, SpeculationInfo
 from eaglegate.observability.facts import DepthHeld, EngineChecked, EngineStarted
 from eaglegate.observability.labels import TelemetrySettings

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from eaglegate.engine.base import SupportsUnclaimed
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.steps import read_steps
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
     DecodeStep,
     EngineRequest,

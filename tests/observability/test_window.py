@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.observability.windows import SlidingWindow, WindowSums
 
 

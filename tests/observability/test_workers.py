@@ -13,7 +13,7 @@ from eaglegate.engine.fleet.types import (
     WorkerState,
     WorkerStatus,
 )
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.metrics.engine import MOST

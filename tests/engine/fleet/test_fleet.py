@@ -22,9 +22,9 @@ from eaglegate.engine.errors import (
 from eaglegate.engine.fleet.types import BreakerSettings, WorkerState
 from eaglegate.engine.scripted import DEFAULT_INFO
 from eaglegate.engine.speculation.accounting import Account
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervision.policy import RecoveryOutcome
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Constraint, SpeculationInfo
 from tests.engine.fleet.town import PATIENCE, town, until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until

@@ -13,8 +13,8 @@ from eaglegate.engine.fleet.discovery import DiscoveryError
 from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.fleet.types import BreakerSettings, FleetSettings, RoutingSettings
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.policy import SupervisionTimeouts
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health
 from eaglegate.text.events import FinishReason
 from tests.engine.supervision.mortal import Notes, following

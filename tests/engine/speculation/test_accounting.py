@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from eaglegate.engine.speculation.accounting import Account, spread_account, sum_steps, trim_step
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import DecodeStep, Step, UndraftedReason
 from eaglegate.text.events import FinishReason
 

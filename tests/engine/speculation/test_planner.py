@@ -9,7 +9,7 @@ from eaglegate.engine.speculation.planner import BACKLOG, DepthPlan, DepthPlanne
 from eaglegate.engine.speculation.probes import PROBE_SHARE
 from eaglegate.engine.speculation.step_cost import SIZES, ObservedStep, StepCostModel
 from eaglegate.engine.speculation.survival import LEVELS, START, SurvivalEstimator
-from eaglegate.engine.speculation.totals import DepthReason
+from eaglegate.engine.types import DepthReason
 from eaglegate.lab.benchmarks.regret_sim import (
     FRIENDLY,
     HOSTILE,

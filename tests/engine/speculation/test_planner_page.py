@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.engine.speculation.totals import DepthReason
+from eaglegate.engine.types import DepthReason
 
 PAGE = (Path(__file__).parents[3] / "docs" / "planner.md").read_text("utf-8")
 EXAMPLE = r"```python\n(.*?)```.*?```text\n(.*?)```(.*?)\n## "

@@ -16,7 +16,7 @@ from eaglegate.engine.speculation.probes import (
     Probes,
 )
 from eaglegate.engine.speculation.step_cost import TIMED
-from eaglegate.engine.speculation.totals import DepthReason
+from eaglegate.engine.types import DepthReason
 
 DEPTH = 4
 TIMED_ALL = np.full(DEPTH + 1, 100.0)

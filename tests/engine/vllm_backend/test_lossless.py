@@ -17,7 +17,7 @@ import torch
 from msgspec.structs import replace
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer

@@ -18,7 +18,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from eaglegate.engine.errors import DraftRefused
 from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
 from eaglegate.engine.speculation.swap import DraftManager
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.lab.benchmarks.drive import Outcome, at, greedy, run, run_all
 from tests.engine.draft_copies import perturb

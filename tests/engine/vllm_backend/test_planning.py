@@ -9,7 +9,7 @@ import pytest
 
 from eaglegate.engine.speculation.planner import DepthPlan
 from eaglegate.engine.speculation.step_cost import ObservedStep
-from eaglegate.engine.speculation.totals import DepthReason
+from eaglegate.engine.types import DepthReason
 from eaglegate.engine.vllm_backend.planning import MANY_HOLES, RandomPlanner, name_slice
 from eaglegate.engine.vllm_backend.scheduler import planning_scheduler
 from eaglegate.engine.vllm_fields import UNTAUGHT

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo
 from eaglegate.engine.vllm_backend.arguments import DEMO
 from eaglegate.engine.vllm_backend.engine import VllmEngine

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.speculation.scores import AnswerScores
-from eaglegate.engine.speculation.totals import Totals
 from eaglegate.engine.supervision.draft_blame import DraftHold
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.features.audit import command
 from eaglegate.features.audit.evidence import AuditOutcome

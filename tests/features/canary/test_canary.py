@@ -20,7 +20,7 @@ from eaglegate.engine.speculation import swap
 from eaglegate.engine.speculation.drafts import DraftPlan, InspectedDraft
 from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.speculation.swap import DraftManager
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Arm
 from eaglegate.features.canary.arms import (
     ArmsNow,

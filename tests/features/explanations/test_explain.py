@@ -14,8 +14,7 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.events import Ending, Finish, RequestFacts, RequestTimes, Usage
-from eaglegate.engine.speculation.totals import DepthReason
-from eaglegate.engine.types import DecodeStep, Step, UndraftedReason
+from eaglegate.engine.types import DecodeStep, DepthReason, Step, UndraftedReason
 from eaglegate.features.explanations import ring as explain
 from eaglegate.features.explanations.command import format_explanation, format_lists
 from eaglegate.features.explanations.feature import follow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eaglegate.engine.speculation.accounting import Account
-from eaglegate.engine.speculation.totals import Totals
+from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
     DecodeStep,
     EngineRequest,

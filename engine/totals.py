@@ -1,10 +1,8 @@
-"""Sums of accounts and the ratios that follow from them (formulas: ``accounting.py``), and one
-planned step with the reason for its depth."""
+"""Sums of accounts, and the ratios that follow from them (``speculation/accounting.py``)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import zip_longest
 
 WORTHLESS = 1.2
@@ -133,34 +131,3 @@ class Totals:
 
 def _add_columns(counts: tuple[int, ...], addends: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip_longest(counts, addends, fillvalue=0))
-
-
-class DepthReason(StrEnum):
-    """Reason for the depth of a step."""
-
-    COST = "cost"
-    """The depth has the highest expected rate."""
-    PROBE = "probe"
-    """The depth is chosen to learn from it."""
-    COLD = "cold"
-    """The depth is chosen to learn about unknown requests."""
-    DRIFT = "drift"
-    """Acceptance falls with the position, so the depth is less than the first positions suggest."""
-    BOUND = "bound"
-    """A request, key, workload or operator bounds the depth."""
-    PINNED = "pinned"
-    """A request, or a rule for its key or workload, fixes the depth."""
-    FROZEN = "frozen"
-    """An operator fixed the depth."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """Outcome of one step with decoding requests only."""
-
-    seconds: float
-    tokens: int
-    batch: int
-    verified: int
-    depth: int
-    reason: DepthReason
