@@ -68,7 +68,7 @@ LONGEST_CODED = 1 << 19
 
 
 class VllmRenderer:
-    """See ``eaglegate.engine.base.Renderer``. Raises ValueError if the template refuses a
+    """See ``eaglegate.text.rendering.base.Renderer``. Raises ValueError if the template refuses a
     conversation."""
 
     def __init__(

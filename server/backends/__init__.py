@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from eaglegate.engine.base import Renderer, ResilientEngine
+    from eaglegate.engine.base import ResilientEngine
     from eaglegate.engine.fleet.fleet import Fleet
     from eaglegate.engine.speculation.swap import DraftManager
     from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from eaglegate.server.generation.trials import ConstraintProbe
     from eaglegate.text.parsing.parser import ParserFallback
     from eaglegate.text.parsing.vocabulary import Vocabulary
+    from eaglegate.text.rendering.base import Renderer
 
 
 class Backend(Protocol):

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from eaglegate.engine.base import Engine, Renderer, SupportsInspection
+from eaglegate.engine.base import Engine, SupportsInspection
 from eaglegate.engine.errors import EngineError
 from eaglegate.engine.fleet.types import FindingKind, WorkerFinding
 from eaglegate.engine.speculation.accounting import sum_steps
@@ -29,6 +29,7 @@ from eaglegate.server.generation.grammar import ParserFactory
 from eaglegate.server.generation.job import Job, Prompt, ToolPolicy
 from eaglegate.text.events import FinishReason, Outcome, Phase
 from eaglegate.text.parsing.fold import AnswerFold
+from eaglegate.text.rendering.base import Renderer
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from eaglegate.engine.base import Engine, Renderer
+from eaglegate.engine.base import Engine
 from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.types import EngineInfo
 from eaglegate.server.access.admission import Admission
@@ -13,6 +13,7 @@ from eaglegate.server.access.prompt_turns import PromptTurns
 from eaglegate.server.generation.grammar import ParserFactory
 from eaglegate.server.generation.job import ServedModel
 from eaglegate.server.generation.trials import ConstraintTrials
+from eaglegate.text.rendering.base import Renderer
 
 
 @dataclass(frozen=True, slots=True)

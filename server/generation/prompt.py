@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from eaglegate.engine.base import Renderer
 from eaglegate.server.access.budget import SMALL_BYTES, RequestCharge
 from eaglegate.server.errors import InvalidRequest, TooManyRequests
 from eaglegate.server.generation.job import LEAST, Conversation, Side
+from eaglegate.text.rendering.base import Renderer
 from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
 from eaglegate.text.rendering.sandbox import RendererLost
 from eaglegate.text.rendering.watchdog import RenderTooSlow

@@ -197,7 +197,7 @@ def _name_templates(template: Any) -> dict[str, str]:
 
 
 class TemplateRenderer:
-    """Renderer that runs the model's chat template; see ``eaglegate.engine.base.Renderer``.
+    """Renderer that runs the model's chat template; see ``eaglegate.text.rendering.base.Renderer``.
 
     Its methods raise ValueError if the template refuses a conversation.
     """
