@@ -6,18 +6,14 @@ that offers them (``Engine.capability``).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss, PostMortem
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, StepSink
-
-if TYPE_CHECKING:
-    from eaglegate.engine.speculation.scores import AnswerScores
-
 
 T = TypeVar("T")
 Kind: TypeAlias = Callable[..., T]
@@ -190,53 +186,6 @@ class SupportsUnclaimed(Protocol):
     def unclaimed(self) -> Totals: ...
 
 
-@dataclass(frozen=True, slots=True)
-class DraftVersion:
-    """One set of draft weights."""
-
-    fingerprint: str
-    """Fingerprint of config.json and the weights, from ``fingerprint_draft``."""
-    source: str
-    """The folder that an operator named."""
-    path: str
-    """The folder it is loaded from: a copy, or the source itself."""
-    method: str = ""
-    summary: str = ""
-
-
-class SwapsDrafts(Protocol):
-    """An engine whose draft can be exchanged while it runs."""
-
-    async def swap_draft(self, path: str, running: str) -> float:
-        """Load the draft in ``path`` in place of ``running``, and return the seconds of the pause.
-
-        Raises EngineError; then ``running`` still serves, or the engine is lost.
-        """
-        ...
-
-
-async def never_pause() -> None:
-    """Return at once, for audits that nothing interrupts."""
-
-
-class ScoresAnswers(Protocol):
-    """An engine that can score an answer with the target alone."""
-
-    async def score(
-        self,
-        request: EngineRequest,
-        answer: Sequence[int],
-        dtype: str,
-        pause: Callable[[], Awaitable[None]] = never_pause,
-    ) -> AnswerScores:
-        """Score the tokens of an answer to ``request``, without a draft and without blocks that
-        other requests cached. ``pause`` is awaited before each piece of the work.
-
-        Raises EngineError, and any exception of ``pause``.
-        """
-        ...
-
-
 class DropsBlocks(Protocol):
     """An engine whose cached blocks can be dropped."""
 
@@ -268,20 +217,3 @@ class Remedies(DropsBlocks, Protocol):
     async def restart(self, reason: str) -> None:
         """Replace the engine. Running requests continue on the new one."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSwap:
-    """One exchange of the draft. ``pause_s`` is the time in which the engine made no step."""
-
-    at: float
-    kind: str
-    """swap, trial, rollback, reload or restart"""
-    before: str
-    after: str
-    pause_s: float = 0.0
-    took_s: float = 0.0
-    """Seconds from the call to the last worker's answer, inspection and copy included."""
-
-
-DraftListener = Callable[[DraftVersion, DraftSwap], None]

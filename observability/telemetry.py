@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from eaglegate.engine.base import (
-    DraftSwap,
-    DraftVersion,
-    Engine,
-    SupportsPlanning,
-    SupportsUnclaimed,
-)
+from eaglegate.engine.base import Engine, SupportsPlanning, SupportsUnclaimed
 from eaglegate.engine.events import Observation, RequestFacts
 from eaglegate.engine.machine import NvmlGpu
+from eaglegate.engine.speculation.draft_versions import DraftSwap, DraftVersion
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest

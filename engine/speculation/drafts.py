@@ -27,8 +27,8 @@ from weakref import finalize
 
 import numpy as np
 
-from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.errors import DraftRefused
+from eaglegate.engine.speculation.draft_versions import DraftVersion
 from eaglegate.engine.speculation.inspection import SpeculationReport, inspect_draft
 from eaglegate.engine.speculation.inspection.checkpoint import (
     Checkpoint,

@@ -1,12 +1,12 @@
-"""The pieces of an audit of one answer, and its scores."""
+"""The pieces of an audit of one answer, its scores, and the engines that give them."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -203,3 +203,25 @@ def _make_request(
         cache_salt=f"audit-{name}",
         adapter=request.adapter,
     )
+
+
+async def never_pause() -> None:
+    """Return at once, for audits that nothing interrupts."""
+
+
+class ScoresAnswers(Protocol):
+    """An engine that can score an answer with the target alone."""
+
+    async def score(
+        self,
+        request: EngineRequest,
+        answer: Sequence[int],
+        dtype: str,
+        pause: Callable[[], Awaitable[None]] = never_pause,
+    ) -> AnswerScores:
+        """Score the tokens of an answer to ``request``, without a draft and without blocks that
+        other requests cached. ``pause`` is awaited before each piece of the work.
+
+        Raises EngineError, and any exception of ``pause``.
+        """
+        ...

@@ -15,15 +15,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from eaglegate.engine.base import (
+from eaglegate.engine.base import DropsBlocks, Engine
+from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineError
+from eaglegate.engine.speculation.draft_versions import (
     DraftListener,
     DraftSwap,
     DraftVersion,
-    DropsBlocks,
-    Engine,
     SwapsDrafts,
 )
-from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineError
 from eaglegate.engine.speculation.drafts import (
     DraftPlan,
     DraftStore,

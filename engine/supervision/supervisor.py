@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eaglegate.engine.base import (
     AppliedDepth,
@@ -21,17 +21,16 @@ from eaglegate.engine.base import (
     Engine,
     Kind,
     Remedies,
-    ScoresAnswers,
     SupportsDepth,
     SupportsKill,
     SupportsKilled,
     SupportsPlanning,
     SupportsPostMortem,
-    SwapsDrafts,
     T,
-    never_pause,
 )
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
+from eaglegate.engine.speculation.draft_versions import SwapsDrafts
+from eaglegate.engine.speculation.scores import AnswerScores, ScoresAnswers, never_pause
 from eaglegate.engine.supervision.policy import (
     LossCause,
     PostMortem,
@@ -52,9 +51,6 @@ from eaglegate.engine.supervision.pool import (
 from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health
-
-if TYPE_CHECKING:
-    from eaglegate.engine.speculation.scores import AnswerScores
 
 log = logging.getLogger(__name__)
 
@@ -196,8 +192,8 @@ class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers,
             log.error("the depth was not bounded: %s", error)
 
     async def swap_draft(self, path: str, running: str) -> float:
-        """See ``eaglegate.engine.base.SwapsDrafts``. A restarted engine starts with its own
-        draft."""
+        """See ``engine.speculation.draft_versions.SwapsDrafts``. A restarted engine starts with its
+        own draft."""
         session = self._live_session
         if session is None:
             raise EngineDead(self._reason)
@@ -250,7 +246,7 @@ class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers,
         dtype: str,
         pause: Callable[[], Awaitable[None]] = never_pause,
     ) -> AnswerScores:
-        """See ``eaglegate.engine.base.ScoresAnswers``. Fails at once while the engine restarts.
+        """See ``engine.speculation.scores.ScoresAnswers``. Fails at once while the engine restarts.
 
         Raises EngineDead only if the engine died by itself. An engine that a signal from outside
         has ended proves nothing about the answer.

@@ -26,21 +26,26 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from eaglegate.engine.base import (
     DropsBlocks,
     Engine,
-    ScoresAnswers,
     SupportsDepth,
     SupportsKill,
     SupportsKilled,
     SupportsPlanning,
     SupportsPostMortem,
     SupportsUnclaimed,
-    SwapsDrafts,
-    never_pause,
 )
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from eaglegate.engine.limited_child import name_exit
 from eaglegate.engine.logs import LineFormat, pass_line
 from eaglegate.engine.machine import count_oom_kills, is_stopped
+from eaglegate.engine.speculation.draft_versions import SwapsDrafts
 from eaglegate.engine.speculation.methods import find_method
+from eaglegate.engine.speculation.scores import (
+    PIECE,
+    AnswerScores,
+    ScoresAnswers,
+    never_pause,
+    split_audit,
+)
 from eaglegate.engine.steps import NullSink
 from eaglegate.engine.supervision.policy import PostMortem
 from eaglegate.engine.totals import Totals
@@ -71,8 +76,6 @@ from eaglegate.engine.vllm_contract import SCHEDULER, WORKER, describe_untested
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import StatLoggerFactory
-
-    from eaglegate.engine.speculation.scores import AnswerScores
 
 log = logging.getLogger(__name__)
 
@@ -274,10 +277,8 @@ class VllmEngine(
         dtype: str,
         pause: Callable[[], Awaitable[None]] = never_pause,
     ) -> AnswerScores:
-        """See ``eaglegate.engine.base.ScoresAnswers``."""
+        """See ``eaglegate.engine.speculation.scores.ScoresAnswers``."""
         llm, _ = self._require_running()
-        from eaglegate.engine.speculation.scores import PIECE, AnswerScores, split_audit
-
         caches = llm.vllm_config.cache_config.enable_prefix_caching
         parts = []
         for piece in split_audit(request, answer, dtype, PIECE if caches else None):

@@ -27,11 +27,12 @@ from typing import Any
 
 from msgspec import structs
 
-from eaglegate.engine.base import DraftSwap, DraftVersion, Engine, ScoresAnswers, never_pause
+from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
+from eaglegate.engine.speculation.draft_versions import DraftSwap, DraftVersion
 from eaglegate.engine.speculation.policy import draw_position
 from eaglegate.engine.speculation.rounding import find_tie
-from eaglegate.engine.speculation.scores import ScoringRules
+from eaglegate.engine.speculation.scores import ScoresAnswers, ScoringRules, never_pause
 from eaglegate.engine.speculation.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
 from eaglegate.engine.types import EngineInfo, EngineRequest, SinkTap, Step, StepSink

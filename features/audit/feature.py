@@ -6,7 +6,8 @@ from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from eaglegate.engine.base import Engine, ScoresAnswers
+from eaglegate.engine.base import Engine
+from eaglegate.engine.speculation.scores import ScoresAnswers
 from eaglegate.engine.types import EngineInfo
 from eaglegate.features.audit.auditor import Auditor
 from eaglegate.features.audit.files import EvidenceFolder

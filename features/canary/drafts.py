@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineError
+from eaglegate.engine.speculation.draft_versions import DraftVersion
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Arm

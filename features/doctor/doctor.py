@@ -21,8 +21,9 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from eaglegate.engine.base import DraftSwap, DraftVersion, Engine, Remedies
+from eaglegate.engine.base import Engine, Remedies
 from eaglegate.engine.errors import EngineError
+from eaglegate.engine.speculation.draft_versions import DraftSwap, DraftVersion
 from eaglegate.engine.speculation.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate
 from eaglegate.engine.types import (

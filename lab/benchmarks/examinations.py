@@ -15,7 +15,7 @@ import random
 import time
 from statistics import median
 
-from eaglegate.engine.base import DraftVersion
+from eaglegate.engine.speculation.draft_versions import DraftVersion
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from eaglegate.engine.base import DraftVersion, never_pause
 from eaglegate.engine.scripted import ScriptedEngine, steps
+from eaglegate.engine.speculation.draft_versions import DraftVersion
 from eaglegate.engine.speculation.policy import SpeculationPolicy
-from eaglegate.engine.speculation.scores import AnswerScores
+from eaglegate.engine.speculation.scores import AnswerScores, never_pause
 from eaglegate.engine.types import EngineRequest, Step
 from eaglegate.features.audit.auditor import Auditor
 from eaglegate.features.audit.holds import AuditHolds

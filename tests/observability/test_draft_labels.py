@@ -6,8 +6,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from eaglegate.engine.base import DraftListener, DraftSwap, DraftVersion
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.speculation.draft_versions import DraftListener, DraftSwap, DraftVersion
 from eaglegate.engine.types import DecodeStep, Step
 from eaglegate.observability.facts import RequestEnded
 from eaglegate.observability.labels import TelemetrySettings

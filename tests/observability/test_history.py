@@ -6,8 +6,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from eaglegate.engine.base import DraftSwap
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.speculation.draft_versions import DraftSwap
 from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,

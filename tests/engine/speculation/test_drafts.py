@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eaglegate.engine.base import DropsBlocks, Engine, SwapsDrafts
+from eaglegate.engine.base import DropsBlocks, Engine
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead
+from eaglegate.engine.speculation.draft_versions import SwapsDrafts
 from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore, fingerprint_draft
 from eaglegate.engine.speculation.inspection.checkpoint import open_checkpoint
 from eaglegate.engine.speculation.swap import DraftManager

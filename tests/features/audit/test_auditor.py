@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from eaglegate.engine.base import DraftVersion, never_pause
 from eaglegate.engine.errors import EngineDead, EngineFailed
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
+from eaglegate.engine.speculation.draft_versions import DraftVersion
 from eaglegate.engine.speculation.policy import DepthSource, SpeculationPolicy
-from eaglegate.engine.speculation.scores import AnswerScores, split_audit
+from eaglegate.engine.speculation.scores import AnswerScores, never_pause, split_audit
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
 from eaglegate.features.audit import auditor as module

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from eaglegate.engine.base import ScoresAnswers, never_pause
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
-from eaglegate.engine.speculation.scores import AnswerScores
+from eaglegate.engine.speculation.scores import AnswerScores, ScoresAnswers, never_pause
 from eaglegate.engine.supervision.policy import LossCause
 from eaglegate.engine.types import EngineRequest
 from tests.engine.supervision.mortal import Cradle, Mortal, ask, supervised

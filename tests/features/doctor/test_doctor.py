@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.errors import EngineFailed
+from eaglegate.engine.speculation.draft_versions import DraftVersion
 from eaglegate.engine.steps import NullSink
 from eaglegate.engine.types import DecodeStep, EngineRequest, Sampling, Step
 from eaglegate.features.doctor import doctor as doctor_module

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from eaglegate.engine.base import DraftVersion
 from eaglegate.engine.scripted import ScriptedEngine
+from eaglegate.engine.speculation.draft_versions import DraftVersion
 from eaglegate.features.doctor.diagnosis import Cause, Cure, Treatment
 from eaglegate.features.doctor.doctor import Doctor, Mode
 from eaglegate.features.doctor.feature import DoctorFeature, list_uncured_causes
