@@ -337,3 +337,15 @@ class Health:
 
     live: bool
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PostMortem:
+    """Report on an engine's end for operators, bounded and without prompts."""
+
+    ended_by: str = ""
+    """A signal's name or an exit status."""
+    error: str = ""
+    """The last line of the traceback that ended it."""
+    log: tuple[str, ...] = ()
+    """The last lines that its processes wrote."""

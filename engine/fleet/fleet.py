@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from eaglegate.engine.base import AppliedDepth, Engine
+from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import (
     EngineDead,
     EngineFailed,
@@ -47,6 +47,7 @@ from eaglegate.engine.supervision.policy import (
 )
 from eaglegate.engine.supervision.pool import EnginePool, EngineSession, SessionSubmission
 from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
+from eaglegate.engine.supervision.resilient import AppliedDepth
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, Step
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class WorkerSlot(SessionSubmission):
 
 @dataclass(eq=False)
 class Fleet(EnginePool):
-    """See ``eaglegate.engine.base.ResilientEngine``; ``make`` creates an engine for an address."""
+    """See ``ResilientEngine``; ``make`` creates an engine for an address."""
 
     make: Callable[[str], Engine]
     sources: Sequence[WorkerSource]

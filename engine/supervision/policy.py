@@ -11,7 +11,7 @@ from enum import StrEnum
 from time import monotonic
 
 from eaglegate.engine.supervision.draft_blame import DraftHold
-from eaglegate.engine.types import EngineInfo
+from eaglegate.engine.types import EngineInfo, PostMortem
 
 
 def now() -> float:
@@ -178,18 +178,6 @@ KEPT = 16
 """Number of losses kept."""
 REASON = 500
 """Most characters of a reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class PostMortem:
-    """Report on an engine's end for operators, bounded and without prompts."""
-
-    ended_by: str = ""
-    """A signal's name or an exit status."""
-    error: str = ""
-    """The last line of the traceback that ended it."""
-    log: tuple[str, ...] = ()
-    """The last lines that its processes wrote."""
 
 
 @dataclass(frozen=True, slots=True)

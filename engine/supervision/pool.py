@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
-from eaglegate.engine.base import Engine, ResilientEngine, SupportsUnclaimed
+from eaglegate.engine.base import Engine, SupportsUnclaimed
 from eaglegate.engine.supervision.draft_blame import DeathInquiry, DraftBlame, DraftHold
 from eaglegate.engine.supervision.policy import (
     LossLog,
@@ -30,6 +30,7 @@ from eaglegate.engine.supervision.recovery import (
     RequestRecovery,
     Submission,
 )
+from eaglegate.engine.supervision.resilient import ResilientEngine
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import STEP_TOKENS, EngineInfo, EngineRequest, Step, StepSink
 
@@ -240,7 +241,7 @@ class SessionSubmission(Submission):
 
 
 class EnginePool(ResilientEngine, SupportsUnclaimed):
-    """Base of ``SupervisedEngine`` and ``Fleet``: see ``eaglegate.engine.base.ResilientEngine``."""
+    """Base of ``SupervisedEngine`` and ``Fleet``; see ``ResilientEngine``."""
 
     timeouts: SupervisionTimeouts
     observer: RecoveryObserver
@@ -274,7 +275,7 @@ class EnginePool(ResilientEngine, SupportsUnclaimed):
 
     @property
     def step_tokens(self) -> int:
-        """See ``eaglegate.engine.base.ResilientEngine``."""
+        """See ``ResilientEngine``."""
         return sum(session.info.step_tokens for session in self._sessions()) or STEP_TOKENS
 
     @property
@@ -284,7 +285,7 @@ class EnginePool(ResilientEngine, SupportsUnclaimed):
 
     @property
     def is_live(self) -> bool:
-        """See ``eaglegate.engine.base.ResilientEngine``."""
+        """See ``ResilientEngine``."""
         return next(iter(self._sessions()), None) is not None
 
     def reset_failures(self) -> None:

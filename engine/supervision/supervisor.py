@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eaglegate.engine.base import (
-    AppliedDepth,
     DropsBlocks,
     Engine,
     Kind,
@@ -33,7 +32,6 @@ from eaglegate.engine.speculation.draft_versions import SwapsDrafts
 from eaglegate.engine.speculation.scores import AnswerScores, ScoresAnswers, never_pause
 from eaglegate.engine.supervision.policy import (
     LossCause,
-    PostMortem,
     RecoveryObserver,
     RestartPolicy,
     SupervisionTimeouts,
@@ -49,8 +47,9 @@ from eaglegate.engine.supervision.pool import (
     close_engine,
 )
 from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
+from eaglegate.engine.supervision.resilient import AppliedDepth
 from eaglegate.engine.totals import Totals
-from eaglegate.engine.types import EngineInfo, EngineRequest, Health
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, PostMortem
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ class LocalTurn:
 
 @dataclass(eq=False)
 class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers, Remedies):
-    """Engine of one event loop that restarts its backend; see ``engine.base.ResilientEngine``.
+    """Engine of one event loop that restarts its backend; see ``ResilientEngine``.
 
     It has itself those capabilities that must not fail or be forgotten with a backend.
 

@@ -47,9 +47,15 @@ from eaglegate.engine.speculation.scores import (
     split_audit,
 )
 from eaglegate.engine.steps import NullSink
-from eaglegate.engine.supervision.policy import PostMortem
 from eaglegate.engine.totals import Totals
-from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, Health, StepSink
+from eaglegate.engine.types import (
+    EngineInfo,
+    EngineRequest,
+    Execution,
+    Health,
+    PostMortem,
+    StepSink,
+)
 from eaglegate.engine.vllm_backend.arguments import make_engine_config
 from eaglegate.engine.vllm_backend.child_process import (
     ChildLog,

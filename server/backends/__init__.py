@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from eaglegate.engine.base import ResilientEngine
     from eaglegate.engine.fleet.fleet import Fleet
     from eaglegate.engine.speculation.swap import DraftManager
     from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
+    from eaglegate.engine.supervision.resilient import ResilientEngine
     from eaglegate.engine.types import EngineInfo
     from eaglegate.server.generation.trials import ConstraintProbe
     from eaglegate.text.parsing.parser import ParserFallback

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eaglegate.engine.base import Engine, ResilientEngine
+from eaglegate.engine.base import Engine
 from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.supervision.resilient import ResilientEngine
 from eaglegate.engine.types import EngineInfo
 from eaglegate.server.access.admission import Admission
 from eaglegate.server.apis.shared.gateway import Gateway

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
-from eaglegate.engine.base import AppliedDepth
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineFailed
 from eaglegate.engine.speculation.draft_versions import DraftSwap
 from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
 from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.supervision.resilient import AppliedDepth
 from eaglegate.server.apis.shared.fields import RequestModel
 from eaglegate.server.apis.shared.gateway import Controls, Gateway
 from eaglegate.server.apis.shared.openapi import describe_body

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from eaglegate.engine.base import AppliedDepth, SupportsPlanning
+from eaglegate.engine.base import SupportsPlanning
 from eaglegate.engine.events import NullObserver, Observer
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import EngineLoss
+from eaglegate.engine.supervision.resilient import AppliedDepth
 from eaglegate.server.access.budget import RequestBudget
 from eaglegate.server.access.cross_origin import CrossOriginPolicy
 from eaglegate.server.access.keys import KeyRing

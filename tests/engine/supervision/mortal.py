@@ -18,17 +18,13 @@ from eaglegate.engine.errors import EngineDead, EngineStartError
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervision.draft_blame import DraftHold
-from eaglegate.engine.supervision.policy import (
-    LossCause,
-    PostMortem,
-    RecoveryOutcome,
-    SupervisionTimeouts,
-)
+from eaglegate.engine.supervision.policy import LossCause, RecoveryOutcome, SupervisionTimeouts
 from eaglegate.engine.supervision.supervisor import SupervisedEngine
 from eaglegate.engine.types import (
     EngineInfo,
     EngineRequest,
     Health,
+    PostMortem,
     Sampling,
     SpeculationInfo,
     Step,

@@ -8,12 +8,8 @@ from dataclasses import replace
 import pytest
 
 from eaglegate.engine.errors import EngineDead, RequestQuarantined
-from eaglegate.engine.supervision.policy import (
-    LossCause,
-    PostMortem,
-    RecoveryOutcome,
-    SupervisionTimeouts,
-)
+from eaglegate.engine.supervision.policy import LossCause, RecoveryOutcome, SupervisionTimeouts
+from eaglegate.engine.types import PostMortem
 from tests.engine.supervision.mortal import (
     FAST,
     Cradle,

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from eaglegate.engine.base import AppliedDepth, SupportsPlanning
+from eaglegate.engine.base import SupportsPlanning
 from eaglegate.engine.steps import read_steps
+from eaglegate.engine.supervision.resilient import AppliedDepth
 from eaglegate.engine.types import Sampling
 from tests.engine.supervision.mortal import FAST, Cradle, Mortal, ask, supervised, until
 from tests.engine.supervision.test_supervisor import CONSTRAINT

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from eaglegate.engine.base import AppliedDepth
 from eaglegate.engine.errors import RequestQuarantined
 from eaglegate.engine.supervision.draft_blame import WINDOW_S, DeathInquiry, DraftBlame
+from eaglegate.engine.supervision.resilient import AppliedDepth
 from tests.engine.supervision.mortal import (
     Cradle,
     ask,
