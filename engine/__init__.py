@@ -1,9 +1,11 @@
 """Engines: token ids in, steps out. This folder knows no HTTP server and nothing of ``server``.
 
-``base.py`` defines the interface of an engine, ``types.py`` its requests and steps, and
-``events.py`` the events made of steps and their observers. ``vllm_backend`` runs vLLM in this
-process, ``remote`` drives one worker, and ``fleet`` discovers workers, checks their health and
-routes requests to them. ``preflight`` finds the problems that would stop a start.
+``base.py`` defines the interface of an engine and the capabilities that some engines have,
+``wrapper.py`` is the base of engines around others, ``types.py`` has requests and steps,
+``totals.py`` sums of steps, and ``events.py`` the events made of steps and their observers.
+``vllm_backend`` runs vLLM in this process, ``remote`` drives one worker, and ``fleet`` discovers
+workers, checks their health and routes requests to them. ``preflight`` finds the problems that
+would stop a start.
 
 ``supervision`` lets requests survive the loss of their engine, in the same way for a local engine
 (``supervisor.py``) and for a fleet: ``policy.py`` has the limits and the causes of a loss,
@@ -13,7 +15,7 @@ routes requests to them. ``preflight`` finds the problems that would stop a star
 ``speculation`` has the formulas in ``accounting.py``, the depth of a request in ``policy.py``, and
 the depth of a step by its cost in ``planner.py``. ``inspection`` checks that a draft fits a target
 before anything is loaded, ``drafts.py`` copies drafts, and ``swap.py`` exchanges the running one.
-``audit`` judges answers that the target scored again without the draft.
+``scores.py`` has the target's scores of an answer, without the draft.
 
 The callers are ``server.backends``, where a new engine goes, and ``server.generation``. An engine
 for workers is a module of ``remote`` and a row in its ``ENGINES``.

@@ -35,26 +35,40 @@ MAY_NOT = {
 """The folders, and the folders and packages that each may not import."""
 CLIENT = "eaglegate.server.cli.client"
 """The HTTP client of a running gateway, which imports nothing of the server. The lab may use it."""
-FLOORS = (
-    {"errors"},
-    {"flags"},
-    {"http", "store"},
-    {"access"},
-    {"settings", "feature_settings"},
-    {"generation"},
-    {"apis", "backends"},
-    {"app"},
-    {"cli"},
-    {"__main__"},
-)
-"""The parts of ``server/``, from the bottom up. A part imports parts of lower floors only."""
+FLOORS = {
+    "server": (
+        {"errors"},
+        {"flags"},
+        {"http", "store"},
+        {"access"},
+        {"settings", "feature_settings"},
+        {"generation"},
+        {"apis", "backends"},
+        {"app"},
+        {"cli"},
+        {"__main__"},
+    ),
+    "engine": (
+        {"bounded_yaml", "errors", "gpus", "limited_child", "logs", "orphan", "stop_signals"},
+        {"totals", "types", "vllm_contract", "vllm_flags"},
+        {"base", "events", "machine", "steps", "vllm_fields"},
+        {"speculation", "wrapper"},
+        {"preflight", "remote", "scripted", "supervision"},
+        {"fleet", "vllm_backend"},
+    ),
+}
+"""The parts of a folder, from the bottom up. A part imports parts of lower floors only."""
 BY_NAME = {
+    "engine/remote/upstream.py": ("engine",),
+    "engine/vllm_backend/grammar_probe.py": ("engine",),
+    "engine/vllm_contract.py": ("engine",),
     "server/__main__.py": ("lab",),
     "server/cli/feature_table.py": ("features",),
     "features/improve/feature.py": ("lab",),
 }
 """The files that import upwards by a module's name, so that nothing is loaded before it is used:
-the commands, the table of features, and the improvement loop. Keep this short.
+the engines for workers, the program of a child process, the classes that vLLM loads, the commands,
+the table of features, and the improvement loop. Keep this short.
 """
 MODULE_NAME = re.compile(r"eaglegate(?:\.\w+)+(?:\.|\.\w+|:\w+)")
 """A string that names a module: ``eaglegate.x.y``, ``eaglegate.x:Class``, or the constant part of
@@ -146,26 +160,27 @@ def test_other_strings_are_no_imports(text: str) -> None:
     assert not find_module_names(f"print({text!r})")
 
 
-SERVER = ROOT / "server"
-SERVER_SOURCES = sorted(SERVER.rglob("*.py"))
-SERVER_FOLDERS = sorted({path.parent for path in SERVER_SOURCES})
+FLOORED_SOURCES = [path for folder in FLOORS for path in sorted((ROOT / folder).rglob("*.py"))]
+FLOORED_FOLDERS = sorted({path.parent for path in FLOORED_SOURCES})
 
 
-def list_server_imports(path: Path) -> set[str]:
-    """The parts of ``server/`` that a file imports, as dotted names below ``server``."""
-    return {name.removeprefix("eaglegate.server.") for name in names(path, "server")} - {
-        "eaglegate.server"
+def list_inner_imports(path: Path) -> set[str]:
+    """The parts of its top folder that a file imports, as dotted names below that folder."""
+    top = path.relative_to(ROOT).parts[0]
+    return {name.removeprefix(f"eaglegate.{top}.") for name in names(path, top)} - {
+        f"eaglegate.{top}"
     }
 
 
-@pytest.mark.parametrize("path", SERVER_SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_part_of_the_server_imports_lower_floors_only(path: Path) -> None:
-    part = path.relative_to(SERVER).parts[0].removesuffix(".py")
+@pytest.mark.parametrize("path", FLOORED_SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_part_imports_lower_floors_only(path: Path) -> None:
+    top, *inside = path.relative_to(ROOT).parts
+    part = inside[0].removesuffix(".py")
     if part == "__init__":
-        assert not list_server_imports(path)
+        assert not list_inner_imports(path)
         return
-    floors = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
-    targets = {name: name.partition(".")[0] for name in list_server_imports(path)}
+    floors = {part: floor for floor, parts in enumerate(FLOORS[top]) for part in parts}
+    targets = {name: name.partition(".")[0] for name in list_inner_imports(path)}
     assert not [
         name
         for name, target in targets.items()
@@ -174,8 +189,8 @@ def test_a_part_of_the_server_imports_lower_floors_only(path: Path) -> None:
 
 
 def find_child(folder: Path, name: str) -> str | None:
-    """Return the file or folder in ``folder`` that a name below ``server`` belongs to."""
-    parts, inside = name.split("."), [*folder.relative_to(SERVER).parts]
+    """Return the file or folder in ``folder`` that a name below its top folder belongs to."""
+    parts, inside = name.split("."), [*folder.relative_to(ROOT).parts[1:]]
     if parts[: len(inside)] != inside or len(parts) == len(inside):
         return None
     child = parts[len(inside)]
@@ -183,12 +198,12 @@ def find_child(folder: Path, name: str) -> str | None:
     return child if is_module else "__init__"
 
 
-@pytest.mark.parametrize("folder", SERVER_FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("folder", FLOORED_FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_parts_of_a_folder_import_each_other_in_no_circle(folder: Path) -> None:
     graph: dict[str, set[str | None]] = {}
     for path in folder.rglob("*.py"):
         child = path.relative_to(folder).parts[0].removesuffix(".py")
-        targets = {find_child(folder, name) for name in list_server_imports(path)}
+        targets = {find_child(folder, name) for name in list_inner_imports(path)}
         graph[child] = graph.get(child, set()) | (targets - {None, child})
     TopologicalSorter(graph).prepare()  # raises CycleError
 
