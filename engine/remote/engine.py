@@ -1,9 +1,10 @@
 """Remote engines, each driving one worker over HTTP. The engine in this file exchanges token ids
 with vLLM.
 
-``remote_engine`` makes the engine for an upstream. ``connection.py`` speaks HTTP and bounds every
+``protocols.py`` makes the engine for an address. ``connection.py`` speaks HTTP and bounds every
 answer; ``reading.py`` checks it. ``text.py`` has the engine for any OpenAI-compatible server. A new
-protocol needs a subclass of ``RemoteEngineBase`` (``driver.py``) and a row in ``ENGINES``.
+protocol needs a subclass of ``RemoteEngineBase`` (``driver.py``) and a row in ``ENGINES``
+(``protocols.py``).
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from importlib import import_module
 from typing import Any
 
 from msgspec.structs import replace
 
-from eaglegate.engine.base import Engine, SupportsCounters, SupportsInspection
+from eaglegate.engine.base import SupportsCounters, SupportsInspection
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
 from eaglegate.engine.remote import probe, wire
 from eaglegate.engine.remote.connection import WorkerConnection
@@ -32,7 +32,6 @@ from eaglegate.engine.remote.reading import (
     read_object,
     read_optional_object,
 )
-from eaglegate.engine.remote.upstream import ENGINES, ConnectionSettings, LocalModel, Upstream
 from eaglegate.engine.speculation.accounting import intern_step
 from eaglegate.engine.steps import push_steps, put
 from eaglegate.engine.totals import Totals
@@ -255,10 +254,3 @@ def _read_finish(reason: Any) -> FinishReason | None:
     if not isinstance(reason, str) or reason not in FINISH:
         raise WorkerProtocolError(f"a finish_reason is unknown: {quote(str(reason))}")
     return FINISH[reason]
-
-
-def remote_engine(upstream: Upstream, model: LocalModel, access: ConnectionSettings) -> Engine:
-    """Make the engine for the worker's wire protocol. It connects when it is started."""
-    module, name = ENGINES[upstream.prefix].split(":")
-    engine: Engine = getattr(import_module(module), name)(upstream, model, access)
-    return engine

@@ -1,71 +1,26 @@
-"""A worker's address and wire protocol, connection settings, and the local copy of its model."""
+"""A worker's address, connection settings, and the local copy of its model."""
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
-
-ENGINES: Mapping[str, str] = {
-    "": "eaglegate.engine.remote.engine:RemoteEngine",
-    "text+": "eaglegate.engine.remote.text:TextEngine",
-}
-"""The engine class that drives a worker, by the prefix of its address before the URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One worker's address. ``str()`` gives the text that ``parse`` reads, without credentials."""
+    """One worker's address. ``str()`` gives the text that ``parse_upstream`` reads, without
+    credentials."""
 
     url: str
     """Scheme, host, port and optional path, without a trailing slash."""
     prefix: str = ""
-    """The worker's protocol, a key of ``ENGINES``."""
+    """The worker's protocol, a key of ``ENGINES`` in ``protocols.py``."""
     authorization: str | None = field(default=None, repr=False, compare=False)
     """Authorization from ``http://user:password@...``, sent to this worker instead of the key."""
 
-    @classmethod
-    def parse(cls, address: str) -> Upstream:
-        """Parse ``http://host:port`` or ``text+http://host:port``. Raises ValueError."""
-        prefix = max(filter(address.strip().startswith, ENGINES), key=len)
-        url = address.strip().removeprefix(prefix).rstrip("/")
-        if not _is_address(url):
-            raise ValueError(
-                "a worker's address must be http://HOST:PORT, or text+http://HOST:PORT for one "
-                f"that speaks text only; given {_without_userinfo(address)!r}"
-            )
-        userinfo = urlsplit(url).netloc.rpartition("@")[0]
-        clean = url.replace(f"//{userinfo}@", "//", 1).removesuffix("/v1")
-        return cls(clean, prefix, encode_basic_auth(userinfo) if userinfo else None)
-
     def __str__(self) -> str:
         return self.prefix + self.url
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return (
-            parts.scheme in ("http", "https")
-            and bool(parts.hostname)
-            and parts.port != 0
-            and not (parts.query or parts.fragment)
-        )
-    except ValueError:
-        return False
-
-
-def _without_userinfo(address: str) -> str:
-    _, separator, host = address.rpartition("@")
-    return f"***@{host}" if separator else host
-
-
-def encode_basic_auth(userinfo: str) -> str:
-    """Return the HTTP Basic authentication value of a percent-encoded ``user:password``."""
-    user, _, password = userinfo.partition(":")
-    return "Basic " + b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
 
 
 @dataclass(frozen=True, slots=True)

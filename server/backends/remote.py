@@ -21,7 +21,7 @@ from eaglegate.engine.fleet.discovery import (
 from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.fleet.types import FleetSettings
 from eaglegate.engine.fleet.worker import WorkerReport
-from eaglegate.engine.remote.engine import remote_engine
+from eaglegate.engine.remote.protocols import parse_upstream, remote_engine
 from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from eaglegate.engine.types import EngineInfo
@@ -164,13 +164,13 @@ class AddressBook:
         """Register an address, and return its canonical form, the worker's name. Raises
         ValueError.
         """
-        upstream = Upstream.parse(address)
+        upstream = parse_upstream(address)
         self._upstreams[str(upstream)] = upstream
         return str(upstream)
 
     def __getitem__(self, name: str) -> Upstream:
         """Return the worker's address. An address found by DNS has no credentials."""
-        return self._upstreams.get(name) or Upstream.parse(name)
+        return self._upstreams.get(name) or parse_upstream(name)
 
 
 def build_sources(settings: Settings, register: Callable[[str], str]) -> list[WorkerSource]:

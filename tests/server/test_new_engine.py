@@ -18,9 +18,9 @@ from starlette.routing import Route
 
 from eaglegate.engine.remote.connection import WorkerConnection
 from eaglegate.engine.remote.driver import RemoteEngineBase
-from eaglegate.engine.remote.engine import remote_engine
+from eaglegate.engine.remote.protocols import ENGINES, parse_upstream, remote_engine
 from eaglegate.engine.remote.reading import compute_limits, read_integers
-from eaglegate.engine.remote.upstream import ENGINES, ConnectionSettings, LocalModel, Upstream
+from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from eaglegate.engine.steps import put, read_steps
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
@@ -116,7 +116,7 @@ async def models(_: Request) -> JSONResponse:
 async def test_a_workers_engine_is_a_class_and_a_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(ENGINES, "toy+", f"{__name__}:ToyEngine")
+    monkeypatch.setitem(ENGINES, "toy+", ToyEngine)
     worker = Starlette(
         routes=[
             Route("/health", lambda _: JSONResponse({})),
@@ -127,7 +127,7 @@ async def test_a_workers_engine_is_a_class_and_a_row(
     files = ModelFiles.find(str(DEMO), None, None)
     model = LocalModel("toy", TemplateRenderer(files), 2048)
     async with serving(worker) as url:
-        upstream = Upstream.parse(f"toy+{url}")
+        upstream = parse_upstream(f"toy+{url}")
         assert str(upstream) == f"toy+{url}"
         engine = remote_engine(upstream, model, ConnectionSettings(start_s=5.0))
         assert (await engine.start()).max_model_len == 100

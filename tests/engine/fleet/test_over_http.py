@@ -11,9 +11,9 @@ import pytest
 from eaglegate.engine.errors import EngineOverloaded, RequestRejected
 from eaglegate.engine.fleet.discovery import FileSource
 from eaglegate.engine.fleet.fleet import Fleet
-from eaglegate.engine.remote.engine import remote_engine
 from eaglegate.engine.remote.probe import PROBE
-from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
+from eaglegate.engine.remote.protocols import parse_upstream, remote_engine
+from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel
 from eaglegate.engine.speculation.accounting import Account
 from tests.engine.fleet.town import PATIENCE, RULES
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
@@ -64,8 +64,8 @@ async def fleet_of(tmp_path, *workers: Worker):
         file = tmp_path / "workers"
         file.write_text("\n".join(urls))
         fleet = Fleet(
-            lambda url: remote_engine(Upstream.parse(url), MODEL, ACCESS),
-            [FileSource(file, lambda url: str(Upstream.parse(url)), interval_s=0.02)],
+            lambda url: remote_engine(parse_upstream(url), MODEL, ACCESS),
+            [FileSource(file, lambda url: str(parse_upstream(url)), interval_s=0.02)],
             PATIENCE,
             HTTP_RULES,
         )

@@ -15,9 +15,10 @@ from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, Engin
 from eaglegate.engine.fleet.discovery import DiscoveryError, FileSource, StaticSource
 from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.remote.connection import WorkerConnection
-from eaglegate.engine.remote.engine import RemoteEngine, remote_engine
+from eaglegate.engine.remote.engine import RemoteEngine
+from eaglegate.engine.remote.protocols import parse_upstream, remote_engine
 from eaglegate.engine.remote.text import TextEngine
-from eaglegate.engine.remote.upstream import ConnectionSettings, Upstream
+from eaglegate.engine.remote.upstream import ConnectionSettings
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Sampling
 from tests.engine.fleet.test_over_http import Worker
@@ -39,8 +40,8 @@ MUCH = 32 << 20
 @asynccontextmanager
 async def engine_at(url: str, kind=RemoteEngine, access: ConnectionSettings = QUICK):
     """An engine that has not met its worker, so that only its answers count."""
-    engine = kind(Upstream.parse(url), MODEL, access)
-    engine._connection = WorkerConnection(Upstream.parse(url), access)
+    engine = kind(parse_upstream(url), MODEL, access)
+    engine._connection = WorkerConnection(parse_upstream(url), access)
     engine._name, engine._dialect = "demo", _Dialect()
     try:
         yield engine
@@ -95,7 +96,7 @@ async def test_a_bad_whole_answer_is_the_workers_failure(name):
 async def test_a_bad_probe_is_a_failed_one(name, kind):
     talks = {"/": TELLING[name], "/health": says(b"")}
     async with listening(BadWorker(talks)) as worker:
-        engine = kind(Upstream.parse(worker.url), MODEL, QUICK)
+        engine = kind(parse_upstream(worker.url), MODEL, QUICK)
         with pytest.raises((EngineError, TimeoutError)):
             async with asyncio.timeout(1.5):
                 await engine.start()
@@ -181,7 +182,7 @@ async def test_probes_go_on_through_every_kind_of_bad_worker(seed):
     async with serving(good.app()) as good_url, serving(late.app()) as late_url, listening(bad):
         at = {"good": good_url, "bad": bad.url}
         fleet = Fleet(
-            lambda name: remote_engine(Upstream.parse(at[name]), MODEL, QUICK),
+            lambda name: remote_engine(parse_upstream(at[name]), MODEL, QUICK),
             [StaticSource(at)],
             PATIENCE,
             rules,
@@ -210,7 +211,7 @@ async def test_streams_survive_a_worker_that_turns_bad(seed):
             at = {"good": good_url, "bad": turned_url}
             rules = replace(RULES, ask_s=0.5, poll_s=0.05)
             fleet = Fleet(
-                lambda name: remote_engine(Upstream.parse(at[name]), MODEL, QUICK),
+                lambda name: remote_engine(parse_upstream(at[name]), MODEL, QUICK),
                 [StaticSource(at)],
                 PATIENCE,
                 rules,
@@ -218,7 +219,7 @@ async def test_streams_survive_a_worker_that_turns_bad(seed):
             await fleet.start()
             await _soon(lambda: all(worker.is_serving for worker in fleet.workers.values()))
             link = fleet.workers["bad"].session
-            link.engine._connection = WorkerConnection(Upstream.parse(bad.url), QUICK)
+            link.engine._connection = WorkerConnection(parse_upstream(bad.url), QUICK)
             for name in chance.sample(sorted(ANSWERS), 5):
                 bad.talks["/"] = ANSWERS[name]
                 asked = [ask(f"{name}-{n}", tokens=20, prompt=(n, 2, 3)) for n in range(6)]
@@ -240,7 +241,7 @@ async def _soon(condition) -> None:
 async def test_credentials_of_an_address_are_used_and_shown_nowhere():
     async with listening(BadWorker({"/": says(b"", 401)})) as worker:
         url = worker.url.replace("//", "//user:p%40ss@")
-        upstream = Upstream.parse(f"text+{url}")
+        upstream = parse_upstream(f"text+{url}")
         assert str(upstream) == f"text+{worker.url}"
         assert "ss" not in repr(upstream).replace("address", "")
         async with engine_at(url) as engine:
@@ -255,7 +256,7 @@ async def test_credentials_of_an_address_are_used_and_shown_nowhere():
 )
 def test_a_wrong_address_is_quoted_without_its_credentials(given):
     with pytest.raises(ValueError, match="HOST:PORT") as caught:
-        Upstream.parse(given)
+        parse_upstream(given)
     assert "secret" not in str(caught.value)
 
 
@@ -268,5 +269,5 @@ def test_errors_of_discovery_hold_no_credentials(tmp_path):
     ):
         file.write_text(content)
         with pytest.raises(DiscoveryError) as caught:
-            FileSource(file, lambda given: str(Upstream.parse(given))).read_now()
+            FileSource(file, lambda given: str(parse_upstream(given))).read_now()
         assert "secret" not in str(caught.value)

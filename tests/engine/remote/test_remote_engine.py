@@ -17,6 +17,7 @@ from eaglegate.engine.errors import (
     WorkerMisconfigured,
 )
 from eaglegate.engine.remote.engine import RemoteEngine
+from eaglegate.engine.remote.protocols import parse_upstream
 from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.steps import read_steps
@@ -347,10 +348,10 @@ async def test_steps_at_depth_0_are_off_and_others_undrafted():
 )
 def test_invalid_addresses_are_refused(given):
     with pytest.raises(ValueError, match="http://HOST:PORT"):
-        Upstream.parse(given)
+        parse_upstream(given)
 
 
 def test_addresses():
-    assert str(Upstream.parse(" http://w:8000/ ")) == "http://w:8000"
-    assert Upstream.parse("http://w:8000/v1").url == "http://w:8000"
-    assert str(Upstream.parse("text+https://w/base")) == "text+https://w/base"
+    assert str(parse_upstream(" http://w:8000/ ")) == "http://w:8000"
+    assert parse_upstream("http://w:8000/v1").url == "http://w:8000"
+    assert str(parse_upstream("text+https://w/base")) == "text+https://w/base"

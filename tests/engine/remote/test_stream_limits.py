@@ -10,8 +10,9 @@ import pytest
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.remote import connection
 from eaglegate.engine.remote.connection import WorkerConnection
+from eaglegate.engine.remote.protocols import parse_upstream
 from eaglegate.engine.remote.reading import ReplyLimits, SseDecoder
-from eaglegate.engine.remote.upstream import ConnectionSettings, Upstream
+from eaglegate.engine.remote.upstream import ConnectionSettings
 from tests.engine.remote.bad_workers import BadWorker, listening
 
 pytestmark = pytest.mark.thorough
@@ -24,7 +25,7 @@ EVENT = b'data: {"choices": []}\n\n'
 
 @asynccontextmanager
 async def connected(url: str, access: ConnectionSettings = PATIENT):
-    link = WorkerConnection(Upstream.parse(url), access)
+    link = WorkerConnection(parse_upstream(url), access)
     try:
         yield link
     finally:

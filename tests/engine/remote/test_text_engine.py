@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from eaglegate.engine.errors import EngineDead, EngineStartError, RequestRejected
-from eaglegate.engine.remote.engine import remote_engine
+from eaglegate.engine.remote.protocols import parse_upstream, remote_engine
 from eaglegate.engine.remote.text import WORD, TextEngine
-from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
+from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.text.events import FinishReason
@@ -138,7 +138,7 @@ SERVERS = {
 @asynccontextmanager
 async def engine_of(server: TextServer):
     async with serving(server.app()) as url:
-        engine = remote_engine(Upstream.parse("text+" + url), MODEL, ACCESS)
+        engine = remote_engine(parse_upstream("text+" + url), MODEL, ACCESS)
         assert isinstance(engine, TextEngine)
         try:
             engine.info = await engine.start()
