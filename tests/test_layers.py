@@ -59,15 +59,14 @@ FLOORS = {
 }
 """The parts of a folder, from the bottom up. A part imports parts of lower floors only."""
 BY_NAME = {
-    "engine/vllm_backend/grammar_probe.py": ("engine",),
     "engine/vllm_contract.py": ("engine",),
     "server/__main__.py": ("lab",),
     "server/cli/feature_table.py": ("features",),
     "features/improve/feature.py": ("lab",),
 }
 """The files that import upwards by a module's name, so that nothing is loaded before it is used:
-the program of a child process, the classes that vLLM loads, the commands, the table of features,
-and the improvement loop. Keep this short.
+the classes that vLLM loads, the commands, the table of features, and the improvement loop. Keep
+this short.
 """
 MODULE_NAME = re.compile(r"eaglegate(?:\.\w+)+(?:\.|\.\w+|:\w+)")
 """A string that names a module: ``eaglegate.x.y``, ``eaglegate.x:Class``, or the constant part of
