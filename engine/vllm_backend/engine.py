@@ -65,6 +65,7 @@ from eaglegate.engine.vllm_backend.child_process import (
     separate_engines,
     summarize_error,
 )
+from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.engine.vllm_backend.flight_record import FlightRecord
 from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor, take_over
 from eaglegate.engine.vllm_backend.refused_fields import allow_fields
@@ -78,7 +79,7 @@ from eaglegate.engine.vllm_backend.warm_up import (
     time_steps,
     warm_up,
 )
-from eaglegate.engine.vllm_contract import SCHEDULER, WORKER, describe_untested
+from eaglegate.engine.vllm_contract import describe_untested
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import StatLoggerFactory

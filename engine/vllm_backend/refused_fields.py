@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.v1.engine.input_processor import InputProcessor
 
-from eaglegate.engine.vllm_contract import WORKER
+from eaglegate.engine.vllm_backend.class_names import WORKER
 
 
 class AllowSteering:

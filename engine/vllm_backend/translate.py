@@ -42,7 +42,7 @@ from eaglegate.engine.types import (
     TokenLogprob,
     UndraftedReason,
 )
-from eaglegate.engine.vllm_contract import SCHEDULER, WORKER
+from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.engine.vllm_fields import (
     DEPTH_BITS,
     build_sampling_fields,

@@ -14,7 +14,7 @@ from eaglegate.engine.vllm_backend.arguments import (
     make_engine_arguments,
     make_engine_parser,
 )
-from eaglegate.engine.vllm_contract import SCHEDULER, WORKER
+from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.server.backends.in_process import InProcessBackend
 from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.errors import ConfigError

@@ -19,8 +19,8 @@ from vllm.v1.sample.logits_processor import (
 )
 
 from eaglegate.engine.vllm_backend import steering
+from eaglegate.engine.vllm_backend.class_names import WORKER
 from eaglegate.engine.vllm_backend.refused_fields import AllowSteering
-from eaglegate.engine.vllm_contract import WORKER
 
 VOCABULARY = 50
 COUNTS = [2, 0, 3, 1]
