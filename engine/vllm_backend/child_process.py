@@ -1,4 +1,4 @@
-"""The engine's child processes: their start, their end and their log.
+"""The engine's child processes: their start and their end.
 
 An engine process is spawned. It is never forked from the gateway, as vLLM does on GPUs, because the
 child would hold the gateway's listening socket, its connections and the descriptor through which
@@ -10,10 +10,6 @@ another.
 vLLM's engine core does not notice that its front end was killed, and waits for requests forever. At
 exit, Python searches all loaded objects for cycles, for longer than vLLM waits. Therefore the
 children exit with their parent, and without that search.
-
-vLLM's parent process reports "see root cause above", but the cause is in a child's output. Children
-inherit the standard streams, so these point to a pipe while children start. A thread passes every
-line on to standard error and keeps the last lines for error reports.
 """
 
 from __future__ import annotations
@@ -21,22 +17,15 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
-import logging
 import multiprocessing
 import os
-import re
-import signal
-import sys
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import context, popen_spawn_posix, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from eaglegate.engine.logs import LineFormat, pass_line
 from eaglegate.engine.orphan import die_with_parent
 from eaglegate.engine.stop_signals import (
     END,
@@ -45,31 +34,7 @@ from eaglegate.engine.stop_signals import (
     end_on_request,
 )
 
-log = logging.getLogger(__name__)
-
-ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
-"""vLLM's report of an engine process that ended before it was ready. The signal may be unknown.
-"""
 GIVE_UP_POLL_S = 0.1
-PREFIX = re.compile(r"^(\([^)]*pid=\d+[^)]*\)\s*)?([A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\]\s*)?")
-"""Start of a vLLM line: ``(EngineCore pid=7) ERROR 11-20 10:00:00 [core.py:1] ``"""
-EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)): (.+)")
-FATAL = re.compile(r"fatal error|failed to start|hit an exception")
-"""Lines that vLLM writes before the traceback that ends a process, but not for a refused
-request."""
-SEQUEL = re.compile(
-    r"root cause above|initialization failed|Engine core proc|EngineDeadError|WorkerProc|cancelled"
-)
-"""Messages that only report another failure."""
-IGNORED = ("Warning", "KeyboardInterrupt", "SystemExit")
-PRIVATE = re.compile(
-    r"prompt|token_ids|messages|Dumping|structured_output|logit_bias", re.IGNORECASE
-)
-"""Lines that may hold part of a request."""
-NOISE = re.compile(r"^\[ *\d+\.\d s\]|it/s\]|Warning\b|^W\d{4} |^\[W\d{4} ")
-"""Progress lines and warnings during a start."""
-LONGEST = 240
-"""Most characters shown of one line."""
 
 
 def exit_with_parent() -> None:
@@ -78,104 +43,6 @@ def exit_with_parent() -> None:
     if multiprocessing.parent_process() is not None:
         atexit.register(gc.freeze)
         die_with_parent()
-
-
-class ChildLog:
-    """The last ``keep`` lines of children started inside ``capture``. ``echo`` also writes them."""
-
-    def __init__(self, keep: int = 400, echo: LineFormat | None = pass_line) -> None:
-        self._echo = echo
-        self._lines: deque[str] = deque(maxlen=keep)
-        self._reader: threading.Thread | None = None
-
-    @contextmanager
-    def capture(self) -> Iterator[None]:
-        """Redirect the output of children started inside the context to this log, for their whole
-        life."""
-        read, write = os.pipe()
-        out, err = os.dup(1), os.dup(2)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._reader = threading.Thread(
-            target=self._read, args=(read, os.dup(err)), name="engine-log", daemon=True
-        )
-        self._reader.start()
-        os.dup2(write, 1)
-        os.dup2(write, 2)
-        os.close(write)
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os.dup2(out, 1)
-            os.dup2(err, 2)
-            os.close(out)
-            os.close(err)
-
-    def join(self, timeout_s: float) -> None:
-        """Wait until the children have ended and their output was read, up to the timeout."""
-        if self._reader is not None:
-            self._reader.join(timeout_s)
-
-    @property
-    def lines(self) -> list[str]:
-        return list(self._lines)
-
-    def redacted_tail(self) -> tuple[str, ...]:
-        return redact_tail(self.lines, 20)
-
-    def find_cause(self) -> str:
-        """Return the first exception in the log that is a cause, not a consequence; else empty."""
-        return find_cause(self.lines)
-
-    def _read(self, read: int, forward: int) -> None:
-        with os.fdopen(read, "rb") as source, os.fdopen(forward, "wb", buffering=0) as sink:
-            for line in source:
-                if self._echo is not None:
-                    with suppress(OSError):  # children must never wait for a closed log
-                        sink.write(self._echo(line))
-                self._lines.append(line.decode("utf-8", "replace").rstrip("\n"))
-
-
-def find_cause(lines: Sequence[str]) -> str:
-    """Return the cause in a log full of tracebacks, such as ``ValueError: there is no module
-    fc_norm``."""
-    index = find_cause_line(lines)
-    return "" if index is None else read_cause(lines[index])
-
-
-def find_cause_line(lines: Sequence[str]) -> int | None:
-    """Return the index of the first exception that is a cause, not a consequence."""
-    start = next((index for index, line in enumerate(lines) if FATAL.search(line)), 0)
-    for index in range(start, len(lines)):
-        if read_cause(lines[index]) and not SEQUEL.search(lines[index]):
-            return index
-    return None
-
-
-def read_cause(line: str) -> str:
-    """Return the exception in a line without its module, such as ``ValueError: no fc_norm``."""
-    match = EXCEPTION.match(PREFIX.sub("", line).strip())
-    if match is None or match[1].endswith(IGNORED):
-        return ""
-    return f"{match[1].rpartition('.')[2]}: {match[2]}"
-
-
-def redact_tail(lines: Sequence[str], most: int) -> tuple[str, ...]:
-    """Return the end of a log, bounded, without lines that may hold part of a request."""
-    stripped = (PREFIX.sub("", line).rstrip() for line in lines)
-    fit = [
-        line[:LONGEST]
-        for line in stripped
-        if line and not (PRIVATE.search(line) or NOISE.search(line))
-    ]
-    return tuple(fit[-most:])
-
-
-def redact_cause(cause: str) -> str:
-    """Return the exception, bounded; only its type if the message may hold part of a request."""
-    return cause.partition(":")[0] if PRIVATE.search(cause) else cause[:LONGEST]
 
 
 async def kill_loading(
@@ -248,15 +115,3 @@ def replace_environment(variables: Mapping[str, str]) -> Iterator[None]:
         for name in variables.keys() - saved.keys():
             del os.environ[name]
         os.environ.update(saved)
-
-
-def summarize_error(error: Exception) -> str:
-    """Return the error as one sentence."""
-    from pydantic import ValidationError
-
-    if ended := ENDED.search(str(error)):
-        by = f" by {signal.Signals(int(ended[1])).name}" if ended[1] else ""
-        return f"the engine process ended{by} while it started"
-    if isinstance(error, ValidationError):
-        return "; ".join(entry["msg"] for entry in error.errors())
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

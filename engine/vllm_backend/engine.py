@@ -57,19 +57,17 @@ from eaglegate.engine.types import (
     StepSink,
 )
 from eaglegate.engine.vllm_backend.arguments import make_engine_config
+from eaglegate.engine.vllm_backend.child_log import ChildLog, redact_cause
 from eaglegate.engine.vllm_backend.child_process import (
-    ChildLog,
     kill_loading,
-    redact_cause,
     replace_environment,
     separate_engines,
-    summarize_error,
 )
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.engine.vllm_backend.flight_record import FlightRecord
 from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor, take_over
 from eaglegate.engine.vllm_backend.refused_fields import allow_fields
-from eaglegate.engine.vllm_backend.start_failure import explain_failure
+from eaglegate.engine.vllm_backend.start_failure import explain_failure, summarize_error
 from eaglegate.engine.vllm_backend.step_queue import StepQueue
 from eaglegate.engine.vllm_backend.translate import choose_reader, describe_engine
 from eaglegate.engine.vllm_backend.warm_up import (

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
+import signal
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from eaglegate.engine.vllm_backend.child_process import (
-    ENDED,
+from eaglegate.engine.vllm_backend.child_log import (
     PREFIX,
     find_cause_line,
     read_cause,
     redact_tail,
-    summarize_error,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
+ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
+"""vLLM's report of an engine process that ended before it was ready. The signal may be unknown.
+"""
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 VLLM = re.compile(r".*/(vllm/.+)")
 NATIVE = re.compile(r"error|what\(\):|assert|abort|invalid", re.IGNORECASE)
@@ -128,3 +130,15 @@ def _name_source(path: str) -> str:
 
 def find_remedy(cause: str) -> str:
     return next((remedy for pattern, remedy in REMEDIES if re.search(pattern, cause)), "")
+
+
+def summarize_error(error: Exception) -> str:
+    """Return the error as one sentence."""
+    from pydantic import ValidationError
+
+    if ended := ENDED.search(str(error)):
+        by = f" by {signal.Signals(int(ended[1])).name}" if ended[1] else ""
+        return f"the engine process ended{by} while it started"
+    if isinstance(error, ValidationError):
+        return "; ".join(entry["msg"] for entry in error.errors())
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

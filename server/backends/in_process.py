@@ -19,10 +19,10 @@ from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTim
 from eaglegate.engine.supervision.supervisor import SupervisedEngine
 from eaglegate.engine.types import EngineInfo
 from eaglegate.engine.vllm_backend.arguments import make_engine_config
-from eaglegate.engine.vllm_backend.child_process import summarize_error
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
+from eaglegate.engine.vllm_backend.start_failure import summarize_error
 from eaglegate.engine.vllm_backend.warm_up import StepCosts
 from eaglegate.server.backends.adapters import read_adapters
 from eaglegate.server.backends.line import Arguments, CommandLine, read_engine_arguments

@@ -138,7 +138,7 @@ def test_a_dead_capture_thread_is_named_and_replaced(caplog):
 
 def test_the_engine_goes_on_where_its_log_cannot_be_passed_on():
     pytest.importorskip("vllm")
-    from eaglegate.engine.vllm_backend.child_process import ChildLog
+    from eaglegate.engine.vllm_backend.child_log import ChildLog
 
     log = ChildLog()
     read, write = os.pipe()

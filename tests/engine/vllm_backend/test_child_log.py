@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from eaglegate.engine.vllm_backend import child_process
-from eaglegate.engine.vllm_backend.child_process import ChildLog, find_cause
+from eaglegate.engine.vllm_backend import child_log
+from eaglegate.engine.vllm_backend.child_log import ChildLog, find_cause
 
 MISSING_MODULE = """\
 (EngineCore pid=7) INFO 11-20 10:11:36 [core.py:1] Initializing a V1 LLM engine
@@ -81,14 +81,14 @@ def test_last_words_are_bounded_and_hold_nothing_of_a_request():
         "Loading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00,  8.59it/s]",
         "(EngineCore pid=7) RuntimeError: " + "boom" * 200,
     ]
-    first, last = child_process.redact_tail(lines, 20)
+    first, last = child_log.redact_tail(lines, 20)
     assert first == "EngineCore hit an exception."
     assert last.startswith("RuntimeError: boom")
-    assert len(last) == child_process.LONGEST
-    assert len(child_process.redact_tail(["line"] * 900, 20)) == 20
+    assert len(last) == child_log.LONGEST
+    assert len(child_log.redact_tail(["line"] * 900, 20)) == 20
 
 
 def test_a_cause_that_may_hold_a_part_of_a_request_is_its_type_alone():
-    assert child_process.redact_cause("KeyError: 7") == "KeyError: 7"
-    assert child_process.redact_cause("ValueError: bad prompt 'my secret'") == "ValueError"
-    assert len(child_process.redact_cause("ValueError: " + "x" * 900)) == child_process.LONGEST
+    assert child_log.redact_cause("KeyError: 7") == "KeyError: 7"
+    assert child_log.redact_cause("ValueError: bad prompt 'my secret'") == "ValueError"
+    assert len(child_log.redact_cause("ValueError: " + "x" * 900)) == child_log.LONGEST
