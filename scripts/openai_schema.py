@@ -1,6 +1,6 @@
-"""Extract the schemas that tests/server/test_conformance.py needs from OpenAI's OpenAPI document.
+"""Extract the schemas that test_conformance.py needs from OpenAI's OpenAPI document.
 
-usage: python scripts/openai_schema.py openapi.json > tests/server/openai_schema.json
+usage: python scripts/openai_schema.py openapi.json > tests/server/apis/shared/openai_schema.json
 
 The document is https://github.com/openai/openai-openapi (MIT licence, copyright OpenAI). The output
 has only the shapes of a text gateway's answers, without descriptions, examples, hosted tools,

@@ -47,8 +47,8 @@ NEEDS_ENGINE = (
     "lab/benchmarks/test_variants.py",
     "engine/vllm_backend",
     "faults/test_start_faults.py",
-    "server/test_front_end_flags.py",
-    "server/test_strict_schema.py",
+    "server/cli/test_front_end_flags.py",
+    "server/apis/shared/test_strict_schema.py",
     "lab/training",
 )
 """Tests that import vLLM, torch or transformers: left out where vLLM is not installed."""

@@ -30,9 +30,9 @@ PAGES = ("deploy", "mutation", "clients", "e2e", "faults", "lab", "attacks", "ex
 CHOSEN = (
     "tests/observability/test_pages.py",
     "tests/observability/test_problems.py",
-    "tests/server/test_admin.py",
-    "tests/server/test_door.py",
-    "tests/server/test_steps.py",
+    "tests/server/apis/operations/test_admin.py",
+    "tests/server/access/test_door.py",
+    "tests/server/apis/shared/test_steps.py",
 )
 """A sample of every room that might miss a feature, for the time it takes. Dashboards and alerts
 name the metrics of all.

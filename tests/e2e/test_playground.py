@@ -14,7 +14,13 @@ import pytest
 
 from tests.conftest import RunningGateway, serving
 from tests.observability.test_browser import CHROMIUM, browser, shoot
-from tests.server.test_playground import DONE, OPENED, fill, open_playground, wait_for
+from tests.server.apis.operations.test_playground import (
+    DONE,
+    OPENED,
+    fill,
+    open_playground,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 DEPTHS = (1, 3, 7, None)

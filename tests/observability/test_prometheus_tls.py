@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.conftest import serving as serving_gateway
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end
 from tests.engine.remote.stand_in_worker import serving as serving_worker
-from tests.server.test_tls import self_signed
+from tests.server.cli.test_tls import self_signed
 
 pytestmark = [
     pytest.mark.slow,

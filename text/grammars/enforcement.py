@@ -1,7 +1,7 @@
 """JSON schema keywords that xgrammar enforces, and those that it ignores.
 
 ``strict: true`` is refused for ignored keywords, and an audit blames no answer for breaking one.
-tests/server/test_strict_schema.py checks each rule against xgrammar.
+tests/server/apis/shared/test_strict_schema.py checks each rule against xgrammar.
 """
 
 from __future__ import annotations

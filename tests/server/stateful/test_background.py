@@ -13,9 +13,9 @@ from eaglegate.engine.types import Step
 from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.text.events import FinishReason
+from tests.server.apis.responses.test_responses import URL, said
 from tests.server.conftest import Lab, call
 from tests.server.stateful.machine import FEW, OWNERS, Machine
-from tests.server.test_responses import URL, said
 
 pytestmark = pytest.mark.thorough
 

@@ -1,0 +1,238 @@
+"""Places in the engine: which stay free, and who goes past a request for many of them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from eaglegate.server.access.admission import Admission, AdmissionLimits, Priority, Requester
+from eaglegate.server.errors import TooManyRequests
+from tests.server.access.test_admission import Client, Clock, settle
+
+
+@pytest.mark.parametrize(
+    ("running", "kept"), [(1, 0), (2, 1), (16, 1), (31, 1), (32, 2), (256, 16)]
+)
+def test_one_place_in_sixteen_stays_free(running, kept):
+    assert AdmissionLimits(running).reserved == kept
+
+
+async def flood_of(admission: Admission, visitor: Requester, requests: int = 20) -> list[Client]:
+    clients = [Client(admission, visitor) for _ in range(requests)]
+    await settle()
+    return clients
+
+
+async def end_all(*clients: Client) -> None:
+    for client in reversed(clients):
+        await client.leave()
+
+
+async def test_places_stay_free_for_higher_classes_that_keys_have():
+    normal, high = Requester("normal"), Requester("high", Priority.HIGH)
+    admission = Admission(
+        AdmissionLimits(running=16), classes=frozenset({Priority.HIGH, Priority.NORMAL})
+    )
+    flood = await flood_of(admission, normal)
+    assert admission.running == 15
+    first = Client(admission, high)
+    await settle()
+    assert (first.running, admission.running) == (True, 16)
+    await first.leave()
+    await flood[0].leave()
+    assert admission.running == 14, "one more, where the higher class is active"
+    highs = await flood_of(admission, high, 2)
+    assert admission.running == 16
+    await end_all(*flood[1:], *highs)
+    assert (admission.running, admission.queued) == (0, 0)
+
+
+async def test_a_low_class_always_has_one_place():
+    admission = Admission(AdmissionLimits(running=2), classes=frozenset(Priority))
+    flood = await flood_of(admission, Requester("low", Priority.LOW), 3)
+    assert admission.running == 1
+    await end_all(*flood)
+
+
+async def test_a_place_stays_free_for_a_key_below_its_share():
+    clock = Clock()
+    admission = Admission(AdmissionLimits(running=16), clock)
+    other = Client(admission, Requester("other"))
+    await settle()
+    await other.leave()
+    flood = await flood_of(admission, Requester("flood"))
+    assert admission.running == 15
+    other = Client(admission, Requester("other"))
+    await settle()
+    assert other.running
+    await end_all(*flood, other)
+    clock.now += 60
+    alone = await flood_of(admission, Requester("flood"))
+    assert admission.running == 16, "nobody else has asked for a minute"
+    await end_all(*alone)
+
+
+# -- requests for many places
+
+
+@pytest.mark.parametrize(("typical_s", "overdue_s"), [(None, 30), (1.0, 30), (5.0, 80)])
+async def test_a_wide_request_gets_its_turn_once_it_is_overdue(typical_s, overdue_s):
+    """Keys below their share go past it until then."""
+    clock = Clock()
+    admission = Admission(AdmissionLimits(running=4), clock)
+    if typical_s is not None:
+        admission.rate.note(typical_s)
+    singles = [Client(admission, Requester(f"key {at}")) for at in range(4)]
+    await settle()
+
+    async def replace_first() -> Client:
+        first = singles.pop(0)
+        first.stack.close()
+        singles.append(Client(admission, first.place.requester))
+        await settle()
+        return singles[-1]
+
+    with admission.enter(Requester("wide")) as place:
+        waiting = asyncio.ensure_future(place.admit(4, 10))
+        await settle()
+        clock.now += overdue_s
+        assert (await replace_first()).running, "it does not hold up others yet"
+        clock.now += 0.1
+        assert not (await replace_first()).running, "now it does"
+        for single in singles[:3]:
+            single.stack.close()
+        await settle()
+        assert waiting.done()
+        assert not singles[3].running
+    await settle()
+    assert singles[3].running
+    singles[3].stack.close()
+    assert (admission.running, admission.queued, admission.queued_tokens) == (0, 0, 0)
+
+
+async def test_keys_of_its_class_go_past_a_wide_request_up_to_their_share():
+    admission = Admission(AdmissionLimits(running=12))
+    high = [Requester(name, Priority.HIGH) for name in ("busy", "wide", "small", "late")]
+    busy = await flood_of(admission, high[0], 6)
+    assert admission.running == 6
+    stacks = [ExitStack() for _ in range(3)]
+
+    def ask(visitor: Requester, sequences: int, stack: ExitStack) -> asyncio.Task[None]:
+        place = stack.enter_context(admission.enter(visitor))
+        return asyncio.ensure_future(place.admit(sequences, 1))
+
+    wide = ask(high[1], 10, stacks[0])
+    await settle()
+    more = Client(admission, high[0])
+    low = [Client(admission, Requester(f"low {at}", Priority.LOW)) for at in range(2)]
+    await settle()
+    assert not more.running, "it has more than its share"
+    assert not any(client.running for client in low), "nor do lower classes go past it"
+    too_much, share = ask(high[2], 5, stacks[1]), ask(high[3], 3, stacks[2])
+    await settle()
+    assert not too_much.done()
+    assert share.done(), "12 places among 4 keys"
+    too_much.cancel()
+    wide.cancel()
+    await settle()
+    assert more.running, "what it held up goes on when it leaves the queue"
+    for stack in stacks:
+        stack.close()
+    await settle()
+    assert all(client.running for client in low)
+    await asyncio.gather(wide, too_much, return_exceptions=True)
+    await end_all(*busy, more, *low)
+    assert (admission.running, admission.queued, admission.queued_tokens) == (0, 0, 0)
+
+
+async def test_a_request_that_leaves_places_free_is_reconsidered_over_time():
+    clock, alarms = Clock(), []
+    admission = Admission(
+        AdmissionLimits(running=2),
+        clock,
+        frozenset({Priority.HIGH, Priority.NORMAL}),
+        lambda seconds, what: alarms.append((seconds, what)),
+    )
+    admission.check(Requester("idle"))
+    with admission.enter(Requester("wide")) as place:
+        waiting = asyncio.ensure_future(place.admit(2, 10))
+        await settle()
+        assert [seconds for seconds, _ in alarms] == [1.0]
+        alarms.pop()[1]()
+        assert [seconds for seconds, _ in alarms] == [1.0], "and again"
+        clock.now += 31
+        alarms.pop()[1]()
+        await settle()
+        assert waiting.done()
+        assert not alarms
+    assert admission.running == 0
+
+
+# -- what is shared out
+
+
+async def test_a_key_that_held_its_places_long_goes_later():
+    clock = Clock()
+    admission = Admission(AdmissionLimits(running=1), clock)
+    for name, seconds in (("long", 10), ("short", 1)):
+        client = Client(admission, Requester(name))
+        await settle()
+        clock.now += seconds
+        client.stack.close()
+    running = Client(admission, Requester("other"))
+    await settle()
+    long, short = Client(admission, Requester("long")), Client(admission, Requester("short"))
+    await settle()
+    running.stack.close()
+    await settle()
+    assert (short.running, long.running) == (True, False)
+    await end_all(long, short)
+
+
+async def test_a_request_that_leaves_the_queue_is_not_counted():
+    admission = Admission(AdmissionLimits(running=1))
+    running, waiting = Client(admission, Requester("a")), Client(admission, Requester("b"))
+    await settle()
+    await waiting.leave()
+    assert admission.count_by_key() == {"a": {"running": 1, "queued": 0}}
+    await running.leave()
+
+
+async def test_a_full_queue_is_shared_by_weight():
+    admission = Admission(AdmissionLimits(running=1, queued=4))
+    running = Client(admission, Requester("running"))
+    await settle()
+    light = await flood_of(admission, Requester("light"), 2)
+    heavy = await flood_of(admission, Requester("heavy", weight=4), 2)
+    heavy += await flood_of(admission, Requester("heavy", weight=4), 1)
+    assert isinstance(light[1].task.exception(), TooManyRequests)
+    assert admission.queued == 4
+    await end_all(running, *light, *heavy)
+
+
+async def test_waiting_tokens_are_shared_by_weight_and_to_the_last():
+    admission = Admission(AdmissionLimits(running=1, queued_tokens=1000), Clock())
+    running = Client(admission, Requester("running"))
+    await settle()
+    waiting = {
+        name: Client(admission, Requester(name, weight=weight), tokens)
+        for name, weight, tokens in (("middle", 4, 500), ("light", 1, 300), ("heavy", 8, 200))
+    }
+    await settle()
+    assert admission.queued_tokens == 1000, "all of them may wait"
+    one = Client(admission, Requester("heavy", weight=8), 1)
+    await settle()
+    assert isinstance(waiting["light"].task.exception(), TooManyRequests)
+    assert not waiting["middle"].task.done()
+    assert not one.task.done()
+    await end_all(running, *waiting.values(), one)
+
+
+async def test_a_deadline_is_not_refused_while_the_rate_is_unknown():
+    admission = Admission(AdmissionLimits(running=1), Clock())
+    clients = [Client(admission), Client(admission)]
+    await settle()
+    clients.append(Client(admission, Requester(deadline=admission.clock() + 0.5)))
+    await end_all(*clients)

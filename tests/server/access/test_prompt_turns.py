@@ -1,0 +1,261 @@
+"""Prompts inside the engine: how many tokens a request finds ahead of its own, never how long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from eaglegate.engine.errors import EngineFailed
+from eaglegate.engine.scripted import ScriptedEngine
+from eaglegate.engine.types import EngineRequest, StepSink, find_class
+from eaglegate.server.access.caller import ApiKey, Requester
+from eaglegate.server.access.fair_order import Priority
+from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.access.prompt_turns import PromptTurns
+from tests.server.access.test_admission import settle
+from tests.server.conftest import Answer, Lab
+
+STEP, PROMPT = 2048, 1500
+BOUND = 2 * STEP + PROMPT
+"""The last prompt may exceed the two steps."""
+SECRETS = {name: f"{name}-key-0123456789" for name in ("bulk", "peer", "chat", "boss")}
+CLASSES = {"bulk": Priority.LOW, "peer": Priority.LOW, "chat": Priority.HIGH}
+KEYS = KeyRing(
+    tuple(
+        ApiKey(name, hash_key(secret), CLASSES.get(name, Priority.OPERATOR))
+        for name, secret in SECRETS.items()
+    )
+)
+
+
+@dataclass
+class ReadingEngine(ScriptedEngine):
+    """Reads ``STEP`` prompt tokens for each call of ``read``, in the order of their arrival."""
+
+    unread: dict[str, int] = field(default_factory=dict)
+    ahead: dict[str, int] = field(default_factory=dict)
+    """Unread prompt tokens that each request met."""
+    error: Exception | None = None
+    _ends: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
+        self.ahead[request.id] = sum(self.unread.values())
+        self.unread[request.id] = len(request.prompt)
+        self._ends[request.id] = end = asyncio.Event()
+        try:
+            await end.wait()
+        finally:
+            self.unread.pop(request.id, None)
+        if self.error is not None:
+            raise self.error
+        await super().generate(request, sink)
+
+    def read(self) -> None:
+        left = STEP
+        for name in list(self.unread):
+            read = min(left, self.unread[name])
+            self.unread[name] -= read
+            left -= read
+            if self.unread[name]:
+                break
+            del self.unread[name]
+            self._ends[name].set()
+
+    async def read_until(self, *tasks: asyncio.Task[Answer]) -> None:
+        while not all(task.done() for task in tasks):
+            self.read()
+            await settle()
+
+
+@dataclass
+class Room:
+    """A gateway on a reading engine, with keys of three classes."""
+
+    lab: Lab = field(default_factory=lambda: Lab(engine=ReadingEngine()))
+
+    def __post_init__(self) -> None:
+        self.engine: ReadingEngine = self.lab.engine
+        pipeline = self.lab.path()
+        info = replace(pipeline.info, max_model_len=8 * STEP)
+        self.prompts = PromptTurns(lambda: STEP)
+        turns = {"prompts": self.prompts, "scored_prompts": PromptTurns(lambda: STEP)}
+        self.lab.gateway.keys = KEYS
+        self.lab.gateway.open(replace(pipeline, info=info, **turns))
+        self.lab.says("x")
+
+    def ask(
+        self, key: str, prompts: int = 1, tokens: int = PROMPT, **fields: int
+    ) -> asyncio.Task[Answer]:
+        body = {"model": "demo", "prompt": [" a" * tokens] * prompts, "max_tokens": 2, **fields}
+        headers = {"x-api-key": SECRETS[key]}
+        return asyncio.create_task(self.lab.post("/v1/completions", body, headers=headers))
+
+    async def wait_until_admitted(self, sequences: int) -> None:
+        """Large bodies are parsed and tokenized in threads."""
+        while self.lab.gateway.require().admission.running < sequences:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await settle()
+
+    async def count_ahead(self, task: asyncio.Task[Answer]) -> int:
+        await self.wait_until_admitted(self.lab.gateway.require().admission.running + 1)
+        await self.engine.read_until(task)
+        assert task.result().status == 200
+        return self.engine.ahead[f"{task.result().json['id']}-0"]
+
+
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+@pytest.mark.parametrize(("requests", "prompts"), [(1, 64), (40, 1)])
+@pytest.mark.parametrize("key", ["chat", "peer"])
+async def test_others_find_two_steps_of_prompts_ahead(room, requests, prompts, key):
+    """docs/operations.md, "Admission": a flood of prompts, by another key of any lower or equal
+    class."""
+    flood = [room.ask("bulk", prompts) for _ in range(requests)]
+    await room.wait_until_admitted(requests * prompts)
+    for tokens in (10, PROMPT):
+        assert await room.count_ahead(room.ask(key, tokens=tokens)) <= BOUND
+    assert not all(task.done() for task in flood)
+    await room.engine.read_until(*flood)
+    assert {task.result().status for task in flood} == {200}
+
+
+async def test_the_engine_has_prompts_for_the_next_step(room):
+    """A smaller bound would leave the engine idle between steps."""
+    flood = room.ask("bulk", 40)
+    await room.wait_until_admitted(40)
+    steps = 0
+    while len(room.engine.ahead) < 40:
+        assert sum(room.engine.unread.values()) > STEP
+        room.engine.read()
+        steps += 1
+        for _ in range(10):
+            await settle()
+    assert steps <= 40 * PROMPT / STEP
+    await room.engine.read_until(flood)
+
+
+async def test_prompts_longer_than_the_bound_are_read(room):
+    await room.count_ahead(room.ask("chat"))
+    flood = room.ask("bulk", 3, 7 * STEP)
+    await room.engine.read_until(flood)
+    assert flood.result().status == 200
+
+
+@pytest.mark.parametrize("failure", ["error", "cancelled"])
+async def test_requests_that_end_without_a_step_leave_no_tokens(room, failure):
+    flood = room.ask("bulk", 8)
+    await room.wait_until_admitted(8)
+    if failure == "error":
+        room.engine.error = EngineFailed("no")
+        await room.engine.read_until(flood)
+        room.engine.error = None
+    else:
+        flood.cancel()
+        await asyncio.gather(flood, return_exceptions=True)
+    await settle()
+    assert not room.engine.unread
+    assert await room.count_ahead(room.ask("peer", tokens=STEP)) == 0
+
+
+async def test_the_bound_follows_the_engine():
+    """Workers join and leave."""
+    tokens = 100
+    turns = PromptTurns(lambda: tokens)
+    async with turns.turn(Requester("a"), 200):
+        waiting = asyncio.ensure_future(turns.turn(Requester("a"), 150).__aenter__())
+        await settle()
+        assert not waiting.done()
+        tokens = 1000
+        async with turns.turn(Requester("a"), 10):
+            await settle()
+            assert waiting.done()
+
+
+async def test_a_higher_class_passes_prompts_that_cannot_be_read():
+    """The engine has no seat or no memory for them."""
+    turns = PromptTurns(lambda: 50)
+    low, high = Requester("a", Priority.LOW), Requester("b", Priority.HIGH)
+    async with turns.turn(low, 100), turns.turn(high, 100):
+        waiting = asyncio.ensure_future(turns.turn(high, 1).__aenter__())
+        await settle()
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        async with turns.turn(Requester("c", Priority.OPERATOR), 100):
+            pass
+
+
+@pytest.mark.parametrize(("weight", "tokens"), [(3, 6), (1, 2)])
+async def test_prompt_tokens_are_shared_by_weight(weight, tokens):
+    """Twelve prompts of each key: three for one, since they count as one or are a third."""
+    turns, order = PromptTurns(lambda: 1), []
+
+    async def read(key: Requester, size: int) -> None:
+        async with turns.turn(key, size):
+            order.append(key.name)
+            await settle()
+
+    light, heavy = Requester("light"), Requester("heavy", weight=weight)
+    reads = [read(light, 6) for _ in range(12)] + [read(heavy, tokens) for _ in range(12)]
+    await asyncio.gather(*reads)
+    assert order[:12].count("heavy") == pytest.approx(9, abs=1)
+    assert len(order) == 24
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "order"),
+    [("bulk", -9, 1), ("bulk", 1 << 60, 1), ("chat", -9, -1), ("chat", 1 << 60, -1), (None, -9, 0)],
+)
+async def test_a_client_s_priority_stays_within_its_class(room, key, given, order):
+    """``--scheduling-policy priority``: nobody goes ahead of another key by a number."""
+    headers = {} if key is None else {"x-api-key": SECRETS[key]}
+    if key is None:
+        room.lab.gateway.keys = KeyRing()
+    body = {"model": "demo", "prompt": [5], "priority": given}
+    task = asyncio.create_task(room.lab.post("/v1/completions", body, headers=headers))
+    await room.engine.read_until(task)
+    assert task.result().status == 200
+    (request,) = room.engine.requests
+    assert find_class(request.priority) == order
+    default = order * (1 << 16)
+    assert (request.priority >= default) if key else (request.priority == -9)
+
+
+async def test_answers_that_come_whole_hold_up_no_others(room):
+    """A worker streams no answer with the prompt's log probabilities: its first step is the last.
+    A long answer would otherwise stop every other request of its class and the classes below."""
+    scored = room.ask("chat", 8, prompt_logprobs=0)
+    await room.wait_until_admitted(8)
+    assert sum(room.engine.unread.values()) <= BOUND
+    others = [room.ask("chat"), room.ask("bulk")]
+    await room.wait_until_admitted(10)
+    assert len(room.engine.ahead) == 5
+    await room.engine.read_until(scored, *others)
+    assert {task.result().status for task in (scored, *others)} == {200}
+
+
+async def test_prompts_that_no_engine_reads_make_room():
+    """A worker that hangs keeps its own requests waiting, and nobody else's."""
+    alarms: list[Callable[[], None]] = []
+
+    def later(_: float, end: Callable[[], None]) -> asyncio.TimerHandle:
+        alarms.append(end)
+        return asyncio.get_running_loop().call_later(3600, end)
+
+    turns = PromptTurns(lambda: 50, later=later)
+    async with turns.turn(Requester("a"), 100):
+        waiting = asyncio.ensure_future(turns.turn(Requester("b"), 100).__aenter__())
+        await settle()
+        assert not waiting.done()
+        alarms.pop()()
+        await settle()
+        assert waiting.done()
+    assert turns.num_unread == 100  # an ended turn is subtracted once
+    waiting.result().end()
+    assert turns.num_unread == 0
