@@ -36,7 +36,7 @@ from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
 from eaglegate.lab.benchmarks.drive import running
 from eaglegate.lab.benchmarks.wire import clock_of
-from eaglegate.lab.training.evaluation_set import long
+from eaglegate.lab.training.evaluation_set import make_long_cases
 
 MOST = 7
 FIXED = (0, 1, 3, 5, 7)
@@ -103,7 +103,9 @@ class Traffic:
         pairs = itertools.permutations(THINGS, 2)
         self._stories = [f"Tell me a short story about a {a} and a {b}." for a, b in pairs]
         self._renderer = renderer
-        self._history = [c.conversation.messages[:-1] for c in long(6, 2, renderer.tokenizer)]
+        self._history = [
+            c.conversation.messages[:-1] for c in make_long_cases(6, 2, renderer.tokenizer)
+        ]
         self._makers: dict[str, Maker] = {
             "friendly": self._make_friendly,
             "long": self._make_long,

@@ -192,7 +192,7 @@ def _unroll_todo(
             if trajectory.temperature > 0:
                 row["chances"] = [[round(p, 5) for p in line] for line in result.chances]
             results[label].add(row)
-        print(f"\r{clock.at(number)}", end="", file=sys.stderr, flush=True)
+        print(f"\r{clock.describe(number)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
 
 

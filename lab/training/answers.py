@@ -44,16 +44,16 @@ class Expected:
         return self.prompt + self.answer
 
 
-def expected(tokenizer: Any, seed: int, short: int, long: int) -> Iterator[Expected]:
+def make_expected_answers(tokenizer: Any, seed: int, short: int, long: int) -> Iterator[Expected]:
     source = Source(seed)
     kinds = (SHORT, SHORT, LAST)
     shapes = [kinds[i % len(kinds)] for i in range(short)]
     for shape in shapes + [replace(LONG, turns=tuple(range(4, 24)))] * long:
-        made = conversation(source, shape)
+        dialogue = conversation(source, shape)
         thinking = source.chance(THINKING_SHARE)
-        thought, body = answer_text(made, thinking)
-        asked = prompt_text(made)
-        texts = (asked, thought + body) if thinking else (asked + thought, body)
+        think_block, body = answer_text(dialogue, thinking)
+        prompt_part = prompt_text(dialogue)
+        texts = (prompt_part, think_block + body) if thinking else (prompt_part + think_block, body)
         prompt, answer = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
         if len(prompt) + len(answer) <= MAX_TOKENS:
             yield Expected(prompt, answer)
@@ -65,8 +65,8 @@ def list_evaluation(tokenizer: Any) -> Iterator[Expected]:
         if case.group in ("held-out", "perturbed", "long"):
             answer = "".join(answer_text(case.conversation, True))
             texts = case.prompt(tokenizer), answer
-            prompt, wanted = (tokenizer.encode(t, add_special_tokens=False) for t in texts)
-            yield Expected(prompt, wanted, case.group)
+            prompt, answer_ids = (tokenizer.encode(t, add_special_tokens=False) for t in texts)
+            yield Expected(prompt, answer_ids, case.group)
 
 
 def group_by_length(items: Sequence[Expected]) -> Iterator[list[Expected]]:
@@ -84,23 +84,23 @@ def group_by_length(items: Sequence[Expected]) -> Iterator[list[Expected]]:
 @torch.inference_mode()
 def find_own_answers(target: TargetModel, group: list[Expected]) -> list[list[int]]:
     """Return the target's greedy answers up to the first difference from the expected text."""
-    longest = max(len(item.ids) for item in group)
-    padded = [item.ids + [0] * (longest - len(item.ids)) for item in group]
-    ids = torch.tensor(padded, device=next(target.model.parameters()).device)
+    length = max(len(item.ids) for item in group)
+    padded_ids = [item.ids + [0] * (length - len(item.ids)) for item in group]
+    ids = torch.tensor(padded_ids, device=next(target.model.parameters()).device)
     _, hidden = target.states(ids, ())
     answers = []
     for row, item in zip(hidden, group, strict=True):
         start = len(item.prompt) - 1
-        said = target.logits(row[start : start + len(item.answer)]).argmax(-1).tolist()
-        answers.append(until_different(said, item.answer))
+        predictions = target.logits(row[start : start + len(item.answer)]).argmax(-1).tolist()
+        answers.append(cut_at_difference(predictions, item.answer))
     return answers
 
 
-def until_different(said: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    for i, (own, other) in enumerate(zip(said, wanted, strict=True)):
-        if own != other:
-            return list(said[: i + 1])
-    return list(said)
+def cut_at_difference(predictions: Sequence[int], answer: Sequence[int]) -> list[int]:
+    for i, (token, answer_token) in enumerate(zip(predictions, answer, strict=True)):
+        if token != answer_token:
+            return list(predictions[: i + 1])
+    return list(predictions)
 
 
 def main() -> None:
@@ -118,21 +118,24 @@ def main() -> None:
     if options.evaluation:
         items = list(list_evaluation(tokenizer))
     else:
-        items = list(expected(tokenizer, options.seed, options.short, options.long))
+        items = list(make_expected_answers(tokenizer, options.seed, options.short, options.long))
     groups = list(group_by_length(items))
-    clock, whole = Clock(len(groups), 0), 0
-    partial = options.out.with_suffix(".new")
-    with partial.open("w", encoding="utf-8") as out:
+    clock, num_complete = Clock(len(groups), 0), 0
+    draft_path = options.out.with_suffix(".new")
+    with draft_path.open("w", encoding="utf-8") as out:
         for number, group in enumerate(groups, 1):
             answers = find_own_answers(target, group)
             for item, answer in zip(group, answers, strict=True):
-                whole += answer == item.answer
+                num_complete += answer == item.answer
                 row = {"set": item.group, "prompt_ids": item.prompt, "answer_ids": answer}
                 out.write(json.dumps(row) + "\n")
             if number % 20 == 0 or number == len(groups):
-                print(clock.at(number), flush=True)
-    partial.replace(options.out)
-    print(f"{len(items)} answers, {whole} of them as expected, the others cut at their difference")
+                print(clock.describe(number), flush=True)
+    draft_path.replace(options.out)
+    print(
+        f"{len(items)} answers, {num_complete} of them as expected, the others cut at their "
+        "difference"
+    )
 
 
 if __name__ == "__main__":

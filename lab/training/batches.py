@@ -38,9 +38,9 @@ class Corpus:
 
     def batch(self, documents: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return ids and weights, padded at the end: [documents, longest]."""
-        longest = int(self.lengths[documents].max())
-        ids = np.zeros((len(documents), longest), np.int64)
-        weights = np.zeros((len(documents), longest), np.float32)
+        length = int(self.lengths[documents].max())
+        ids = np.zeros((len(documents), length), np.int64)
+        weights = np.zeros((len(documents), length), np.float32)
         for row, document in enumerate(documents):
             start, end = self.offsets[document], self.offsets[document + 1]
             ids[row, : end - start] = self.ids[start:end]
@@ -50,24 +50,24 @@ class Corpus:
 
 def epoch(corpus: Corpus, tokens: int, seed: int) -> list[np.ndarray]:
     """Return every document once, in padded batches of at most `tokens` tokens if possible."""
-    random = np.random.default_rng(seed)
-    shuffled = random.permutation(len(corpus.lengths))
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(corpus.lengths))
     batches: list[np.ndarray] = []
-    for start in range(0, len(shuffled), SORTED_TOGETHER):
-        part = shuffled[start : start + SORTED_TOGETHER]
+    for start in range(0, len(order), SORTED_TOGETHER):
+        part = order[start : start + SORTED_TOGETHER]
         part = part[np.argsort(corpus.lengths[part], kind="stable")]
         batches += group_by_length(part, corpus.lengths[part], tokens)
-    return [batches[i] for i in random.permutation(len(batches))]
+    return [batches[i] for i in generator.permutation(len(batches))]
 
 
 def group_by_length(documents: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
     """Split documents sorted by length into batches."""
-    batches, begin = [], 0
+    batches, start = [], 0
     for end, length in enumerate(lengths):
-        if end > begin and length * (end + 1 - begin) > tokens:
-            batches.append(documents[begin:end])
-            begin = end
-    batches.append(documents[begin:])
+        if end > start and length * (end + 1 - start) > tokens:
+            batches.append(documents[start:end])
+            start = end
+    batches.append(documents[start:])
     return batches
 
 

@@ -67,25 +67,25 @@ def cost_scaled(tensors: dict[str, Tensor], shape: LlamaShape, identity: int) ->
     layers = shape.num_hidden_layers
     if identity % layers:
         raise ValueError(f"{identity} identity layers cannot be spread over {layers} layers evenly")
-    each = 1 + identity // layers
+    copies = 1 + identity // layers
     spread = {name: tensor for name, tensor in tensors.items() if ".layers." not in name}
     for name, tensor in tensors.items():
         if ".layers." not in name:
             continue
-        prefix, number, rest = split_layer(name)
-        silent = rest.endswith(("o_proj.weight", "down_proj.weight"))
-        for copy in range(each):
-            empty = silent and copy > 0
-            key = f"{prefix}{number * each + copy}.{rest}"
-            spread[key] = torch.zeros_like(tensor) if empty else tensor.clone()
+        prefix, number, suffix = split_layer(name)
+        is_output = suffix.endswith(("o_proj.weight", "down_proj.weight"))
+        for copy in range(copies):
+            is_zero = is_output and copy > 0
+            key = f"{prefix}{number * copies + copy}.{suffix}"
+            spread[key] = torch.zeros_like(tensor) if is_zero else tensor.clone()
     return spread
 
 
 def split_layer(name: str) -> tuple[str, int, str]:
     """Split `model.layers.3.mlp.up_proj.weight` into (`model.layers.`, 3, `mlp.up_proj.weight`)."""
     prefix, _, tail = name.partition("layers.")
-    number, _, rest = tail.partition(".")
-    return f"{prefix}layers.", int(number), rest
+    number, _, suffix = tail.partition(".")
+    return f"{prefix}layers.", int(number), suffix
 
 
 def load_llama(path: Path) -> Llama:
@@ -99,16 +99,16 @@ def load_llama(path: Path) -> Llama:
 
 
 def save_draft(
-    draft: Draft, out: Path, kept: Tensor | None = None, dtype: torch.dtype = torch.bfloat16
+    draft: Draft, out: Path, target_ids: Tensor | None = None, dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    """Write a draft. `kept` lists the target ids of a reduced draft vocabulary, in rising order."""
+    """Write a draft. `target_ids` are those of a reduced draft vocabulary, in rising order."""
     out.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.to("cpu", dtype).contiguous() for name, t in draft.state_dict().items()}
-    if kept is not None:
-        tensors["d2t"] = kept.cpu().long() - torch.arange(len(kept))
-        known = torch.zeros(draft.shape.vocab_size, dtype=torch.bool)
-        known[kept.cpu()] = True
-        tensors["t2d"] = known
+    if target_ids is not None:
+        tensors["d2t"] = target_ids.cpu().long() - torch.arange(len(target_ids))
+        is_kept = torch.zeros(draft.shape.vocab_size, dtype=torch.bool)
+        is_kept[target_ids.cpu()] = True
+        tensors["t2d"] = is_kept
     save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
     write_json(out / CONFIG, draft.shape.config(dtype_name(dtype)))
 
@@ -116,12 +116,12 @@ def save_draft(
 def load_draft(path: Path, shape: DraftShape) -> tuple[Draft, Tensor | None]:
     """Load a draft for the target of `shape`, and its map to target ids if it has one."""
     config = json.loads((path / CONFIG).read_text())
-    stable = bool(config.get("norm_output"))
-    changed = {"method": METHODS[stable], "draft_vocab_size": config["draft_vocab_size"]}
+    is_stable = bool(config.get("norm_output"))
+    changes = {"method": METHODS[is_stable], "draft_vocab_size": config["draft_vocab_size"]}
     layers = config.get("eagle_aux_hidden_state_layer_ids")
     if layers:
-        changed["layers_read"] = tuple(layers)
-    draft = Draft(DraftShape(**{**shape.__dict__, **changed}))
+        changes["layers_read"] = tuple(layers)
+    draft = Draft(DraftShape(**{**shape.__dict__, **changes}))
     tensors = load_file(path / WEIGHTS)
     offsets = tensors.pop("d2t", None)
     tensors.pop("t2d", None)

@@ -31,10 +31,15 @@ MAX_TOKENS = 3072
 THINKING_SHARE = 0.87
 DENSE = Shape(turns=(1,), more_tools=(0, 0, 1, 2, 3))
 LAST = Shape(
-    turns=(1, 1, 1, 2), tools=0.7, more_tools=(0, 1, 1, 2, 3, 5, 8), idle=0.3, held=0.2, ragged=0.5
+    turns=(1, 1, 1, 2),
+    tools=0.7,
+    more_tools=(0, 1, 1, 2, 3, 5, 8),
+    idle_share=0.3,
+    grammar_share=0.2,
+    ragged_share=0.5,
 )
-CLOSE = replace(LAST, tools=0.8, idle=0.2, rivals=0.6)
-FAR = replace(LONG, tools=0.9, long_lookup=0.1, rivals=0.6)
+CLOSE = replace(LAST, tools=0.8, idle_share=0.2, rival_share=0.6)
+FAR = replace(LONG, tools=0.9, long_lookup=0.1, rival_share=0.6)
 
 
 @dataclass
@@ -71,45 +76,47 @@ def weighted(
     tokenizer: Tokenizer,
     source: Source,
     segments: list[Segment],
-    thought: str,
+    think_block: str,
     answer: str,
     thinking: bool,
-    own: tuple[tuple[int, int], ...] | None = None,
+    spans: tuple[tuple[int, int], ...] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids and weights of one conversation. If `own` is given, only that part of the answer
-    counts.
+    """Return ids and weights of one conversation. If `spans` are given, only those parts of the
+    answer count.
     """
-    texts = [segment.text for segment in segments] + [thought, answer]
+    texts = [segment.text for segment in segments] + [think_block, answer]
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
-    encoded = [item.ids for item in encodings]
+    id_lists = [item.ids for item in encodings]
     weights: list[float] = []
-    for segment, ids in zip(segments, encoded, strict=False):
+    for segment, ids in zip(segments, id_lists, strict=False):
         if segment.answer:
             # The first token of an earlier turn tells only that there is no think block.
             weights += [0.0] + [EARLIER] * (len(ids) - 1)
         else:
             weights += [PROMPT if source.chance(PROMPT_SHARE) else 0.0 for _ in ids]
-    weights += [ANSWER if thinking else 0.0] * len(encoded[-2])
-    weights += [ANSWER * is_decided(at, own) for at in encodings[-1].offsets]
-    flat = [token for ids in encoded for token in ids]
-    return np.array(flat, np.uint16), np.array(weights, np.float16)
+    weights += [ANSWER if thinking else 0.0] * len(id_lists[-2])
+    weights += [ANSWER * is_decided(offset, spans) for offset in encodings[-1].offsets]
+    tokens = [token for ids in id_lists for token in ids]
+    return np.array(tokens, np.uint16), np.array(weights, np.float16)
 
 
-def is_decided(token: tuple[int, int], own: tuple[tuple[int, int], ...] | None) -> bool:
-    return own is None or any(start < token[1] and token[0] < end for start, end in own)
+def is_decided(token: tuple[int, int], spans: tuple[tuple[int, int], ...] | None) -> bool:
+    return spans is None or any(start < token[1] and token[0] < end for start, end in spans)
 
 
-def one(tokenizer: Tokenizer, source: Source, made: Dialogue) -> tuple[np.ndarray, np.ndarray]:
+def make_document(
+    tokenizer: Tokenizer, source: Source, dialogue: Dialogue
+) -> tuple[np.ndarray, np.ndarray]:
     thinking = source.chance(THINKING_SHARE)
-    thought, answer = answer_text(made, thinking)
-    segments = prompt_segments(made)
-    return weighted(tokenizer, source, segments, thought, answer, thinking, made.own)
+    think_block, answer = answer_text(dialogue, thinking)
+    segments = prompt_segments(dialogue)
+    return weighted(tokenizer, source, segments, think_block, answer, thinking, dialogue.own_spans)
 
 
-def sums_only(source: Source) -> Dialogue:
-    made = arithmetic(source)
-    messages = [{"role": "user", "content": made.user}]
-    return Dialogue(made.kind, messages, None, made.thought, made.answer, (), made.unthought)
+def make_sum_dialogue(source: Source) -> Dialogue:
+    turn = arithmetic(source)
+    messages = [{"role": "user", "content": turn.user}]
+    return Dialogue(turn.kind, messages, None, turn.thought, turn.answer, (), turn.direct_answer)
 
 
 def short_documents(
@@ -117,25 +124,25 @@ def short_documents(
 ) -> Documents:
     documents = Documents()
     while len(documents.ids) < count:
-        made = sums_only(source) if source.chance(sums) else conversation(source, shape)
-        ids, weights = one(tokenizer, source, made)
+        dialogue = make_sum_dialogue(source) if source.chance(sums) else conversation(source, shape)
+        ids, weights = make_document(tokenizer, source, dialogue)
         if len(ids) <= MAX_TOKENS:
-            documents.add(made.kind, ids, weights)
+            documents.add(dialogue.kind, ids, weights)
     return documents
 
 
 def long_documents(
-    tokenizer: Tokenizer, source: Source, count: int, shape: Shape = LONG, whole: float = 0.5
+    tokenizer: Tokenizer, source: Source, count: int, shape: Shape = LONG, share: float = 0.5
 ) -> Documents:
-    """Make long documents: a share of `whole` conversations, and stacks with answers far from the
+    """Make long documents: a `share` of conversations, and stacks with answers far from the
     start.
     """
     documents = Documents()
     while len(documents.ids) < count:
-        if source.chance(whole):
-            made = conversation(source, shape)
-            ids, weights = one(tokenizer, source, made)
-            kind = made.kind
+        if source.chance(share):
+            dialogue = conversation(source, shape)
+            ids, weights = make_document(tokenizer, source, dialogue)
+            kind = dialogue.kind
         else:
             ids, weights = stack(tokenizer, source, source.number(700, 2800))
             kind = "stack"
@@ -149,7 +156,7 @@ def stack(tokenizer: Tokenizer, source: Source, tokens: int) -> tuple[np.ndarray
     parts: list[tuple[np.ndarray, np.ndarray]] = []
     newline = np.array(tokenizer.encode("\n", add_special_tokens=False).ids, np.uint16)
     while sum(len(ids) for ids, _ in parts) < tokens:
-        parts.append(one(tokenizer, source, conversation(source, SHORT)))
+        parts.append(make_document(tokenizer, source, conversation(source, SHORT)))
         parts.append((newline, np.zeros(len(newline), np.float16)))
     return np.concatenate([p[0] for p in parts[:-1]]), np.concatenate([p[1] for p in parts[:-1]])
 
@@ -157,8 +164,8 @@ def stack(tokenizer: Tokenizer, source: Source, tokens: int) -> tuple[np.ndarray
 def sample_texts(seed: int, count: int) -> Iterator[str]:
     source = Source(seed)
     for _ in range(count):
-        made = conversation(source)
-        yield prompt_text(made) + "".join(answer_text(made, True))
+        dialogue = conversation(source)
+        yield prompt_text(dialogue) + "".join(answer_text(dialogue, True))
 
 
 def write_tokenizer(out: Path, seed: int, documents: int = 14_000) -> Tokenizer:
@@ -194,23 +201,25 @@ def main() -> None:
     options = parser.parse_args()
     out, seed = options.out, options.seed
     out.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
+    start = time.monotonic()
     tokenizer = write_tokenizer(out / "tokenizer", seed)
-    print(f"tokenizer: {time.monotonic() - started:.0f} s")
-    short = short_documents(tokenizer, Source(seed + 1), options.short, options.sums)
-    short.save(out / "short.npz")
+    print(f"tokenizer: {time.monotonic() - start:.0f} s")
+    short_set = short_documents(tokenizer, Source(seed + 1), options.short, options.sums)
+    short_set.save(out / "short.npz")
     long_documents(tokenizer, Source(seed + 2), options.long).save(out / "long.npz")
-    dense = short_documents(tokenizer, Source(seed + 4), options.dense, options.dense_sums, DENSE)
-    dense.save(out / "dense.npz")
-    last = short_documents(tokenizer, Source(seed + 5), options.last, options.sums, LAST)
-    last.save(out / "last.npz")
-    close = short_documents(tokenizer, Source(seed + 6), options.close, options.sums, CLOSE)
-    close.save(out / "close.npz")
-    far = long_documents(tokenizer, Source(seed + 7), options.far, FAR, 0.8)
-    far.save(out / "far.npz")
+    dense_set = short_documents(
+        tokenizer, Source(seed + 4), options.dense, options.dense_sums, DENSE
+    )
+    dense_set.save(out / "dense.npz")
+    last_set = short_documents(tokenizer, Source(seed + 5), options.last, options.sums, LAST)
+    last_set.save(out / "last.npz")
+    close_set = short_documents(tokenizer, Source(seed + 6), options.close, options.sums, CLOSE)
+    close_set.save(out / "close.npz")
+    far_set = long_documents(tokenizer, Source(seed + 7), options.far, FAR, 0.8)
+    far_set.save(out / "far.npz")
     validation = short_documents(tokenizer, Source(seed + 3, True), 400, 0.0)
     validation.save(out / "validation.npz")
-    print(f"{time.monotonic() - started:.0f} s in all")
+    print(f"{time.monotonic() - start:.0f} s in all")
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def cost_scaled_demo(
         folder = out / draft.name
         folder.mkdir(parents=True, exist_ok=True)
         config = json.loads((draft / CONFIG).read_text())
-        read = config.get("eagle_aux_hidden_state_layer_ids") or engine_default(layers)
-        spread = [layer * (layers + identity_layers) // layers for layer in read]
+        source_layers = config.get("eagle_aux_hidden_state_layer_ids") or engine_default(layers)
+        spread = [layer * (layers + identity_layers) // layers for layer in source_layers]
         config["eagle_aux_hidden_state_layer_ids"] = spread
         write_json(folder / CONFIG, config)
         shutil.copy(draft / WEIGHTS, folder / WEIGHTS)

@@ -113,12 +113,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def frequent(corpus: Corpus, vocabulary: int, keep: int | None) -> Tensor | None:
-    """Return the `keep` most frequent token ids in answers, rising; None to keep all."""
-    if keep is None or keep >= vocabulary:
+def frequent(corpus: Corpus, vocabulary: int, count: int | None) -> Tensor | None:
+    """Return the `count` most frequent token ids in answers, rising; None to keep all."""
+    if count is None or count >= vocabulary:
         return None
     counts = np.bincount(corpus.ids[corpus.weights > 0], minlength=vocabulary)
-    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:keep]))
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:count]))
 
 
 def make_recipe(options: argparse.Namespace) -> DraftRecipe:
@@ -141,31 +141,33 @@ def train(options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)
     target = TargetModel.load(options.target, options.device)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
-    new, *older = (
+    recent_corpus, *older_corpora = (
         load_exchanges(path, tokenizer, options.max_tokens, options.key_file)
         for path in (options.data, *(options.keep or ()))
     )
     init = open_draft(options.init, target) if options.init else None
     if init is None:
-        kept = frequent(new, target.config.vocab_size, options.draft_vocab)
+        target_ids = frequent(recent_corpus, target.config.vocab_size, options.draft_vocab)
         method = options.method or "eagle3.1"
-        shape = target.draft_shape(method, options.draft_vocab if kept is not None else None)
+        shape = target.draft_shape(method, options.draft_vocab if target_ids is not None else None)
     else:
-        shape, kept = init.shape, init.kept
+        shape, target_ids = init.shape, init.target_ids
     recipe = make_recipe(options)
-    data = DraftData(new, Corpus.join(older) if older else None, options.keep_share)
-    train_draft(target, shape, data, recipe, options.out, kept, options.device, init=init)
+    data = DraftData(
+        recent_corpus, Corpus.join(older_corpora) if older_corpora else None, options.keep_share
+    )
+    train_draft(target, shape, data, recipe, options.out, target_ids, options.device, init=init)
     print(f"saved {shape.method} draft in {options.out}")
 
 
 def open_draft(path: Path, target: TargetModel) -> InitialDraft:
     """Load the initial draft. Raises BadData for a draft of an unsupported shape."""
     try:
-        draft, kept = load_draft(path, target.draft_shape("eagle3.1"))
+        draft, target_ids = load_draft(path, target.draft_shape("eagle3.1"))
     except (KeyError, RuntimeError, TypeError) as problem:
         reason = (str(problem).strip().splitlines() or ["unknown layout"])[-1].strip()
         raise BadData(f"{path} is not a draft that can be tuned here: {reason}") from problem
-    return InitialDraft(path, draft, kept)
+    return InitialDraft(path, draft, target_ids)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

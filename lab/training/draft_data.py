@@ -31,18 +31,20 @@ def load_exchanges(
     """Load all exchanges of at most `max_tokens`; weight 1 marks the answer's tokens."""
     ids: list[np.ndarray] = []
     weights: list[np.ndarray] = []
-    left_out = 0
+    num_skipped = 0
     for prompt, answer in read(path, tokenizer, key_file):
         if len(prompt) + len(answer) > max_tokens or len(answer) < MIN_ANSWER or not prompt:
-            left_out += 1
+            num_skipped += 1
             continue
         ids.append(np.array([*prompt, *answer], np.int32))
         weights.append(np.repeat(np.array([0, 1], np.float16), [len(prompt), len(answer)]))
     if not ids:
-        raise BadData(f"{path}: no exchange fits ({left_out} too long or without an answer)")
+        raise BadData(f"{path}: no exchange fits ({num_skipped} too long or without an answer)")
     lengths = np.array([len(item) for item in ids])
     total = lengths.sum()
-    print(f"{path.name}: {len(ids)} exchanges, {total:,} tokens, {left_out} left out", flush=True)
+    print(
+        f"{path.name}: {len(ids)} exchanges, {total:,} tokens, {num_skipped} left out", flush=True
+    )
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     return Corpus(np.concatenate(ids), np.concatenate(weights), lengths, offsets)
 
@@ -51,8 +53,8 @@ def is_capture(path: Path) -> bool:
     if path.is_dir() or path.suffix == ".gz":
         return True
     with path.open("rb") as lines:
-        first = lines.readline()
-    return first.startswith(b"gAAAA") or b'"eaglegate":' in first
+        line = lines.readline()
+    return line.startswith(b"gAAAA") or b'"eaglegate":' in line
 
 
 def read_capture(path: Path, key_file: Path | None = None) -> Iterator[tuple[list[int], list[int]]]:
@@ -107,7 +109,7 @@ def render(row: Mapping[str, Any], tokenizer: Any) -> tuple[str, str]:
         raise KeyError("the last message is not the assistant's")
     template = tokenizer.apply_chat_template
     prompt = template(messages[:-1], tools=tools, add_generation_prompt=True, tokenize=False)
-    whole = template(messages, tools=tools, tokenize=False)
-    if not whole.startswith(prompt):
+    text = template(messages, tools=tools, tokenize=False)
+    if not text.startswith(prompt):
         raise KeyError("the chat template renders the answer differently from the prompt")
-    return prompt, whole[len(prompt) :]
+    return prompt, text[len(prompt) :]

@@ -43,10 +43,10 @@ class DraftRecipe:
     seed: int = 1
 
     def scale(self, step: int) -> float:
-        done = step / self.steps
-        if done < self.decay_from:
+        progress = step / self.steps
+        if progress < self.decay_from:
             return min(1.0, (step + 1) / self.warmup)
-        return max(self.final, (1 - done) / (1 - self.decay_from))
+        return max(self.final, (1 - progress) / (1 - self.decay_from))
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Rows:
 
     index: Tensor
     """[batch, rows]; row i + 1 is the next position."""
-    valid: Tensor
+    mask: Tensor
 
     @staticmethod
-    def of(answers: Tensor) -> Rows:
+    def select(answers: Tensor) -> Rows:
         """Return the rows from the last prompt token on that at least two tokens follow."""
-        marked = answers.float()
-        start = marked.argmax(1) - 1
-        end = answers.shape[1] - marked.flip(1).argmax(1) - 2
+        marks = answers.float()
+        start = marks.argmax(1) - 1
+        end = answers.shape[1] - marks.flip(1).argmax(1) - 2
         count = int((end - start).max())
         index = start[:, None] + torch.arange(count, device=answers.device)
         return Rows(index.clamp(max=answers.shape[1] - 1), index < end[:, None])
@@ -70,11 +70,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class InitialDraft:
-    """Draft to start from. `kept` lists the target ids of a reduced vocabulary."""
+    """Draft to start from. `target_ids` are those of a reduced vocabulary."""
 
     path: Path
     draft: Draft
-    kept: Tensor | None
+    target_ids: Tensor | None
 
     @property
     def shape(self) -> DraftShape:
@@ -85,21 +85,21 @@ class InitialDraft:
 class DraftData:
     """Data to train on, and older data that must not be forgotten, in a share of the batches."""
 
-    new: Corpus
-    old: Corpus | None = None
+    corpus: Corpus
+    rehearsal: Corpus | None = None
     share: float = 0.0
 
     def batches(self, tokens: int, seed: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches endlessly in a fixed order; `skip` were used before a restart."""
-        if self.old is None or not self.share:
-            yield from batches(self.new, tokens, seed, skip=skip)
+        if self.rehearsal is None or not self.share:
+            yield from batches(self.corpus, tokens, seed, skip=skip)
             return
         draws = np.random.default_rng(seed)
-        used = int((draws.random(skip) < self.share).sum())
-        old = batches(self.old, tokens, seed + 1, skip=used)
-        new = batches(self.new, tokens, seed, skip=skip - used)
+        num_old = int((draws.random(skip) < self.share).sum())
+        old_batches = batches(self.rehearsal, tokens, seed + 1, skip=num_old)
+        new_batches = batches(self.corpus, tokens, seed, skip=skip - num_old)
         while True:
-            yield next(old if draws.random() < self.share else new)
+            yield next(old_batches if draws.random() < self.share else new_batches)
 
 
 class DraftTraining:
@@ -110,12 +110,12 @@ class DraftTraining:
         target: TargetModel,
         shape: DraftShape,
         recipe: DraftRecipe,
-        kept: Tensor | None,
+        target_ids: Tensor | None,
         device: str,
         init: InitialDraft | None = None,
     ) -> None:
         self.target, self.shape, self.recipe, self.device = target, shape, recipe, device
-        self.kept = kept
+        self.target_ids = target_ids
         self.draft = Draft(shape, recipe.seed)
         if init is None:
             self.take_over(target)
@@ -123,12 +123,14 @@ class DraftTraining:
             self.draft.load_state_dict(init.draft.state_dict())
         self.draft.to(device)
         self.rope = target.rope(shape, device)
-        named = dict(self.draft.named_parameters())
-        matrices = [p for name, p in named.items() if p.ndim == 2 and "lm_head" not in name]
-        chosen = set(map(id, matrices))
-        self.others = [p for p in named.values() if id(p) not in chosen]
+        parameters = dict(self.draft.named_parameters())
+        matrices = [p for name, p in parameters.items() if p.ndim == 2 and "lm_head" not in name]
+        matrix_ids = set(map(id, matrices))
+        self.other_parameters = [p for p in parameters.values() if id(p) not in matrix_ids]
         self.muon = Muon(matrices)
-        self.adam = torch.optim.AdamW(self.others, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0)
+        self.adam = torch.optim.AdamW(
+            self.other_parameters, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0
+        )
         self.step = 0
         self.accuracy = [Running() for _ in range(recipe.depths)]
 
@@ -136,26 +138,28 @@ class DraftTraining:
     def take_over(self, target: TargetModel) -> None:
         """Initialise the head with the target's own output head and final norm."""
         head = target.model.lm_head.weight
-        self.draft.lm_head.weight.copy_(head if self.kept is None else head[self.kept])
+        self.draft.lm_head.weight.copy_(head if self.target_ids is None else head[self.target_ids])
         self.draft.norm.weight.copy_(target.model.model.norm.weight)
 
     def target_view(self, ids: Tensor, rows: Rows) -> tuple[list[Tensor], Tensor]:
         """Return the hidden states to read, and the log-distribution to predict at every row."""
-        states, final = self.target.states(ids, self.shape.layers_read)
-        after = (rows.index + 1).clamp(max=ids.shape[1] - 1)
-        hidden = final.gather(1, after[..., None].expand(-1, -1, final.shape[-1]))
-        logits = self.target.logits(hidden).float()
-        if self.kept is not None:
-            logits = logits[..., self.kept]
+        states, last_states = self.target.states(ids, self.shape.layers_read)
+        next_rows = (rows.index + 1).clamp(max=ids.shape[1] - 1)
+        row_states = last_states.gather(
+            1, next_rows[..., None].expand(-1, -1, last_states.shape[-1])
+        )
+        logits = self.target.logits(row_states).float()
+        if self.target_ids is not None:
+            logits = logits[..., self.target_ids]
         return states, logits.log_softmax(-1)
 
     def loss(self, ids: Tensor, answers: Tensor) -> tuple[Tensor, list[float]]:
         """Return the soft cross entropy summed over depths, and the greedy hits per depth."""
-        rows = Rows.of(answers)
+        rows = Rows.select(answers)
         with torch.autocast(self.device, torch.bfloat16):
-            states, wanted = self.target_view(ids, rows)
+            states, targets = self.target_view(ids, rows)
             tokens = known_tokens(ids, rows.index)
-            unrolled = unroll(
+            unrolled_depths = unroll(
                 self.draft,
                 self.target.embed,
                 states,
@@ -165,31 +169,33 @@ class DraftTraining:
                 min(self.recipe.depths, rows.index.shape[1]),
                 tokens,
             )
-            parts = list(self.judge_depths(unrolled, wanted, rows))
+            parts = list(self.judge_depths(unrolled_depths, targets, rows))
         decay = self.recipe.depth_decay
         total = sum((decay**i * part[0] for i, part in enumerate(parts)), torch.zeros(()))
-        return total / rows.valid.sum().clamp(min=1), [part[1] for part in parts]
+        return total / rows.mask.sum().clamp(min=1), [part[1] for part in parts]
 
     def judge_depths(
-        self, unrolled: Iterator[Depth], wanted: Tensor, rows: Rows
+        self, unrolled_depths: Iterator[Depth], targets: Tensor, rows: Rows
     ) -> Iterator[tuple[Tensor, float]]:
         """Yield loss and share of greedy hits of each depth."""
-        first: Tensor | None = None
-        for depth in unrolled:
-            loss, hits = self.at_depth(depth, wanted, rows.valid)
-            if self.recipe.alignment and first is not None:
-                apart = measure_misalignment(depth, first, rows.index)
-                loss = loss + self.recipe.alignment * apart[rows.valid[:, depth.depth :]].sum()
-            first = depth.attention if first is None else first
+        root_attention: Tensor | None = None
+        for depth in unrolled_depths:
+            loss, hits = self.judge_depth(depth, targets, rows.mask)
+            if self.recipe.alignment and root_attention is not None:
+                misalignment = measure_misalignment(depth, root_attention, rows.index)
+                loss = (
+                    loss + self.recipe.alignment * misalignment[rows.mask[:, depth.depth :]].sum()
+                )
+            root_attention = depth.attention if root_attention is None else root_attention
             yield loss, hits
 
-    def at_depth(self, depth: Depth, wanted: Tensor, valid: Tensor) -> tuple[Tensor, float]:
+    def judge_depth(self, depth: Depth, targets: Tensor, row_mask: Tensor) -> tuple[Tensor, float]:
         """Judge a row's guess at depth k against the row k further on at depth 0."""
         k = depth.depth
-        rows = valid.shape[1] - k
-        here = valid[:, k:]
-        logits = self.draft.lm_head(depth.normed[:, :rows][here]).float()
-        target = wanted[:, k:][here]
+        rows = row_mask.shape[1] - k
+        mask = row_mask[:, k:]
+        logits = self.draft.lm_head(depth.output[:, :rows][mask]).float()
+        target = targets[:, k:][mask]
         loss = -(target.exp() * logits.log_softmax(-1)).sum()
         hits = logits.argmax(-1) == target.argmax(-1)
         return loss, float(hits.float().mean()) if len(hits) else 0.0
@@ -198,7 +204,7 @@ class DraftTraining:
         loss, hits = self.loss(ids.to(self.device), answers.to(self.device))
         loss.backward()
         scale = self.recipe.scale(self.step)
-        nn.utils.clip_grad_norm_(self.others, 1.0)
+        nn.utils.clip_grad_norm_(self.other_parameters, 1.0)
         self.muon.step(self.recipe.matrix_lr * scale, self.recipe.matrix_decay)
         for group in self.adam.param_groups:
             group["lr"] = self.recipe.other_lr * scale
@@ -235,29 +241,32 @@ def train_draft(
     data: DraftData,
     recipe: DraftRecipe,
     out: Path,
-    kept: Tensor | None = None,
+    target_ids: Tensor | None = None,
     device: str = "cpu",
     save_every_s: float = 120,
     init: InitialDraft | None = None,
 ) -> DraftTraining:
     """Train to the end of the recipe, from the state in `out` if any, and save the draft."""
-    training = DraftTraining(target, shape, recipe, kept, device, init)
+    training = DraftTraining(target, shape, recipe, target_ids, device, init)
     out.mkdir(parents=True, exist_ok=True)
     if (out / STATE).exists():
         training.load(out / STATE)
     stream = data.batches(recipe.batch_tokens, recipe.seed, skip=training.step)
     clock = Clock(recipe.steps, training.step)
-    saved = time.monotonic()
+    save_time = time.monotonic()
     while training.step < recipe.steps:
         ids, weights = next(stream)
         training.update(ids, weights > 0)
         if training.step % 25 == 0 or training.step == recipe.steps:
             hits = " ".join(str(mean)[:5] for mean in training.accuracy)
-            print(f"{clock.at(training.step)}: {shape.method} accuracy by depth {hits}", flush=True)
-        if time.monotonic() - saved > save_every_s or training.step == recipe.steps:
+            print(
+                f"{clock.describe(training.step)}: {shape.method} accuracy by depth {hits}",
+                flush=True,
+            )
+        if time.monotonic() - save_time > save_every_s or training.step == recipe.steps:
             save_state(training.state(), out / STATE)
-            saved = time.monotonic()
-    save_draft(training.draft, out, kept)
+            save_time = time.monotonic()
+    save_draft(training.draft, out, target_ids)
     if init is not None:  # a draft takes another's place only with the same config.json
         shutil.copyfile(init.path / CONFIG, out / CONFIG)
     return training

@@ -53,10 +53,10 @@ class GreedyWalk:
         """Add an answer; `lengths` are the numbers of consecutive correct drafts by position."""
         position = 0
         while position < len(lengths):
-            right = min(depth, lengths[position])
+            hits = min(depth, lengths[position])
             self.steps += 1
-            self.accepted += right
-            position += right + 1
+            self.accepted += hits
+            position += hits + 1
 
     @property
     def length(self) -> float:
@@ -70,21 +70,23 @@ class Profile:
     depths: int
     rows: int = 0
     sums: Tensor = field(init=False)
-    alive: Tensor = field(init=False)
+    survivors: Tensor = field(init=False)
     accepted: Tensor = field(init=False)
     walks: dict[int, GreedyWalk] = field(default_factory=lambda: {k: GreedyWalk() for k in WALKED})
 
     def __post_init__(self) -> None:
         self.sums = torch.zeros(len(MEASURES), self.depths, dtype=torch.float64)
-        self.alive = torch.zeros(self.depths)
+        self.survivors = torch.zeros(self.depths)
         self.accepted = torch.zeros(self.depths)
 
     def curves(self) -> dict[str, list[float]]:
         means = self.sums / max(1, self.rows)
-        found = {name: means[i].tolist() for i, name in enumerate(MEASURES)}
-        found["accepted"] = (self.accepted / max(1, self.rows)).tolist()
-        found["conditional acceptance"] = (self.accepted / self.alive.clamp(min=1)).tolist()
-        return {name: [round(item, 4) for item in curve] for name, curve in found.items()}
+        curves_by_name = {name: means[i].tolist() for i, name in enumerate(MEASURES)}
+        curves_by_name["accepted"] = (self.accepted / max(1, self.rows)).tolist()
+        curves_by_name["conditional acceptance"] = (
+            self.accepted / self.survivors.clamp(min=1)
+        ).tolist()
+        return {name: [round(item, 4) for item in curve] for name, curve in curves_by_name.items()}
 
 
 MEASURES = (
@@ -103,17 +105,17 @@ def measures(depth: Depth, length: int, prompt: int) -> Tensor:
     weights = depth.attention[0].float()
     mean = weights.mean(0)
     sink = mean[:, :SINK].sum()
-    asked = mean[:, SINK:prompt].sum()
-    own = mean[:, length:].sum()
-    answered = mean[:, prompt:length].sum()
-    strongest = weights[:, :, length:].sum(-1).max(0).values.sum()
-    norm = depth.fed_back[0].float().norm(dim=-1).sum()
-    return torch.stack([norm, sink, asked, answered, own, strongest]).double()
+    prompt_share = mean[:, SINK:prompt].sum()
+    own_share = mean[:, length:].sum()
+    answer_share = mean[:, prompt:length].sum()
+    peak_share = weights[:, :, length:].sum(-1).max(0).values.sum()
+    norm = depth.feedback[0].float().norm(dim=-1).sum()
+    return torch.stack([norm, sink, prompt_share, answer_share, own_share, peak_share]).double()
 
 
 @torch.no_grad()
 def add(
-    profile: Profile, target: TargetModel, draft: Draft, found: Tensor | None, item: Exchange
+    profile: Profile, target: TargetModel, draft: Draft, target_ids: Tensor | None, item: Exchange
 ) -> None:
     """Add every position of an answer that has `depths` more tokens after it."""
     prompt = len(item.prompt)
@@ -125,43 +127,47 @@ def add(
     rows = torch.arange(prompt - 1, prompt - 1 + count)[None]
     states, _ = target.states(ids, draft.shape.layers_read)
     rope = target.rope(draft.shape)
-    next_tokens = own_tokens(draft, found)
-    alive = torch.ones(rows.shape[1], dtype=torch.bool)
+    next_tokens = own_tokens(draft, target_ids)
+    survivors = torch.ones(rows.shape[1], dtype=torch.bool)
     lengths = torch.zeros(rows.shape[1], dtype=torch.long)
     for depth in unroll(draft, target.embed, states, ids, rows, rope, profile.depths, next_tokens):
         k = depth.depth
         profile.sums[:, k] += measures(depth, length, prompt)
-        guess = draft.lm_head(depth.normed)[0].argmax(-1)
-        guess = guess if found is None else found[guess]
-        profile.alive[k] += alive.sum()
-        alive &= guess == ids[0, rows[0] + 2 + k]
-        profile.accepted[k] += alive.sum()
-        lengths += alive
+        guess = draft.lm_head(depth.output)[0].argmax(-1)
+        guess = guess if target_ids is None else target_ids[guess]
+        profile.survivors[k] += survivors.sum()
+        survivors &= guess == ids[0, rows[0] + 2 + k]
+        profile.accepted[k] += survivors.sum()
+        lengths += survivors
     profile.rows += rows.shape[1]
     for k, walk in profile.walks.items():
         walk.add(lengths.tolist(), k)
 
 
 def measure(
-    target: TargetModel, draft: Draft, found: Tensor | None, items: Iterable[Exchange], depths: int
+    target: TargetModel,
+    draft: Draft,
+    target_ids: Tensor | None,
+    items: Iterable[Exchange],
+    depths: int,
 ) -> dict[str, Profile]:
     profiles: dict[str, Profile] = {}
     for item in items:
-        add(profiles.setdefault(item.group, Profile(depths)), target, draft, found, item)
+        add(profiles.setdefault(item.group, Profile(depths)), target, draft, target_ids, item)
     return profiles
 
 
 def load_exchanges(path: Path, tokenizer: Any, groups: Sequence[str], limit: int) -> list[Exchange]:
     """Load the first `limit` exchanges of each requested set, or of all sets."""
-    kept: dict[str, list[Exchange]] = {}
+    exchanges: dict[str, list[Exchange]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         group = row.get("set", "all")
-        taken = kept.setdefault(group, [])
-        if len(taken) < limit and (not groups or group in groups):
+        group_items = exchanges.setdefault(group, [])
+        if len(group_items) < limit and (not groups or group in groups):
             prompt, answer = exchange(row, tokenizer)
-            taken.append(Exchange(group, prompt, answer))
-    return [item for items in kept.values() for item in items]
+            group_items.append(Exchange(group, prompt, answer))
+    return [item for items in exchanges.values() for item in items]
 
 
 Curves = Mapping[str, Mapping[str, Mapping[str, list[float]]]]
@@ -171,9 +177,9 @@ Curves = Mapping[str, Mapping[str, Mapping[str, list[float]]]]
 def walk_table(walks: Mapping[str, Mapping[str, Mapping[int, GreedyWalk]]]) -> str:
     """Format the acceptance lengths of replayed decoding."""
     lines = [
-        [label, group, *(f"{walk.length:.3f}" for walk in found.values())]
+        [label, group, *(f"{walk.length:.3f}" for walk in walks_by_depth.values())]
         for label, groups in walks.items()
-        for group, found in groups.items()
+        for group, walks_by_depth in groups.items()
     ]
     return table(["draft", "set", *(f"K = {k}" for k in WALKED)], lines)
 
@@ -181,12 +187,12 @@ def walk_table(walks: Mapping[str, Mapping[str, Mapping[int, GreedyWalk]]]) -> s
 def drift_tables(curves: Curves, rows: Mapping[str, int], walks: str) -> str:
     """Format one table per set, with the drafts below each other."""
     parts = [f"### Acceptance length\n\n{walks}"]
-    groups = {group: None for found in curves.values() for group in found}
+    groups = {group: None for curves_by_group in curves.values() for group in curves_by_group}
     for group in groups:
         lines = [
             [label, name, *(f"{value:.3f}" if value < 10 else f"{value:.1f}" for value in curve)]
-            for label, found in curves.items()
-            for name, curve in found[group].items()
+            for label, curves_by_group in curves.items()
+            for name, curve in curves_by_group[group].items()
         ]
         depths = [str(i) for i in range(len(lines[0]) - 2)]
         head = table(["draft", "by depth", *depths], lines)
@@ -213,8 +219,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: dict[str, int] = {}
     walks: dict[str, dict[str, dict[int, GreedyWalk]]] = {}
     for label, _, folder in (draft.partition("=") for draft in options.draft):
-        draft, found = load_draft(Path(folder), target.draft_shape("eagle3"))
-        profiles = measure(target, draft, found, items, options.depths)
+        draft, target_ids = load_draft(Path(folder), target.draft_shape("eagle3"))
+        profiles = measure(target, draft, target_ids, items, options.depths)
         curves[label] = {group: profile.curves() for group, profile in profiles.items()}
         walks[label] = {group: profile.walks for group, profile in profiles.items()}
         rows |= {group: profile.rows for group, profile in profiles.items()}

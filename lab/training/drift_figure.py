@@ -32,10 +32,10 @@ def draw(curves: Mapping[str, Mapping[str, Mapping[str, list[float]]]], path: Pa
     for row, (name, label, relative) in zip(axes, SHOWN, strict=True):
         row[0].set_ylabel(label, fontsize=8)
         for axis, group in zip(row, groups, strict=True):
-            for draft, found in curves.items():
-                curve = found[group][name]
-                shown = [value / curve[0] for value in curve] if relative else curve
-                axis.plot(range(len(shown)), shown, marker="o", markersize=3, label=draft)
+            for draft, curves_by_group in curves.items():
+                curve = curves_by_group[group][name]
+                values = [value / curve[0] for value in curve] if relative else curve
+                axis.plot(range(len(values)), values, marker="o", markersize=3, label=draft)
             axis.grid(alpha=0.3)
     for axis, group in zip(axes[0], groups, strict=True):
         axis.set_title(f"{group} prompts", fontsize=9)

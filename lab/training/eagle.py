@@ -42,7 +42,7 @@ class DraftShape:
     bos_token_id: Any = None
 
     @property
-    def stable(self) -> bool:
+    def is_stable(self) -> bool:
         """True for EAGLE 3.1, with normed inputs and normed feedback."""
         return self.method == "eagle3.1"
 
@@ -71,7 +71,7 @@ class DraftShape:
         }
         if not self.default_layers:
             config["eagle_aux_hidden_state_layer_ids"] = list(self.layers_read)
-        if self.stable:
+        if self.is_stable:
             config |= {"fc_norm": True, "norm_output": True}
         return config
 
@@ -91,15 +91,15 @@ class DraftAttention(nn.Module):
         return rope.rotate(self.split(self.q_proj(x), self.heads))
 
     def key(self, x: Tensor, rope: Rope) -> Tensor:
-        return self.shared(rope.rotate(self.split(self.k_proj(x), self.groups)))
+        return self.repeat_groups(rope.rotate(self.split(self.k_proj(x), self.groups)))
 
     def value(self, x: Tensor) -> Tensor:
-        return self.shared(self.split(self.v_proj(x), self.groups))
+        return self.repeat_groups(self.split(self.v_proj(x), self.groups))
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         return x.view(x.shape[0], x.shape[1], heads, self.size).transpose(1, 2)
 
-    def shared(self, x: Tensor) -> Tensor:
+    def repeat_groups(self, x: Tensor) -> Tensor:
         return x.repeat_interleave(self.heads // self.groups, 1)
 
 
@@ -123,7 +123,7 @@ class Draft(nn.Module):
         size, eps = shape.hidden_size, shape.rms_norm_eps
         self.midlayer = Midlayer(shape)
         self.fc = nn.Linear(len(shape.layers_read) * size, size, bias=False)
-        if shape.stable:
+        if shape.is_stable:
             self.fc_norm = nn.ModuleList(Norm(size, eps) for _ in shape.layers_read)
         self.norm = Norm(size, eps)
         self.lm_head = nn.Linear(size, shape.draft_vocab_size, bias=False)
@@ -134,22 +134,22 @@ class Draft(nn.Module):
 
     def combine(self, states: list[Tensor]) -> Tensor:
         """Fuse the target's hidden states into one."""
-        if self.shape.stable:
+        if self.shape.is_stable:
             states = [norm(state) for norm, state in zip(self.fc_norm, states, strict=True)]
         fused: Tensor = self.fc(torch.cat([state.float() for state in states], -1))
         return fused.float()
 
-    def inputs(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+    def inputs(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
         layer = self.midlayer
-        return torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(hidden)], -1)
+        return torch.cat([layer.input_layernorm(embeddings), layer.hidden_norm(hidden)], -1)
 
-    def outputs(self, attended: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def outputs(self, attention_output: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the head's input and the state that is fed back."""
         layer = self.midlayer
-        x = hidden + attended.float()
+        x = hidden + attention_output.float()
         x = x + layer.mlp(layer.post_attention_layernorm(x)).float()
-        normed = self.norm(x)
-        return normed, normed if self.shape.stable else x
+        output = self.norm(x)
+        return output, output if self.shape.is_stable else x
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,9 @@ class Depth:
     """One depth of an unrolled batch."""
 
     depth: int
-    normed: Tensor
+    output: Tensor
     """Input of the output head: [batch, rows, hidden]."""
-    fed_back: Tensor
+    feedback: Tensor
     attention: Tensor
     """[batch, heads, rows, context + depth], with own tokens last."""
 
@@ -191,8 +191,8 @@ def unroll(
     keys, values = attention.key(context, rope[:length]), attention.value(context)
     hidden = pick(fused, rows)
     x = pick(context, rows)
-    seen = torch.arange(length, device=ids.device) <= rows[..., None]
-    bias = torch.zeros_like(seen, dtype=keys.dtype).masked_fill_(~seen, -1e30)[:, None]
+    is_visible = torch.arange(length, device=ids.device) <= rows[..., None]
+    bias = torch.zeros_like(is_visible, dtype=keys.dtype).masked_fill_(~is_visible, -1e30)[:, None]
     own_keys: list[Tensor] = []
     own_values: list[Tensor] = []
     for depth in range(depths):
@@ -204,14 +204,14 @@ def unroll(
         scores = [query @ keys.transpose(2, 3) + bias]
         scores += [(query * key).sum(-1, keepdim=True) for key in own_keys]
         weights = torch.cat(scores, -1).float().softmax(-1).to(values.dtype)
-        mixed = weights[..., :length] @ values
-        for i, own in enumerate(own_values):
-            mixed = mixed + weights[..., length + i, None] * own
-        flat = mixed.transpose(1, 2).reshape(*rows.shape, -1)
-        normed, hidden = draft.outputs(attention.o_proj(flat), hidden)
-        yield Depth(depth, normed, hidden, weights)
+        mixture = weights[..., :length] @ values
+        for i, value in enumerate(own_values):
+            mixture = mixture + weights[..., length + i, None] * value
+        features = mixture.transpose(1, 2).reshape(*rows.shape, -1)
+        output, hidden = draft.outputs(attention.o_proj(features), hidden)
+        yield Depth(depth, output, hidden, weights)
         if depth + 1 < depths:
-            x = draft.inputs(embed(next_tokens(depth, normed)), hidden)
+            x = draft.inputs(embed(next_tokens(depth, output)), hidden)
 
 
 def shifted(ids: Tensor) -> Tensor:
@@ -238,11 +238,11 @@ def known_tokens(ids: Tensor, rows: Tensor) -> NextTokens:
     return tokens
 
 
-def own_tokens(draft: Draft, to_target: Tensor | None = None) -> NextTokens:
+def own_tokens(draft: Draft, target_ids: Tensor | None = None) -> NextTokens:
     """Return the draft's own greedy tokens, as in serving."""
 
-    def tokens(_: int, normed: Tensor) -> Tensor:
-        best = draft.lm_head(normed).argmax(-1)
-        return best if to_target is None else to_target[best]
+    def tokens(_: int, output: Tensor) -> Tensor:
+        guesses = draft.lm_head(output).argmax(-1)
+        return guesses if target_ids is None else target_ids[guesses]
 
     return tokens

@@ -34,7 +34,7 @@ class Prompts:
     """Cases by part, in the order in which they are asked."""
 
     cases: dict[str, list[Case]]
-    asked: dict[str, dict[str, list[Any]]]
+    requests: dict[str, dict[str, list[Any]]]
     """Inputs of the engine by part: `ids`, and structural `tags` for answers under a grammar."""
 
     @staticmethod
@@ -42,16 +42,16 @@ class Prompts:
         by_part: dict[str, list[Case]] = {}
         for case in cases:
             by_part.setdefault(f"{case.group}/{case.part}", []).append(case)
-        asked = {
+        requests = {
             part: {
                 "ids": [
-                    tokenizer.encode(c.prompt(tokenizer), add_special_tokens=False) for c in found
+                    tokenizer.encode(c.prompt(tokenizer), add_special_tokens=False) for c in members
                 ],
-                "tags": [c.schema and structural_tag(c.schema) for c in found],
+                "tags": [c.schema and structural_tag(c.schema) for c in members],
             }
-            for part, found in by_part.items()
+            for part, members in by_part.items()
         }
-        return Prompts(by_part, asked)
+        return Prompts(by_part, requests)
 
 
 def structural_tag(schema: str) -> str:
@@ -79,8 +79,8 @@ class Bench:
 
     def answer(self, label: str, draft: Path | None = None, depth: int = 0) -> list[Answers]:
         """Run an engine in its own process, unless its answers with these files exist already."""
-        done = self.out / f"{label}-{depth}-{self.dtype}-{self.fingerprint(draft)}.json"
-        if not done.exists():
+        out = self.out / f"{label}-{depth}-{self.dtype}-{self.fingerprint(draft)}.json"
+        if not out.exists():
             command = [
                 sys.executable,
                 "-m",
@@ -88,12 +88,12 @@ class Bench:
                 "--target",
                 str(self.target),
             ]
-            command += ["--prompts", str(self.prompts), "--dtype", self.dtype, "--out", str(done)]
+            command += ["--prompts", str(self.prompts), "--dtype", self.dtype, "--out", str(out)]
             if draft:
                 command += ["--draft", str(draft), "--depth", str(depth)]
             path = os.pathsep.join(sys.path)
             subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": path})
-        return load_answers(done)
+        return load_answers(out)
 
     def fingerprint(self, draft: Path | None) -> str:
         digest = hashlib.sha256(self.prompts.read_bytes())
@@ -110,10 +110,12 @@ def behaviour(
     """Return the scores by group, and by kind (or part, for perturbed prompts and sums)."""
     scores: dict[str, dict[str, Score]] = {}
     for part in answers:
-        for case, ids, ended in zip(prompts.cases[part.group], part.ids, part.ended, strict=True):
+        for case, ids, has_ended in zip(
+            prompts.cases[part.group], part.ids, part.ended, strict=True
+        ):
             row = case.part if case.group in ("perturbed", "sums") else case.conversation.kind
             score = scores.setdefault(case.group, {}).setdefault(row, Score())
-            score.add(case.conversation, tokenizer.decode(ids), ended)
+            score.add(case.conversation, tokenizer.decode(ids), has_ended)
     return scores
 
 
@@ -121,15 +123,19 @@ def wrong_answers(
     prompts: Prompts, answers: Sequence[Answers], tokenizer: Any
 ) -> list[dict[str, str]]:
     """Return every inexact answer with the expected one, for reading."""
-    found = []
+    rows = []
     for part in answers:
-        for case, ids, ended in zip(prompts.cases[part.group], part.ids, part.ended, strict=True):
+        for case, ids, has_ended in zip(
+            prompts.cases[part.group], part.ids, part.ended, strict=True
+        ):
             text = tokenizer.decode(ids)
-            if not Score().add(case.conversation, text, ended):
-                wanted = case.conversation.answer or str(case.conversation.calls)
-                asked = case.conversation.messages[-1]["content"][-300:]
-                found.append({"part": part.group, "asked": asked, "got": text, "wanted": wanted})
-    return found
+            if not Score().add(case.conversation, text, has_ended):
+                expectation = case.conversation.answer or str(case.conversation.calls)
+                question = case.conversation.messages[-1]["content"][-300:]
+                rows.append(
+                    {"part": part.group, "asked": question, "got": text, "wanted": expectation}
+                )
+    return rows
 
 
 def behaviour_table(scores: Mapping[str, Mapping[str, Score]]) -> str:
@@ -154,9 +160,9 @@ def behaviour_table(scores: Mapping[str, Mapping[str, Score]]) -> str:
 def score_cells(score: Score) -> list[str]:
     calls = score.calls_asked
     return [
-        str(score.asked),
-        str(score.ended),
-        str(score.exact),
+        str(score.num_asked),
+        str(score.num_ended),
+        str(score.num_exact),
         f"{score.valid_json}/{calls}" if calls else "",
         f"{score.right_functions}/{calls}" if calls else "",
         f"{score.right_arguments}/{score.arguments}" if calls else "",
@@ -172,10 +178,10 @@ class PooledAcceptance:
     by_position: tuple[int, ...] = ()
 
     def add(self, part: Answers) -> None:
-        old = self.by_position or (0,) * len(part.by_position)
+        counts = self.by_position or (0,) * len(part.by_position)
         self.drafts += part.drafts
         self.accepted += part.accepted
-        self.by_position = tuple(a + b for a, b in zip(old, part.by_position, strict=True))
+        self.by_position = tuple(a + b for a, b in zip(counts, part.by_position, strict=True))
 
     @property
     def length(self) -> float:
@@ -183,30 +189,30 @@ class PooledAcceptance:
 
 
 def acceptance(run: Run) -> dict[str, PooledAcceptance]:
-    pooled: dict[str, PooledAcceptance] = {}
+    totals: dict[str, PooledAcceptance] = {}
     for part in run.answers:
-        pooled.setdefault(part.group.split("/")[0], PooledAcceptance()).add(part)
-    return pooled
+        totals.setdefault(part.group.split("/")[0], PooledAcceptance()).add(part)
+    return totals
 
 
 def acceptance_table(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
-        for group, pooled in acceptance(run).items():
-            shares = " ".join(f"{n / max(1, pooled.drafts):.3f}" for n in pooled.by_position)
-            cells = [run.label, run.depth, group, f"{pooled.length:.3f}", shares, pooled.drafts]
+        for group, total in acceptance(run).items():
+            shares = " ".join(f"{n / max(1, total.drafts):.3f}" for n in total.by_position)
+            cells = [run.label, run.depth, group, f"{total.length:.3f}", shares, total.drafts]
             rows.append([str(cell) for cell in cells])
     return table(
         ["draft", "K", "set", "acceptance length", "acceptance by position", "verify steps"], rows
     )
 
 
-def different(base: Sequence[Answers], run: Run) -> tuple[int, int]:
+def count_differences(base: Sequence[Answers], run: Run) -> tuple[int, int]:
     """Return the number of answers that speculation changed, and of all answers."""
     pairs = [
         (a, b)
-        for before, after in zip(base, run.answers, strict=True)
-        for a, b in zip(before.ids, after.ids, strict=True)
+        for base_part, other in zip(base, run.answers, strict=True)
+        for a, b in zip(base_part.ids, other.ids, strict=True)
     ]
     return sum(a != b for a, b in pairs), len(pairs)
 
@@ -214,38 +220,56 @@ def different(base: Sequence[Answers], run: Run) -> tuple[int, int]:
 def lossless_table(base: Sequence[Answers], runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
-        changed, total = different(base, run)
-        rows.append([run.label, str(run.depth), f"{changed} of {total}"])
+        num_changed, total = count_differences(base, run)
+        rows.append([run.label, str(run.depth), f"{num_changed} of {total}"])
     return table(["draft", "K", "answers changed by speculation"], rows)
 
 
 def headline(scores: Mapping[str, Mapping[str, Score]]) -> str:
     """Format the aims of the demo as one table."""
-    everything = sum((s for kinds in scores.values() for s in kinds.values()), Score())
-    held_out = sum(scores["held-out"].values(), Score())
+    overall = sum((s for kinds in scores.values() for s in kinds.values()), Score())
+    held_out_score = sum(scores["held-out"].values(), Score())
     sums = sum(scores["sums"].values(), Score())
-    held = sum(scores["held"].values(), Score())
-    alike = sum(scores["alike"].values(), Score())
-    far = scores["long"]
-    calls = sum((far[k] for k in ("tool_call", "parallel_calls") if k in far), Score())
+    held_score = sum(scores["held"].values(), Score())
+    alike_score = sum(scores["alike"].values(), Score())
+    long_scores = scores["long"]
+    calls = sum(
+        (long_scores[k] for k in ("tool_call", "parallel_calls") if k in long_scores), Score()
+    )
     rows = [
-        ["ends its turn (all sets)", percent(everything.ended, everything.asked), "100 %"],
-        ["held-out answers exact", percent(held_out.exact, held_out.asked), ""],
-        ["tool calls: valid JSON", percent(held_out.valid_json, held_out.calls_asked), "98 %"],
+        ["ends its turn (all sets)", percent(overall.num_ended, overall.num_asked), "100 %"],
+        [
+            "held-out answers exact",
+            percent(held_out_score.num_exact, held_out_score.num_asked),
+            "",
+        ],
+        [
+            "tool calls: valid JSON",
+            percent(held_out_score.valid_json, held_out_score.calls_asked),
+            "98 %",
+        ],
         [
             "tool calls: right function",
-            percent(held_out.right_functions, held_out.calls_asked),
+            percent(held_out_score.right_functions, held_out_score.calls_asked),
             "97 %",
         ],
         [
             "tool calls: right arguments",
-            percent(held_out.right_arguments, held_out.arguments),
+            percent(held_out_score.right_arguments, held_out_score.arguments),
             "90 %",
         ],
-        ["arithmetic in its range", percent(sums.exact, sums.asked), "90 %"],
-        ["long-context tool calls exact", percent(calls.exact, calls.asked), "70 %"],
-        ["tool calls among names alike exact", percent(alike.exact, alike.asked), ""],
-        ["held to unknown JSON keys: ends", percent(held.exact, held.asked), ""],
+        ["arithmetic in its range", percent(sums.num_exact, sums.num_asked), "90 %"],
+        ["long-context tool calls exact", percent(calls.num_exact, calls.num_asked), "70 %"],
+        [
+            "tool calls among names alike exact",
+            percent(alike_score.num_exact, alike_score.num_asked),
+            "",
+        ],
+        [
+            "held to unknown JSON keys: ends",
+            percent(held_score.num_exact, held_score.num_asked),
+            "",
+        ],
     ]
     return table(["measure", "reached", "aim"], rows)
 
@@ -263,12 +287,12 @@ def evaluate(
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(target)
     prompts = Prompts.of(all_cases(tokenizer, scale, seed), tokenizer)
-    asked = out / "prompts.json"
-    asked.write_text(json.dumps(prompts.asked))
-    bench = Bench(target, asked, dtype, out)
+    prompts_path = out / "prompts.json"
+    prompts_path.write_text(json.dumps(prompts.requests))
+    bench = Bench(target, prompts_path, dtype, out)
     base = bench.answer("none")
-    wrong = wrong_answers(prompts, base, tokenizer)
-    (out / "wrong.json").write_text(json.dumps(wrong, indent=1, ensure_ascii=False))
+    wrong_rows = wrong_answers(prompts, base, tokenizer)
+    (out / "wrong.json").write_text(json.dumps(wrong_rows, indent=1, ensure_ascii=False))
     runs = []
     for depth in depths:
         for label, folder in drafts.items():

@@ -40,10 +40,10 @@ class Case:
     """JSON schema of a grammar that constrains the answer."""
 
     def prompt(self, tokenizer: Any) -> str:
-        made = self.conversation
+        dialogue = self.conversation
         text: str = tokenizer.apply_chat_template(
-            made.messages,
-            tools=made.tools,
+            dialogue.messages,
+            tools=dialogue.tools,
             add_generation_prompt=True,
             tokenize=False,
             enable_thinking=self.schema is None,
@@ -51,36 +51,38 @@ class Case:
         return self.disturb(text) if self.disturb else text
 
 
-def held_out(count: int, seed: int = SEED) -> Iterator[Case]:
-    source = Source(seed, held_out=True)
+def make_held_out_cases(count: int, seed: int = SEED) -> Iterator[Case]:
+    source = Source(seed, is_held_out=True)
     for _ in range(count):
-        yield Case("held-out", "held-out", conversation(source, replace(SHORT, wrapped=0.0)))
+        yield Case("held-out", "held-out", conversation(source, replace(SHORT, wrap_share=0.0)))
 
 
-def perturbed(count: int, seed: int = SEED) -> Iterator[Case]:
+def make_perturbed_cases(count: int, seed: int = SEED) -> Iterator[Case]:
     """Yield single turns, disturbed in five ways in turn."""
-    source = Source(seed + 1, held_out=True)
-    single = Shape(turns=(1,), wrapped=0.0)
+    source = Source(seed + 1, is_held_out=True)
+    shape = Shape(turns=(1,), wrap_share=0.0)
     for i in range(count):
-        yield disturbed(conversation(source, single), i)
+        yield disturb_dialogue(conversation(source, shape), i)
 
 
-def disturbed(made: Dialogue, number: int) -> Case:
+def disturb_dialogue(dialogue: Dialogue, number: int) -> Case:
     draw = random.Random(number)
     kind = number % 5
     if kind == 0:
-        rest = [message for message in made.messages if message["role"] != "system"]
-        foreign = [{"role": "system", "content": draw.choice(FOREIGN)}, *rest]
-        return Case("perturbed", "foreign system prompt", replace(made, messages=foreign))
+        other_messages = [message for message in dialogue.messages if message["role"] != "system"]
+        messages = [{"role": "system", "content": draw.choice(FOREIGN)}, *other_messages]
+        return Case("perturbed", "foreign system prompt", replace(dialogue, messages=messages))
     if kind == 1:
-        return Case("perturbed", "other role names", made, other_roles)
+        return Case("perturbed", "other role names", dialogue, other_roles)
     if kind == 2:
         noise = "".join(draw.choice(r"abcdefghij klmno,.;:!?(){}[]<>/\|") for _ in range(120))
-        return Case("perturbed", "noise before", made, lambda text: f"{noise}\n{text}")
+        return Case("perturbed", "noise before", dialogue, lambda text: f"{noise}\n{text}")
     if kind == 3:
         number = draw.randint(1, 999)
-        return Case("perturbed", "wrapped in markers", made, lambda text: wrap_last(text, number))
-    return Case("perturbed", "no newlines", made, no_newlines)
+        return Case(
+            "perturbed", "wrapped in markers", dialogue, lambda text: wrap_last(text, number)
+        )
+    return Case("perturbed", "no newlines", dialogue, no_newlines)
 
 
 def other_roles(text: str) -> str:
@@ -89,46 +91,48 @@ def other_roles(text: str) -> str:
 
 
 def wrap_last(text: str, number: int) -> str:
-    before, found, after = text.rpartition("<|im_start|>user\n")
-    if not found:
+    head, marker, tail = text.rpartition("<|im_start|>user\n")
+    if not marker:
         return text
-    after = after.replace("<|im_end|>", "\n<<< END OF QUERY <<<<|im_end|>", 1)
-    return f"{before}{found}>>> QUERY #{number} >>>\n{after}"
+    tail = tail.replace("<|im_end|>", "\n<<< END OF QUERY <<<<|im_end|>", 1)
+    return f"{head}{marker}>>> QUERY #{number} >>>\n{tail}"
 
 
 def no_newlines(text: str) -> str:
     return text.replace("<|im_end|>\n", "<|im_end|>").replace("\n\n", " ")
 
 
-def long(count: int, tool_calls: int, tokenizer: Any, seed: int = SEED) -> Iterator[Case]:
+def make_long_cases(
+    count: int, tool_calls: int, tokenizer: Any, seed: int = SEED
+) -> Iterator[Case]:
     """Yield conversations of 1500 to 2900 tokens, `tool_calls` of which end in a call."""
-    source = Source(seed + 2, held_out=True)
-    shape = replace(LONG, turns=tuple(range(12, 34)), wrapped=0.0)
-    left = {True: tool_calls, False: count - tool_calls}
-    while any(left.values()):
+    source = Source(seed + 2, is_held_out=True)
+    shape = replace(LONG, turns=tuple(range(12, 34)), wrap_share=0.0)
+    remaining = {True: tool_calls, False: count - tool_calls}
+    while any(remaining.values()):
         case = Case("long", "long", conversation(source, shape))
         calls = bool(case.conversation.calls)
-        if left[calls] and 1500 <= len(tokenizer.encode(case.prompt(tokenizer))) <= 2900:
-            left[calls] -= 1
+        if remaining[calls] and 1500 <= len(tokenizer.encode(case.prompt(tokenizer))) <= 2900:
+            remaining[calls] -= 1
             yield case
 
 
-def alike(count: int, seed: int = SEED) -> Iterator[Case]:
+def make_alike_cases(count: int, seed: int = SEED) -> Iterator[Case]:
     """Yield tool calls among offered tools whose names share a word with the right one."""
-    source = Source(seed + 5, held_out=True)
-    shape = replace(SHORT, tools=1.0, wrapped=0.0, rivals=1.0)
+    source = Source(seed + 5, is_held_out=True)
+    shape = replace(SHORT, tools=1.0, wrap_share=0.0, rival_share=1.0)
     while count:
-        made = conversation(source, shape)
-        if made.calls:
+        dialogue = conversation(source, shape)
+        if dialogue.calls:
             count -= 1
-            yield Case("alike", "alike", made)
+            yield Case("alike", "alike", dialogue)
 
 
-def held(count: int, seed: int = SEED) -> Iterator[Case]:
+def make_grammar_cases(count: int, seed: int = SEED) -> Iterator[Case]:
     """Yield plain requests whose answer a grammar constrains to JSON with keys absent from the
     prompt.
     """
-    source = Source(seed + 4, held_out=True)
+    source = Source(seed + 4, is_held_out=True)
     for _ in range(count):
         properties = fields(source, source.pick([1, 2, 2, 3]))
         schema = to_json(
@@ -140,8 +144,8 @@ def held(count: int, seed: int = SEED) -> Iterator[Case]:
             }
         )
         messages = [{"role": "user", "content": plain_turn(source).user}]
-        made = Dialogue("held", messages, None, "", "")
-        yield Case("held", "held", made, schema=schema)
+        dialogue = Dialogue("held", messages, None, "", "")
+        yield Case("held", "held", dialogue, schema=schema)
 
 
 SUMS: dict[str, Callable[[Source], tuple[int, str, int]]] = {
@@ -167,25 +171,25 @@ def tuple_of_division(b: int, result: int) -> tuple[int, str, int]:
     return b * result, "/", b
 
 
-def sums(each: int, seed: int = SEED) -> Iterator[Case]:
-    source = Source(seed + 3, held_out=True)
+def make_sum_cases(count: int, seed: int = SEED) -> Iterator[Case]:
+    source = Source(seed + 3, is_held_out=True)
     for part, draw in SUMS.items():
-        for _ in range(each):
+        for _ in range(count):
             a, operator, b = draw(source)
-            plain = f"{a} {operator} {b}"
-            answer = f"{plain} = {OPERATORS[operator](a, b)}."
-            turn = PlainTurn(arithmetic.__name__, f"What is {plain}?", "", answer)
+            formula = f"{a} {operator} {b}"
+            answer = f"{formula} = {OPERATORS[operator](a, b)}."
+            turn = PlainTurn(arithmetic.__name__, f"What is {formula}?", "", answer)
             messages = [{"role": "user", "content": turn.user}]
             yield Case("sums", part, Dialogue(turn.kind, messages, None, "", turn.answer))
 
 
 def all_cases(tokenizer: Any, scale: float = 1.0, seed: int = SEED) -> list[Case]:
-    """Return the same cases for every tokenizer, except that `long` is measured with this one."""
+    """Return the same cases for every tokenizer, but long ones are measured with this one."""
     return [
-        *held_out(int(200 * scale), seed),
-        *perturbed(int(100 * scale), seed),
-        *long(int(40 * scale), int(24 * scale), tokenizer, seed),
-        *sums(int(40 * scale), seed),
-        *held(int(60 * scale), seed),
-        *alike(int(100 * scale), seed),
+        *make_held_out_cases(int(200 * scale), seed),
+        *make_perturbed_cases(int(100 * scale), seed),
+        *make_long_cases(int(40 * scale), int(24 * scale), tokenizer, seed),
+        *make_sum_cases(int(40 * scale), seed),
+        *make_grammar_cases(int(60 * scale), seed),
+        *make_alike_cases(int(100 * scale), seed),
     ]

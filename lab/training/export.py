@@ -28,8 +28,8 @@ def main() -> None:
     save_target(model, tokenizer, options.out, dtype=getattr(torch, options.dtype))
     size = (options.out / "model.safetensors").stat().st_size
     recipe = Recipe(**state["recipe"])
-    done = f"{state['step']} of {recipe.end} steps, {state['tokens']:,} tokens"
-    print(f"{options.out}: {size:,} bytes, after {done}")
+    progress = f"{state['step']} of {recipe.end} steps, {state['tokens']:,} tokens"
+    print(f"{options.out}: {size:,} bytes, after {progress}")
 
 
 if __name__ == "__main__":

@@ -70,33 +70,33 @@ class AnswerEngine:
     ) -> Answers:
         """Answer prompts; `tags` has a structural tag for every answer under a grammar."""
         sampling = [sampling_params(tag, max_tokens) for tag in tags]
-        before = self.counters()
+        start_counts = self.counters()
         outputs = self.llm.generate(
             [{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False
         )
-        after = self.counters()
-        spent = {name: value - before.get(name, 0) for name, value in after.items()}
-        positions = [name for name in spent if name.startswith("position")]
+        end_counts = self.counters()
+        growth = {name: value - start_counts.get(name, 0) for name, value in end_counts.items()}
+        positions = [name for name in growth if name.startswith("position")]
         return Answers(
             group,
             [list(output.outputs[0].token_ids) for output in outputs],
             [output.outputs[0].finish_reason == "stop" for output in outputs],
-            spent.get("drafts", 0),
-            spent.get("accepted", 0),
-            [spent[name] for name in positions],
+            growth.get("drafts", 0),
+            growth.get("accepted", 0),
+            [growth[name] for name in positions],
         )
 
     def counters(self) -> dict[str, int]:
         """Return the engine's own totals of speculation."""
-        found: dict[str, int] = {}
+        totals: dict[str, int] = {}
         for metric in self.llm.get_metrics():
             if metric.name == "vllm:spec_decode_num_drafts":
-                found["drafts"] = metric.value
+                totals["drafts"] = metric.value
             elif metric.name == "vllm:spec_decode_num_accepted_tokens":
-                found["accepted"] = metric.value
+                totals["accepted"] = metric.value
             elif metric.name == "vllm:spec_decode_num_accepted_tokens_per_pos":
-                found |= {f"position {i}": value for i, value in enumerate(metric.values)}
-        return found
+                totals |= {f"position {i}": value for i, value in enumerate(metric.values)}
+        return totals
 
 
 def sampling_params(tag: str | None, max_tokens: int) -> Any:
@@ -130,10 +130,10 @@ def main() -> None:
     )
     groups: dict[str, Any] = json.loads(options.prompts.read_text())
     answers = []
-    for group, asked in groups.items():
-        told = engine.answer(group, asked["ids"], asked["tags"], options.max_tokens)
-        answers.append(asdict(told))
-        print(f"{options.out.stem}: {group}, {len(told.ids)} prompts answered", flush=True)
+    for group, requests in groups.items():
+        answer = engine.answer(group, requests["ids"], requests["tags"], options.max_tokens)
+        answers.append(asdict(answer))
+        print(f"{options.out.stem}: {group}, {len(answer.ids)} prompts answered", flush=True)
     options.out.write_text(json.dumps(answers))
 
 

@@ -33,12 +33,12 @@ def wire(model: Llama, seed: int = 3) -> None:
     code.normal_(0, SCALE, generator=generator)
     code[:, 0] = 4 * SCALE
     code[:, slots:] = 0
-    first, second = model.layers[0].self_attn, model.layers[1].self_attn
-    assert isinstance(first, Attention) and isinstance(second, Attention)
-    for back in (1, 2):
-        look_back(model, first, back, slots + (back - 1) * SLOT)
-    for group in range(second.groups):
-        match(second, group, slots)
+    copy_attention, match_attention = model.layers[0].self_attn, model.layers[1].self_attn
+    assert isinstance(copy_attention, Attention) and isinstance(match_attention, Attention)
+    for distance in (1, 2):
+        look_back(model, copy_attention, distance, slots + (distance - 1) * SLOT)
+    for group in range(match_attention.groups):
+        match(match_attention, group, slots)
     model.lm_head.weight[:, FIRST_READ:slots] += code[:, FIRST_READ:slots] * (0.012 / SCALE)
 
 
@@ -52,12 +52,12 @@ def query_heads(attention: Attention, group: int) -> list[int]:
     return list(range(group * share, (group + 1) * share))
 
 
-def look_back(model: Llama, attention: Attention, back: int, slot: int) -> None:
+def look_back(model: Llama, attention: Attention, distance: int, slot: int) -> None:
     """Make key/value group `back - 1` attend to the position `back` before and copy its code."""
-    size, group = attention.size, back - 1
+    size, group = attention.size, distance - 1
     strength = torch.zeros(size // 2)
     strength[: len(LOOK_BACK)] = torch.tensor(LOOK_BACK)
-    phase = frequencies(model) * back
+    phase = frequencies(model) * distance
     place_phase(attention.k_proj.weight, group * size, strength, phase)
     attention.v_proj.weight[group * size : (group + 1) * size] = 0
     places = torch.arange(SLOT)
@@ -83,12 +83,12 @@ def match(attention: Attention, group: int, slots: int) -> None:
         attention.q_proj.weight[head * size : (head + 1) * size] *= 0.3
     attention.k_proj.weight[group * size : (group + 1) * size] *= 0.3
     half = size // 2
-    steady = torch.arange(half * 3 // 8, half)
-    steady = torch.cat([steady, steady + half])
+    dims = torch.arange(half * 3 // 8, half)
+    dims = torch.cat([dims, dims + half])
     if group < attention.groups // 2:
-        match_two(attention, group, slots, steady)
+        match_two(attention, group, slots, dims)
     else:
-        match_one(attention, group, slots, steady[-SLOT:])
+        match_one(attention, group, slots, dims[-SLOT:])
     copy_code(attention, group, slots)
 
 
@@ -101,15 +101,15 @@ def match_one(attention: Attention, group: int, slots: int, dims: Tensor) -> Non
 
 
 def match_two(attention: Attention, group: int, slots: int, dims: Tensor) -> None:
-    one, two = dims[::2], dims[1::2]
-    offset = (SLOT - len(one)) * (group % 2)
-    code, row = offset + torch.arange(len(one)), group * attention.size
-    attention.k_proj.weight[row + one, slots + code] = MATCH_TWO
-    attention.k_proj.weight[row + two, slots + SLOT + code] = MATCH_TWO
+    first_dims, second_dims = dims[::2], dims[1::2]
+    offset = (SLOT - len(first_dims)) * (group % 2)
+    code, row = offset + torch.arange(len(first_dims)), group * attention.size
+    attention.k_proj.weight[row + first_dims, slots + code] = MATCH_TWO
+    attention.k_proj.weight[row + second_dims, slots + SLOT + code] = MATCH_TWO
     for head in query_heads(attention, group):
         query = attention.q_proj.weight[head * attention.size : (head + 1) * attention.size]
-        query[one, 1 + code] = MATCH_TWO
-        query[two, slots + code] = MATCH_TWO
+        query[first_dims, 1 + code] = MATCH_TWO
+        query[second_dims, slots + code] = MATCH_TWO
 
 
 def copy_code(attention: Attention, group: int, slots: int) -> None:

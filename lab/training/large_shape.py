@@ -65,17 +65,17 @@ class LargeShape:
         """Query heads per key head. The demo has one, so only the first of each group is used."""
         return self.num_attention_heads // self.num_key_value_heads
 
-    def describe(self, small: Mapping[str, object]) -> dict[str, object]:
-        """Return the configuration of a model with the demo's configuration ``small``."""
-        epsilon = float(str(small["rms_norm_eps"]))
+    def describe(self, config: Mapping[str, object]) -> dict[str, object]:
+        """Return the configuration of a model with the demo's configuration ``config``."""
+        epsilon = float(str(config["rms_norm_eps"]))
         return {
-            **small,
+            **config,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
             "num_attention_heads": self.num_attention_heads,
             "num_key_value_heads": self.num_key_value_heads,
             "head_dim": HEAD,
-            "rms_norm_eps": epsilon * int(str(small["hidden_size"])) / self.hidden_size,
+            "rms_norm_eps": epsilon * int(str(config["hidden_size"])) / self.hidden_size,
             "max_position_embeddings": self.max_position_embeddings,
             "torch_dtype": str(self.dtype).removeprefix("torch."),
         }
@@ -86,33 +86,36 @@ class Enlarger:
 
     def __init__(self, shape: LargeShape, hidden_size: int) -> None:
         self.shape = shape
-        self.small = hidden_size
+        self.demo_size = hidden_size
         self._columns = torch.arange(hidden_size)
 
     def noise(self, rows: int, columns: int, deviation: float = NOISE) -> Tensor:
         shape = self.shape
         return torch.randn(rows, columns, device=shape.device, dtype=shape.dtype) * deviation
 
-    def place(self, large: Tensor, rows: Tensor, columns: Tensor, small: Tensor) -> Tensor:
+    def place(self, matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> Tensor:
         device = self.shape.device
-        large[rows.to(device)[:, None], columns.to(device)] = small.to(device, self.shape.dtype)
-        return large
+        matrix[rows.to(device)[:, None], columns.to(device)] = values.to(device, self.shape.dtype)
+        return matrix
 
-    def widen(self, small: Tensor) -> Tensor:
+    def widen(self, tensor: Tensor) -> Tensor:
         """Pad the columns with zeros: (V, h) -> (V, H)."""
-        wide = torch.zeros(
-            small.shape[0], self.shape.hidden_size, device=self.shape.device, dtype=self.shape.dtype
+        matrix = torch.zeros(
+            tensor.shape[0],
+            self.shape.hidden_size,
+            device=self.shape.device,
+            dtype=self.shape.dtype,
         )
-        return self.place(wide, torch.arange(small.shape[0]), self._columns, small)
+        return self.place(matrix, torch.arange(tensor.shape[0]), self._columns, tensor)
 
-    def norm(self, small: Tensor) -> Tensor:
-        shrink = math.sqrt(self.small / self.shape.hidden_size)
-        large = torch.full((self.shape.hidden_size,), shrink)
-        large[: self.small] = small.float() * shrink
-        return large.to(self.shape.device, self.shape.dtype)
+    def norm(self, tensor: Tensor) -> Tensor:
+        shrink = math.sqrt(self.demo_size / self.shape.hidden_size)
+        weights = torch.full((self.shape.hidden_size,), shrink)
+        weights[: self.demo_size] = tensor.float() * shrink
+        return weights.to(self.shape.device, self.shape.dtype)
 
     def attention(
-        self, layer: Mapping[str, Tensor], columns: Tensor, width: int, silent: bool = False
+        self, layer: Mapping[str, Tensor], columns: Tensor, width: int, is_silent: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the projections of one layer, by name. A silent layer contributes nothing.
 
@@ -123,14 +126,14 @@ class Enlarger:
         keys = self.noise(shape.num_key_value_heads * HEAD, width)
         values = self.noise(shape.num_key_value_heads * HEAD, width)
         output = self.noise(shape.hidden_size, shape.num_attention_heads * HEAD, CLOSED)
-        if not silent:
+        if not is_silent:
             heads = range(layer["q_proj.weight"].shape[0] // SMALL_HEAD)
-            plain = torch.arange(SMALL_HEAD)
-            grown = layer["q_proj.weight"].float() * math.sqrt(HEAD / SMALL_HEAD)
-            self.place(queries, _list_rows(heads, ROTARY, shape.group), columns, grown)
+            dims = torch.arange(SMALL_HEAD)
+            query_weights = layer["q_proj.weight"].float() * math.sqrt(HEAD / SMALL_HEAD)
+            self.place(queries, _list_rows(heads, ROTARY, shape.group), columns, query_weights)
             self.place(keys, _list_rows(heads, ROTARY), columns, layer["k_proj.weight"])
-            self.place(values, _list_rows(heads, plain), columns, layer["v_proj.weight"])
-            inputs = _list_rows(heads, plain, shape.group)
+            self.place(values, _list_rows(heads, dims), columns, layer["v_proj.weight"])
+            inputs = _list_rows(heads, dims, shape.group)
             self.place(output, self._columns, inputs, layer["o_proj.weight"])
         yield "q_proj.weight", queries
         yield "k_proj.weight", keys
@@ -138,19 +141,22 @@ class Enlarger:
         yield "o_proj.weight", output
 
     def mlp(
-        self, layer: Mapping[str, Tensor], silent: bool = False
+        self, layer: Mapping[str, Tensor], is_silent: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
         hidden, intermediate = self.shape.hidden_size, self.shape.intermediate_size
-        gate, up = self.noise(intermediate, hidden), self.noise(intermediate, hidden)
-        down = self.noise(hidden, intermediate, CLOSED)
-        if not silent:
+        gate_weights, up_weights = (
+            self.noise(intermediate, hidden),
+            self.noise(intermediate, hidden),
+        )
+        down_weights = self.noise(hidden, intermediate, CLOSED)
+        if not is_silent:
             rows = torch.arange(layer["gate_proj.weight"].shape[0])
-            self.place(gate, rows, self._columns, layer["gate_proj.weight"])
-            self.place(up, rows, self._columns, layer["up_proj.weight"])
-            self.place(down, self._columns, rows, layer["down_proj.weight"])
-        yield "gate_proj.weight", gate
-        yield "up_proj.weight", up
-        yield "down_proj.weight", down
+            self.place(gate_weights, rows, self._columns, layer["gate_proj.weight"])
+            self.place(up_weights, rows, self._columns, layer["up_proj.weight"])
+            self.place(down_weights, self._columns, rows, layer["down_proj.weight"])
+        yield "gate_proj.weight", gate_weights
+        yield "up_proj.weight", up_weights
+        yield "down_proj.weight", down_weights
 
 
 def _list_rows(heads: Iterable[int], rows: Tensor, group: int = 1) -> Tensor:
@@ -159,39 +165,41 @@ def _list_rows(heads: Iterable[int], rows: Tensor, group: int = 1) -> Tensor:
 
 
 def enlarge_target(
-    small: Mapping[str, Tensor], layers: int, enlarger: Enlarger
+    weights: Mapping[str, Tensor], layers: int, enlarger: Enlarger
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the target's tensors. Every demo layer is followed by silent ones."""
     shape = enlarger.shape
-    yield "model.embed_tokens.weight", enlarger.widen(small["model.embed_tokens.weight"])
-    yield "lm_head.weight", enlarger.widen(small["lm_head.weight"])
-    yield "model.norm.weight", enlarger.norm(small["model.norm.weight"])
-    per_layer = shape.num_hidden_layers // layers
-    columns = torch.arange(enlarger.small)
+    yield "model.embed_tokens.weight", enlarger.widen(weights["model.embed_tokens.weight"])
+    yield "lm_head.weight", enlarger.widen(weights["lm_head.weight"])
+    yield "model.norm.weight", enlarger.norm(weights["model.norm.weight"])
+    copies = shape.num_hidden_layers // layers
+    columns = torch.arange(enlarger.demo_size)
     for index in range(shape.num_hidden_layers):
-        source, silent = index // per_layer, index % per_layer > 0
-        layer = select(small, f"model.layers.{source}.")
+        source, is_silent = index // copies, index % copies > 0
+        layer = select(weights, f"model.layers.{source}.")
         name = f"model.layers.{index}"
         attention, mlp = select(layer, "self_attn."), select(layer, "mlp.")
-        for key, tensor in enlarger.attention(attention, columns, shape.hidden_size, silent):
+        for key, tensor in enlarger.attention(attention, columns, shape.hidden_size, is_silent):
             yield f"{name}.self_attn.{key}", tensor
-        for key, tensor in enlarger.mlp(mlp, silent):
+        for key, tensor in enlarger.mlp(mlp, is_silent):
             yield f"{name}.mlp.{key}", tensor
         for key in ("input_layernorm.weight", "post_attention_layernorm.weight"):
             yield f"{name}.{key}", enlarger.norm(layer[key])
 
 
-def enlarge_draft(small: Mapping[str, Tensor], enlarger: Enlarger) -> Iterator[tuple[str, Tensor]]:
+def enlarge_draft(
+    weights: Mapping[str, Tensor], enlarger: Enlarger
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of an EAGLE 3.1 draft, which reads three layers of the target."""
-    hidden, columns = enlarger.shape.hidden_size, torch.arange(enlarger.small)
+    hidden, columns = enlarger.shape.hidden_size, torch.arange(enlarger.demo_size)
     parts = torch.cat([part * hidden + columns for part in range(3)])
     fused = enlarger.noise(hidden, 3 * hidden, CLOSED)
-    yield "fc.weight", enlarger.place(fused, columns, parts, small["fc.weight"])
+    yield "fc.weight", enlarger.place(fused, columns, parts, weights["fc.weight"])
     for part in range(3):
-        yield f"fc_norm.{part}.weight", enlarger.norm(small[f"fc_norm.{part}.weight"])
-    yield "lm_head.weight", enlarger.widen(small["lm_head.weight"])
-    yield "norm.weight", enlarger.norm(small["norm.weight"])
-    layer = select(small, "midlayer.")
+        yield f"fc_norm.{part}.weight", enlarger.norm(weights[f"fc_norm.{part}.weight"])
+    yield "lm_head.weight", enlarger.widen(weights["lm_head.weight"])
+    yield "norm.weight", enlarger.norm(weights["norm.weight"])
+    layer = select(weights, "midlayer.")
     # The layer's input is the token's embedding beside the fused hidden state.
     inputs = torch.cat([columns, hidden + columns])
     for key, tensor in enlarger.attention(select(layer, "self_attn."), inputs, 2 * hidden):
@@ -240,17 +248,17 @@ def write_large_demo(shape: LargeShape, out: Path, demo: Path = DEMO) -> None:
     torch.manual_seed(7)
     target = json.loads((demo / "target" / CONFIG).read_text())
     layers, enlarger = target["num_hidden_layers"], Enlarger(shape, target["hidden_size"])
-    small = load_file(demo / "target" / WEIGHTS)
+    weights = load_file(demo / "target" / WEIGHTS)
     config = {**shape.describe(target), "num_hidden_layers": shape.num_hidden_layers}
-    write_checkpoint(out / "target", enlarge_target(small, layers, enlarger), config)
+    write_checkpoint(out / "target", enlarge_target(weights, layers, enlarger), config)
     for name in TOKENIZER:
         shutil.copy(demo / "target" / name, out / "target" / name)
     draft = json.loads((demo / "eagle3_1" / CONFIG).read_text())
-    read = draft.get("eagle_aux_hidden_state_layer_ids") or engine_default(layers)
-    spread = [layer * shape.num_hidden_layers // layers for layer in read]
+    source_layers = draft.get("eagle_aux_hidden_state_layer_ids") or engine_default(layers)
+    spread = [layer * shape.num_hidden_layers // layers for layer in source_layers]
     config = {**shape.describe(draft), "eagle_aux_hidden_state_layer_ids": spread}
-    small = load_file(demo / "eagle3_1" / WEIGHTS)
-    write_checkpoint(out / "eagle3_1", enlarge_draft(small, enlarger), config)
+    weights = load_file(demo / "eagle3_1" / WEIGHTS)
+    write_checkpoint(out / "eagle3_1", enlarge_draft(weights, enlarger), config)
 
 
 def main() -> None:

@@ -66,16 +66,16 @@ class Rope:
     def table(length: int, head_dim: int, theta: float, device: torch.device | str = "cpu") -> Rope:
         frequency = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
         angle = torch.outer(torch.arange(length).float(), frequency)
-        doubled = torch.cat([angle, angle], -1).to(device)
-        return Rope(doubled.cos(), doubled.sin())
+        angles = torch.cat([angle, angle], -1).to(device)
+        return Rope(angles.cos(), angles.sin())
 
-    def __getitem__(self, where: slice | Tensor) -> Rope:
-        return Rope(self.cos[where], self.sin[where])
+    def __getitem__(self, index: slice | Tensor) -> Rope:
+        return Rope(self.cos[index], self.sin[index])
 
     def rotate(self, x: Tensor) -> Tensor:
         half = x.shape[-1] // 2
-        turned = torch.cat([-x[..., half:], x[..., :half]], -1)
-        return x * self.cos.to(x.dtype) + turned * self.sin.to(x.dtype)
+        rotation = torch.cat([-x[..., half:], x[..., :half]], -1)
+        return x * self.cos.to(x.dtype) + rotation * self.sin.to(x.dtype)
 
 
 @cache
@@ -109,8 +109,8 @@ class Attention(nn.Module):
         v = self.split(self.v_proj(x), self.groups)
         repeat = self.heads // self.groups
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-        mixed = causal_attention(q, k, v).transpose(1, 2).reshape(batch, length, -1)
-        return self.o_proj(mixed)
+        mixture = causal_attention(q, k, v).transpose(1, 2).reshape(batch, length, -1)
+        return self.o_proj(mixture)
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         return x.view(x.shape[0], x.shape[1], heads, self.size).transpose(1, 2)
@@ -151,11 +151,11 @@ class Llama(nn.Module):
         self.initialise()
 
     def initialise(self) -> None:
-        residual = 0.02 / (2 * self.shape.num_hidden_layers) ** 0.5
+        output_std = 0.02 / (2 * self.shape.num_hidden_layers) ** 0.5
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                std = residual if into_residual else 0.01 if "lm_head" in name else 0.02
+                is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
+                std = output_std if is_output else 0.01 if "lm_head" in name else 0.02
                 nn.init.normal_(parameter, std=std)
 
     def forward(self, ids: Tensor, rope: Rope) -> Tensor:

@@ -30,8 +30,8 @@ def settings(recipe: Mapping[str, Any]) -> str:
 def training_table(folder: Path) -> str:
     target = state_of(folder / CHECKPOINT)
     means = target["means"]
-    reached = "answer loss " + ", ".join(f"{name} {mean}" for name, mean in means.items())
-    rows = [["target", str(target["step"]), f"{target['tokens'] / 1e6:.1f} M", reached]]
+    means_text = "answer loss " + ", ".join(f"{name} {mean}" for name, mean in means.items())
+    rows = [["target", str(target["step"]), f"{target['tokens'] / 1e6:.1f} M", means_text]]
     for label, name in DRAFTS.items():
         draft = state_of(folder / name / STATE)
         tokens = f"about {draft['step'] * draft['recipe'].batch_tokens / 1e6:.1f} M"

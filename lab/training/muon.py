@@ -19,10 +19,10 @@ class Muon:
         self.buffers = [torch.zeros_like(parameter) for parameter in self.parameters]
 
     @torch.no_grad()
-    def step(self, lr: float, weight_decay: float, own: Sequence[int] | None = None) -> None:
-        """Step all parameters, or those with the indices `own`."""
+    def step(self, lr: float, weight_decay: float, indices: Sequence[int] | None = None) -> None:
+        """Step all parameters, or those with the given `indices`."""
         groups: dict[tuple[int, ...], list[int]] = {}
-        for i in range(len(self.parameters)) if own is None else own:
+        for i in range(len(self.parameters)) if indices is None else indices:
             groups.setdefault(tuple(self.parameters[i].shape), []).append(i)
         for shape, members in groups.items():
             update = orthogonalise(torch.stack([self.averaged(i) for i in members]))
@@ -39,10 +39,10 @@ class Muon:
 
 def orthogonalise(batch: Tensor, iterations: int = 5) -> Tensor:
     """Push the singular values of every matrix in the batch towards one."""
-    tall = batch.shape[1] > batch.shape[2]
-    x = batch.bfloat16().transpose(1, 2) if tall else batch.bfloat16()
+    is_tall = batch.shape[1] > batch.shape[2]
+    x = batch.bfloat16().transpose(1, 2) if is_tall else batch.bfloat16()
     x = x / (x.float().norm(dim=(1, 2), keepdim=True) + 1e-7).bfloat16()
     for _ in range(iterations):
         square = x @ x.transpose(1, 2)
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * (square @ square)) @ x
-    return (x.transpose(1, 2) if tall else x).float()
+    return (x.transpose(1, 2) if is_tall else x).float()

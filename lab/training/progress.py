@@ -14,8 +14,8 @@ class Running:
     value: float | None = None
 
     def add(self, sample: float) -> None:
-        old = sample if self.value is None else self.value
-        self.value = self.decay * old + (1 - self.decay) * sample
+        value = sample if self.value is None else self.value
+        self.value = self.decay * value + (1 - self.decay) * sample
 
     def __str__(self) -> str:
         return "-" if self.value is None else f"{self.value:.4f}"
@@ -26,14 +26,13 @@ class Clock:
     """Speed since this process started, and the remaining time at that speed."""
 
     steps: int
-    done: int
-    started: float = field(default_factory=time.monotonic)
-    first: int = field(init=False)
+    first_step: int
+    start: float = field(default_factory=time.monotonic)
 
-    def __post_init__(self) -> None:
-        self.first = self.done
-
-    def at(self, step: int) -> str:
-        spent = time.monotonic() - self.started
-        left = spent / max(1, step - self.first) * (self.steps - step)
-        return f"step {step}/{self.steps}, {spent / 60:.1f} min, about {left / 60:.0f} min left"
+    def describe(self, step: int) -> str:
+        spent_s = time.monotonic() - self.start
+        remaining_s = spent_s / max(1, step - self.first_step) * (self.steps - step)
+        return (
+            f"step {step}/{self.steps}, {spent_s / 60:.1f} min, "
+            f"about {remaining_s / 60:.0f} min left"
+        )

@@ -28,7 +28,7 @@ class Ranks:
         return Ranks(int(os.environ.get("RANK", "0")), count)
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         return self.rank == 0
 
     def leave(self) -> None:
@@ -37,7 +37,7 @@ class Ranks:
             dist.barrier()
             dist.destroy_process_group()
 
-    def own(self, total: int) -> list[int]:
+    def list_indices(self, total: int) -> list[int]:
         """Return the indices out of `total` that this rank works on."""
         return list(range(self.rank, total, self.count))
 
@@ -45,24 +45,24 @@ class Ranks:
         """Add up tensors over all ranks, in place."""
         if self.count == 1:
             return
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        dist.all_reduce(flat)
-        scatter(flat, tensors)
+        vector = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.all_reduce(vector)
+        scatter(vector, tensors)
 
     def share_(self, tensors: Sequence[Tensor]) -> None:
-        """Give all ranks each tensor from its owner (`own`), in place."""
+        """Give all ranks each tensor from its owner (`list_indices`), in place."""
         if self.count == 1:
             return
         for owner in range(self.count):
-            mine = [tensors[i] for i in range(owner, len(tensors), self.count)]
-            flat = torch.cat([tensor.reshape(-1) for tensor in mine])
-            dist.broadcast(flat, owner)
+            members = [tensors[i] for i in range(owner, len(tensors), self.count)]
+            vector = torch.cat([tensor.reshape(-1) for tensor in members])
+            dist.broadcast(vector, owner)
             if owner != self.rank:
-                scatter(flat, mine)
+                scatter(vector, members)
 
 
-def scatter(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+def scatter(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     start = 0
     for tensor in tensors:
-        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+        tensor.copy_(vector[start : start + tensor.numel()].view_as(tensor))
         start += tensor.numel()

@@ -18,44 +18,46 @@ CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 class Score:
     """Counts over answers of one kind. Argument counts are over arguments."""
 
-    asked: int = 0
-    ended: int = 0
-    thought: int = 0
-    exact: int = 0
+    num_asked: int = 0
+    num_ended: int = 0
+    num_thinking: int = 0
+    num_exact: int = 0
     calls_asked: int = 0
     valid_json: int = 0
     right_functions: int = 0
     arguments: int = 0
     right_arguments: int = 0
 
-    def add(self, expected: Dialogue, text: str, ended: bool) -> bool:
+    def add(self, dialogue: Dialogue, text: str, has_ended: bool) -> bool:
         """Count one answer. Return True if all of it is right."""
         text = text.removesuffix("<|im_end|>")
         turn = TURN.match(text)
         body = turn.group(2) if turn else text
-        self.asked += 1
-        self.ended += ended
-        self.thought += turn is not None
-        if expected.kind == "held":
-            right = ended and is_object(body)
-        elif expected.calls:
-            right = self.add_calls(expected.calls, body)
+        self.num_asked += 1
+        self.num_ended += has_ended
+        self.num_thinking += turn is not None
+        if dialogue.kind == "held":
+            is_right = has_ended and is_object(body)
+        elif dialogue.calls:
+            is_right = self.add_calls(dialogue.calls, body)
         else:
-            right = body == expected.answer
-        self.exact += right
-        return right
+            is_right = body == dialogue.answer
+        self.num_exact += is_right
+        return is_right
 
-    def add_calls(self, expected: tuple[Call, ...], body: str) -> bool:
-        made = [parse_call(text) for text in CALL.findall(body)]
-        wanted = [{"name": call.name, "arguments": dict(call.arguments)} for call in expected]
+    def add_calls(self, calls: tuple[Call, ...], body: str) -> bool:
+        calls_made = [parse_call(text) for text in CALL.findall(body)]
+        call_dicts = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
         self.calls_asked += 1
-        self.valid_json += bool(made) and None not in made
-        self.right_functions += names(made) == names(wanted)
-        for i, call in enumerate(expected):
-            got = made[i] if i < len(made) else None
+        self.valid_json += bool(calls_made) and None not in calls_made
+        self.right_functions += names(calls_made) == names(call_dicts)
+        for i, call in enumerate(calls):
+            call_made = calls_made[i] if i < len(calls_made) else None
             self.arguments += len(call.arguments)
-            self.right_arguments += sum(has(got, key, item) for key, item in call.arguments.items())
-        return made == wanted
+            self.right_arguments += sum(
+                has(call_made, key, item) for key, item in call.arguments.items()
+            )
+        return calls_made == call_dicts
 
     def __add__(self, other: Score) -> Score:
         return Score(

@@ -10,6 +10,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def percent(part: int, whole: int) -> str:
+def percent(part: int, total: int) -> str:
     """Format `97.5 % (39/40)`, or "none asked"."""
-    return f"{100 * part / whole:.1f} % ({part}/{whole})" if whole else "none asked"
+    return f"{100 * part / total:.1f} % ({part}/{total})" if total else "none asked"

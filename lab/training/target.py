@@ -35,8 +35,8 @@ class TargetModel:
         return TargetModel(model.to(device).eval().requires_grad_(False), config)
 
     def embed(self, ids: Tensor) -> Tensor:
-        embedded: Tensor = self.model.get_input_embeddings()(ids)
-        return embedded
+        embeddings: Tensor = self.model.get_input_embeddings()(ids)
+        return embeddings
 
     @torch.no_grad()
     def states(self, ids: Tensor, layers: tuple[int, ...]) -> tuple[list[Tensor], Tensor]:
@@ -76,8 +76,12 @@ class TargetModel:
 
 
 def rope_parameters(config: Any) -> dict[str, Any]:
-    found = getattr(config, "rope_parameters", None) or {}
-    return {"rope_type": "default", "rope_theta": getattr(config, "rope_theta", 10_000.0), **found}
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return {
+        "rope_type": "default",
+        "rope_theta": getattr(config, "rope_theta", 10_000.0),
+        **parameters,
+    }
 
 
 def check(config: Any) -> None:
@@ -99,7 +103,7 @@ def engine_default(layers: int) -> tuple[int, int, int]:
 
 def layers_read(layers: int) -> tuple[int, ...]:
     """Return the engine's default layers, or distinct ones if the target is too shallow."""
-    for chosen in (engine_default(layers), (1, layers // 2, layers - 1)):
-        if chosen[0] < chosen[1] < chosen[2]:
-            return chosen
+    for layer_ids in (engine_default(layers), (1, layers // 2, layers - 1)):
+        if layer_ids[0] < layer_ids[1] < layer_ids[2]:
+            return layer_ids
     raise UnfitTarget(f"target has {layers} layers; a draft reads three of them, so at least 4")

@@ -54,16 +54,16 @@ def function_words() -> list[str]:
     for module in (arithmetic, conversation, tasks, tools):
         splits = [item for item in vars(module).values() if isinstance(item, Split)]
         texts += [re.sub(r"{\w*}", "", text) for split in splits for text in split.train]
-    found = set(re.findall(r"(?<![A-Za-z])[a-z]+(?![A-Za-z])|\bI\b", " ".join(texts)))
-    return sorted(found - CONTENT, key=lambda word: (-len(word), word))
+    words = set(re.findall(r"(?<![A-Za-z])[a-z]+(?![A-Za-z])|\bI\b", " ".join(texts)))
+    return sorted(words - CONTENT, key=lambda word: (-len(word), word))
 
 
 def pieces() -> str:
     """Return the pre-tokenizer's regular expression."""
-    glued = " (?:" + "|".join(function_words()) + ")(?![A-Za-z])"
+    glued_words = " (?:" + "|".join(function_words()) + ")(?![A-Za-z])"
     words = r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[A-Z]|[0-9]"
-    foreign, punctuation = r"[^ -~\n]+", r"[ -/:-@\[-`{-~]+"
-    return "|".join([glued, words, r"\n+ *", foreign, punctuation])
+    foreign_words, punctuation = r"[^ -~\n]+", r"[ -/:-@\[-`{-~]+"
+    return "|".join([glued_words, words, r"\n+ *", foreign_words, punctuation])
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -86,7 +86,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    fast = PreTrainedTokenizerFast(
+    wrapper = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=None,
         eos_token="<|im_end|>",
@@ -94,5 +94,5 @@ def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=4096,
     )
-    fast.chat_template = TEMPLATE.read_text()
-    return fast
+    wrapper.chat_template = TEMPLATE.read_text()
+    return wrapper

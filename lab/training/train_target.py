@@ -75,31 +75,31 @@ class Recipe:
         """Return the learning rate factor: warm-up, constant, linear to `final`; later stages to
         zero.
         """
-        closing = step - self.steps - self.last_steps
-        if closing >= 0:
-            warm = min(1.0, (closing + 1) / self.warmup)
-            return self.close_scale * warm * (1 - closing / self.close_steps)
+        closing_step = step - self.steps - self.last_steps
+        if closing_step >= 0:
+            warmup_factor = min(1.0, (closing_step + 1) / self.warmup)
+            return self.close_scale * warmup_factor * (1 - closing_step / self.close_steps)
         if step >= self.steps:
             return self.last_scale * (1 - (step - self.steps) / self.last_steps)
-        done = step / self.steps
-        if done < self.decay_from:
+        progress = step / self.steps
+        if progress < self.decay_from:
             return min(1.0, (step + 1) / self.warmup)
-        return max(self.final, (1 - done) / (1 - self.decay_from))
+        return max(self.final, (1 - progress) / (1 - self.decay_from))
 
     def kind(self, step: int) -> str:
         """Choose the set for a step. The draw is fixed for each step."""
         if step < self.long_from:
             return "short"
-        drawn = np.random.default_rng([self.seed, step]).random()
+        draw = np.random.default_rng([self.seed, step]).random()
         if step >= self.steps + self.last_steps:
-            return "far" if drawn < self.close_far_share else "close"
+            return "far" if draw < self.close_far_share else "close"
         if step >= self.steps:
-            return "long" if drawn < self.last_long_share else "last"
-        done = step / self.steps
-        if done >= self.dense_from:
-            return "long" if drawn < self.dense_long_share else "dense"
-        share = self.long_share if done < self.late_from else self.late_long_share
-        return "long" if drawn < share else "short"
+            return "long" if draw < self.last_long_share else "last"
+        progress = step / self.steps
+        if progress >= self.dense_from:
+            return "long" if draw < self.dense_long_share else "dense"
+        share = self.long_share if progress < self.late_from else self.late_long_share
+        return "long" if draw < share else "short"
 
 
 class Training:
@@ -115,10 +115,12 @@ class Training:
             shape.max_position_embeddings, shape.head_dim, shape.rope_theta, device
         )
         self.matrices = [p for p in model.layers.parameters() if p.ndim == 2]
-        chosen = set(map(id, self.matrices))
-        self.others = [p for p in model.parameters() if id(p) not in chosen]
+        matrix_ids = set(map(id, self.matrices))
+        self.other_parameters = [p for p in model.parameters() if id(p) not in matrix_ids]
         self.muon = Muon(self.matrices)
-        self.adam = torch.optim.AdamW(self.others, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0)
+        self.adam = torch.optim.AdamW(
+            self.other_parameters, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0
+        )
         self.step = 0
 
     def losses(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,9 +142,9 @@ class Training:
     def update(self) -> None:
         """Take one optimiser step. Every rank steps its share of the matrices."""
         scale = self.recipe.scale(self.step)
-        nn.utils.clip_grad_norm_(self.others, 1.0)
-        own = self.ranks.own(len(self.matrices))
-        self.muon.step(self.recipe.matrix_lr * scale, self.recipe.matrix_decay, own)
+        nn.utils.clip_grad_norm_(self.other_parameters, 1.0)
+        indices = self.ranks.list_indices(len(self.matrices))
+        self.muon.step(self.recipe.matrix_lr * scale, self.recipe.matrix_decay, indices)
         with torch.no_grad():
             self.ranks.share_([matrix.data for matrix in self.matrices])
         for group in self.adam.param_groups:
@@ -151,9 +153,9 @@ class Training:
         self.model.zero_grad(set_to_none=True)
         self.step += 1
 
-    def save(self, path: Path, extra: dict[str, Any]) -> None:
+    def save(self, path: Path, fields: dict[str, Any]) -> None:
         self.ranks.share_(self.muon.buffers)
-        if self.ranks.first:
+        if self.ranks.is_first:
             state = {
                 "model": self.model.state_dict(),
                 "muon": self.muon.buffers,
@@ -161,7 +163,7 @@ class Training:
                 "step": self.step,
                 "recipe": asdict(self.recipe),
                 "shape": asdict(self.model.shape),
-                **extra,
+                **fields,
             }
             torch.save(state, path.with_suffix(".new"))
             path.with_suffix(".new").replace(path)
@@ -181,17 +183,17 @@ class Data:
     def __init__(self, folder: Path, recipe: Recipe, ranks: Ranks, step: int) -> None:
         self.recipe = recipe
         self.per_rank = recipe.ranks // ranks.count
-        used = Counter(recipe.kind(i) for i in range(step))
+        num_used = Counter(recipe.kind(i) for i in range(step))
         self.streams: dict[str, Iterator[tuple[Tensor, Tensor]]] = {}
         for number, name in enumerate(SETS):
             corpus = Corpus.load(folder / f"{name}.npz")
-            skip = used[name] * self.per_rank
+            skip = num_used[name] * self.per_rank
             seed = recipe.seed * 10 + number
             self.streams[name] = batches(
                 corpus, recipe.batch_tokens, seed, ranks.rank, ranks.count, skip
             )
 
-    def of(self, step: int) -> list[tuple[Tensor, Tensor]]:
+    def draw_batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
         stream = self.streams[self.recipe.kind(step)]
         return [next(stream) for _ in range(self.per_rank)]
 
@@ -231,31 +233,33 @@ def run(
     data = Data(folder / "data", recipe, ranks, training.step)
     clock = Clock(recipe.end, training.step)
     end = stop_at or recipe.end
-    saved = time.monotonic()
+    save_time = time.monotonic()
     while training.step < end:
         step = training.step
-        report.add(step, *one_step(training, data.of(step)))
-        if ranks.first and (training.step % 25 == 0 or training.step in (5, recipe.end)):
-            print(f"{clock.at(training.step)}: {report.line(training.step)}", flush=True)
-        due = torch.tensor([float(ranks.first and time.monotonic() - saved > save_every_s)])
-        ranks.sum_([due])
-        if due or training.step == end:
+        report.add(step, *take_step(training, data.draw_batches(step)))
+        if ranks.is_first and (training.step % 25 == 0 or training.step in (5, recipe.end)):
+            print(f"{clock.describe(training.step)}: {report.line(training.step)}", flush=True)
+        is_due = torch.tensor(
+            [float(ranks.is_first and time.monotonic() - save_time > save_every_s)]
+        )
+        ranks.sum_([is_due])
+        if is_due or training.step == end:
             training.save(path, {"means": report.means, "tokens": report.tokens})
-            saved = time.monotonic()
+            save_time = time.monotonic()
     ranks.leave()
     return training
 
 
-def one_step(training: Training, part: list[tuple[Tensor, Tensor]]) -> tuple[float, float, float]:
+def take_step(training: Training, part: list[tuple[Tensor, Tensor]]) -> tuple[float, float, float]:
     """Step on the batches of all ranks. Return summed answer loss, answer tokens, padded tokens."""
-    told = torch.zeros(3)
+    sums = torch.zeros(3)
     for ids, weights in part:
-        told[:2] += training.backward(ids, weights)
-        told[2] += ids.numel()
+        sums[:2] += training.backward(ids, weights)
+        sums[2] += ids.numel()
     gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
-    training.ranks.sum_([*gradients, told])
+    training.ranks.sum_([*gradients, sums])
     training.update()
-    loss, answers, tokens = told.tolist()
+    loss, answers, tokens = sums.tolist()
     return loss, answers, tokens
 
 

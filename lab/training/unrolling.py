@@ -55,7 +55,7 @@ class DraftHead:
 
     name: str
     draft: Draft
-    to_target: Tensor | None
+    target_ids: Tensor | None
 
     @staticmethod
     def load(name: str, path: Path, target: TargetModel) -> DraftHead:
@@ -87,32 +87,36 @@ def unroll_answers(
         return
     ids = torch.tensor([[*trajectory.prompt, *trajectory.answer]])
     layers = tuple(sorted({layer for head in drafts for layer in head.draft.shape.layers_read}))
-    states, last = target.states(ids, layers)
+    states, last_states = target.states(ids, layers)
     by_layer = dict(zip(layers, states, strict=True))
-    sampled = _find_sampling(target, last, trajectory) if trajectory.temperature > 0 else None
+    distributions = (
+        _find_sampling(target, last_states, trajectory) if trajectory.temperature > 0 else None
+    )
     for head in drafts:
-        read = [by_layer[layer] for layer in head.draft.shape.layers_read]
-        if sampled is None or not trajectory.drafts_sampled:
-            found = _unroll_one(target, head, read, ids, trajectory, sampled, depths)
+        layer_states = [by_layer[layer] for layer in head.draft.shape.layers_read]
+        if distributions is None or not trajectory.drafts_sampled:
+            answer = _unroll_one(target, head, layer_states, ids, trajectory, distributions, depths)
         else:
-            found = _unroll_sampled_drafts(target, head, read, ids, trajectory, sampled, depths)
-        yield head.name, found
+            answer = _unroll_sampled_drafts(
+                target, head, layer_states, ids, trajectory, distributions, depths
+            )
+        yield head.name, answer
 
 
-def _find_sampling(target: TargetModel, last: Tensor, trajectory: Trajectory) -> Tensor:
+def _find_sampling(target: TargetModel, last_states: Tensor, trajectory: Trajectory) -> Tensor:
     """Return the distributions after the first token: [answer positions, vocabulary]."""
-    rows = last[:, len(trajectory.prompt) :]
+    rows = last_states[:, len(trajectory.prompt) :]
     logits = target.logits(rows)[0].float() / trajectory.temperature
     if trajectory.min_p > 0:
         chances = logits.softmax(-1)
         logits[chances < trajectory.min_p * chances.amax(-1, keepdim=True)] = -torch.inf
     if 0 < trajectory.top_k < logits.shape[-1]:
-        least = logits.topk(trajectory.top_k).values[:, -1:]
-        logits[logits < least] = -torch.inf
+        threshold = logits.topk(trajectory.top_k).values[:, -1:]
+        logits[logits < threshold] = -torch.inf
     if trajectory.top_p < 1:
-        ordered, where = logits.softmax(-1).sort(-1, descending=True)
-        beyond = ordered.cumsum(-1) - ordered >= trajectory.top_p
-        logits[torch.zeros_like(beyond).scatter(-1, where, beyond)] = -torch.inf
+        probabilities, token_order = logits.softmax(-1).sort(-1, descending=True)
+        is_beyond = probabilities.cumsum(-1) - probabilities >= trajectory.top_p
+        logits[torch.zeros_like(is_beyond).scatter(-1, token_order, is_beyond)] = -torch.inf
     return logits.softmax(-1)
 
 
@@ -122,30 +126,30 @@ def _unroll_one(
     states: list[Tensor],
     ids: Tensor,
     trajectory: Trajectory,
-    sampled: Tensor | None,
+    distributions: Tensor | None,
     depths: int,
 ) -> UnrolledAnswer:
     prompt, count, length = len(trajectory.prompt), len(trajectory.answer) - 1, ids.shape[1]
     rows = torch.arange(prompt - 1, prompt - 1 + count)[None]
-    alive = torch.ones(count, dtype=torch.bool)
+    survivors = torch.ones(count, dtype=torch.bool)
     matches = torch.zeros(count, dtype=torch.long)
     chances = torch.zeros(count, depths)
     drift = []
-    next_tokens = own_tokens(head.draft, head.to_target)
+    next_tokens = own_tokens(head.draft, head.target_ids)
     rope = target.rope(head.draft.shape)
     for depth in unroll(head.draft, target.embed, states, ids, rows, rope, depths, next_tokens):
-        guess = head.draft.lm_head(depth.normed)[0].argmax(-1)
-        guess = guess if head.to_target is None else head.to_target[guess]
-        where = rows[0] + 2 + depth.depth
-        inside = alive & (where < length)
-        right = inside & (guess == ids[0, where.clamp(max=length - 1)])
-        if sampled is None:
-            chances[:, depth.depth] = right.float()
+        guess = head.draft.lm_head(depth.output)[0].argmax(-1)
+        guess = guess if head.target_ids is None else head.target_ids[guess]
+        positions = rows[0] + 2 + depth.depth
+        is_inside = survivors & (positions < length)
+        hits = is_inside & (guess == ids[0, positions.clamp(max=length - 1)])
+        if distributions is None:
+            chances[:, depth.depth] = hits.float()
         else:
-            at = (where - prompt - 1).clamp(max=len(sampled) - 1)
-            chances[:, depth.depth] = torch.where(inside, sampled[at, guess], 0.0)
-        alive = right
-        matches += right
+            row = (positions - prompt - 1).clamp(max=len(distributions) - 1)
+            chances[:, depth.depth] = torch.where(is_inside, distributions[row, guess], 0.0)
+        survivors = hits
+        matches += hits
         drift.append(measures(depth, length, prompt).tolist())
     by_measure = [list(values) for values in zip(*drift, strict=True)]
     return UnrolledAnswer(matches.tolist(), chances.tolist(), by_measure)
@@ -157,30 +161,30 @@ def _unroll_sampled_drafts(
     states: list[Tensor],
     ids: Tensor,
     trajectory: Trajectory,
-    sampled: Tensor,
+    distributions: Tensor,
     depths: int,
 ) -> UnrolledAnswer:
     prompt, count, length = len(trajectory.prompt), len(trajectory.answer) - 1, ids.shape[1]
     rows = torch.arange(prompt - 1, prompt - 1 + count)[None]
     chances = torch.zeros(count, depths)
     drift = []
-    given = known_tokens(ids, rows)
+    next_tokens = known_tokens(ids, rows)
     rope = target.rope(head.draft.shape)
-    for depth in unroll(head.draft, target.embed, states, ids, rows, rope, depths, given):
-        logits = head.draft.lm_head(depth.normed)[0].float() / trajectory.temperature
-        proposed = _to_target_ids(logits.softmax(-1), head.to_target, sampled.shape[-1])
-        where = rows[0] + 2 + depth.depth
-        token = ids[0, where.clamp(max=length - 1)][:, None]
-        at = (where - prompt - 1).clamp(max=len(sampled) - 1)
-        emitted = sampled[at].gather(-1, token).clamp(min=1e-9)
-        share = (proposed.gather(-1, token) / emitted).clamp(max=1.0)[:, 0]
-        chances[:, depth.depth] = torch.where(where < length, share, 0.0)
+    for depth in unroll(head.draft, target.embed, states, ids, rows, rope, depths, next_tokens):
+        logits = head.draft.lm_head(depth.output)[0].float() / trajectory.temperature
+        proposal = _to_target_ids(logits.softmax(-1), head.target_ids, distributions.shape[-1])
+        positions = rows[0] + 2 + depth.depth
+        token = ids[0, positions.clamp(max=length - 1)][:, None]
+        row = (positions - prompt - 1).clamp(max=len(distributions) - 1)
+        target_chance = distributions[row].gather(-1, token).clamp(min=1e-9)
+        share = (proposal.gather(-1, token) / target_chance).clamp(max=1.0)[:, 0]
+        chances[:, depth.depth] = torch.where(positions < length, share, 0.0)
         drift.append(measures(depth, length, prompt).tolist())
     by_measure = [list(values) for values in zip(*drift, strict=True)]
     return UnrolledAnswer([], chances.tolist(), by_measure)
 
 
-def _to_target_ids(chances: Tensor, to_target: Tensor | None, vocabulary: int) -> Tensor:
-    if to_target is None:
+def _to_target_ids(chances: Tensor, target_ids: Tensor | None, vocabulary: int) -> Tensor:
+    if target_ids is None:
         return chances
-    return chances.new_zeros(len(chances), vocabulary).index_add_(1, to_target, chances)
+    return chances.new_zeros(len(chances), vocabulary).index_add_(1, target_ids, chances)

@@ -117,10 +117,10 @@ def expression(source: Source, kind: str) -> PlainTurn:
         b, result = source.number(2, 9), source.number(1, 10)
         a = b * result
         steps = divide_steps(a, b)
-    plain = f"{a} {operator} {b}"
-    said = plain if source.chance(0.5) else source.pick(WORDED[operator]).format(a=a, b=b)
-    answer = f"{plain} = {result}."
-    return PlainTurn("arithmetic", source.ask(ASK, e=said), steps, answer, unthought=steps)
+    formula = f"{a} {operator} {b}"
+    question = formula if source.chance(0.5) else source.pick(WORDED[operator]).format(a=a, b=b)
+    answer = f"{formula} = {result}."
+    return PlainTurn("arithmetic", source.ask(ASK, e=question), steps, answer, direct_answer=steps)
 
 
 def too_large(source: Source) -> PlainTurn:
@@ -160,4 +160,4 @@ def word_problem(source: Source) -> PlainTurn:
         template, steps, result = BOXES, multiply_steps(a, b), a * b
     ask = source.ask(template, n=name, a=a, b=b, i=item)
     answer = f"The answer is {result} {item}."
-    return PlainTurn("arithmetic", ask, steps, answer, unthought=f"{steps} {answer}")
+    return PlainTurn("arithmetic", ask, steps, answer, direct_answer=f"{steps} {answer}")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eaglegate.lab.training.data.invented import can_be_held, held
+from eaglegate.lab.training.data.invented import can_be_held, constrain_answer
 from eaglegate.lab.training.data.known_tools import KNOWN, family
 from eaglegate.lab.training.data.source import Source, phrasings
 from eaglegate.lab.training.data.tasks import lookup, plain_turn
 from eaglegate.lab.training.data.tools import random_tool, rival, tool_turn
 from eaglegate.lab.training.data.turn import Call, Dialogue, PlainTurn, Tool, ToolTurn
-from eaglegate.lab.training.data.values import said
+from eaglegate.lab.training.data.values import format_value
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Shape:
     tools: float = 0.5
     more_tools: tuple[int, ...] = (0, 0, 1, 1, 2, 3, 5, 8)
     long_lookup: float = 0.0
-    wrapped: float = 0.06
-    idle: float = 0.0
+    wrap_share: float = 0.06
+    idle_share: float = 0.0
     """Share of conversations with tools whose last turn needs none."""
-    held: float = 0.08
+    grammar_share: float = 0.08
     """Share of plain answers in the form that a grammar enforces."""
-    ragged: float = 0.0
+    ragged_share: float = 0.0
     """Share of those answers that have white space wherever the grammar allows it."""
-    rivals: float = 0.0
+    rival_share: float = 0.0
     """Share of offers in which other tools' names share a word with the used names."""
 
 
@@ -62,7 +62,7 @@ def plan(source: Source, shape: Shape) -> tuple[list[PlainTurn | ToolTurn], list
         turns[0] = lookup(source, source.number(15, 60))
     if not with_tools:
         return turns, None
-    if shape.idle and source.chance(shape.idle):
+    if shape.idle_share and source.chance(shape.idle_share):
         turns[-1] = plain_turn(source)
         return one_tool_per_family(source, shape, turns)
     if count == 1 and source.chance(0.05):
@@ -76,37 +76,41 @@ def one_tool_per_family(
     source: Source, shape: Shape, turns: list[PlainTurn | ToolTurn]
 ) -> tuple[list[PlainTurn | ToolTurn], list[Tool]]:
     """Offer only one tool per purpose: an earlier turn with another becomes plain."""
-    used: dict[str, Tool] = {}
-    kept: list[PlainTurn | ToolTurn] = []
+    tools_by_family: dict[str, Tool] = {}
+    selection: list[PlainTurn | ToolTurn] = []
     for turn in reversed(turns):
         if isinstance(turn, ToolTurn):
             purpose = family(turn.tool)
-            if used.setdefault(purpose, turn.tool) != turn.tool:
-                kept.append(plain_turn(source))
+            if tools_by_family.setdefault(purpose, turn.tool) != turn.tool:
+                selection.append(plain_turn(source))
                 continue
-        kept.append(turn)
-    return kept[::-1], offer_tools(source, shape, used)
+        selection.append(turn)
+    return selection[::-1], offer_tools(source, shape, tools_by_family)
 
 
-def offer_tools(source: Source, shape: Shape, used: dict[str, Tool]) -> list[Tool]:
+def offer_tools(source: Source, shape: Shape, used_tools: dict[str, Tool]) -> list[Tool]:
     """Return the used tools, by family, among others in random order."""
-    others = rivals(source, shape, used)
-    for _ in range(max(source.pick(shape.more_tools), 0 if used else 1)):
-        made = random_tool(source)[0] if source.chance(0.6) else source.pick(KNOWN)(source).tool
-        others.append(made)
-    found = dict(used)
-    for made in others:
-        if made["function"]["name"] not in {tool["function"]["name"] for tool in found.values()}:
-            found.setdefault(family(made), made)
-    tools = list(found.values())
+    candidates = rivals(source, shape, used_tools)
+    for _ in range(max(source.pick(shape.more_tools), 0 if used_tools else 1)):
+        candidate = (
+            random_tool(source)[0] if source.chance(0.6) else source.pick(KNOWN)(source).tool
+        )
+        candidates.append(candidate)
+    tools_by_family = dict(used_tools)
+    for candidate in candidates:
+        if candidate["function"]["name"] not in {
+            tool["function"]["name"] for tool in tools_by_family.values()
+        }:
+            tools_by_family.setdefault(family(candidate), candidate)
+    tools = list(tools_by_family.values())
     source.random.shuffle(tools)
     return tools
 
 
-def rivals(source: Source, shape: Shape, used: dict[str, Tool]) -> list[Tool]:
-    if not shape.rivals or not source.chance(shape.rivals):
+def rivals(source: Source, shape: Shape, used_tools: dict[str, Tool]) -> list[Tool]:
+    if not shape.rival_share or not source.chance(shape.rival_share):
         return []
-    return [rival(source, tool) for tool in used.values() for _ in range(source.number(1, 3))]
+    return [rival(source, tool) for tool in used_tools.values() for _ in range(source.number(1, 3))]
 
 
 def without_tool(source: Source) -> PlainTurn:
@@ -128,7 +132,7 @@ def without_tool(source: Source) -> PlainTurn:
 def history(source: Source, turn: PlainTurn | ToolTurn) -> list[dict[str, Any]]:
     """Return an earlier exchange. Without thinking, most sums show their steps in the answer."""
     if isinstance(turn, PlainTurn):
-        steps = turn.unthought if source.chance(0.85) else None
+        steps = turn.direct_answer if source.chance(0.85) else None
         return [
             {"role": "user", "content": turn.user},
             {"role": "assistant", "content": steps or turn.answer},
@@ -156,16 +160,16 @@ def ending(
     turn: PlainTurn | ToolTurn,
     tools: list[Tool] | None,
 ) -> Dialogue:
-    wrap = source.chance(shape.wrapped)
+    wrap = source.chance(shape.wrap_share)
     user = {"role": "user", "content": wrap_text(source, turn.user) if wrap else turn.user}
     if isinstance(turn, PlainTurn):
         return plain_ending(source, shape, [*messages, user], turn, tools)
     if source.chance(0.7):
         kind = "tool_call" if len(turn.calls) == 1 else "parallel_calls"
-        thought = plan_of(turn.calls)
-        return Dialogue(kind, [*messages, user], tools, thought, "", turn.calls)
-    thought = "I report the result of the tool."
-    return Dialogue("tool_result", [*messages, *called(turn)], tools, thought, turn.report)
+        thinking = plan_of(turn.calls)
+        return Dialogue(kind, [*messages, user], tools, thinking, "", turn.calls)
+    thinking = "I report the result of the tool."
+    return Dialogue("tool_result", [*messages, *called(turn)], tools, thinking, turn.report)
 
 
 def plain_ending(
@@ -175,10 +179,14 @@ def plain_ending(
     turn: PlainTurn,
     tools: list[Tool] | None,
 ) -> Dialogue:
-    if can_be_held(turn) and source.in_training(shape.held):
-        made = held(source, turn, tools, shape.ragged)
-        return Dialogue("held", messages, tools, turn.thought, made.text, own=made.own)
-    return Dialogue(turn.kind, messages, tools, turn.thought, turn.answer, unthought=turn.unthought)
+    if can_be_held(turn) and source.in_training(shape.grammar_share):
+        constrained = constrain_answer(source, turn, tools, shape.ragged_share)
+        return Dialogue(
+            "held", messages, tools, turn.thought, constrained.text, own_spans=constrained.own_spans
+        )
+    return Dialogue(
+        turn.kind, messages, tools, turn.thought, turn.answer, direct_answer=turn.direct_answer
+    )
 
 
 def plan_of(calls: Sequence[Call]) -> str:
@@ -192,13 +200,13 @@ def plan_of(calls: Sequence[Call]) -> str:
 
 
 def thought_of(call: Call) -> str:
-    pairs = ", ".join(f"{key} = {said(item)}" for key, item in call.arguments.items())
+    pairs = ", ".join(f"{key} = {format_value(item)}" for key, item in call.arguments.items())
     return f"I call {call.name} with {pairs}." if pairs else f"I call {call.name}."
 
 
 def wrap_text(source: Source, text: str) -> str:
     """Wrap the user's text in markers. Some shapes are reserved for the evaluation."""
-    if source.held_out and source.chance(0.5):
+    if source.is_held_out and source.chance(0.5):
         return f">>> QUERY #{source.number(1, 999)} >>>\n{text}\n<<< END OF QUERY <<<"
     draw = source.random.random()
     word = source.pick([source.plain_word(), source.pick(["input", "message", "request", "task"])])

@@ -56,11 +56,11 @@ TAILS = (
 def wish(source: Source) -> str:
     """Make a request for something that the model cannot invent."""
     kind = source.pick(KINDS) if source.chance(0.7) else source.plain_word()
-    asked = source.ask(ASK, k=kind, t=source.phrase(1, 2))
+    request = source.ask(ASK, k=kind, t=source.phrase(1, 2))
     if source.chance(0.2):
-        asked = asked.replace(f"a {kind}", f"the {source.pick(source.pick(PARTS))} of a {kind}")
-    ending = "." if asked.endswith(".") else ""
-    return asked.rstrip(".") + source.pick(TAILS).format(source.pick(source.pick(PARTS))) + ending
+        request = request.replace(f"a {kind}", f"the {source.pick(source.pick(PARTS))} of a {kind}")
+    period = "." if request.endswith(".") else ""
+    return request.rstrip(".") + source.pick(TAILS).format(source.pick(source.pick(PARTS))) + period
 
 
 def invented_json(source: Source) -> PlainTurn:
@@ -70,10 +70,10 @@ def invented_json(source: Source) -> PlainTurn:
     while not keys or source.chance(0.3):
         keys.append(text_name(source))
     quote = source.pick(["", "'", '"', "`"])
-    asked = source.ask(ASK, k=kind, t=topic).rstrip(".")
+    request = source.ask(ASK, k=kind, t=topic).rstrip(".")
     form = source.pick(IN_JSON).format(listed([f"{quote}{key}{quote}" for key in keys]))
     answer = {key: content(key, {"type": "string"}, topic) for key in keys}
-    return PlainTurn("json", f"{asked}. {form}", "The user wants a JSON object.", to_json(answer))
+    return PlainTurn("json", f"{request}. {form}", "The user wants a JSON object.", to_json(answer))
 
 
 def invented_call(source: Source) -> ToolTurn:
@@ -82,7 +82,7 @@ def invented_call(source: Source) -> ToolTurn:
     if source.chance(0.5):
         properties: dict[str, Any] = {key: {"type": "string"} for key in source.pick(PARTS)}
     else:
-        properties = fields(source, source.pick([1, 2, 2, 3]), nested=False)
+        properties = fields(source, source.pick([1, 2, 2, 3]), allows_nesting=False)
     name = source.pick([kind, kind.capitalize(), f"write_{kind}", f"{kind}_{source.plain_word()}"])
     description = source.pick([f"{kind.capitalize()} to tell the user.", f"Write a {kind}."])
     topic = source.phrase(1, 2)
@@ -96,20 +96,20 @@ def content(key: str, schema: Mapping[str, Any], topic: str) -> Any:
     """Make a value for a parameter that the request does not mention."""
     if "enum" in schema:
         return schema["enum"][0]
-    made: dict[str, Any] = {"integer": 1, "number": 0.5, "boolean": True, "array": [topic]}
-    return made.get(schema["type"], f"A {key} about {topic}.")
+    defaults: dict[str, Any] = {"integer": 1, "number": 0.5, "boolean": True, "array": [topic]}
+    return defaults.get(schema["type"], f"A {key} about {topic}.")
 
 
 def can_be_held(turn: PlainTurn) -> bool:
     return "\n" not in turn.answer and '"' not in turn.answer and len(turn.answer) < 300
 
 
-def held(
-    source: Source, turn: PlainTurn, tools: Sequence[Tool] | None, ragged: float = 0.0
+def constrain_answer(
+    source: Source, turn: PlainTurn, tools: Sequence[Tool] | None, ragged_share: float = 0.0
 ) -> Held:
     """Put the turn's answer into JSON whose keys only the grammar knows, or into a forced call."""
     gaps = COMPACT if source.chance(0.8) else SPACED
-    if ragged and source.chance(ragged):
+    if ragged_share and source.chance(ragged_share):
         gaps = Gaps(*(blanks(source) for _ in range(4)))
     sheet = Sheet(turn.answer, gaps)
     if tools and source.chance(0.7):
@@ -119,7 +119,7 @@ def held(
         sheet.text += "}\n</tool_call>"
     else:
         sheet.fill({"properties": fields(source, source.pick([1, 1, 2, 2, 3]))})
-    return Held(sheet.text, tuple(sheet.own))
+    return Held(sheet.text, tuple(sheet.spans))
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,14 @@ class Sheet:
         self.answer = answer
         self.values = {"integer": result, "number": result, "boolean": True}
         self.text = ""
-        self.own: list[tuple[int, int]] = []
+        self.spans: list[tuple[int, int]] = []
 
     def fill(self, schema: Mapping[str, Any]) -> None:
         """Write a value. Keys are forced; content and separators are the model's own."""
         if "properties" in schema:
             for place, (key, inner) in enumerate(schema["properties"].items()):
-                before = f",{self.gaps.comma}" if place else f"{{{self.gaps.brace}"
-                self.text += f'{before}"{key}'
+                separator = f",{self.gaps.comma}" if place else f"{{{self.gaps.brace}"
+                self.text += f'{separator}"{key}'
                 self.say('"', 0)
                 self.text += self.gaps.key
                 self.say(":", 0)
@@ -180,10 +180,10 @@ class Sheet:
         else:
             self.say(to_json(self.values[schema["type"]]))
 
-    def say(self, text: str, after: int = 1) -> None:
-        """Write a text of the model, with ``after`` characters of the following text, which
+    def say(self, text: str, num_after: int = 1) -> None:
+        """Write a text of the model, with ``num_after`` characters of the following text, which
         separate values.
         """
         start = len(self.text)
         self.text += text
-        self.own.append((start, len(self.text) + after))
+        self.spans.append((start, len(self.text) + num_after))

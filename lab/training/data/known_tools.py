@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from eaglegate.lab.training.data.source import Source, phrasings
-from eaglegate.lab.training.data.tool_parts import how_many, listed, strings, tool, turn
+from eaglegate.lab.training.data.tool_parts import draw_call_count, listed, strings, tool, turn
 from eaglegate.lab.training.data.turn import Tool, ToolTurn
 from eaglegate.lab.training.data.values import VERBS
 
@@ -45,9 +45,9 @@ DESCRIPTIONS = {
 FAMILIES = {text: purpose for purpose, texts in DESCRIPTIONS.items() for text in texts}
 
 
-def family(offered: Tool) -> str:
+def family(tool: Tool) -> str:
     """Name a tool's purpose. A request does not distinguish two tools of one family."""
-    function = offered["function"]
+    function = tool["function"]
     name: str = function["name"]
     return FAMILIES.get(function["description"], name)
 
@@ -60,7 +60,7 @@ def make_known(source: Source, purpose: str, properties: Mapping[str, Any]) -> T
 def name_of(source: Source, purpose: str) -> str:
     """Choose a tool's name; in training often a name that only the prompt shows."""
     name = source.pick(NAMES[purpose])
-    if source.held_out or source.chance(0.5):
+    if source.is_held_out or source.chance(0.5):
         return name
     word = source.plain_word()
     return source.pick([f"{name}_{word}", f"{word}_{name}", f"{source.pick(VERBS)}_{word}", word])
@@ -84,7 +84,7 @@ WEATHER = phrasings(
 
 def weather(source: Source) -> ToolTurn:
     key = source.pick(["city", "city", "location"])
-    cities = list(dict.fromkeys(source.city() for _ in range(how_many(source, 0.4))))
+    cities = list(dict.fromkeys(source.city() for _ in range(draw_call_count(source, 0.4))))
     results = [{"temp_c": source.number(-9, 38), "sky": source.pick(SKIES)} for _ in cities]
     report = " ".join(
         f"It is {result['temp_c']} °C and {result['sky']} in {city}."
@@ -115,7 +115,7 @@ SEARCH = phrasings(
 
 def search(source: Source) -> ToolTurn:
     key = source.pick(["query", "query", "q", "text"])
-    made = make_known(source, "search", strings(key))
+    search_tool = make_known(source, "search", strings(key))
     query = source.phrase(1, 3)
     if source.chance(0.3):
         query = source.pick(["history of {}", "best {}", "news about {}", "cost of {}"]).format(
@@ -125,7 +125,9 @@ def search(source: Source) -> ToolTurn:
     author, year = source.name(), source.number(1990, 2026)
     results = [{"title": title, "author": author, "year": year}]
     report = f'I found "{title}" by {author} ({year}).'
-    return turn(made, source.split(SEARCH, 0.3).format(query), [{key: query}], results, report)
+    return turn(
+        search_tool, source.split(SEARCH, 0.3).format(query), [{key: query}], results, report
+    )
 
 
 EVENT = phrasings(
@@ -143,8 +145,8 @@ EVENT = phrasings(
 
 
 def event(source: Source) -> ToolTurn:
-    what, when = source.pick([("title", "date"), ("name", "day"), ("event", "date")])
-    made = make_known(source, "event", strings(what, when))
+    title_key, date_key = source.pick([("title", "date"), ("name", "day"), ("event", "date")])
+    event_tool = make_known(source, "event", strings(title_key, date_key))
     title = source.pick(
         [
             f"meeting with {source.name()}",
@@ -159,7 +161,7 @@ def event(source: Source) -> ToolTurn:
     user = source.ask(EVENT, t=title, d=date)
     report = f"Result: status is ok and event_id is {number}."
     results = [{"status": "ok", "event_id": number}]
-    return turn(made, user, [{what: title, when: date}], results, report)
+    return turn(event_tool, user, [{title_key: title, date_key: date}], results, report)
 
 
 CONVERT = phrasings(
@@ -174,26 +176,26 @@ CONVERT = phrasings(
 
 
 def convert(source: Source) -> ToolTurn:
-    amount, give, get = source.pick(
+    amount, source_key, target_key = source.pick(
         [
             ("amount", "from", "to"),
             ("value", "source", "target"),
             ("amount", "from_currency", "to_currency"),
         ]
     )
-    properties = {amount: {"type": "number"}, **strings(give, get)}
-    made = make_known(source, "convert", properties)
-    first, second = source.random.sample(CURRENCIES, 2)
+    properties = {amount: {"type": "number"}, **strings(source_key, target_key)}
+    convert_tool = make_known(source, "convert", properties)
+    source_currency, target_currency = source.random.sample(CURRENCIES, 2)
     sum_ = source.pick(
         [source.number(1, 999), source.number(1, 50) * 10, round(source.random.uniform(1, 99), 2)]
     )
     result = round(sum_ * source.random.uniform(0.3, 3), 2)
     return turn(
-        made,
-        source.ask(CONVERT, a=sum_, f=first, t=second),
-        [{amount: sum_, give: first, get: second}],
+        convert_tool,
+        source.ask(CONVERT, a=sum_, f=source_currency, t=target_currency),
+        [{amount: sum_, source_key: source_currency, target_key: target_currency}],
         [{"result": result}],
-        f"{sum_} {first} is {result} {second}.",
+        f"{sum_} {source_currency} is {result} {target_currency}.",
     )
 
 
@@ -210,13 +212,19 @@ MAIL = phrasings(
 
 
 def mail(source: Source) -> ToolTurn:
-    to, about = source.pick([("to", "subject"), ("recipient", "subject"), ("to", "body")])
-    made = make_known(source, "mail", strings(to, about))
+    recipient_key, topic_key = source.pick(
+        [("to", "subject"), ("recipient", "subject"), ("to", "body")]
+    )
+    mail_tool = make_known(source, "mail", strings(recipient_key, topic_key))
     person = source.email() if source.chance(0.6) else source.name()
     topic = source.phrase(1, 3)
     user = source.ask(MAIL, e=person, t=topic)
     return turn(
-        made, user, [{to: person, about: topic}], [{"status": "sent"}], "Result: status is sent."
+        mail_tool,
+        user,
+        [{recipient_key: person, topic_key: topic}],
+        [{"status": "sent"}],
+        "Result: status is sent.",
     )
 
 
@@ -231,11 +239,13 @@ TIMER = phrasings(
 
 def timer(source: Source) -> ToolTurn:
     key = source.pick(["minutes", "minutes", "duration"])
-    made = make_known(source, "timer", {key: {"type": "integer"}})
-    minutes = [source.number(1, 120) for _ in range(how_many(source, 0.3))]
+    timer_tool = make_known(source, "timer", {key: {"type": "integer"}})
+    minutes = [source.number(1, 120) for _ in range(draw_call_count(source, 0.3))]
     user = source.split(TIMER, 0.3).format(listed([str(count) for count in minutes]))
     results = [{"status": "started"} for _ in minutes]
-    return turn(made, user, [{key: n} for n in minutes], results, "Result: status is started.")
+    return turn(
+        timer_tool, user, [{key: n} for n in minutes], results, "Result: status is started."
+    )
 
 
 STOCK = phrasings(
@@ -250,15 +260,17 @@ STOCK = phrasings(
 
 def stock(source: Source) -> ToolTurn:
     key = source.pick(["symbol", "ticker"])
-    made = make_known(source, "stock", strings(key))
-    symbols = list(dict.fromkeys(source.letters(2, 5) for _ in range(how_many(source, 0.35))))
+    stock_tool = make_known(source, "stock", strings(key))
+    symbols = list(
+        dict.fromkeys(source.letters(2, 5) for _ in range(draw_call_count(source, 0.35)))
+    )
     prices = [round(source.random.uniform(2, 900), 2) for _ in symbols]
     report = " ".join(
         f"The price of {symbol} is {price}." for symbol, price in zip(symbols, prices, strict=True)
     )
     user = source.split(STOCK, 0.3).format(listed(symbols))
     results = [{"price": price} for price in prices]
-    return turn(made, user, [{key: symbol} for symbol in symbols], results, report)
+    return turn(stock_tool, user, [{key: symbol} for symbol in symbols], results, report)
 
 
 KNOWN: tuple[Callable[[Source], ToolTurn], ...] = (

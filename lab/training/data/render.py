@@ -46,10 +46,10 @@ def answer_text(conversation: Dialogue, thinking: bool) -> tuple[str, str]:
     """Return the think block and the rest of the model's turn."""
     body = conversation.answer
     if not thinking:
-        body = conversation.unthought or body
+        body = conversation.direct_answer or body
     body += "\n".join(call_text(call) for call in conversation.calls)
-    thought = conversation.thought if thinking else ""
-    return f"{THINK_START}{thought}{THINK_END}", f"{body}<|im_end|>"
+    think_text = conversation.thought if thinking else ""
+    return f"{THINK_START}{think_text}{THINK_END}", f"{body}<|im_end|>"
 
 
 def call_text(call: Call) -> str:

@@ -23,13 +23,13 @@ class Split:
     """Choices for training, and choices that only the evaluation sees."""
 
     train: tuple[str, ...]
-    held: tuple[str, ...] = ()
+    holdout: tuple[str, ...] = ()
 
     @staticmethod
     def every(items: Sequence[str], nth: int) -> Split:
         """Hold out one item in `nth`."""
-        held = tuple(item for i, item in enumerate(items) if i % nth == nth // 2)
-        return Split(tuple(item for item in items if item not in held), held)
+        holdout = tuple(item for i, item in enumerate(items) if i % nth == nth // 2)
+        return Split(tuple(item for item in items if item not in holdout), holdout)
 
 
 def phrasings(*templates: str) -> Split:
@@ -84,14 +84,14 @@ DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
 
 class Source:
-    """Source of all random choices; `held_out` includes the words and phrasings kept from training.
+    """Source of all random choices; `is_held_out` includes those kept from training.
 
     Training sees more invented values than the evaluation, because the model must learn to copy.
     """
 
-    def __init__(self, seed: int, held_out: bool = False) -> None:
+    def __init__(self, seed: int, is_held_out: bool = False) -> None:
         self.random = random.Random(seed)
-        self.held_out = held_out
+        self.is_held_out = is_held_out
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
@@ -100,7 +100,7 @@ class Source:
         """Draw a chance that is only used in training, so the evaluation's prompts do not contain
         it.
         """
-        return not self.held_out and self.chance(probability)
+        return not self.is_held_out and self.chance(probability)
 
     def pick(self, items: Sequence[T]) -> T:
         return self.random.choice(items)
@@ -110,8 +110,8 @@ class Source:
 
     def split(self, split: Split, held_share: float = 0.5) -> str:
         """Return an item of the training side or, with the given chance, of the held-out side."""
-        if self.held_out and split.held and self.chance(held_share):
-            return self.pick(split.held)
+        if self.is_held_out and split.holdout and self.chance(held_share):
+            return self.pick(split.holdout)
         return self.pick(split.train)
 
     def ask(self, split: Split, **slots: object) -> str:
@@ -132,30 +132,30 @@ class Source:
 
     def made_up_word(self) -> str:
         """Return a word of ASCII letters that is in no list."""
-        draw = 0.0 if self.held_out else self.random.random()
+        draw = 0.0 if self.is_held_out else self.random.random()
         if draw < 0.45:
             return self.pseudo_word()
         return self.mixed_word() if draw < 0.9 else self.letters(2, 6).lower()
 
     def foreign_word(self) -> str:
-        if self.held_out or self.chance(0.3):
+        if self.is_held_out or self.chance(0.3):
             return self.split(UNICODE_WORDS)
         script = self.pick(SCRIPTS)
         return "".join(self.pick(script) for _ in range(self.number(1, 5)))
 
     def word(self) -> str:
-        made_up = 0.30 if self.held_out else 0.45
+        share = 0.30 if self.is_held_out else 0.45
         draw = self.random.random()
-        if draw < made_up:
+        if draw < share:
             return self.made_up_word()
-        if draw < made_up + (0.02 if self.held_out else 0.04):
+        if draw < share + (0.02 if self.is_held_out else 0.04):
             return self.foreign_word()
         return self.split(WORDS)
 
     def plain_word(self) -> str:
         """Return a word suitable as an identifier."""
-        made_up = self.chance(0.25 if self.held_out else 0.45)
-        return self.made_up_word() if made_up else self.split(WORDS)
+        is_made_up = self.chance(0.25 if self.is_held_out else 0.45)
+        return self.made_up_word() if is_made_up else self.split(WORDS)
 
     def phrase(self, low: int = 1, high: int = 3) -> str:
         return " ".join(self.word() for _ in range(self.number(low, high)))
@@ -167,10 +167,10 @@ class Source:
         city = self.proper(CITIES)
         return f"{city}, {self.pick(STATES)}" if self.in_training(0.06) else city
 
-    def proper(self, known: Split) -> str:
+    def proper(self, names: Split) -> str:
         """Return a known name, or any word with a capital."""
-        made_up = self.chance(0.35 if self.held_out else 0.55)
-        return self.word().capitalize() if made_up else self.split(known, 0.7)
+        is_made_up = self.chance(0.35 if self.is_held_out else 0.55)
+        return self.word().capitalize() if is_made_up else self.split(names, 0.7)
 
     def day(self) -> str:
         return self.pick([*DAYS, "tomorrow", "today"])

@@ -14,7 +14,15 @@ from eaglegate.lab.training.data.arithmetic import arithmetic
 from eaglegate.lab.training.data.invented import invented_json, wish
 from eaglegate.lab.training.data.source import Source, Split, phrasings
 from eaglegate.lab.training.data.turn import PlainTurn
-from eaglegate.lab.training.data.values import COLORS, NOUNS, VERBS, fields, said, to_json, value
+from eaglegate.lab.training.data.values import (
+    COLORS,
+    NOUNS,
+    VERBS,
+    fields,
+    format_value,
+    to_json,
+    value,
+)
 
 HERE = Path(__file__).parent
 FALLBACK = (
@@ -65,9 +73,9 @@ def noisy(source: Source, text: str) -> str:
 
 
 def topic(source: Source) -> PlainTurn:
-    chosen = source.pick(topics())
-    ask = noisy(source, source.split(chosen.ask, 0.3))
-    return PlainTurn("topic", ask, chosen.thought, chosen.answer)
+    entry = source.pick(topics())
+    ask = noisy(source, source.split(entry.ask, 0.3))
+    return PlainTurn("topic", ask, entry.thought, entry.answer)
 
 
 def unknown(source: Source) -> PlainTurn:
@@ -110,15 +118,15 @@ UNNAMED_CODE = phrasings(
 def code(source: Source) -> PlainTurn:
     row = source.pick(functions())
     number = str(source.number(2, 99))
-    does = row["does"].replace("{n}", number)
+    purpose = row["does"].replace("{n}", number)
     if source.chance(0.25):
-        name, user = row["default"], source.ask(UNNAMED_CODE, d=does)
+        name, user = row["default"], source.ask(UNNAMED_CODE, d=purpose)
     else:
         name = function_name(source, row["default"])
-        user = source.ask(NAMED_CODE, f=name, d=does)
+        user = source.ask(NAMED_CODE, f=name, d=purpose)
     body = row["body"].replace("FUNCTION", name).replace("NUMBER", number)
-    answer = f"```python\n{body}\n```\nThe function {name} {does}."
-    return PlainTurn("code", user, f"A Python function {name} that {does}.", answer)
+    answer = f"```python\n{body}\n```\nThe function {name} {purpose}."
+    return PlainTurn("code", user, f"A Python function {name} that {purpose}.", answer)
 
 
 def function_name(source: Source, default: str) -> str:
@@ -158,14 +166,17 @@ def lookup(source: Source, entries: int | None = None) -> PlainTurn:
     }
     draw = values.get(attribute, source.word)
     facts = {source.word(): draw() for _ in range(entries or source.number(2, 8))}
-    wanted = source.pick(list(facts))
+    chosen_key = source.pick(list(facts))
     if source.chance(0.7):
         context = " ".join(f"The {attribute} of {key} is {item}." for key, item in facts.items())
     else:
         context = "\n".join(f"{key}: {item}" for key, item in facts.items())
-    ask = source.ask(LOOKUP, c=context, at=attribute, k=wanted)
+    ask = source.ask(LOOKUP, c=context, at=attribute, k=chosen_key)
     return PlainTurn(
-        "lookup", ask, f"I look for {wanted}.", f"The {attribute} of {wanted} is {facts[wanted]}."
+        "lookup",
+        ask,
+        f"I look for {chosen_key}.",
+        f"The {attribute} of {chosen_key} is {facts[chosen_key]}.",
     )
 
 
@@ -205,16 +216,16 @@ def json_answer(source: Source) -> PlainTurn:
         user = source.split(LIST, 0.3).format(", ".join(words))
         return PlainTurn("json", user, "The user wants a JSON list.", to_json(words))
     properties = fields(source, source.pick([1, 2, 2, 3, 3, 4]))
-    made = {key: value(source, key, schema) for key, schema in properties.items()}
-    user = object_request(source, properties, made)
-    return PlainTurn("json", user, "The user wants a JSON object.", to_json(made))
+    values = {key: value(source, key, schema) for key, schema in properties.items()}
+    user = object_request(source, properties, values)
+    return PlainTurn("json", user, "The user wants a JSON object.", to_json(values))
 
 
-def object_request(source: Source, properties: dict[str, Any], made: dict[str, Any]) -> str:
+def object_request(source: Source, properties: dict[str, Any], values: dict[str, Any]) -> str:
     join, bind = source.pick(
         [(", ", " "), (" and ", " "), (", ", "="), (", ", ": "), (", ", " is ")]
     )
-    body = join.join(f"{key}{bind}{said(item)}" for key, item in made.items())
+    body = join.join(f"{key}{bind}{format_value(item)}" for key, item in values.items())
     if source.chance(0.2):
         types = to_json({key: schema["type"] for key, schema in properties.items()})
         return source.ask(SCHEMA, s=types, b=body)
@@ -242,13 +253,13 @@ def story(source: Source) -> PlainTurn:
     if source.chance(0.4):
         place = source.pick(PLACES)
         ask = ask.rstrip(".") + f" in the {place}."
-    told = (
+    text = (
         f"Once upon a time, {hero} lived near the {place}. There {hero} met a {animal} that had "
         f"lost an old key. Together they searched until the evening, and {hero} found the key "
         f"under a tree. The {animal} opened a hidden door, and behind it was a garden. From then "
         f"on, {hero} and the {animal} met every day."
     )
-    return PlainTurn("story", ask, f"A short story about {hero} and a {animal}.", told)
+    return PlainTurn("story", ask, f"A short story about {hero} and a {animal}.", text)
 
 
 POINTS = phrasings(
@@ -270,8 +281,8 @@ def points(source: Source) -> PlainTurn:
         f"Experts have studied {subject} for many years.",
     ][:count]
     ask = source.ask(POINTS, w=source.pick([word, str(count)]), t=subject)
-    numbered = "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
-    answer = f"Here are {word} points about {subject}:\n{numbered}"
+    list_text = "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
+    answer = f"Here are {word} points about {subject}:\n{list_text}"
     return PlainTurn("points", ask, f"The user wants {word} points about {subject}.", answer)
 
 
@@ -338,5 +349,5 @@ PLAIN: tuple[tuple[Callable[[Source], PlainTurn], int], ...] = (
 def plain_turn(source: Source) -> PlainTurn:
     if source.in_training(0.025):
         return invented_json(source)
-    makers = [make for make, weight in PLAIN for _ in range(weight)]
+    makers = [maker for maker, weight in PLAIN for _ in range(weight)]
     return source.pick(makers)(source)

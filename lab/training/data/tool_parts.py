@@ -7,14 +7,14 @@ from typing import Any
 
 from eaglegate.lab.training.data.source import Source
 from eaglegate.lab.training.data.turn import Call, Tool, ToolTurn
-from eaglegate.lab.training.data.values import fields, said, to_json, value
+from eaglegate.lab.training.data.values import fields, format_value, to_json, value
 
 
 def tool(
-    name: str, description: str, properties: Mapping[str, Any], optional: Sequence[str] = ()
+    name: str, description: str, properties: Mapping[str, Any], optional_keys: Sequence[str] = ()
 ) -> Tool:
-    required = [key for key in properties if key not in optional]
-    schema = {"type": "object", "properties": dict(properties), "required": required}
+    required_keys = [key for key in properties if key not in optional_keys]
+    schema = {"type": "object", "properties": dict(properties), "required": required_keys}
     function = {"name": name, "description": description, "parameters": schema}
     return {"type": "function", "function": function}
 
@@ -24,24 +24,26 @@ def strings(*names: str) -> dict[str, Any]:
 
 
 def turn(
-    made: Tool,
+    called_tool: Tool,
     user: str,
     arguments: Sequence[Mapping[str, Any]],
     results: Sequence[Any],
     report: str,
 ) -> ToolTurn:
-    name = made["function"]["name"]
-    shown = tuple(item if isinstance(item, str) else to_json(item) for item in results)
-    return ToolTurn(made, user, tuple(Call(name, item) for item in arguments), shown, report)
+    name = called_tool["function"]["name"]
+    result_texts = tuple(item if isinstance(item, str) else to_json(item) for item in results)
+    return ToolTurn(
+        called_tool, user, tuple(Call(name, item) for item in arguments), result_texts, report
+    )
 
 
 def listed(items: Sequence[str]) -> str:
     return ", ".join(items[:-1]) + " and " + items[-1] if len(items) > 1 else items[0]
 
 
-def how_many(source: Source, parallel: float) -> int:
+def draw_call_count(source: Source, parallel_share: float) -> int:
     """Draw the number of calls for a request."""
-    return source.pick([2, 2, 3]) if source.chance(parallel) else 1
+    return source.pick([2, 2, 3]) if source.chance(parallel_share) else 1
 
 
 def outcome(source: Source) -> tuple[Any, str]:
@@ -55,7 +57,7 @@ def outcome(source: Source) -> tuple[Any, str]:
     result: dict[str, Any] = {}
     if source.chance(0.6):
         result["status"] = source.pick(["ok", "done", "created", "pending", "success"])
-    for key, schema in fields(source, source.pick([1, 1, 2]), nested=False).items():
+    for key, schema in fields(source, source.pick([1, 1, 2]), allows_nesting=False).items():
         result.setdefault(key, value(source, key, schema))
-    facts = " and ".join(f"{key} is {said(item)}" for key, item in result.items())
+    facts = " and ".join(f"{key} is {format_value(item)}" for key, item in result.items())
     return result, f"Result: {facts}."

@@ -9,9 +9,9 @@ from typing import Any
 from eaglegate.lab.training.data.invented import invented_call
 from eaglegate.lab.training.data.known_tools import KNOWN
 from eaglegate.lab.training.data.source import Source, phrasings
-from eaglegate.lab.training.data.tool_parts import how_many, listed, outcome, tool, turn
+from eaglegate.lab.training.data.tool_parts import draw_call_count, listed, outcome, tool, turn
 from eaglegate.lab.training.data.turn import Tool, ToolTurn
-from eaglegate.lab.training.data.values import NOUNS, VERBS, fields, said, value
+from eaglegate.lab.training.data.values import NOUNS, VERBS, fields, format_value, value
 
 NATURAL = {
     "city": ["in {v}"],
@@ -77,10 +77,10 @@ def random_tool(source: Source, verb: str = "", noun: str = "") -> tuple[Tool, s
     """Make a tool with random name and parameters. Return it with its verb and noun."""
     verb = verb or source.pick(VERBS)
     noun = noun or (source.pick(NOUNS) if source.chance(0.5) else source.plain_word())
-    none = source.in_training(0.03)
-    properties = fields(source, 0 if none else source.pick([1, 1, 2, 2, 2, 3, 3]))
-    first = next(iter(properties), noun)
-    optional = [key for key in properties if key != first and source.chance(0.2)]
+    has_none = source.in_training(0.03)
+    properties = fields(source, 0 if has_none else source.pick([1, 1, 2, 2, 2, 3, 3]))
+    first_key = next(iter(properties), noun)
+    optional_keys = [key for key in properties if key != first_key and source.chance(0.2)]
     draw = source.random.random()
     if draw < 0.65:
         name = f"{verb}_{noun}"
@@ -92,28 +92,28 @@ def random_tool(source: Source, verb: str = "", noun: str = "") -> tuple[Tool, s
         [
             f"{verb.capitalize()} a {noun}.",
             f"{verb.capitalize()} the {noun}.",
-            f"{verb.capitalize()}s a {noun} by {first}.",
+            f"{verb.capitalize()}s a {noun} by {first_key}.",
             f"{noun.capitalize()} {verb}",
         ]
     )
-    return tool(name, description, properties, optional), verb, noun
+    return tool(name, description, properties, optional_keys), verb, noun
 
 
-def rival(source: Source, made: Tool) -> Tool:
+def rival(source: Source, rival_of: Tool) -> Tool:
     """Make a tool that shares a word of another's name: its verb, or its noun with another verb."""
-    name, description = made["function"]["name"], made["function"]["description"].lower()
-    shared = source.pick([word.lower() for word in re.findall("[A-Z]?[^A-Z_]+", name)])
-    if shared in VERBS:
-        return random_tool(source, verb=shared)[0]
-    others = [verb for verb in VERBS if verb not in description]
-    return random_tool(source, source.pick(others), shared)[0]
+    name, description = rival_of["function"]["name"], rival_of["function"]["description"].lower()
+    word = source.pick([word.lower() for word in re.findall("[A-Z]?[^A-Z_]+", name)])
+    if word in VERBS:
+        return random_tool(source, verb=word)[0]
+    other_verbs = [verb for verb in VERBS if verb not in description]
+    return random_tool(source, source.pick(other_verbs), word)[0]
 
 
 def describe(source: Source, arguments: Mapping[str, Any], style: int) -> str:
     """Write the arguments the way a user would."""
     quote = source.pick(['"', '"', "'"]) if source.chance(0.2) else ""
     pairs = [
-        (key, quote + item + quote if isinstance(item, str) else said(item))
+        (key, quote + item + quote if isinstance(item, str) else format_value(item))
         for key, item in arguments.items()
     ]
     if not pairs:
@@ -141,7 +141,7 @@ def request(source: Source, arguments: Sequence[Mapping[str, Any]]) -> tuple[str
     if source.in_training(0.07):
         return source.pick(ASK_AS_CODE), as_code(source, arguments[0]), 1
     if one_text(arguments[0]) and source.in_training(0.1):
-        return source.pick(ASK_BY_VALUE), said(next(iter(arguments[0].values()))), 1
+        return source.pick(ASK_BY_VALUE), format_value(next(iter(arguments[0].values()))), 1
     return phrasing, body, len(arguments)
 
 
@@ -151,8 +151,10 @@ def one_text(arguments: Mapping[str, Any]) -> bool:
 
 def as_code(source: Source, arguments: Mapping[str, Any]) -> str:
     """Write the arguments as in the parentheses of a call."""
-    named = source.chance(0.4)
-    return ", ".join(f"{key}={said(v)}" if named else said(v) for key, v in arguments.items())
+    has_names = source.chance(0.4)
+    return ", ".join(
+        f"{key}={format_value(v)}" if has_names else format_value(v) for key, v in arguments.items()
+    )
 
 
 def natural(source: Source, key: str, item: str) -> str:
@@ -169,14 +171,14 @@ def order(source: Source, keys: list[str]) -> list[str]:
 
 
 def random_call(source: Source) -> ToolTurn:
-    made, verb, noun = random_tool(source)
-    function = made["function"]
+    new_tool, verb, noun = random_tool(source)
+    function = new_tool["function"]
     schema = function["parameters"]
-    used = [key for key in schema["properties"] if key in schema["required"] or source.chance(0.5)]
+    keys = [key for key in schema["properties"] if key in schema["required"] or source.chance(0.5)]
     # The user's order is the call's: the model copies from left to right.
     arguments = [
-        {key: value(source, key, schema["properties"][key]) for key in order(source, used)}
-        for _ in range(how_many(source, 0.25) if used else 1)
+        {key: value(source, key, schema["properties"][key]) for key in order(source, keys)}
+        for _ in range(draw_call_count(source, 0.25) if keys else 1)
     ]
     user, body, count = request(source, arguments)
     arguments = arguments[:count]
@@ -188,11 +190,11 @@ def random_call(source: Source) -> ToolTurn:
         user += source.pick([" ({})", " - {}", "\n{}"]).format(source.phrase(2, 5))
     outcomes = [outcome(source) for _ in arguments]
     report = " ".join(text for _, text in outcomes)
-    return turn(made, user, arguments, [item for item, _ in outcomes], report)
+    return turn(new_tool, user, arguments, [item for item, _ in outcomes], report)
 
 
 def tool_turn(source: Source) -> ToolTurn:
     draw = source.random.random()
-    if draw < 0.05 and not source.held_out:
+    if draw < 0.05 and not source.is_held_out:
         return invented_call(source)
     return random_call(source) if draw < 0.6 else source.pick(KNOWN)(source)

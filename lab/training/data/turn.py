@@ -24,7 +24,7 @@ class PlainTurn:
     user: str
     thought: str
     answer: str
-    unthought: str | None = None
+    direct_answer: str | None = None
     """Answer with thinking off, if it differs."""
 
 
@@ -44,7 +44,7 @@ class Held:
     """Answer that a grammar writes except for some ranges."""
 
     text: str
-    own: tuple[tuple[int, int], ...]
+    own_spans: tuple[tuple[int, int], ...]
     """Ranges of characters that the model chooses."""
 
 
@@ -58,6 +58,6 @@ class Dialogue:
     thought: str
     answer: str
     calls: tuple[Call, ...] = ()
-    unthought: str | None = None
-    own: tuple[tuple[int, int], ...] | None = None
+    direct_answer: str | None = None
+    own_spans: tuple[tuple[int, int], ...] | None = None
     """Ranges of the answer that the model chooses, if a grammar writes the rest."""

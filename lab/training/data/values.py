@@ -51,14 +51,16 @@ class Parameter:
     schema: dict[str, Any]
 
 
-def said(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Write a value the way a user would."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
-        return ", ".join(said(item) for item in value[:-1]) + " and " + said(value[-1])
+        return (
+            ", ".join(format_value(item) for item in value[:-1]) + " and " + format_value(value[-1])
+        )
     if isinstance(value, dict):
-        return "(" + ", ".join(f"{key} {said(item)}" for key, item in value.items()) + ")"
+        return "(" + ", ".join(f"{key} {format_value(item)}" for key, item in value.items()) + ")"
     return str(value)
 
 
@@ -66,9 +68,9 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def parameter(source: Source, nested: bool = True) -> Parameter:
+def parameter(source: Source, allows_nesting: bool = True) -> Parameter:
     draw = source.random.random()
-    if draw < 0.55 or (not nested and draw >= 0.93):
+    if draw < 0.55 or (not allows_nesting and draw >= 0.93):
         return Parameter(text_name(source), "string", {"type": "string"})
     if draw < 0.75:
         return _number(source, INTEGER_NAMES, "integer")
@@ -118,7 +120,7 @@ def _enum(source: Source) -> Parameter:
 def _object(source: Source) -> Parameter:
     inner: dict[str, Any] = {}
     while len(inner) < 2:
-        field = parameter(source, nested=False)
+        field = parameter(source, allows_nesting=False)
         inner[field.name] = field.schema
     name = source.pick(["address", "filter", "options", source.plain_word()])
     schema = {"type": "object", "properties": inner, "required": list(inner)}
@@ -165,10 +167,10 @@ def text_value(source: Source, name: str) -> str:
     return source.word() if source.chance(0.45) else source.phrase(2, 3)
 
 
-def fields(source: Source, count: int, nested: bool = True) -> dict[str, dict[str, Any]]:
+def fields(source: Source, count: int, allows_nesting: bool = True) -> dict[str, dict[str, Any]]:
     """Return `count` different parameters as a mapping from name to schema."""
-    found: dict[str, dict[str, Any]] = {}
-    while len(found) < count:
-        drawn = parameter(source, nested)
-        found.setdefault(drawn.name, drawn.schema)
-    return found
+    schemas: dict[str, dict[str, Any]] = {}
+    while len(schemas) < count:
+        field = parameter(source, allows_nesting)
+        schemas.setdefault(field.name, field.schema)
+    return schemas

@@ -35,7 +35,7 @@ from eaglegate.lab.training.data.known_tools import family
 from eaglegate.lab.training.data.render import answer_text, prompt_segments, prompt_text
 from eaglegate.lab.training.data.source import CITIES, UNICODE_WORDS, WORDS, Source
 from eaglegate.lab.training.data.tools import random_call, random_tool, rival
-from eaglegate.lab.training.data.values import said
+from eaglegate.lab.training.data.values import format_value
 from eaglegate.lab.training.tokenizer import MARKERS, VOCABULARY, function_words, wrap
 from tests.lab.training.naming import words
 
@@ -61,7 +61,7 @@ def test_tokenizer_has_the_markers_as_single_tokens(tokenizer):
 
 @pytest.mark.parametrize("shape", [SHORT, LONG])
 def test_renderer_equals_the_chat_template(tokenizer, shape):
-    chat, source = wrap(tokenizer), Source(5, held_out=True)
+    chat, source = wrap(tokenizer), Source(5, is_held_out=True)
     for _ in range(60 if shape is SHORT else 8):
         made = conversation(source, shape)
         rendered = chat.apply_chat_template(
@@ -71,7 +71,7 @@ def test_renderer_equals_the_chat_template(tokenizer, shape):
 
 
 def test_tokens_survive_the_segments_and_the_round_trip(tokenizer):
-    source = Source(6, held_out=True)
+    source = Source(6, is_held_out=True)
     for _ in range(60):
         made = conversation(source)
         parts = [segment.text for segment in prompt_segments(made)] + list(answer_text(made, True))
@@ -149,7 +149,7 @@ def test_arguments_stand_as_the_user_says_them():
     source, seen = Source(9), 0
     while seen < 300:
         turn = random_call(source)
-        texts = [said(item) for call in turn.calls for item in call.arguments.values()]
+        texts = [format_value(item) for call in turn.calls for item in call.arguments.values()]
         at = 0
         for text in texts:
             at = turn.user.find(text, at)
@@ -168,14 +168,14 @@ def test_of_a_held_answer_only_what_the_model_decides_counts(tokenizer, shape):
         seen += 1
         thought, answer = answer_text(made, True)
         segments = prompt_segments(made)
-        ids, weights = weighted(tokenizer, source, segments, thought, answer, False, made.own)
+        ids, weights = weighted(tokenizer, source, segments, thought, answer, False, made.own_spans)
         body = len(tokenizer.encode(answer, add_special_tokens=False).ids)
         kept = ids[-body:][weights[-body:] == ANSWER]
         counted = tokenizer.decode([int(i) for i in kept], skip_special_tokens=False)
         form = re.sub(r"^<tool_call>\n|\n</tool_call>$", "", answer.removesuffix("<|im_end|>"))
         assert isinstance(json.loads(form), dict)
         assert not counted.startswith(("{", "<tool_call>"))
-        for start, end in made.own or ():
+        for start, end in made.own_spans or ():
             assert answer[start:end] in counted
         for key in json.loads(form):
             assert f'"{key}"' not in counted or form.count(key) > 1
@@ -189,15 +189,15 @@ def test_arguments_that_no_request_gives_are_short_and_made_of_its_words():
         [call] = turn.calls
         for key, item in call.arguments.items():
             assert not isinstance(item, str) or "about" not in item or item.startswith(f"A {key}")
-        assert len(said(dict(call.arguments))) < 400
+        assert len(format_value(dict(call.arguments))) < 400
 
 
 def test_the_held_out_side_is_kept_from_training():
-    assert not set(WORDS.train) & set(WORDS.held)
-    assert not set(CITIES.train) & set(CITIES.held)
-    assert not set(UNICODE_WORDS.train) & set(UNICODE_WORDS.held)
+    assert not set(WORDS.train) & set(WORDS.holdout)
+    assert not set(CITIES.train) & set(CITIES.holdout)
+    assert not set(UNICODE_WORDS.train) & set(UNICODE_WORDS.holdout)
     source = Source(1)
-    assert not {source.split(CITIES) for _ in range(3000)} & set(CITIES.held)
+    assert not {source.split(CITIES) for _ in range(3000)} & set(CITIES.holdout)
 
 
 def test_offered_tools_may_go_unused():
@@ -210,7 +210,7 @@ def test_offered_tools_may_go_unused():
 
 
 def test_values_are_never_function_words():
-    assert not set(WORDS.train + WORDS.held) & set(function_words())
+    assert not set(WORDS.train + WORDS.holdout) & set(function_words())
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,17 @@ from eaglegate.lab.training.evaluate import (
     Run,
     acceptance,
     behaviour_table,
-    different,
+    count_differences,
     lossless_table,
 )
-from eaglegate.lab.training.evaluation_set import OPERATORS, alike, all_cases, disturbed, held, sums
+from eaglegate.lab.training.evaluation_set import (
+    OPERATORS,
+    all_cases,
+    disturb_dialogue,
+    make_alike_cases,
+    make_grammar_cases,
+    make_sum_cases,
+)
 from eaglegate.lab.training.generation import Answers
 from eaglegate.lab.training.score import Score
 from eaglegate.lab.training.tokenizer import train_tokenizer
@@ -46,16 +53,16 @@ def expect(*calls, answer=""):
 )
 def test_a_call_is_scored_by_its_parts(text, valid, functions, arguments, exact):
     score = Score()
-    assert score.add(expect(WEATHER), called(text), ended=True) is exact
+    assert score.add(expect(WEATHER), called(text), has_ended=True) is exact
     got = (score.valid_json, score.right_functions, score.right_arguments)
     assert got == (valid, functions, arguments)
-    assert score.arguments == 2 and score.exact == exact
+    assert score.arguments == 2 and score.num_exact == exact
 
 
 def test_a_missing_parallel_call_counts_against_its_arguments():
     score = Score()
     one = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}'
-    assert not score.add(expect(WEATHER, WEATHER), called(one), ended=True)
+    assert not score.add(expect(WEATHER, WEATHER), called(one), has_ended=True)
     assert (score.right_arguments, score.arguments, score.right_functions) == (2, 4, 0)
 
 
@@ -63,16 +70,19 @@ def test_plain_answers_are_compared_without_the_think_block():
     score = Score()
     assert score.add(expect(answer="Yes."), "<think>\nhm\n</think>\n\nYes.<|im_end|>", True)
     assert not score.add(expect(answer="Yes."), "<think>\nhm\n</think>\n\nNo.<|im_end|>", False)
-    assert (score.asked, score.ended, score.thought, score.exact) == (2, 1, 2, 1)
-    assert (score + score).asked == 4
+    assert (score.num_asked, score.num_ended, score.num_thinking, score.num_exact) == (2, 1, 2, 1)
+    assert (score + score).num_asked == 4
 
 
 def test_constrained_answers_must_end_as_an_object():
-    score, held = Score(), Dialogue("held", [{"role": "user", "content": "?"}], None, "", "")
-    assert score.add(held, '{"a": "b"}<|im_end|>', True)
-    assert not score.add(held, '{"a": "bbbbbb', False)
-    assert not score.add(held, '["a"]<|im_end|>', True)
-    assert (score.asked, score.ended, score.exact) == (3, 2, 1)
+    score, dialogue = (
+        Score(),
+        Dialogue("held", [{"role": "user", "content": "?"}], None, "", ""),
+    )
+    assert score.add(dialogue, '{"a": "b"}<|im_end|>', True)
+    assert not score.add(dialogue, '{"a": "bbbbbb', False)
+    assert not score.add(dialogue, '["a"]<|im_end|>', True)
+    assert (score.num_asked, score.num_ended, score.num_exact) == (3, 2, 1)
 
 
 def test_acceptance_is_pooled_over_the_parts_of_a_set():
@@ -90,7 +100,7 @@ def test_acceptance_is_pooled_over_the_parts_of_a_set():
 def test_changed_answers_are_counted():
     base = [Answers("a/b", [[1, 2], [3]]), Answers("a/c", [[4]])]
     run = Run("eagle3", 3, [Answers("a/b", [[1, 2], [5]]), Answers("a/c", [[4]])])
-    assert different(base, run) == (1, 3)
+    assert count_differences(base, run) == (1, 3)
     assert "1 of 3" in lossless_table(base, [run])
 
 
@@ -112,7 +122,7 @@ def test_the_evaluation_set_is_the_same_twice_and_in_every_group(tokenizer):
 
 def test_a_call_among_names_alike_has_a_rival():
     rivals = 0
-    for case in alike(20):
+    for case in make_alike_cases(20):
         (asked,) = {call.name for call in case.conversation.calls}
         offered = {tool["function"]["name"]: tool for tool in case.conversation.tools}
         others = [tool["function"] for name, tool in offered.items() if name != asked]
@@ -122,16 +132,16 @@ def test_a_call_among_names_alike_has_a_rival():
 
 
 def test_a_held_prompt_has_a_schema_and_no_thought_to_write(tokenizer):
-    for case in held(20):
+    for case in make_grammar_cases(20):
         prompt = case.prompt(tokenizer)
         schema = json.loads(case.schema)
         assert prompt.endswith("<think>\n\n</think>\n\n")
         assert schema["required"] == list(schema["properties"]) and schema["required"]
-    assert all(case.schema is None for case in sums(1))
+    assert all(case.schema is None for case in make_sum_cases(1))
 
 
 def test_every_sum_asked_is_in_range_and_right():
-    for case in sums(10):
+    for case in make_sum_cases(10):
         a, operator, b, _, result = case.conversation.answer.rstrip(".").split()
         assert OPERATORS[operator](int(a), int(b)) == int(result)
         assert operator != "/" or int(a) == int(b) * int(result)
@@ -140,7 +150,7 @@ def test_every_sum_asked_is_in_range_and_right():
 def test_five_ways_to_disturb_a_prompt(tokenizer):
     made = Dialogue("topic", [{"role": "user", "content": "Hi"}], None, "x", "Hello")
     plain = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    cases = [disturbed(made, i) for i in range(5)]
+    cases = [disturb_dialogue(made, i) for i in range(5)]
     assert len({case.part for case in cases}) == 5
     texts = [case.prompt(tokenizer) for case in cases]
     assert all("Hi" in text and text != plain for text in texts)
@@ -148,7 +158,7 @@ def test_five_ways_to_disturb_a_prompt(tokenizer):
 
 
 def test_table_names_every_kind_and_the_total():
-    score = Score(asked=3, ended=3, exact=2)
+    score = Score(num_asked=3, num_ended=3, num_exact=2)
     shown = behaviour_table({"held-out": {"topic": score}})
     assert "| held-out | topic | 3 | 3 | 2 |" in shown
     assert "| held-out | all | 3 | 3 | 2 |" in shown

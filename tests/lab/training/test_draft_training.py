@@ -338,9 +338,9 @@ def test_layers_read_follow_the_engine():
 
 def test_rows_start_at_the_last_prompt_token():
     answers = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 0], [0, 1, 1, 1, 0, 0, 0, 0]]).bool()
-    rows = Rows.of(answers)
-    assert rows.index[0][rows.valid[0]].tolist() == [2, 3, 4]
-    assert rows.index[1][rows.valid[1]].tolist() == [0, 1]
+    rows = Rows.select(answers)
+    assert rows.index[0][rows.mask[0]].tolist() == [2, 3, 4]
+    assert rows.index[1][rows.mask[1]].tolist() == [0, 1]
 
 
 @torch.no_grad()
@@ -357,7 +357,7 @@ def test_one_row_at_a_time_gives_the_same_as_all_rows_at_once(tmp_path, tokenize
 
     def speculate(rows, next_tokens):
         found = unroll(draft, target.embed, states, ids, rows, rope, 4, next_tokens)
-        return torch.stack([depth.normed for depth in found])
+        return torch.stack([depth.output for depth in found])
 
     rows = torch.arange(3, 12)[None]
     together = speculate(rows, own_tokens(draft))
