@@ -20,7 +20,7 @@ from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import Outcome, render, run, running, speculation
+from eaglegate.lab.benchmarks.drive import Outcome, render, run, run_engine, speculation
 
 COUNTERS = {
     "verify_steps": "vllm:spec_decode_num_drafts_total",
@@ -36,23 +36,23 @@ CONSTRAINTS = (
 
 @dataclass
 class Tally:
-    """Totals of all requests. ``wrong`` names every request whose account does not add up."""
+    """Totals of all requests. ``mismatches`` names every request whose account does not add up."""
 
     totals: Totals = field(default_factory=Totals)
-    wrong: list[str] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
 
-    def add(self, request: EngineRequest, outcome: Outcome, left: bool) -> None:
+    def add(self, request: EngineRequest, outcome: Outcome, has_left: bool) -> None:
         totals = outcome.totals
         identity = totals.accepted + totals.decode_steps - totals.lost_bonus
         if totals.imbalance or identity != totals.tokens - totals.first_tokens:
-            self.wrong.append(request.id)
+            self.mismatches.append(request.id)
         if totals.tokens != len(outcome.token_ids):
-            self.wrong.append(request.id)
+            self.mismatches.append(request.id)
         if request.depth is not None and len(totals.proposed_at) > request.depth:
-            self.wrong.append(request.id)
-        end = "left" if left else str(outcome.finish)
-        self.ends[end] = self.ends.get(end, 0) + 1
+            self.mismatches.append(request.id)
+        ending = "left" if has_left else str(outcome.finish)
+        self.ends[ending] = self.ends.get(ending, 0) + 1
         self.totals += totals
 
 
@@ -84,40 +84,40 @@ def count_drafts() -> dict[str, float]:
     }
 
 
-async def drive(engine: VllmEngine, requests: int, at_once: int, seed: int) -> Tally:
+async def drive(engine: VllmEngine, requests: int, concurrency: int, seed: int) -> Tally:
     dice = random.Random(seed)
     prompts = render(VllmRenderer(make_demo_arguments()))
     tally = Tally()
-    room = asyncio.Semaphore(at_once)
+    room = asyncio.Semaphore(concurrency)
 
-    async def one(request: EngineRequest, leave_after: int) -> None:
+    async def send(request: EngineRequest, leave_after: int) -> None:
         async with room:
             outcome = await run(engine, request, leave_after)
-        tally.add(request, outcome, left=bool(leave_after) and outcome.finish is None)
+        tally.add(request, outcome, has_left=bool(leave_after) and outcome.finish is None)
 
     jobs = [
         (draw_mixed(number, prompts, dice), dice.choice((0, 0, 0, 0, dice.randint(1, 20))))
         for number in range(requests)
     ]
-    await asyncio.gather(*(one(request, leave) for request, leave in jobs))
+    await asyncio.gather(*(send(request, leave_after) for request, leave_after in jobs))
     return tally
 
 
-async def measure(requests: int, at_once: int, seed: int) -> None:
-    async with running(speculative_config=speculation(DEMO_DEPTH)) as engine:
-        before, begin = count_drafts(), time.perf_counter()
-        tally = await drive(engine, requests, at_once, seed)
-        elapsed = time.perf_counter() - begin
-        last = await run(engine, EngineRequest("quiet", (5, 6), Sampling(max_tokens=1)))
-        assert last.token_ids
-        after = count_drafts()
-        ours = tally.totals + engine.unclaimed
-    print(f"{requests} requests in {elapsed:.1f} s: {tally.ends}, {ours.tokens} tokens")
-    print(f"accounts that do not add up: {len(tally.wrong)} {tally.wrong[:5]}")
+async def measure(requests: int, concurrency: int, seed: int) -> None:
+    async with run_engine(speculative_config=speculation(DEMO_DEPTH)) as engine:
+        start_counts, start = count_drafts(), time.perf_counter()
+        tally = await drive(engine, requests, concurrency, seed)
+        took_s = time.perf_counter() - start
+        outcome = await run(engine, EngineRequest("quiet", (5, 6), Sampling(max_tokens=1)))
+        assert outcome.token_ids
+        end_counts = count_drafts()
+        totals = tally.totals + engine.unclaimed
+    print(f"{requests} requests in {took_s:.1f} s: {tally.ends}, {totals.tokens} tokens")
+    print(f"accounts that do not add up: {len(tally.mismatches)} {tally.mismatches[:5]}")
     print(f"{tally.totals}\nunclaimed: {engine.unclaimed}")
-    for name, value in after.items():
-        mine = getattr(ours, name) + (ours.cut if name == "accepted" else 0)
-        print(f"{name}: ours {mine}, the engine's counter {value - before[name]:.0f}")
+    for name, value in end_counts.items():
+        account = getattr(totals, name) + (totals.cut if name == "accepted" else 0)
+        print(f"{name}: ours {account}, the engine's counter {value - start_counts[name]:.0f}")
 
 
 def main() -> None:

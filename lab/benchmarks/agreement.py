@@ -44,12 +44,12 @@ AIPERF = {
 
 def run(command: list[str]) -> None:
     environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(ROOT.parent)}
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False
     )
-    if done.returncode:
+    if process.returncode:
         raise SystemExit(
-            f"{' '.join(command[:6])} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            f"{' '.join(command[:6])} failed:\n{process.stdout[-2000:]}{process.stderr[-2000:]}"
         )
 
 
@@ -64,8 +64,8 @@ def run_vllm(folder: Path, url: str, options: argparse.Namespace) -> Row:
         "--percentile-metrics", "ttft,tpot,itl,e2el", "--disable-tqdm",
         "--save-result", "--result-dir", str(folder), "--result-filename", "vllm.json",
     ])  # fmt: skip
-    found = json.loads((folder / "vllm.json").read_text())
-    return {name: found[key] for name, key in VLLM.items() if found.get(key) is not None}
+    report = json.loads((folder / "vllm.json").read_text())
+    return {name: report[key] for name, key in VLLM.items() if report.get(key) is not None}
 
 
 def run_aiperf(folder: Path, url: str, options: argparse.Namespace) -> Row:
@@ -79,8 +79,8 @@ def run_aiperf(folder: Path, url: str, options: argparse.Namespace) -> Row:
         "--use-server-token-count",
         "--artifact-dir", str(out), "--ui", "none",
     ])  # fmt: skip
-    found = json.loads((out / "profile_export_aiperf.json").read_text())
-    return {name: found[key][part] for name, (key, part) in AIPERF.items() if key in found}
+    report = json.loads((out / "profile_export_aiperf.json").read_text())
+    return {name: report[key][part] for name, (key, part) in AIPERF.items() if key in report}
 
 
 def run_ours(folder: Path, url: str, options: argparse.Namespace) -> Row:
@@ -128,14 +128,16 @@ def main() -> None:
     rows = measure(parser.parse_args())
     print("| figure | " + " | ".join(rows) + " | " + " | ".join(f"ours / {n}" for n in [*rows][1:]))
     print("|---" * (2 * len(rows)) + "|")
-    for name in dict.fromkeys(key for found in rows.values() for row in found for key in row):
+    for name in dict.fromkeys(key for samples in rows.values() for row in samples for key in row):
         values = [
-            statistics.median(row[name] for row in found) if name in found[0] else None
-            for found in rows.values()
+            statistics.median(row[name] for row in samples) if name in samples[0] else None
+            for samples in rows.values()
         ]
         cells = ["" if value is None else f"{value:.2f}" for value in values]
-        mine = values[0]
-        ratios = ["" if v is None or mine is None else f"{mine / v:.3f}" for v in values[1:]]
+        own_value = values[0]
+        ratios = [
+            "" if v is None or own_value is None else f"{own_value / v:.3f}" for v in values[1:]
+        ]
         print(f"| {name} | " + " | ".join(cells + ratios) + " |")
 
 

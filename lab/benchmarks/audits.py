@@ -42,7 +42,7 @@ from eaglegate.features.audit.evidence import (
 )
 from eaglegate.features.audit.holds import AuditHolds
 from eaglegate.features.audit.records import AuditRecord, write_nothing
-from eaglegate.lab.benchmarks.drive import Outcome, render, run, running, speculation
+from eaglegate.lab.benchmarks.drive import Outcome, render, run, run_engine, speculation
 from eaglegate.server.generation.job import derive_seed
 from tests.engine.vllm_backend.lora import make_adapter
 
@@ -81,41 +81,45 @@ def draw_request(
 
 def draw_requests(
     rng: random.Random,
-    begin: int,
-    at_once: int,
+    start: int,
+    concurrency: int,
     prompts: list[tuple[int, ...]],
     adapters: Sequence[str],
 ) -> list[EngineRequest]:
     """Draw ``at_once`` choices, a third of which are pairs from requests with n = 2."""
-    drawn = []
-    for number in range(begin, begin + at_once - at_once // 6):
+    requests = []
+    for number in range(start, start + concurrency - concurrency // 6):
         request = draw_request(rng, number, prompts, adapters)
-        drawn.append(request)
-        if number < begin + at_once // 6:
+        requests.append(request)
+        if number < start + concurrency // 6:
             seed = request.sampling.seed
-            other = None if seed is None else derive_seed(seed, 1)
-            sampling = replace(request.sampling, seed=other)
-            drawn.append(replace(request, id=f"{request.id}-1", sampling=sampling))
-    return drawn
+            choice_seed = None if seed is None else derive_seed(seed, 1)
+            sampling = replace(request.sampling, seed=choice_seed)
+            requests.append(replace(request, id=f"{request.id}-1", sampling=sampling))
+    return requests
 
 
 @asynccontextmanager
-async def running_adapted(names: Sequence[str], **chosen: Any) -> AsyncGenerator[VllmEngine, None]:
+async def run_adapted_engine(
+    names: Sequence[str], **settings: Any
+) -> AsyncGenerator[VllmEngine, None]:
     """Run an engine with LoRA adapters of random weights."""
     with tempfile.TemporaryDirectory() as folder:
         adapters = {
             name: str(make_adapter(Path(folder) / name, seed)) for seed, name in enumerate(names)
         }
         lora = {"enable_lora": True, "max_loras": len(names), "max_lora_rank": 8} if names else {}
-        async with running(adapters=adapters, **lora, **chosen) as engine:
+        async with run_engine(adapters=adapters, **lora, **settings) as engine:
             yield engine
 
 
 async def score_all(
-    engine: VllmEngine, asked: Sequence[EngineRequest], written: Sequence[Outcome], dtype: str
+    engine: VllmEngine, requests: Sequence[EngineRequest], outcomes: Sequence[Outcome], dtype: str
 ) -> list[AnswerScores]:
-    pairs = zip(asked, written, strict=True)
-    return await asyncio.gather(*(engine.score(one, o.token_ids, dtype) for one, o in pairs))
+    pairs = zip(requests, outcomes, strict=True)
+    return await asyncio.gather(
+        *(engine.score(request, outcome.token_ids, dtype) for request, outcome in pairs)
+    )
 
 
 async def count_clean(
@@ -127,69 +131,71 @@ async def count_clean(
     outcomes: Counter[tuple[str, str]] = Counter()
     tests = {temperature: SequentialTest() for temperature in TEMPERATURES}
     margins: list[float] = []
-    drafted = adapted = tokens = judged = alarms = 0
-    took, until = 0.0, time.monotonic() + limit_s
-    async with running_adapted(adapters, **config) as engine:
-        for begin in range(0, answers, at_once):
-            if time.monotonic() > until:
+    num_drafted = num_adapted = tokens = num_judged = alarms = 0
+    audit_s, deadline = 0.0, time.monotonic() + limit_s
+    async with run_adapted_engine(adapters, **config) as engine:
+        for number in range(0, answers, at_once):
+            if time.monotonic() > deadline:
                 break
-            asked = draw_requests(rng, begin, at_once, prompts, adapters)
-            written = await asyncio.gather(*(run(engine, one) for one in asked))
-            began = time.perf_counter()
-            scored = await score_all(engine, asked, written, dtype)
-            took += time.perf_counter() - began
-            for request, answer, scores in zip(asked, written, scored, strict=True):
+            requests = draw_requests(rng, number, at_once, prompts, adapters)
+            outcomes_of_requests = await asyncio.gather(*(run(engine, item) for item in requests))
+            start = time.perf_counter()
+            all_scores = await score_all(engine, requests, outcomes_of_requests, dtype)
+            audit_s += time.perf_counter() - start
+            for request, answer, scores in zip(
+                requests, outcomes_of_requests, all_scores, strict=True
+            ):
                 outcome = judge_margins(scores, find_tie(dtype))
                 kind = "sampled" if scores.evidence else "by a maximum"
                 outcomes[kind, outcome] += 1
-                adapted += request.adapter is not None
-                margins += [one for one in scores.margins if one > 0]
-                drafted += answer.totals.verify_steps > 0
+                num_adapted += request.adapter is not None
+                margins += [item for item in scores.margins if item > 0]
+                num_drafted += answer.totals.verify_steps > 0
                 tokens += len(answer.token_ids)
                 if outcome is AuditOutcome.VIOLATED:
                     print(f"  violated: {request.sampling}, {scores.worst}", flush=True)
                 if scores.evidence:
-                    judged += scores.judged
+                    num_judged += scores.judged
                     test = tests[request.sampling.temperature]
                     alarms += test.add(scores.evidence, scores.judged)
     answers = outcomes.total()
-    print(f"{dtype}: {answers} answers, {tokens} tokens, {drafted} answers with drafts, "
-          f"{adapted} of adapters")  # fmt: skip
+    print(f"{dtype}: {answers} answers, {tokens} tokens, {num_drafted} answers with drafts, "
+          f"{num_adapted} of adapters")  # fmt: skip
     for (kind, name), count in sorted(outcomes.items()):
         print(f"  {kind}: {name} {count}")
-    worst = sorted(margins)[-5:]
-    print(f"  {len(margins)} tokens were not the first choice; greatest margins {worst}")
-    print(f"  {judged} sampled tokens judged, {alarms} alarms; nats by temperature:")
+    top_margins = sorted(margins)[-5:]
+    print(f"  {len(margins)} tokens were not the first choice; greatest margins {top_margins}")
+    print(f"  {num_judged} sampled tokens judged, {alarms} alarms; nats by temperature:")
     print("  ", {t: round(test.log_evidence, 2) for t, test in tests.items() if test.answers})
-    print(f"  {1000 * took / answers:.1f} ms for an audit")
+    print(f"  {1000 * audit_s / answers:.1f} ms for an audit")
 
 
 class LapClock:
     """Clock of the seconds that its laps have taken."""
 
     def __init__(self) -> None:
-        self._before_s, self._began = 0.0, 0.0
+        self._before_s, self._start = 0.0, 0.0
         self.runs = False
 
     def __call__(self) -> float:
-        return self._before_s + (time.monotonic() - self._began if self.runs else 0.0)
+        return self._before_s + (time.monotonic() - self._start if self.runs else 0.0)
 
-    def switch(self, on: bool) -> None:
+    def switch(self, is_on: bool) -> None:
         """Begin a lap or end it."""
-        self._before_s, self._began, self.runs = self(), time.monotonic(), on
+        self._before_s, self._start, self.runs = self(), time.monotonic(), is_on
 
 
 class Counts:
     """``AuditObserver`` that counts."""
 
     def __init__(self) -> None:
-        self.seen: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def record_audit(self, record: AuditRecord) -> None:
-        self.seen[record.outcome.value] += 1
+        self.counts[record.outcome.value] += 1
 
     def record_audit_drop(self, reason: str) -> None:
-        self.seen[f"dropped: {reason}"] += 1
+        self.counts[f"dropped: {reason}"] += 1
 
 
 @dataclass(frozen=True)
@@ -223,29 +229,31 @@ def read_cpu_s() -> float:
 
 async def measure_lap(engine: Engine, prompts: list[tuple[int, ...]], name: str, s: float) -> Lap:
     """Measure four streams in a closed loop."""
-    until, tokens = time.perf_counter() + s, 0
+    deadline, tokens = time.perf_counter() + s, 0
 
     async def stream(number: int) -> None:
         nonlocal tokens
-        at = 0
-        while time.perf_counter() < until:
-            at += 1
+        turn = 0
+        while time.perf_counter() < deadline:
+            turn += 1
             sampling = Sampling(max_tokens=64, temperature=0.0, ignore_eos=True)
-            request = EngineRequest(f"{name}-{number}-{at}", prompts[at % len(prompts)], sampling)
+            request = EngineRequest(
+                f"{name}-{number}-{turn}", prompts[turn % len(prompts)], sampling
+            )
             async with aclosing(read_steps(engine.generate, request)) as steps:
                 async for step in steps:
                     tokens += len(step.token_ids)
 
-    began, cpu_s = time.perf_counter(), read_cpu_s()
+    start, cpu_s = time.perf_counter(), read_cpu_s()
     await asyncio.gather(*(stream(number) for number in range(4)))
-    return Lap(tokens, time.perf_counter() - began, read_cpu_s() - cpu_s)
+    return Lap(tokens, time.perf_counter() - start, read_cpu_s() - cpu_s)
 
 
 async def measure_cost(share: float, laps: int, lap_s: float) -> None:
     """Compare laps with and without audits. The audit budget grows only in laps with audits."""
     prompts = render(VllmRenderer(make_demo_arguments()))
     counts, clock = Counts(), LapClock()
-    async with running(dtype="bfloat16", speculative_config=speculation(DEPTH)) as engine:
+    async with run_engine(dtype="bfloat16", speculative_config=speculation(DEPTH)) as engine:
         auditor = Auditor(
             share,
             AuditHolds(),
@@ -258,26 +266,28 @@ async def measure_cost(share: float, laps: int, lap_s: float) -> None:
         )
         assert engine._llm is not None
         auditor.attach(engine, engine.generate, describe_engine(engine._llm.vllm_config))
-        audited = AuditedEngine(engine, auditor)
+        audited_engine = AuditedEngine(engine, auditor)
         await measure_lap(engine, prompts, "warm", lap_s)
         auditing = asyncio.create_task(auditor.run())
         laps_of: dict[str, list[Lap]] = {"with": [], "without": []}
         for lap in range(laps):
             for side in ("with", "without") if lap % 2 else ("without", "with"):
-                using: Engine = audited if side == "with" else engine
+                lap_engine: Engine = audited_engine if side == "with" else engine
                 clock.switch(side == "with")
-                laps_of[side].append(await measure_lap(using, prompts, f"{side}{lap}", lap_s))
+                laps_of[side].append(await measure_lap(lap_engine, prompts, f"{side}{lap}", lap_s))
                 clock.switch(False)
         auditing.cancel()
     pairs = [*zip(laps_of["with"], laps_of["without"], strict=True)]
-    ratios = [one.tokens_per_s / other.tokens_per_s for one, other in pairs]
+    ratios = [lap_with.tokens_per_s / lap_without.tokens_per_s for lap_with, lap_without in pairs]
     print(f"share {share:.0%}: tokens per second with audits over without: median "
-          f"{median(ratios):.3f}, laps {[round(one, 3) for one in ratios]}")  # fmt: skip
-    costs = [one.cpu_s_per_token / other.cpu_s_per_token for one, other in pairs]
+          f"{median(ratios):.3f}, laps {[round(lap_with, 3) for lap_with in ratios]}")  # fmt: skip
+    costs = [
+        lap_with.cpu_s_per_token / lap_without.cpu_s_per_token for lap_with, lap_without in pairs
+    ]
     print(f"  CPU time per token of the engine, with over without: median {median(costs):.4f}, all "
           f"{sum_costs(laps_of['with']) / sum_costs(laps_of['without']):.4f}")  # fmt: skip
     print(
-        f"  {dict(counts.seen)}; audits took {auditor.describe()['engine_share']:.3%} of the time"
+        f"  {dict(counts.counts)}; audits took {auditor.describe()['engine_share']:.3%} of the time"
     )
 
 

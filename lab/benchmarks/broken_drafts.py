@@ -66,7 +66,7 @@ class Row:
     report: SpeculationReport
 
     @property
-    def good(self) -> bool:
+    def is_good(self) -> bool:
         return self.case in GOOD
 
 
@@ -102,39 +102,41 @@ def serve(target: Path, settings: dict[str, Any], case: DraftCase) -> Outcome:
 
 def acceptance_length(outputs: list[Any]) -> float | None:
     """Return 1 + A / D over all requests (docs/metrics.md)."""
-    told = [output.spec_decode_metrics for output in outputs if output.spec_decode_metrics]
-    steps = sum(sum(one.histogram) for one in told)
-    accepted = sum(index * count for one in told for index, count in enumerate(one.histogram))
+    reports = [output.spec_decode_metrics for output in outputs if output.spec_decode_metrics]
+    steps = sum(sum(metrics.histogram) for metrics in reports)
+    accepted = sum(
+        index * count for metrics in reports for index, count in enumerate(metrics.histogram)
+    )
     return 1 + accepted / steps if steps else None
 
 
 def shorten(fault: BaseException) -> str:
     """Return the informative lines of an exception."""
     lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
-    told = " ".join(line for line in lines if not line.startswith("For further information"))
-    return f"{type(fault).__name__}: {told[:300]}" if told else type(fault).__name__
+    text = " ".join(line for line in lines if not line.startswith("For further information"))
+    return f"{type(fault).__name__}: {text[:300]}" if text else type(fault).__name__
 
 
-def in_a_child(target: Path, settings: dict[str, Any], case: DraftCase) -> Outcome:
+def run_in_child(target: Path, settings: dict[str, Any], case: DraftCase) -> Outcome:
     """Run a case in a fork, so that a crash affects only one case and imports are paid once."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
         os.setsid()
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1)
-        os.dup2(quiet, 2)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
         os.write(send, json.dumps(asdict(serve(target, settings, case))).encode())
         os._exit(0)
     os.close(send)
     with limit_time(child):
         with os.fdopen(receive, "rb") as stream:
-            told = stream.read()
+            data = stream.read()
         _, status = os.waitpid(child, 0)
-    if told:
-        return Outcome(**json.loads(told))
-    how = "hangs" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL else "dies"
-    return Outcome("request", f"the process {how} (status {status})")
+    if data:
+        return Outcome(**json.loads(data))
+    ending = "hangs" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL else "dies"
+    return Outcome("request", f"the process {ending} (status {status})")
 
 
 @contextmanager
@@ -142,25 +144,25 @@ def limit_time(child: int) -> Iterator[None]:
     def kill(*_: object) -> None:
         os.killpg(child, signal.SIGKILL)
 
-    previous = signal.signal(signal.SIGALRM, kill)
+    handler = signal.signal(signal.SIGALRM, kill)
     signal.alarm(LIMIT_S)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def try_out(case: DraftCase) -> Outcome:
-    with tempfile.TemporaryDirectory() as where:
-        target, settings = case.build(Path(where))
-        outcome = in_a_child(target, settings, case)
-    return replace(outcome, message=outcome.message.replace(where, "..."))
+    with tempfile.TemporaryDirectory() as folder:
+        target, settings = case.build(Path(folder))
+        outcome = run_in_child(target, settings, case)
+    return replace(outcome, message=outcome.message.replace(folder, "..."))
 
 
 def inspect(case: DraftCase) -> SpeculationReport:
-    with tempfile.TemporaryDirectory() as where:
-        target, settings = case.build(Path(where))
+    with tempfile.TemporaryDirectory() as folder:
+        target, settings = case.build(Path(folder))
         return inspect_draft(
             target,
             settings,
@@ -169,29 +171,31 @@ def inspect(case: DraftCase) -> SpeculationReport:
         )
 
 
-def measure(cases: list[DraftCase], store: Path, most: int) -> dict[str, Outcome]:
+def measure(cases: list[DraftCase], store: Path, limit: int) -> dict[str, Outcome]:
     """Try the cases that ``store`` lacks. The file is rewritten after each case."""
-    held = json.loads(store.read_text()) if store.exists() else {}
-    for case in [case for case in cases if case.name not in held][:most]:
+    outcomes = json.loads(store.read_text()) if store.exists() else {}
+    for case in [case for case in cases if case.name not in outcomes][:limit]:
         outcome = try_out(case)
-        held[case.name] = asdict(outcome)
-        store.write_text(json.dumps(held, indent=1))
+        outcomes[case.name] = asdict(outcome)
+        store.write_text(json.dumps(outcomes, indent=1))
         print(f"{case.name}: {outcome}", flush=True)
-    return {name: Outcome(**fields) for name, fields in held.items()}
+    return {name: Outcome(**fields) for name, fields in outcomes.items()}
 
 
 def table(rows: list[Row]) -> Iterator[str]:
-    best = {row.case.name: row.outcome.length or 1 for row in rows if row.good}
+    lengths = {row.case.name: row.outcome.length or 1 for row in rows if row.is_good}
     yield "| draft | vLLM 0.32 alone | inspection | caught |"
     yield "|---|---|---|---|"
     for row in rows:
-        rules = dict.fromkeys(f"{one.severity} {one.rule}" for one in row.report.findings)
-        found = ", ".join(rules) or "nothing"
-        alone = describe_outcome(row.outcome, best.get(row.case.beside))
-        yield f"| {row.case.name} | {alone} | {found} | {caught(row)} |"
+        rules = dict.fromkeys(
+            f"{finding.severity} {finding.rule}" for finding in row.report.findings
+        )
+        rules_text = ", ".join(rules) or "nothing"
+        verdict = describe_outcome(row.outcome, lengths.get(row.case.beside))
+        yield f"| {row.case.name} | {verdict} | {rules_text} | {describe_catch(row)} |"
 
 
-def describe_outcome(outcome: Outcome, best: float | None) -> str:
+def describe_outcome(outcome: Outcome, sound_length: float | None) -> str:
     """Describe an outcome and, if the draft serves, its acceptance length next to the sound
     draft's.
     """
@@ -202,19 +206,21 @@ def describe_outcome(outcome: Outcome, best: float | None) -> str:
         return f"starts, dies at the first request: {message}"
     if outcome.length is None:
         return "serves, never drafts"
-    if best is None:
+    if sound_length is None:
         return f"serves: {outcome.length:.2f}, with random weights"
-    if outcome.length < best * (1 - LESS):
-        return f"serves, in silence accepting less: {outcome.length:.2f} (sound: {best:.2f})"
+    if outcome.length < sound_length * (1 - LESS):
+        return (
+            f"serves, in silence accepting less: {outcome.length:.2f} (sound: {sound_length:.2f})"
+        )
     return f"serves: {outcome.length:.2f}"
 
 
-def caught(row: Row) -> str:
+def describe_catch(row: Row) -> str:
     if row.report.errors:
         return "before start: refused"
     if row.report.warnings:
         return "before start: warned"
-    if row.good:
+    if row.is_good:
         return "nothing to catch"
     return "at warm-up" if row.outcome.stage == "request" else "missed"
 

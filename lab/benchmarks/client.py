@@ -43,12 +43,12 @@ class StreamClient(asyncio.Protocol):
     """One connection, on which requests are sent one after another."""
 
     _answer: Answer
-    _ended: asyncio.Future[None] | None = None
+    _end_future: asyncio.Future[None] | None = None
 
     @classmethod
     async def connect(cls, port: int) -> StreamClient:
-        _, made = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
-        return made
+        _, client = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        return client
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
@@ -56,10 +56,10 @@ class StreamClient(asyncio.Protocol):
     async def send(self, request: bytes) -> Answer:
         """Send a request. Raises RuntimeError unless the answer is complete with status 200."""
         self._answer = answer = Answer()
-        self._ended = asyncio.get_running_loop().create_future()
-        self._sent = time.perf_counter()
+        self._end_future = asyncio.get_running_loop().create_future()
+        self._send_time = time.perf_counter()
         self._transport.write(request)
-        await self._ended
+        await self._end_future
         if not answer.head.startswith(b"HTTP/1.1 200") or not answer.tail.endswith(END):
             raise RuntimeError(f"the server answered {answer.head[:2000]!r}")
         return answer
@@ -67,10 +67,10 @@ class StreamClient(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         answer, now = self._answer, time.perf_counter()
         if answer.head:
-            answer.gaps_s.append(now - self._last)
+            answer.gaps_s.append(now - self._last_time)
         else:
-            answer.first_s, answer.head = now - self._sent, data
-        self._last = now
+            answer.first_s, answer.head = now - self._send_time, data
+        self._last_time = now
         answer.num_chunks += data.count(b"data: {") + data.count(b"data: [")
         answer.tail = (answer.tail + data)[-ENOUGH:]
         if answer.tail.endswith(END) or not answer.head.startswith(b"HTTP/1.1 200"):
@@ -80,8 +80,8 @@ class StreamClient(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
+        if self._end_future is not None and not self._end_future.done():
+            self._end_future.set_result(None)
 
     def close(self) -> None:
         self._transport.close()

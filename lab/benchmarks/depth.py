@@ -21,11 +21,11 @@ from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.lab.benchmarks.drive import (
     QUESTIONS,
     Outcome,
-    at,
-    greedy,
+    fix_depth,
+    make_greedy,
     render,
     run_all,
-    running,
+    run_engine,
     speculation,
 )
 
@@ -38,7 +38,7 @@ class Row:
     """Result at one depth; ``ratio`` divides time per token by that without speculation."""
 
     batch: int
-    what: str
+    lane: str
     ms_per_token: float
     ratio: float
     acceptance_length: float | None
@@ -49,13 +49,14 @@ async def ms_per_token(
 ) -> tuple[float, Totals]:
     """Return batch time over tokens of one sequence, which is one user's time per token."""
     requests = [
-        at(depth, greedy(f"{number}", prompt, tokens)) for number, prompt in enumerate(prompts)
+        fix_depth(depth, make_greedy(f"{number}", prompt, tokens))
+        for number, prompt in enumerate(prompts)
     ]
-    begin = time.perf_counter()
+    start = time.perf_counter()
     outcomes: list[Outcome] = await run_all(engine, requests)
-    elapsed = time.perf_counter() - begin
+    took_s = time.perf_counter() - start
     totals = sum((outcome.totals for outcome in outcomes), Totals())
-    return elapsed / (totals.tokens / len(prompts)) * 1e3, totals
+    return took_s / (totals.tokens / len(prompts)) * 1e3, totals
 
 
 async def measure(rounds: int, tokens: int) -> list[Row]:
@@ -63,11 +64,11 @@ async def measure(rounds: int, tokens: int) -> list[Row]:
     times: dict[tuple[int, str], list[float]] = defaultdict(list)
     sums: dict[tuple[int, str], Totals] = defaultdict(Totals)
     async with (
-        running(speculative_config=None) as without,
-        running(speculative_config=speculation(DEMO_DEPTH)) as with_draft,
+        run_engine(speculative_config=None) as plain_engine,
+        run_engine(speculative_config=speculation(DEMO_DEPTH)) as draft_engine,
     ):
-        lanes = {"none": (without, None)}
-        lanes |= {f"depth {depth}": (with_draft, depth) for depth in DEPTHS}
+        lanes = {"none": (plain_engine, None)}
+        lanes |= {f"depth {depth}": (draft_engine, depth) for depth in DEPTHS}
         for _ in range(rounds + 1):
             for batch in BATCHES:
                 for name, (engine, depth) in lanes.items():
@@ -94,9 +95,9 @@ def main() -> None:
     rows = asyncio.run(measure(options.rounds, options.tokens))
     print("| batch | speculation | ms per token | ratio | acceptance length |")
     print("|---|---|---|---|---|")
-    for row in sorted(rows, key=lambda row: (row.batch, row.what != "none", row.what)):
+    for row in sorted(rows, key=lambda row: (row.batch, row.lane != "none", row.lane)):
         length = "" if row.acceptance_length is None else f"{row.acceptance_length:.2f}"
-        print(f"| {row.batch} | {row.what} | {row.ms_per_token:.2f} | {row.ratio:.2f} | {length} |")
+        print(f"| {row.batch} | {row.lane} | {row.ms_per_token:.2f} | {row.ratio:.2f} | {length} |")
     print(json.dumps([vars(row) for row in rows]))
 
 

@@ -22,35 +22,35 @@ from safetensors.torch import save_file
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine, _call_core
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import greedy, render, run, running
+from eaglegate.lab.benchmarks.drive import make_greedy, render, run, run_engine
 
 SOURCE = DEMO / "eagle3_1"
 HEAD = 64
 DEPTH = 3
 
 
-def make_draft(folder: Path, hidden: int, seed: int) -> Path:
-    """Make a random EAGLE 3.1 draft for the demo's target, ``hidden`` wide."""
+def make_draft(folder: Path, width: int, seed: int) -> Path:
+    """Make a random EAGLE 3.1 draft for the demo's target, ``width`` wide."""
     config = json.loads((SOURCE / "config.json").read_text(encoding="utf-8"))
-    target, words, inner = config["hidden_size"], config["vocab_size"], 4 * hidden
-    heads = hidden // HEAD
-    config |= {"hidden_size": hidden, "intermediate_size": inner, "target_hidden_size": target}
+    target, words, inner = config["hidden_size"], config["vocab_size"], 4 * width
+    heads = width // HEAD
+    config |= {"hidden_size": width, "intermediate_size": inner, "target_hidden_size": target}
     config |= {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": HEAD}
     shapes = {
-        "fc": (hidden, 3 * target),
-        "lm_head": (words, hidden),
-        "embed_tokens": (words, hidden),
+        "fc": (width, 3 * target),
+        "lm_head": (words, width),
+        "embed_tokens": (words, width),
     }
-    shapes |= {f"midlayer.self_attn.{one}_proj": (hidden, 2 * hidden) for one in "qkv"}
-    shapes |= {f"midlayer.mlp.{one}_proj": (inner, hidden) for one in ("gate", "up")}
-    shapes |= {"midlayer.self_attn.o_proj": (hidden, hidden)}
-    shapes |= {"midlayer.mlp.down_proj": (hidden, inner)}
+    shapes |= {f"midlayer.self_attn.{part}_proj": (width, 2 * width) for part in "qkv"}
+    shapes |= {f"midlayer.mlp.{part}_proj": (inner, width) for part in ("gate", "up")}
+    shapes |= {"midlayer.self_attn.o_proj": (width, width)}
+    shapes |= {"midlayer.mlp.down_proj": (width, inner)}
     norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
     draws = torch.Generator().manual_seed(seed)
     tensors = {f"{n}.weight": torch.randn(s, generator=draws) * 0.02 for n, s in shapes.items()}
-    tensors |= {f"midlayer.{name}.weight": torch.ones(hidden) for name in norms}
-    tensors |= {"norm.weight": torch.ones(hidden)}
-    tensors |= {f"fc_norm.{at}.weight": torch.ones(target) for at in range(3)}
+    tensors |= {f"midlayer.{name}.weight": torch.ones(width) for name in norms}
+    tensors |= {"norm.weight": torch.ones(width)}
+    tensors |= {f"fc_norm.{index}.weight": torch.ones(target) for index in range(3)}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
     save_file(tensors, folder / "model.safetensors")
@@ -63,30 +63,34 @@ def forget_pages(folder: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-async def exchange(engine: VllmEngine, staged: bool, path: Path, before: Path) -> float:
-    if staged:
-        return await engine.swap_draft(str(path), str(before))
+async def exchange(engine: VllmEngine, is_staged: bool, path: Path, last_path: Path) -> float:
+    if is_staged:
+        return await engine.swap_draft(str(path), str(last_path))
     assert engine._llm is not None
-    return float(await _call_core(engine._llm, "swap_draft", str(path), str(before)))
+    return float(await _call_core(engine._llm, "swap_draft", str(path), str(last_path)))
 
 
 async def measure(hidden: int, rounds: int, folder: Path) -> dict[bool, list[float]]:
-    drafts = [make_draft(folder / name, hidden, at) for at, name in enumerate(("one", "two"))]
+    drafts = [
+        make_draft(folder / name, hidden, number) for number, name in enumerate(("one", "two"))
+    ]
     size = (drafts[0] / "model.safetensors").stat().st_size
     print(f"drafts of {size / 1e6:.0f} MB", flush=True)
-    chosen = {"method": "eagle3", "model": str(drafts[0]), "num_speculative_tokens": DEPTH}
+    config = {"method": "eagle3", "model": str(drafts[0]), "num_speculative_tokens": DEPTH}
     prompt = render(VllmRenderer(make_demo_arguments()))[1]
     pauses: dict[bool, list[float]] = {True: [], False: []}
-    async with running(dtype="float32", speculative_config=chosen) as engine:
+    async with run_engine(dtype="float32", speculative_config=config) as engine:
         stop = asyncio.Event()
         stream = asyncio.create_task(serve(engine, prompt, stop))
-        serving = 0
-        for at in range(2 * rounds):
-            staged = at % 2 == 0
+        index = 0
+        for number in range(2 * rounds):
+            is_staged = number % 2 == 0
             for draft in drafts:
                 forget_pages(draft)
-            before, serving = serving, 1 - serving
-            pauses[staged].append(await exchange(engine, staged, drafts[serving], drafts[before]))
+            last_index, index = index, 1 - index
+            pauses[is_staged].append(
+                await exchange(engine, is_staged, drafts[index], drafts[last_index])
+            )
         stop.set()
         await stream
     return pauses
@@ -94,7 +98,7 @@ async def measure(hidden: int, rounds: int, folder: Path) -> dict[bool, list[flo
 
 async def serve(engine: VllmEngine, prompt: tuple[int, ...], stop: asyncio.Event) -> None:
     while not stop.is_set():
-        await run(engine, greedy("stream", prompt, 64))
+        await run(engine, make_greedy("stream", prompt, 64))
 
 
 async def main() -> None:
@@ -104,9 +108,12 @@ async def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         pauses = await measure(options.hidden, options.rounds, Path(folder))
-    for staged, name in ((False, "read in the pause"), (True, "staged before")):
-        found = sorted(1000 * one for one in pauses[staged])
-        print(f"{name:18s} median {statistics.median(found):5.0f} ms of {[*map(round, found)]}")
+    for is_staged, name in ((False, "read in the pause"), (True, "staged before")):
+        pauses_ms = sorted(1000 * pause for pause in pauses[is_staged])
+        print(
+            f"{name:18s} median {statistics.median(pauses_ms):5.0f} ms of "
+            f"{[*map(round, pauses_ms)]}"
+        )
     ratio = statistics.median(pauses[True]) / statistics.median(pauses[False])
     print(f"staged against read in the pause: {ratio:.2f}")
 

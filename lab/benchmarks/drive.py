@@ -57,16 +57,16 @@ async def run(engine: VllmEngine, request: EngineRequest, leave_after: int = 0) 
     account = Account()
     tokens: list[int] = []
     logprobs: list[PositionLogprobs] = []
-    finish, cached = None, 0
+    finish, cached_tokens = None, 0
     async with aclosing(read_steps(engine.generate, request)) as steps:
         async for step in steps:
             account.add(step)
             tokens += step.token_ids
             logprobs += step.logprobs
-            finish, cached = step.finish, step.cached_tokens or cached
+            finish, cached_tokens = step.finish, step.cached_tokens or cached_tokens
             if leave_after and len(tokens) >= leave_after:
                 break
-    return Outcome(tuple(tokens), finish, tuple(logprobs), cached, account)
+    return Outcome(tuple(tokens), finish, tuple(logprobs), cached_tokens, account)
 
 
 async def run_all(engine: VllmEngine, requests: Iterable[EngineRequest]) -> list[Outcome]:
@@ -74,7 +74,7 @@ async def run_all(engine: VllmEngine, requests: Iterable[EngineRequest]) -> list
     return list(await asyncio.gather(*(run(engine, request) for request in requests)))
 
 
-def at(depth: int | None, request: EngineRequest) -> EngineRequest:
+def fix_depth(depth: int | None, request: EngineRequest) -> EngineRequest:
     return replace(request, id=f"{request.id}@{depth}", depth=depth)
 
 
@@ -83,12 +83,12 @@ def speculation(depth: int) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running(
+async def run_engine(
     planning: str = "off",
     adapters: Mapping[str, str] = NO_ADAPTERS,
-    **chosen: Any,
+    **settings: Any,
 ) -> AsyncGenerator[VllmEngine, None]:
-    engine = VllmEngine(make_demo_arguments(**chosen), adapters=adapters, planning=planning)
+    engine = VllmEngine(make_demo_arguments(**settings), adapters=adapters, planning=planning)
     await engine.start()
     try:
         yield engine
@@ -96,16 +96,18 @@ async def running(
         await engine.aclose()
 
 
-def greedy(name: str, prompt: Iterable[int], max_tokens: int = 64, **more: Any) -> EngineRequest:
-    sampling = Sampling(max_tokens=max_tokens, temperature=0.0, **more)
+def make_greedy(
+    name: str, prompt: Iterable[int], max_tokens: int = 64, **options: Any
+) -> EngineRequest:
+    sampling = Sampling(max_tokens=max_tokens, temperature=0.0, **options)
     return EngineRequest(name, tuple(prompt), sampling)
 
 
 def render(renderer: VllmRenderer, questions: Sequence[str] = QUESTIONS) -> list[tuple[int, ...]]:
     """Render prompts as in a chat. Questions about the weather come with a tool."""
 
-    def one(question: str) -> tuple[int, ...]:
+    def render_question(question: str) -> tuple[int, ...]:
         tools = [WEATHER_TOOL] if "weather" in question else None
         return tuple(renderer.render_chat([{"role": "user", "content": question}], tools))
 
-    return [one(question) for question in questions]
+    return [render_question(question) for question in questions]

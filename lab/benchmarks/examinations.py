@@ -24,7 +24,7 @@ from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.translate import describe_engine
 from eaglegate.features.doctor.diagnosis import Diagnosis
 from eaglegate.features.doctor.doctor import Doctor, DoctoredEngine, Mode
-from eaglegate.lab.benchmarks.drive import render, running, speculation
+from eaglegate.lab.benchmarks.drive import render, run_engine, speculation
 
 DEPTH = 3
 PREFIXES = 4
@@ -44,18 +44,18 @@ class TimedDoctor(Doctor):
             super()._suspect(name)
 
     async def examine(self, name: str) -> Diagnosis:
-        self.since = began = time.perf_counter()
+        self.since = start = time.perf_counter()
         try:
-            found = await super().examine(name)
+            diagnosis = await super().examine(name)
         finally:
             self.since = None
-        self.took_s.append(time.perf_counter() - began)
-        return found
+        self.took_s.append(time.perf_counter() - start)
+        return diagnosis
 
     def measure_all(self) -> float:
         """Seconds of examinations, the current one included."""
-        current = 0.0 if self.since is None else time.perf_counter() - self.since
-        return sum(self.took_s) + current
+        current_s = 0.0 if self.since is None else time.perf_counter() - self.since
+        return sum(self.took_s) + current_s
 
 
 class Nobody:
@@ -81,17 +81,17 @@ class Load:
         self._engine, self._doctor, self.draws = engine, doctor, random.Random(seed)
         prompts = render(VllmRenderer(make_demo_arguments()))
         texts = [prompt * (600 // len(prompt)) for prompt in prompts]
-        self._prefixes, self._ends = texts[:PREFIXES], prompts
+        self._prefixes, self._suffixes = texts[:PREFIXES], prompts
         self.tokens = {False: 0, True: 0}
         """By whether an examination was under way."""
 
-    async def run(self, at_once: int, until: float) -> None:
-        await asyncio.gather(*(self._ask(until) for _ in range(at_once)))
+    async def run(self, concurrency: int, deadline: float) -> None:
+        await asyncio.gather(*(self._ask(deadline) for _ in range(concurrency)))
 
-    async def _ask(self, until: float) -> None:
-        while time.perf_counter() < until:
+    async def _ask(self, deadline: float) -> None:
+        while time.perf_counter() < deadline:
             draws = self.draws
-            end = draws.choice(self._ends)
+            end = draws.choice(self._suffixes)
             prompt = (*draws.choice(self._prefixes), *end[draws.randrange(len(end) - 1) :])
             sampling = Sampling(draws.randint(16, 24), temperature=0.0, ignore_eos=True)
             request = EngineRequest(f"c{draws.random()}", prompt, sampling)
@@ -99,10 +99,10 @@ class Load:
                 self.tokens[self._doctor.since is not None] += len(step.token_ids)
 
 
-async def suspect(doctor: Doctor, every_s: float, draws: random.Random, until: float) -> int:
+async def suspect(doctor: Doctor, every_s: float, draws: random.Random, deadline: float) -> int:
     """Suspect prefixes until then; returns how often."""
     count = 0
-    while time.perf_counter() < until:
+    while time.perf_counter() < deadline:
         name = draws.choice([*doctor._prefixes])
         count += name not in doctor._suspected
         doctor._suspect(name)
@@ -112,16 +112,16 @@ async def suspect(doctor: Doctor, every_s: float, draws: random.Random, until: f
 
 
 def print_outcome(doctor: TimedDoctor, suspicions: int, load: Load, took_s: float) -> None:
-    found = doctor.describe()["diagnoses"]
-    inside = doctor.measure_all()
-    beside = load.tokens[True] / max(inside, 1e-9)
-    alone = load.tokens[False] / max(took_s - inside, 1e-9)
-    print(f"{suspicions} suspicions in {took_s:.0f} s: {len(found)} examined")
-    for one, seconds in zip(reversed(found), doctor.took_s, strict=True):
-        print(f"  {one['cause']}: {one['trials']} trials in {seconds:.1f} s")
+    diagnoses = doctor.describe()["diagnoses"]
+    examined_s = doctor.measure_all()
+    rate_beside = load.tokens[True] / max(examined_s, 1e-9)
+    rate_alone = load.tokens[False] / max(took_s - examined_s, 1e-9)
+    print(f"{suspicions} suspicions in {took_s:.0f} s: {len(diagnoses)} examined")
+    for diagnosis, seconds in zip(reversed(diagnoses), doctor.took_s, strict=True):
+        print(f"  {diagnosis['cause']}: {diagnosis['trials']} trials in {seconds:.1f} s")
     print(
         f"  an examination took {median(doctor.took_s or [0.0]):.1f} s (median); clients' tokens "
-        f"per second: {beside:.1f} beside examinations, {alone:.1f} otherwise"
+        f"per second: {rate_beside:.1f} beside examinations, {rate_alone:.1f} otherwise"
     )
 
 
@@ -133,25 +133,26 @@ async def measure_price(doctor: TimedDoctor, load: Load, options: argparse.Names
 
     async def run_lap() -> float:
         """Return clients' tokens per second."""
-        began, before = time.perf_counter(), sum(load.tokens.values())
-        await load.run(options.at_once, began + LAP_S)
-        return (sum(load.tokens.values()) - before) / (time.perf_counter() - began)
+        start, start_tokens = time.perf_counter(), sum(load.tokens.values())
+        await load.run(options.at_once, start + LAP_S)
+        return (sum(load.tokens.values()) - start_tokens) / (time.perf_counter() - start)
 
     for _ in range(options.laps):
         doctor.is_calm = True
         doctor._suspected.clear()
         while doctor.since is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
-        alone = await run_lap()
+        rate_alone = await run_lap()
         doctor.is_calm = False
-        began, spent_s = time.perf_counter(), doctor._budget._spent_s
-        suspecting = asyncio.create_task(suspect(doctor, 0.2, load.draws, began + LAP_S))
-        beside = await run_lap()
-        charged = (doctor._budget._spent_s - spent_s) / (time.perf_counter() - began)
-        await suspecting
+        start, spent_s = time.perf_counter(), doctor._budget._spent_s
+        suspicion = asyncio.create_task(suspect(doctor, 0.2, load.draws, start + LAP_S))
+        rate_beside = await run_lap()
+        charge = (doctor._budget._spent_s - spent_s) / (time.perf_counter() - start)
+        await suspicion
         print(
-            f"clients' tokens per second: {alone:.0f} without trials, {beside:.0f} beside "
-            f"examinations: {1 - beside / alone:.1%} lost, {charged:.1%} of the time charged"
+            f"clients' tokens per second: {rate_alone:.0f} without trials, {rate_beside:.0f} "
+            f"beside examinations: {1 - rate_beside / rate_alone:.1%} lost, {charge:.1%} of the "
+            "time charged"
         )
 
 
@@ -163,29 +164,29 @@ async def examine_beside(engine: VllmEngine, options: argparse.Namespace) -> Non
     doctor.change_draft(DraftVersion("demo", "", ""))
     doctor.attach(NoRemedies(), engine.generate, describe_engine(engine._llm.vllm_config))
     load = Load(DoctoredEngine(engine, doctor), doctor, options.seed)
-    doctoring = asyncio.create_task(doctor.run())
+    doctor_task = asyncio.create_task(doctor.run())
     doctor.is_calm = options.laps > 0
     await load.run(options.at_once, time.perf_counter() + options.warm_s)
-    spent_s, began = doctor._budget._spent_s, time.perf_counter()
+    spent_s, start = doctor._budget._spent_s, time.perf_counter()
     print(f"{len(doctor._record)} runs in the record, charged {spent_s:.1f} s")
     if options.laps:
         await measure_price(doctor, load, options)
-        doctoring.cancel()
+        doctor_task.cancel()
         return
     load.tokens = {False: 0, True: 0}
-    until = began + options.minutes * 60
+    deadline = start + options.minutes * 60
     draws = random.Random(options.seed)
-    suspecting = asyncio.create_task(suspect(doctor, options.every_s, draws, until))
-    await load.run(options.at_once, until)
-    took_s = time.perf_counter() - began
+    suspicions = asyncio.create_task(suspect(doctor, options.every_s, draws, deadline))
+    await load.run(options.at_once, deadline)
+    took_s = time.perf_counter() - start
     print(f"charged {doctor._budget._spent_s - spent_s:.1f} s")
-    print_outcome(doctor, await suspecting, load, took_s)
-    doctoring.cancel()
+    print_outcome(doctor, await suspicions, load, took_s)
+    doctor_task.cancel()
 
 
 async def measure(options: argparse.Namespace) -> None:
-    chosen = {"dtype": "float32", "max_model_len": 2048, "kv_cache_memory_bytes": 256 << 20}
-    async with running(**chosen, speculative_config=speculation(DEPTH)) as engine:
+    settings = {"dtype": "float32", "max_model_len": 2048, "kv_cache_memory_bytes": 256 << 20}
+    async with run_engine(**settings, speculative_config=speculation(DEPTH)) as engine:
         await examine_beside(engine, options)
 
 

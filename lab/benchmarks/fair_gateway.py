@@ -53,46 +53,46 @@ def make_request(key: str, question: str, tokens: int) -> bytes:
 class GatewayLab:
     """One gateway, and the phases that take turns on it."""
 
-    def __init__(self, url: str, given: argparse.Namespace) -> None:
-        self._url, self._given = url, given
+    def __init__(self, url: str, options: argparse.Namespace) -> None:
+        self._url, self._options = url, options
         self.phases = {name: Phase() for name in PHASES}
 
     async def run_phase(self, name: str, turn: int) -> None:
         """Run a phase. The first turn warms the engine up."""
-        given, (key, is_loaded) = self._given, PHASES[name]
-        width = (given.load - 1) * given.streams if is_loaded else 0
-        load = [asyncio.create_task(self._keep(at)) for at in range(width)]
+        options, (key, is_loaded) = self._options, PHASES[name]
+        width = (options.load - 1) * options.streams if is_loaded else 0
+        load = [asyncio.create_task(self._keep_sending(index)) for index in range(width)]
         await asyncio.sleep(0.5 if load else 0)
-        before, began = await self._count_tokens(), time.perf_counter()
-        tpot_s = await asyncio.gather(*(self._time(key, at) for at in range(given.streams)))
-        got = Counter({0: await self._count_tokens() - before})
-        seconds = time.perf_counter() - began
+        start_tokens, start = await self._count_tokens(), time.perf_counter()
+        tpot_s = await asyncio.gather(*(self._time(key, index) for index in range(options.streams)))
+        counts = Counter({0: await self._count_tokens() - start_tokens})
+        seconds = time.perf_counter() - start
         for task in load:
             task.cancel()
         await asyncio.gather(*load, return_exceptions=True)
         if turn:
             phase = self.phases[name]
             phase.tpot_s.append(median(tpot_s))
-            phase.tokens.append(got)
+            phase.tokens.append(counts)
             phase.seconds.append(seconds)
 
     async def _connect(self) -> StreamClient:
         return await StreamClient.connect(urlsplit(self._url).port or 0)
 
-    async def _time(self, key: str, at: int) -> float:
+    async def _time(self, key: str, index: int) -> float:
         """Return the seconds per output token after the first write."""
         client = await self._connect()
-        answer = await client.send(make_request(key, QUESTIONS[at], self._given.tokens))
+        answer = await client.send(make_request(key, QUESTIONS[index], self._options.tokens))
         client.close()
         return sum(answer.gaps_s) / (answer.count_tokens() - 1)
 
-    async def _keep(self, at: int) -> None:
+    async def _keep_sending(self, index: int) -> None:
         """Send requests of the batch class one after another."""
         client = await self._connect()
         try:
             while True:
-                question = QUESTIONS[at % len(QUESTIONS)]
-                await client.send(make_request("nightly", question, self._given.tokens))
+                question = QUESTIONS[index % len(QUESTIONS)]
+                await client.send(make_request("nightly", question, self._options.tokens))
         finally:
             client.close()
 
@@ -104,7 +104,7 @@ class GatewayLab:
         return int(sum(map(float, TOKENS.findall(page.raise_for_status().text))))
 
 
-async def measure(given: argparse.Namespace) -> dict[str, object]:
+async def measure(options: argparse.Namespace) -> dict[str, object]:
     rows = [f"- name: {name}\n  sha256: {hash_key(key).hex()}\n" for name, key in SECRETS.items()]
     rows.append(f"- name: operator\n  admin: true\n  sha256: {hash_key(OPERATOR).hex()}\n")
     with tempfile.TemporaryDirectory() as folder:
@@ -115,8 +115,8 @@ async def measure(given: argparse.Namespace) -> dict[str, object]:
         setting = Setting("gateway", flags=flags)
         log = Path(folder) / "gateway.log"
         async with serve(setting, log, lambda line: print(line, file=sys.stderr)) as url:
-            lab = GatewayLab(url, given)
-            for turn in range(given.rounds + 1):
+            lab = GatewayLab(url, options)
+            for turn in range(options.rounds + 1):
                 for name in PHASES:
                     await lab.run_phase(name, turn)
     return summarize(lab.phases)

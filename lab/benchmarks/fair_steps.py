@@ -30,7 +30,7 @@ from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import render, running
+from eaglegate.lab.benchmarks.drive import render, run_engine
 
 PHASES = ("unloaded", "loaded", "shared")
 
@@ -42,34 +42,34 @@ def ask(name: str, prompt: tuple[int, ...], tokens: int) -> EngineRequest:
 
 async def time_stream(engine: VllmEngine, request: EngineRequest) -> tuple[float, tuple[int, ...]]:
     """Return the seconds per output token after the first step, and the text."""
-    began, first, tokens = 0.0, 0, []
+    start, first_tokens, tokens = 0.0, 0, []
     async for step in read_steps(engine.generate, request):
         tokens += step.token_ids
-        if not began and tokens:
-            began, first = time.perf_counter(), len(tokens)
-    return (time.perf_counter() - began) / max(1, len(tokens) - first), tuple(tokens)
+        if not start and tokens:
+            start, first_tokens = time.perf_counter(), len(tokens)
+    return (time.perf_counter() - start) / max(1, len(tokens) - first_tokens), tuple(tokens)
 
 
 class BatchLoad:
     """Streams of the batch class, each with one request after another, and their tokens."""
 
     def __init__(
-        self, engine: VllmEngine, prompts: list[tuple[int, ...]], given: argparse.Namespace
+        self, engine: VllmEngine, prompts: list[tuple[int, ...]], options: argparse.Namespace
     ) -> None:
-        self._engine, self._prompts, self._given = engine, prompts, given
+        self._engine, self._prompts, self._options = engine, prompts, options
         self._numbers = count()
         self._rng = random.Random(0)
         self.tokens: Counter[int] = Counter()
         """Number of tokens by stream."""
 
-    async def keep(self, stream: int) -> None:
+    async def keep_sending(self, stream: int) -> None:
         while True:
             number = next(self._numbers)
             prompt = self._prompts[number % len(self._prompts)]
-            prompt += tuple(self._rng.choices(prompt, k=self._given.prompt))
+            prompt += tuple(self._rng.choices(prompt, k=self._options.prompt))
             name = f"batch-{number}-{time.monotonic_ns()}"
             async for step in read_steps(
-                self._engine.generate, ask(name, prompt, self._given.tokens)
+                self._engine.generate, ask(name, prompt, self._options.tokens)
             ):
                 self.tokens[stream] += len(step.token_ids)
 
@@ -86,7 +86,7 @@ class Phase:
 
     def rate(self) -> float:
         """Return the tokens per second of the batch class."""
-        return sum(sum(each.values()) for each in self.tokens) / sum(self.seconds)
+        return sum(sum(counts.values()) for counts in self.tokens) / sum(self.seconds)
 
     def fewest(self) -> int:
         """Return the tokens of the batch stream that got the fewest in all rounds."""
@@ -98,66 +98,70 @@ class Lab:
     """One engine, and the phases that take turns on it."""
 
     def __init__(
-        self, engine: VllmEngine, prompts: list[tuple[int, ...]], given: argparse.Namespace
+        self, engine: VllmEngine, prompts: list[tuple[int, ...]], options: argparse.Namespace
     ) -> None:
-        self._engine, self._prompts, self._given = engine, prompts, given
+        self._engine, self._prompts, self._options = engine, prompts, options
         self.phases = {phase: Phase() for phase in PHASES}
         self.texts: set[tuple[int, tuple[int, ...]]] = set()
 
     async def run_phase(self, phase: str, turn: int) -> None:
         """Run a phase. The first turn warms the engine up."""
-        given, load = self._given, BatchLoad(self._engine, self._prompts, self._given)
-        width = 0 if phase == "unloaded" else (given.load - 1) * given.streams
-        tasks = [asyncio.create_task(load.keep(stream)) for stream in range(width)]
+        options, load = self._options, BatchLoad(self._engine, self._prompts, self._options)
+        width = 0 if phase == "unloaded" else (options.load - 1) * options.streams
+        tasks = [asyncio.create_task(load.keep_sending(stream)) for stream in range(width)]
         await asyncio.sleep(0.5 if tasks else 0)
-        objective = None if phase == "loaded" else given.objective_ms
-        before, began = load.tokens.copy(), time.perf_counter()
-        asked = [
+        objective = None if phase == "loaded" else options.objective_ms
+        start_counts, start = load.tokens.copy(), time.perf_counter()
+        requests = [
             replace(
-                ask(f"fast-{turn}-{phase}-{at}", self._prompts[at], given.tokens),
+                ask(f"fast-{turn}-{phase}-{index}", self._prompts[index], options.tokens),
                 latency_ms=objective,
             )
-            for at in range(given.streams)
+            for index in range(options.streams)
         ]
-        found = await asyncio.gather(*(time_stream(self._engine, one) for one in asked))
-        seconds = time.perf_counter() - began
-        got = Counter({stream: load.tokens[stream] - before[stream] for stream in range(width)})
+        results = await asyncio.gather(
+            *(time_stream(self._engine, request) for request in requests)
+        )
+        seconds = time.perf_counter() - start
+        counts = Counter(
+            {stream: load.tokens[stream] - start_counts[stream] for stream in range(width)}
+        )
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.texts.update((at, text) for at, (_, text) in enumerate(found))
+        self.texts.update((index, text) for index, (_, text) in enumerate(results))
         if turn:
             record = self.phases[phase]
-            record.tpot_s.append(median(tpot for tpot, _ in found))
-            record.tokens.append(got)
+            record.tpot_s.append(median(tpot for tpot, _ in results))
+            record.tokens.append(counts)
             record.seconds.append(seconds)
 
 
 def summarize(phases: Mapping[str, Phase]) -> dict[str, object]:
     """Summarize the phases; ``ratio`` is over the phase ``unloaded``."""
-    alone = phases["unloaded"].tpot_s
-    found: dict[str, object] = {"machine_load": os.getloadavg()[0]}
+    baseline = phases["unloaded"].tpot_s
+    summary: dict[str, object] = {"machine_load": os.getloadavg()[0]}
     for name, phase in phases.items():
-        ratios = [one / base for one, base in zip(phase.tpot_s, alone, strict=True)]
-        found[name] = {
+        ratios = [time_s / base for time_s, base in zip(phase.tpot_s, baseline, strict=True)]
+        summary[name] = {
             "tpot_ms": round(1e3 * median(phase.tpot_s), 2),
-            "ratio": round(median(phase.tpot_s) / median(alone), 3),
+            "ratio": round(median(phase.tpot_s) / median(baseline), 3),
             "ratios": sorted(round(ratio, 3) for ratio in ratios),
             "batch_tokens_per_s": round(phase.rate(), 1),
             "batch_tokens_of_least": phase.fewest(),
         }
-    return found
+    return summary
 
 
-async def measure(given: argparse.Namespace) -> dict[str, object]:
-    async with running(given.mode) as engine:
-        lab = Lab(engine, render(VllmRenderer(make_demo_arguments())), given)
-        for turn in range(given.rounds + 1):
+async def measure(options: argparse.Namespace) -> dict[str, object]:
+    async with run_engine(options.mode) as engine:
+        lab = Lab(engine, render(VllmRenderer(make_demo_arguments())), options)
+        for turn in range(options.rounds + 1):
             for phase in PHASES:
                 await lab.run_phase(phase, turn)
         planning = await engine.describe_planning()
-    same = {"same_text": len(lab.texts) == given.streams}
-    return same | summarize(lab.phases) | {"sharing": planning.get("sharing")}
+    identity = {"same_text": len(lab.texts) == options.streams}
+    return identity | summarize(lab.phases) | {"sharing": planning.get("sharing")}
 
 
 def main() -> None:

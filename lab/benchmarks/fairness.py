@@ -49,26 +49,28 @@ async def ask_in_turn(url: str, requests: int) -> list[float]:
     """Return the seconds of each of the victim's requests."""
     seconds = []
     for _ in range(requests):
-        began = time.monotonic()
+        start = time.monotonic()
         assert await ask(url, "victim") == 200
-        seconds.append(time.monotonic() - began)
+        seconds.append(time.monotonic() - start)
     return seconds
 
 
-async def flood(url: str, key: str, seen: Counter[int]) -> None:
+async def flood(url: str, key: str, statuses: Counter[int]) -> None:
     while True:
         status = await ask(url, key)
-        seen[status] += 1
+        statuses[status] += 1
         if status != 200:
             await asyncio.sleep(BACK_OFF_S)
 
 
-async def beside(url: str, key: str, width: int, requests: int) -> tuple[list[float], Counter[int]]:
-    seen: Counter[int] = Counter()
-    tasks = [asyncio.create_task(flood(url, key, seen)) for _ in range(width)]
+async def time_beside_flood(
+    url: str, key: str, width: int, requests: int
+) -> tuple[list[float], Counter[int]]:
+    statuses: Counter[int] = Counter()
+    tasks = [asyncio.create_task(flood(url, key, statuses)) for _ in range(width)]
     await asyncio.sleep(1.0)
     try:
-        return await ask_in_turn(url, requests), seen
+        return await ask_in_turn(url, requests), statuses
     finally:
         for task in tasks:
             task.cancel()
@@ -77,20 +79,23 @@ async def beside(url: str, key: str, width: int, requests: int) -> tuple[list[fl
 
 
 async def measure(url: str, width: int, rounds: int, requests: int) -> dict[str, object]:
-    alone: list[float] = []
+    baseline: list[float] = []
     floods: dict[str, list[float]] = {"peer": [], "below": []}
     statuses: dict[str, Counter[int]] = {"peer": Counter(), "below": Counter()}
     await ask_in_turn(url, 3)
     for _ in range(rounds):
-        alone += await ask_in_turn(url, requests)
+        baseline += await ask_in_turn(url, requests)
         for key, seconds in floods.items():
-            more, seen = await beside(url, key, width, requests)
-            seconds += more
-            statuses[key] += seen
-    report: dict[str, object] = {"requests": len(alone), "alone_ms": round(1000 * median(alone), 1)}
+            times, counts = await time_beside_flood(url, key, width, requests)
+            seconds += times
+            statuses[key] += counts
+    report: dict[str, object] = {
+        "requests": len(baseline),
+        "alone_ms": round(1000 * median(baseline), 1),
+    }
     for key, seconds in floods.items():
         report[f"{key}_ms"] = round(1000 * median(seconds), 1)
-        report[f"{key}_ratio"] = round(median(seconds) / median(alone), 3)
+        report[f"{key}_ratio"] = round(median(seconds) / median(baseline), 3)
         report[f"{key}_flood"] = dict(statuses[key])
     return report
 
@@ -123,12 +128,14 @@ def main() -> int:
         "--requests", type=int, default=10, help="requests of the other key in a phase"
     )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        asyncio.run(serve(given.engine_ms / 1000, given.places))
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.engine_ms / 1000, options.places))
         return 0
-    with start_server("eaglegate.lab.benchmarks.fairness", given.engine_ms, given.places) as url:
-        report = asyncio.run(measure(url, given.flood, given.rounds, given.requests))
+    with start_server(
+        "eaglegate.lab.benchmarks.fairness", options.engine_ms, options.places
+    ) as url:
+        report = asyncio.run(measure(url, options.flood, options.rounds, options.requests))
     print(json.dumps(report))
     return 0
 

@@ -68,15 +68,15 @@ class Answer:
         if self._is_stream:
             self._write({"index": 0, "delta": {}, "finish_reason": reason})
             body = orjson.dumps(self._head | {"model": "demo", "choices": [], "usage": usage})
-            last = b"data: %b\n\ndata: [DONE]\n\n" % body
-            self._transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
+            closing = b"data: %b\n\ndata: [DONE]\n\n" % body
+            self._transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(closing), closing))
             return
         message = {"role": "assistant", "content": "".join(self._text)}
         answer(self._transport, {"choices": [{"index": 0, "message": message}], "usage": usage})
 
 
-def answer(transport: Any, found: dict[str, Any]) -> None:
-    body = orjson.dumps(found)
+def answer(transport: Any, content: dict[str, Any]) -> None:
+    body = orjson.dumps(content)
     head = HEAD % b"application/json" + b"content-length: %d\r\n\r\n" % len(body)
     transport.write(head + body)
 
@@ -89,19 +89,19 @@ class Front:
         self._names = map(str, itertools.count())
         self._sending: set[asyncio.Future[None]] = set()
 
-    def begin(self, asked: dict[str, Any], transport: Any) -> None:
+    def begin(self, body: dict[str, Any], transport: Any) -> None:
         prompt = self._tokenizer.apply_chat_template(
-            asked["messages"],
-            tools=asked.get("tools"),
+            body["messages"],
+            tools=body.get("tools"),
             add_generation_prompt=True,
             tokenize=False,
         )
         inner = self._tokenizer._tokenizer
         name = next(self._names)
         sampling = SamplingParams(
-            max_tokens=asked["max_tokens"],
-            temperature=asked.get("temperature", 0),
-            ignore_eos=asked.get("ignore_eos", False),
+            max_tokens=body["max_tokens"],
+            temperature=body.get("temperature", 0),
+            ignore_eos=body.get("ignore_eos", False),
             output_kind=RequestOutputKind.DELTA,
         )
         request = EngineCoreRequest(
@@ -115,10 +115,10 @@ class Front:
             cache_salt=None,
             data_parallel_rank=None,
         )
-        self._answers[name] = Answer(transport, inner, name, bool(asked.get("stream")))
-        sending = asyncio.ensure_future(self._core.add_request_async(request))
-        self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
+        self._answers[name] = Answer(transport, inner, name, bool(body.get("stream")))
+        task = asyncio.ensure_future(self._core.add_request_async(request))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
 
     async def run(self) -> None:
         while True:
@@ -139,8 +139,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         head, mark, body = self._received.partition(b"\r\n\r\n")
-        found = LENGTH.search(head)
-        length = int(found[1]) if found else 0
+        match = LENGTH.search(head)
+        length = int(match[1]) if match else 0
         if not mark or len(body) < length:
             return
         self._received = body[length:]

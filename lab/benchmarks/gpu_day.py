@@ -153,15 +153,15 @@ class Day:
     scale: Scale
     limit_s: float
     parts: Sequence[str]
-    began: float = field(default_factory=time.monotonic)
+    start_time: float = field(default_factory=time.monotonic)
     servers: dict[str, Server] = field(default_factory=dict)
 
     @property
     def left_s(self) -> float:
-        return self.limit_s - (time.monotonic() - self.began)
+        return self.limit_s - (time.monotonic() - self.start_time)
 
     def record(self, part: str, **result: Any) -> None:
-        line = {"part": part, "at_s": round(time.monotonic() - self.began, 1), **result}
+        line = {"part": part, "at_s": round(time.monotonic() - self.start_time, 1), **result}
         with (self.out / "results.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(json.dumps(line)[:300], flush=True)
@@ -169,14 +169,14 @@ class Day:
     @asynccontextmanager
     async def part(self, name: str, subject: str = "") -> AsyncIterator[None]:
         """Record the part's failure instead of raising it, and its time."""
-        started = time.monotonic()
+        start = time.monotonic()
         try:
             async with asyncio.timeout(max(0.1, self.left_s)):
                 yield
         except Exception as error:
             self.record(name, subject=subject, failure=f"{type(error).__name__}: {error}"[:1500])
         finally:
-            seconds = round(time.monotonic() - started, 1)
+            seconds = round(time.monotonic() - start, 1)
             self.record("time", of=name, subject=subject, seconds=seconds)
 
     def start(
@@ -189,7 +189,7 @@ class Day:
         flags = self.scale.flags if module == GATEWAY else ()
         self.servers[name] = Server.start(name, self.out, [*arguments, *flags], module, environment)
 
-    async def ready(self, name: str) -> Server:
+    async def wait_ready(self, name: str) -> Server:
         server = self.servers[name]
         if server.ready_s:
             return server
@@ -210,17 +210,17 @@ def draw_chats(count: int, seed: int = 0) -> list[Body]:
     """Return friendly chats: questions of the demo's kind, which its draft predicts well."""
     draw = random.Random(seed)
     with QUESTIONS.open() as file:
-        known = [json.loads(line)["steps"][0] for line in file]
+        stock = [json.loads(line)["steps"][0] for line in file]
     chats = []
     for _ in range(count):
-        first, second = draw.randrange(20, 90), draw.randrange(11, 60)
-        asked = (
+        summand, addend = draw.randrange(20, 90), draw.randrange(11, 60)
+        question = (
             None,
-            f"Compute {first} + {second}, step by step.",
-            f"What is {first} - {min(first, second)}?",
-            f"Write a Python function that adds {first} to a list of numbers.",
+            f"Compute {summand} + {addend}, step by step.",
+            f"What is {summand} - {min(summand, addend)}?",
+            f"Write a Python function that adds {summand} to a list of numbers.",
         )[draw.randrange(4)]
-        messages = [{"role": "user", "content": asked}] if asked else draw.choice(known)
+        messages = [{"role": "user", "content": question}] if question else draw.choice(stock)
         chats.append({"messages": messages, "temperature": 0, "max_tokens": 160})
     return chats
 
@@ -250,19 +250,22 @@ async def compare_texts(day: Day, server: Server, reference: Server | None = Non
     chats = draw_chats(day.scale.prompts)
     for kind, sampling in SAMPLING.items():
         bodies = [{**chat, **sampling, "max_tokens": day.scale.answers} for chat in chats]
-        plain = await complete(server, at_depth(bodies, 0), 16)
-        others: dict[str, list[dict[str, Any]]] = {}
+        reference_answers = await complete(server, at_depth(bodies, 0), 16)
+        variants: dict[str, list[dict[str, Any]]] = {}
         for depth in (1, 3, None):
-            others[f"depth {depth}"] = await complete(server, at_depth(bodies, depth), 16)
+            variants[f"depth {depth}"] = await complete(server, at_depth(bodies, depth), 16)
         if kind == "greedy":
-            others["depth 0, alone"] = await complete(server, at_depth(bodies, 0), 1)
+            variants["depth 0, alone"] = await complete(server, at_depth(bodies, 0), 1)
         if reference is not None:
-            others["no draft"] = await complete(reference, bodies, 16)
-        for name, answers in others.items():
-            differing = [pair for pair in zip(plain, answers, strict=True) if pair[0] != pair[1]]
+            variants["no draft"] = await complete(reference, bodies, 16)
+        for name, answers in variants.items():
+            differences = [
+                pair for pair in zip(reference_answers, answers, strict=True) if pair[0] != pair[1]
+            ]
             day.record(
                 "texts", server=server.name, kind=kind, against=name,
-                equal=len(plain) - len(differing), of=len(plain), differing=differing[:2],
+                equal=len(reference_answers) - len(differences), of=len(reference_answers),
+                differing=differences[:2],
                 errors=[answer for answer in answers if "error" in answer][:2],
             )  # fmt: skip
     await compare_structure(day, server)
@@ -280,36 +283,36 @@ async def compare_structure(day: Day, server: Server) -> None:
         body = {**chat, **fields, "temperature": 0, "max_tokens": 120}
         bodies = [at_depth([body], depth)[0] for depth in (0, 3, None)]
         answers = await complete(server, bodies, 1)
-        equal = all(answer == answers[0] for answer in answers)
-        day.record("texts", server=server.name, kind=kind, equal=equal, sample=answers[0])
+        is_equal = all(answer == answers[0] for answer in answers)
+        day.record("texts", server=server.name, kind=kind, equal=is_equal, sample=answers[0])
 
 
-async def under_streams(
+async def disturb_streams(
     day: Day, part: str, server: Server, disturb: Callable[[], Any], tokens: int = 400
 ) -> None:
     """Record whether 16 greedy answers are the same while ``disturb`` runs."""
     bodies = [{**chat, "max_tokens": tokens, "ignore_eos": True} for chat in draw_chats(16, seed=5)]
-    expected = await complete(server, bodies, 16)
-    running = asyncio.create_task(complete(server, bodies, 16))
+    expectation = await complete(server, bodies, 16)
+    task = asyncio.create_task(complete(server, bodies, 16))
     await asyncio.sleep(0.4)
-    started = time.monotonic()
+    start = time.monotonic()
     disturbance = await asyncio.to_thread(disturb)
-    answers = await running
+    answers = await task
     day.record(
         part, server=server.name, disturbance=disturbance,
-        equal=sum(a == b for a, b in zip(expected, answers, strict=True)), of=len(bodies),
-        seconds_after=round(time.monotonic() - started, 1),
+        equal=sum(a == b for a, b in zip(expectation, answers, strict=True)), of=len(bodies),
+        seconds_after=round(time.monotonic() - start, 1),
         errors=[answer for answer in answers if "error" in answer][:2],
     )  # fmt: skip
 
 
 async def exchange_drafts(day: Day, server: Server) -> None:
     """Exchange the draft for one of zeros and back, then let a canary try that in slots."""
-    blank = {"path": str(make_blank_draft(DEMO / "eagle3_1", day.out / "blank"))}
-    await under_streams(day, "exchange", server, lambda: server.post("/admin/draft", blank))
-    await under_streams(day, "exchange", server, lambda: server.post("/admin/draft/rollback", {}))
-    trial = blank | {"slot_s": 2, "max_s": 30, "min_blocks": 3, "min_sessions": 4}
-    await under_streams(day, "canary", server, lambda: server.post("/admin/canary", trial))
+    draft = {"path": str(make_blank_draft(DEMO / "eagle3_1", day.out / "blank"))}
+    await disturb_streams(day, "exchange", server, lambda: server.post("/admin/draft", draft))
+    await disturb_streams(day, "exchange", server, lambda: server.post("/admin/draft/rollback", {}))
+    trial = draft | {"slot_s": 2, "max_s": 30, "min_blocks": 3, "min_sessions": 4}
+    await disturb_streams(day, "canary", server, lambda: server.post("/admin/canary", trial))
     for seed in range(8, 14):
         await run_lap(server, draw_chats(96, seed), 16)
         state = server.get("/admin/canary")["canary"]
@@ -319,14 +322,14 @@ async def exchange_drafts(day: Day, server: Server) -> None:
     server.delete("/admin/canary")
 
 
-async def measure_speeds(day: Day, plain: Server, draft: Server) -> None:
+async def measure_speeds(day: Day, baseline: Server, draft: Server) -> None:
     """Record laps until their time is up. Every round begins with another lane."""
     end = time.monotonic() + day.scale.speeds_s
     lanes: dict[str, tuple[Server, int | None]] = {
-        "none": (plain, None), "K=1": (draft, 1), "K=3": (draft, 3), "K=7": (draft, 7),
+        "none": (baseline, None), "K=1": (draft, 1), "K=3": (draft, 3), "K=7": (draft, 7),
         "auto": (draft, None),
     }  # fmt: skip
-    for server in (plain, draft):
+    for server in (baseline, draft):
         await run_lap(server, draw_chats(32, seed=1), 16)
     await run_lap(draft, draw_noise(32, None), 16)
     names = list(lanes)
@@ -349,19 +352,19 @@ async def record_lap(
         if traffic == "friendly"
         else draw_noise(max(4, streams), 9 if "seeded" in traffic else None)
     )
-    planned = server.get("/admin/speculation") if lane == "auto" else None
+    planning = server.get("/admin/speculation") if lane == "auto" else None
     lap = await run_lap(server, at_depth(bodies, depth), streams)
-    steps = count_depths(server, planned) if planned else None
+    steps = count_depths(server, planning) if planning else None
     day.record(
         "speeds", round=number, traffic=traffic, streams=streams, lane=lane, **lap.describe(),
         **({"steps_by_depth": steps} if steps else {}),
     )  # fmt: skip
 
 
-def count_depths(server: Server, before: Any) -> list[int]:
-    """Return the steps at each depth since ``before``, an answer of /admin/speculation."""
-    after, earlier = find_steps(server.get("/admin/speculation")), find_steps(before)
-    return [count - start for count, start in zip(after, earlier, strict=True)]
+def count_depths(server: Server, planning: Any) -> list[int]:
+    """Return the steps at each depth since ``planning``, an answer of /admin/speculation."""
+    end_steps, start_steps = find_steps(server.get("/admin/speculation")), find_steps(planning)
+    return [count - start for count, start in zip(end_steps, start_steps, strict=True)]
 
 
 def find_steps(answer: Any) -> list[int]:
@@ -375,10 +378,10 @@ def find_steps(answer: Any) -> list[int]:
     return []
 
 
-async def measure_lengths(day: Day, plain: Server, draft: Server) -> None:
+async def measure_lengths(day: Day, baseline: Server, draft: Server) -> None:
     """Record first-token times and speeds after long prompts of random tokens."""
     draw = random.Random(9)
-    lanes = {"none": (plain, None), "K=1": (draft, 1), "K=3": (draft, 3), "auto": (draft, None)}
+    lanes = {"none": (baseline, None), "K=1": (draft, 1), "K=3": (draft, 3), "auto": (draft, None)}
     for length in day.scale.lengths:
         for streams in (1, 4) if length < 10000 else (1,):
             for name, (server, depth) in lanes.items():
@@ -471,7 +474,7 @@ def large_arguments(folder: Path, scale: Scale, drafted: bool) -> list[str]:
 async def run_demo(day: Day) -> None:
     """Run the parts of the demo, while the large engines start."""
     async with day.part("start", "demo"):
-        demo = await day.ready("demo")
+        demo = await day.wait_ready("demo")
         for name, measure in (("texts", compare_texts), ("exchange", exchange_drafts)):
             if name in day.parts:
                 async with day.part(name, "demo"):
@@ -485,39 +488,39 @@ async def run_variant(day: Day, name: str) -> None:
     flags, environment = VARIANTS[name]
     day.start(name, *day.scale.demo, *flags, environment=environment)
     async with day.part("variants", name):
-        await compare_texts(day, await day.ready(name))
+        await compare_texts(day, await day.wait_ready(name))
     day.servers[name].stop()
 
 
 async def run_speeds(day: Day) -> None:
     """Measure the large model, while nothing else uses the card."""
     async with day.part("start", "large"):
-        plain, draft = await day.ready("large-plain"), await day.ready("large-draft")
+        baseline, draft = await day.wait_ready("large-plain"), await day.wait_ready("large-draft")
         for name, measure in (("speeds", measure_speeds), ("lengths", measure_lengths)):
             if name in day.parts:
                 async with day.part(name, "large"):
-                    await measure(day, plain, draft)
+                    await measure(day, baseline, draft)
 
 
 async def run_large(day: Day, folder: Path) -> None:
     """Check the large model: its texts, then a killed engine beside ``eaglegate prove``."""
-    plain, draft = day.servers["large-plain"], day.servers["large-draft"]
+    baseline, draft = day.servers["large-plain"], day.servers["large-draft"]
     if "texts" in day.parts:
         async with day.part("texts", "large"):
-            await compare_texts(day, draft, plain)
-    plain.stop()  # its memory is needed
-    last = []
+            await compare_texts(day, draft, baseline)
+    baseline.stop()  # its memory is needed
+    jobs = []
     if "kill" in day.parts:
-        last.append(run_kill(day, draft))
+        jobs.append(run_kill(day, draft))
     if "prove" in day.parts:
         arguments = large_arguments(folder, day.scale, True)
-        last.append(run_prove(day, "large", day.left_s - 20, *arguments))
-    await asyncio.gather(*last)
+        jobs.append(run_prove(day, "large", day.left_s - 20, *arguments))
+    await asyncio.gather(*jobs)
 
 
 async def run_kill(day: Day, server: Server) -> None:
     async with day.part("kill", server.name):
-        await under_streams(day, "kill", server, server.kill_engine, 1200)
+        await disturb_streams(day, "kill", server, server.kill_engine, 1200)
 
 
 async def run_front_ends(day: Day) -> None:
@@ -531,7 +534,7 @@ async def run_front_ends(day: Day) -> None:
         *day.scale.vllm, module=VLLM,
     )  # fmt: skip
     async with day.part("front_end", "demo"):
-        await compare_front_ends(day, await day.ready("demo"), await day.ready("vllm"))
+        await compare_front_ends(day, await day.wait_ready("demo"), await day.wait_ready("vllm"))
 
 
 async def run_prove(day: Day, name: str, limit_s: float, *arguments: str) -> None:
@@ -539,11 +542,11 @@ async def run_prove(day: Day, name: str, limit_s: float, *arguments: str) -> Non
         await prove(day, f"prove-{name}", limit_s, *arguments)
 
 
-async def run_day(day: Day, folder: Path, large: bool) -> None:
+async def run_day(day: Day, folder: Path, is_large: bool) -> None:
     with closing_servers(day):
         day.start("demo", *day.scale.demo)
         checks = []
-        if large:
+        if is_large:
             await write_large(day, folder)
             day.start("large-plain", *large_arguments(folder, day.scale, False))
             day.start("large-draft", *large_arguments(folder, day.scale, True))

@@ -148,10 +148,10 @@ def list_descendants(pid: int) -> Iterator[tuple[int, str]]:
         with suppress(OSError, ValueError):
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             parents.setdefault(int(fields[1]), []).append(int(folder.name))
-    pending = parents.get(pid, [])
-    while pending:
-        child = pending.pop()
-        pending += parents.get(child, [])
+    queue = parents.get(pid, [])
+    while queue:
+        child = queue.pop()
+        queue += parents.get(child, [])
         with suppress(OSError):
             title = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ")
             yield child, title.decode(errors="replace")
@@ -162,7 +162,7 @@ def list_gpu_memory() -> dict[int, int]:
     query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         rows = subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.splitlines()
-        return {int(pid): int(used) for pid, used in (row.split(",") for row in rows)}
+        return {int(pid): int(mib) for pid, mib in (row.split(",") for row in rows)}
     return {}
 
 
@@ -203,23 +203,23 @@ async def run_lap(
 
     Raises RuntimeError if an answer has an error or is cut off.
     """
-    pending = [write_post(path, json.dumps({**STREAMED, **body}).encode()) for body in bodies]
-    pending.reverse()
+    queue = [write_post(path, json.dumps({**STREAMED, **body}).encode()) for body in bodies]
+    queue.reverse()
     answers: list[Answer] = []
 
     async def send(client: StreamClient) -> None:
-        while pending:
-            answers.append(await client.send(pending.pop()))
+        while queue:
+            answers.append(await client.send(queue.pop()))
 
     clients = [await StreamClient.connect(server.port) for _ in range(streams)]
-    cpu_s, wakes, started = server.cpu_s(), server.count_wakes(), time.perf_counter()
+    cpu_s, num_wakes, start = server.cpu_s(), server.count_wakes(), time.perf_counter()
     try:
         await asyncio.gather(*map(send, clients))
     finally:
         for client in clients:
             client.close()
-    seconds = time.perf_counter() - started
-    cpu_s, wakes = server.cpu_s() - cpu_s, server.count_wakes() - wakes
+    seconds = time.perf_counter() - start
+    cpu_s, num_wakes = server.cpu_s() - cpu_s, server.count_wakes() - num_wakes
     tokens = sum(answer.count_tokens() for answer in answers)
     rates = [
         (answer.count_tokens() - 1) / sum(answer.gaps_s)
@@ -233,7 +233,7 @@ async def run_lap(
         first_ms=1000 * statistics.median(answer.first_s for answer in answers),
         cpu_us=1e6 * cpu_s / tokens,
         chunks=sum(answer.num_chunks for answer in answers) / tokens,
-        wakes_s=wakes / seconds,
+        wakes_s=num_wakes / seconds,
     )
 
 
@@ -244,10 +244,10 @@ async def complete(
     server: Server, bodies: Sequence[Mapping[str, Any]], at_once: int
 ) -> list[dict[str, Any]]:
     """Return the answers to all bodies, in their order, each with its text or its error."""
-    free = asyncio.Semaphore(at_once)
+    places = asyncio.Semaphore(at_once)
 
     async def send(body: Mapping[str, Any]) -> dict[str, Any]:
-        async with free:
+        async with places:
             answer = await asyncio.to_thread(server.post, CHAT, {"model": "demo", **body}, 180)
         if "choices" not in answer:
             return {"error": str(answer)[:300]}

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import httpx
 import orjson
 
-from eaglegate.lab.benchmarks.wire import DEMO, ENGINE, Server, free_port, started
+from eaglegate.lab.benchmarks.wire import DEMO, ENGINE, Server, free_port, start_server_process
 from eaglegate.lab.benchmarks.wire import request as body_of
 
 TARGET = str(DEMO / "target")
@@ -63,16 +63,16 @@ def gateway_command(port: int, worker: Server) -> list[str]:
 
 async def time_stream(client: httpx.AsyncClient, url: str, tokens: int) -> tuple[float, float, int]:
     """Return an answer's seconds to the first token and to the end, and its tokens."""
-    began, first, usage = time.perf_counter(), 0.0, 0
+    start, first_s, usage = time.perf_counter(), 0.0, 0
     async with client.stream("POST", f"{url}/v1/chat/completions", json=body_of(tokens)) as answer:
         async for line in answer.aiter_lines():
             if not line.startswith("data: {"):
                 continue
             chunk = orjson.loads(line[6:])
-            if not first and says_something(chunk):
-                first = time.perf_counter() - began
+            if not first_s and says_something(chunk):
+                first_s = time.perf_counter() - start
             usage = (chunk.get("usage") or {}).get("completion_tokens", usage)
-    return first, time.perf_counter() - began, usage
+    return first_s, time.perf_counter() - start, usage
 
 
 def says_something(chunk: dict) -> bool:
@@ -82,20 +82,20 @@ def says_something(chunk: dict) -> bool:
 
 async def load(url: str, gateway: Server, worker: Server, clients: int, tokens: int) -> Round:
     async with httpx.AsyncClient(timeout=300) as client:
-        before = gateway.cpu_s(), worker.cpu_s()
-        done = await asyncio.gather(*(time_stream(client, url, tokens) for _ in range(clients)))
-        after = gateway.cpu_s(), worker.cpu_s()
-    made = sum(count for _, _, count in done)
+        start_s = gateway.cpu_s(), worker.cpu_s()
+        results = await asyncio.gather(*(time_stream(client, url, tokens) for _ in range(clients)))
+        end_s = gateway.cpu_s(), worker.cpu_s()
+    num_tokens = sum(count for _, _, count in results)
     return Round(
-        statistics.median(first for first, _, _ in done) * 1e3,
-        statistics.median((end - first) / (count - 1) for first, end, count in done) * 1e3,
-        (after[0] - before[0]) / made * 1e6,
-        (after[1] - before[1]) / made * 1e6,
+        statistics.median(first_s for first_s, _, _ in results) * 1e3,
+        statistics.median((end - first_s) / (count - 1) for first_s, end, count in results) * 1e3,
+        (end_s[0] - start_s[0]) / num_tokens * 1e6,
+        (end_s[1] - start_s[1]) / num_tokens * 1e6,
     )
 
 
 def median(rounds: list[Round], name: str) -> float:
-    return statistics.median(getattr(one, name) for one in rounds)
+    return statistics.median(getattr(sample, name) for sample in rounds)
 
 
 def main() -> None:
@@ -104,30 +104,32 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=256)
     options = parser.parse_args()
-    found: dict[tuple[int, str], list[Round]] = defaultdict(list)
-    with ExitStack() as alive:
+    rounds: dict[tuple[int, str], list[Round]] = defaultdict(list)
+    with ExitStack() as stack:
         port = free_port()
-        worker = alive.enter_context(started("worker", port, worker_command(port)))
+        worker = stack.enter_context(start_server_process("worker", port, worker_command(port)))
         port = free_port()
-        gateway = alive.enter_context(started("gateway", port, gateway_command(port, worker)))
+        gateway = stack.enter_context(
+            start_server_process("gateway", port, gateway_command(port, worker))
+        )
         for number in range(options.rounds + 1):
             for clients in options.clients:
                 for name, url in (("direct", worker.url), ("hop", gateway.url)):
-                    one = asyncio.run(load(url, gateway, worker, clients, options.tokens))
+                    sample = asyncio.run(load(url, gateway, worker, clients, options.tokens))
                     if number:
-                        found[clients, name].append(one)
+                        rounds[clients, name].append(sample)
     for clients in options.clients:
-        tell(clients, found[clients, "direct"], found[clients, "hop"])
+        print_summary(clients, rounds[clients, "direct"], rounds[clients, "hop"])
 
 
-def tell(clients: int, direct: list[Round], hop: list[Round]) -> None:
-    said = {}
+def print_summary(clients: int, direct_rounds: list[Round], hop_rounds: list[Round]) -> None:
+    summary = {}
     for name in ("ttft_ms", "token_ms", "server_us", "worker_us", "gateway_us"):
-        there, here = median(direct, name), median(hop, name)
-        said[name] = {"direct": round(there, 2), "hop": round(here, 2)}
-        if there > 1e-6 and name != "gateway_us":
-            said[name]["ratio"] = round(here / there, 3)
-    print(orjson.dumps({"clients": clients, **said}).decode())
+        direct_value, hop_value = median(direct_rounds, name), median(hop_rounds, name)
+        summary[name] = {"direct": round(direct_value, 2), "hop": round(hop_value, 2)}
+        if direct_value > 1e-6 and name != "gateway_us":
+            summary[name]["ratio"] = round(hop_value / direct_value, 3)
+    print(orjson.dumps({"clients": clients, **summary}).decode())
 
 
 if __name__ == "__main__":

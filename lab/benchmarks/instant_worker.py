@@ -25,40 +25,40 @@ ACCEPTED = tuple(min(3, int(DICE.expovariate(0.55))) for _ in range(997))
 class InstantWorker(CPUWorker):  # type: ignore[misc]
     """Worker that loads the model but never runs it."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._made: ModelRunnerOutput | None = None
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._output: ModelRunnerOutput | None = None
         self._prompts: dict[str, int] = {}
         """Prompt lengths by request."""
 
-    def execute_model(self, scheduled: SchedulerOutput) -> None:
+    def execute_model(self, output: SchedulerOutput) -> None:
         prompts = self._prompts
-        for name in scheduled.finished_req_ids:
+        for name in output.finished_req_ids:
             prompts.pop(name, None)
-        computed = {}
-        for new in scheduled.scheduled_new_reqs:
-            prompts[new.req_id] = len(new.prompt_token_ids or ())
-            computed[new.req_id] = new.num_computed_tokens
-        cached = scheduled.scheduled_cached_reqs
-        computed |= zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-        drafts = scheduled.scheduled_spec_decode_tokens
+        starts = {}
+        for request in output.scheduled_new_reqs:
+            prompts[request.req_id] = len(request.prompt_token_ids or ())
+            starts[request.req_id] = request.num_computed_tokens
+        running_requests = output.scheduled_cached_reqs
+        starts |= zip(running_requests.req_ids, running_requests.num_computed_tokens, strict=True)
+        drafts = output.scheduled_spec_decode_tokens
         tokens = []
-        for name, before in computed.items():
-            reached = before + scheduled.num_scheduled_tokens[name]
+        for name, start in starts.items():
+            end = start + output.num_scheduled_tokens[name]
             drafted = len(drafts.get(name, ()))
-            place = reached - drafted - prompts[name]
-            kept = min(ACCEPTED[place % len(ACCEPTED)], drafted)
-            tokens.append(read_text(place, kept + 1) if place >= 0 else [])
-        names = list(computed)
+            place = end - drafted - prompts[name]
+            num_kept = min(ACCEPTED[place % len(ACCEPTED)], drafted)
+            tokens.append(read_text(place, num_kept + 1) if place >= 0 else [])
+        names = list(starts)
         places = {name: place for place, name in enumerate(names)}
-        self._made = ModelRunnerOutput(names, places, sampled_token_ids=tokens)
+        self._output = ModelRunnerOutput(names, places, sampled_token_ids=tokens)
 
     def sample_tokens(self, _grammar: GrammarOutput | None) -> ModelRunnerOutput | None:
-        return self._made
+        return self._output
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
-        made = self._made
-        return made and DraftTokenIds(made.req_ids, [[1, 2, 3] for _ in made.req_ids])
+        output = self._output
+        return output and DraftTokenIds(output.req_ids, [[1, 2, 3] for _ in output.req_ids])
 
 
 def read_text(start: int, count: int) -> list[int]:

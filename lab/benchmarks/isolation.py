@@ -50,7 +50,7 @@ from eaglegate.server.access.keys import hash_key
 
 CHAT = "/v1/chat/completions"
 PROMPTS = Path(__file__).parents[1] / "measure" / "data" / "chat.jsonl"
-SECRETS = {f"key{at}": f"eg-key{at}-secret-of-32-bytes-or-more" for at in range(8)}
+SECRETS = {f"key{index}": f"eg-key{index}-secret-of-32-bytes-or-more" for index in range(8)}
 STREAMS = {"plain": ("plain", False), "obfuscated": ("plain", True), "paced": ("paced", False)}
 """Attacked streams: their server, and True if they are obfuscated."""
 SHARED, SEPARATE = tuple(SECRETS)[:4], tuple(SECRETS)[4:]
@@ -73,12 +73,12 @@ def report(text: str) -> None:
     print(text, flush=True)
 
 
-def make_flags(folder: Path, *more: str) -> tuple[str, ...]:
+def make_flags(folder: Path, *flags: str) -> tuple[str, ...]:
     """Return the flags of the demo with eight named keys."""
     rows = [f"- name: {name}\n  sha256: {hash_key(key).hex()}\n" for name, key in SECRETS.items()]
     keys = folder / "keys.yaml"
     keys.write_text("keys:\n" + "".join(rows))
-    return (f"--api-key-file={keys}", *more)
+    return (f"--api-key-file={keys}", *flags)
 
 
 @asynccontextmanager
@@ -86,7 +86,9 @@ async def gateways(**flags: Sequence[str]) -> AsyncGenerator[dict[str, str]]:
     """Start servers together, and yield their URLs by name."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        settings = [Setting(name, flags=make_flags(folder, *more)) for name, more in flags.items()]
+        settings = [
+            Setting(name, flags=make_flags(folder, *values)) for name, values in flags.items()
+        ]
         servers = [serve(setting, folder / f"{setting.name}.log", report) for setting in settings]
         urls = await asyncio.gather(*map(stack.enter_async_context, servers))
         yield dict(zip(flags, urls, strict=True))
@@ -95,8 +97,8 @@ async def gateways(**flags: Sequence[str]) -> AsyncGenerator[dict[str, str]]:
 # Sizes and gaps.
 
 
-def make_body(prompt: str, args: argparse.Namespace, *, obfuscated: bool) -> bytes:
-    options = {"stream_options": {"include_obfuscation": True}} if obfuscated else {}
+def make_body(prompt: str, args: argparse.Namespace, *, has_obfuscation: bool) -> bytes:
+    options = {"stream_options": {"include_obfuscation": True}} if has_obfuscation else {}
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": prompt}],
@@ -117,44 +119,45 @@ async def record_all(
     traces: dict[str, list[tuple[int, Trace]]] = {name: [] for name in settings}
     places = asyncio.Semaphore(args.at_once)
 
-    async def take(name: str, at: int) -> None:
-        server, obfuscated = settings[name]
-        body = make_body(prompts[at], args, obfuscated=obfuscated)
+    async def take(name: str, index: int) -> None:
+        server, has_obfuscation = settings[name]
+        body = make_body(prompts[index], args, has_obfuscation=has_obfuscation)
         async with places:
             request = write_post(CHAT, body, SECRETS["key0"])
-            traces[name].append((at, await record(ports[server], request)))
+            traces[name].append((index, await record(ports[server], request)))
 
-    rng, until = random.Random(args.seed), time.monotonic() + args.limit
+    rng, deadline = random.Random(args.seed), time.monotonic() + args.limit
     for number in range(args.rounds):
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             report(f"stopped after {number} rounds: --limit")
             break
-        turns = [(name, at) for name in settings for at in range(len(prompts))]
+        turns = [(name, index) for name in settings for index in range(len(prompts))]
         rng.shuffle(turns)
-        await asyncio.gather(*(take(name, at) for name, at in turns))
+        await asyncio.gather(*(take(name, index) for name, index in turns))
     return traces
 
 
 def describe(name: str, traces: list[tuple[int, Trace]], prompts: int, views: Any = None) -> str:
     half = len(traces) // (2 * prompts) * prompts
     guess = attack(traces[:half], traces[half:], *([] if views is None else [views]))
-    error = (guess.accuracy * (1 - guess.accuracy) / guess.tested) ** 0.5
-    one = [trace for _, trace in traces]
+    error = (guess.accuracy * (1 - guess.accuracy) / guess.num_tests) ** 0.5
+    streams = [trace for _, trace in traces]
     return (
         f"| {name} | {100 * guess.accuracy:.1f} % ± {196 * error:.1f} | {guess.view}, k = "
-        f"{guess.neighbours} | {guess.tested} | {median(sum(t.sizes) for t in one) / 1024:.1f} KiB "
-        f"| {1000 * median(t.times[0] for t in one):.0f} ms | "
-        f"{1000 * median(t.content_s for t in one):.0f} ms | "
-        f"{1000 * median(t.times[-1] for t in one):.0f} ms |"
+        f"{guess.neighbours} | {guess.num_tests} | "
+        f"{median(sum(t.sizes) for t in streams) / 1024:.1f} KiB | "
+        f"{1000 * median(t.times[0] for t in streams):.0f} ms | "
+        f"{1000 * median(t.content_s for t in streams):.0f} ms | "
+        f"{1000 * median(t.times[-1] for t in streams):.0f} ms |"
     )
 
 
 def count_blocks(traces: list[tuple[int, Trace]]) -> dict[int, Counter[int]]:
     """Count the streams of each prompt by number of writes, which the end of a paced one shows."""
-    found: dict[int, Counter[int]] = {}
-    for at, trace in traces:
-        found.setdefault(len(trace.sizes), Counter())[at] += 1
-    return dict(sorted(found.items()))
+    counters: dict[int, Counter[int]] = {}
+    for index, trace in traces:
+        counters.setdefault(len(trace.sizes), Counter())[index] += 1
+    return dict(sorted(counters.items()))
 
 
 async def measure_sizes(args: argparse.Namespace, urls: dict[str, str]) -> None:
@@ -165,14 +168,14 @@ async def measure_sizes(args: argparse.Namespace, urls: dict[str, str]) -> None:
     report(f"{count} prompts, chance {100 / count:.1f} %; cadence {args.cadence:g} ms")
     report("| streams | accuracy | by | tests | bytes | first | finish | end |")
     report("|---|---|---|---|---|---|---|---|")
-    for name, found in traces.items():
-        report(describe(name, found, count))
+    for name, recordings in traces.items():
+        report(describe(name, recordings, count))
     if "paced" in traces:
         report(describe("paced, without filling", traces["paced"], count, BARE_VIEWS))
         report("| blocks | streams of each prompt |\n|---|---|")
         for blocks, prompts_of in count_blocks(traces["paced"]).items():
-            each = " ".join(str(prompts_of[at]) for at in range(count))
-            report(f"| {blocks} | {each} |")
+            counts = " ".join(str(prompts_of[index]) for index in range(count))
+            report(f"| {blocks} | {counts} |")
 
 
 # Time to the first token.
@@ -185,8 +188,8 @@ async def ask(client: httpx.AsyncClient, key: str, text: str, system: str = "") 
     body = {"model": "demo", "messages": messages, "max_tokens": 1}
     head = {"authorization": f"Bearer {SECRETS[key]}"}
     answer = await client.post(CHAT, json=body, headers=head)
-    found: dict[str, Any] = answer.raise_for_status().json()["usage"]
-    return found
+    usage: dict[str, Any] = answer.raise_for_status().json()["usage"]
+    return usage
 
 
 def write_text(rng: random.Random, words: int) -> str:
@@ -199,12 +202,12 @@ async def probe(
     """Return seconds to the attacker's first token, by True if the victim had sent the prompt."""
     rng = random.Random(args.seed)
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    for was_sent in rng.sample([True, False] * args.trials, 2 * args.trials):
+    for is_repeat in rng.sample([True, False] * args.trials, 2 * args.trials):
         text = write_text(rng, args.words)
-        await ask(client, victim, text if was_sent else write_text(rng, args.words))
-        began = time.perf_counter()
+        await ask(client, victim, text if is_repeat else write_text(rng, args.words))
+        start = time.perf_counter()
         await ask(client, attacker, text)
-        seconds[was_sent].append(time.perf_counter() - began)
+        seconds[is_repeat].append(time.perf_counter() - start)
     return seconds
 
 
@@ -212,10 +215,13 @@ async def measure_timing(args: argparse.Namespace, urls: dict[str, str]) -> None
     report("| prefix cache | AUC | sent before | not sent | trials |\n|---|---|---|---|---|")
     async with httpx.AsyncClient(base_url=urls["plain"], timeout=120) as client:
         for name, keys in (("shared", SHARED), ("separate", SEPARATE)):
-            found = await probe(client, args, keys[0], keys[1])
-            area = area_under_curve(found[True], found[False])
-            sent, fresh = (1000 * median(found[was]) for was in (True, False))
-            report(f"| {name} | {area:.3f} | {sent:.0f} ms | {fresh:.0f} ms | {2 * args.trials} |")
+            times = await probe(client, args, keys[0], keys[1])
+            area = area_under_curve(times[True], times[False])
+            repeat_ms, fresh_ms = (1000 * median(times[is_repeat]) for is_repeat in (True, False))
+            report(
+                f"| {name} | {area:.3f} | {repeat_ms:.0f} ms | {fresh_ms:.0f} ms | "
+                f"{2 * args.trials} |"
+            )
 
 
 async def measure_hits(args: argparse.Namespace, urls: dict[str, str]) -> None:
@@ -223,13 +229,13 @@ async def measure_hits(args: argparse.Namespace, urls: dict[str, str]) -> None:
     async with httpx.AsyncClient(base_url=urls["plain"], timeout=120) as client:
         for name, keys in (("shared", SHARED), ("separate", SEPARATE)):
             rng = random.Random(f"{args.seed} {name}")
-            system, total, cached = write_text(rng, args.words), 0, 0
+            system, total, cached_tokens = write_text(rng, args.words), 0, 0
             for _ in range(args.asks):
                 for key in keys:
                     usage = await ask(client, key, write_text(rng, 30), system)
                     total += usage["prompt_tokens"]
-                    cached += usage["prompt_tokens_details"]["cached_tokens"]
-            report(f"| {name} | {total} | {cached} | {100 * cached / total:.1f} % |")
+                    cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
+            report(f"| {name} | {total} | {cached_tokens} | {100 * cached_tokens / total:.1f} % |")
 
 
 MEASURES = {"sizes": measure_sizes, "timing": measure_timing, "hits": measure_hits}

@@ -46,11 +46,11 @@ ADDED = {"capture": "all", "store": "responses"}
 
 def write_request(variant: Variant, text: str) -> bytes:
     if variant.path == CHAT:
-        asked: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "tools": [TOOL]}
-        asked |= {"max_tokens": TOKENS, "stream_options": {"include_usage": True}}
+        fields: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "tools": [TOOL]}
+        fields |= {"max_tokens": TOKENS, "stream_options": {"include_usage": True}}
     else:
-        asked = {"input": text, "max_output_tokens": TOKENS, "store": variant.store}
-    body = orjson.dumps({"model": "demo", "stream": True, **asked})
+        fields = {"input": text, "max_output_tokens": TOKENS, "store": variant.store}
+    body = orjson.dumps({"model": "demo", "stream": True, **fields})
     return write_post(variant.path, body, KEY)
 
 
@@ -69,22 +69,22 @@ class Sample:
 
 async def load(server: ServingProcess, clients: int, text: str = "Tell me a story.") -> Sample:
     request = write_request(server.variant, text)
-    cpu, began = server.cpu_s(), time.perf_counter()
+    cpu, start = server.cpu_s(), time.perf_counter()
     sizes = [server.rss_bytes()]
     watch = asyncio.create_task(_watch_memory(server, sizes))
     streams = [await StreamClient.connect(server.port) for _ in range(clients)]
     answers = await asyncio.gather(*(stream.send(request) for stream in streams))
-    spent, took = server.cpu_s() - cpu, time.perf_counter() - began
+    spent_s, took_s = server.cpu_s() - cpu, time.perf_counter() - start
     watch.cancel()
     for stream in streams:
         stream.close()
     gaps = sorted(gap for answer in answers for gap in answer.gaps_s) or [0.0]
-    made = clients * TOKENS
+    num_tokens = clients * TOKENS
     return Sample(
-        us_per_token=spent / made * 1e6,
-        ms_per_request=spent / clients * 1e3,
-        tokens_per_s=made / took,
-        chunks_per_token=sum(answer.num_chunks for answer in answers) / made,
+        us_per_token=spent_s / num_tokens * 1e6,
+        ms_per_request=spent_s / clients * 1e3,
+        tokens_per_s=num_tokens / took_s,
+        chunks_per_token=sum(answer.num_chunks for answer in answers) / num_tokens,
         p99_gap_ms=gaps[int(0.99 * (len(gaps) - 1))] * 1e3,
         first_ms=statistics.median(answer.first_s for answer in answers) * 1e3,
         kib_per_stream=(max(sizes) - server.idle_bytes) / clients / 1024,
@@ -102,7 +102,7 @@ def measure(
 ) -> dict[str, list[Sample]]:
     """Run rounds in turn, in alternating order, and drop the first round of each variant."""
     servers = [ServingProcess(variant) for variant in variants]
-    found: dict[str, list[Sample]] = {variant.name: [] for variant in variants}
+    samples_by_name: dict[str, list[Sample]] = {variant.name: [] for variant in variants}
     try:
         for server in servers:
             server.wait_ready()
@@ -110,41 +110,44 @@ def measure(
             for server in servers if number % 2 else reversed(servers):
                 sample = uvloop.run(load(server, clients, text))
                 if number:
-                    found[server.variant.name].append(sample)
+                    samples_by_name[server.variant.name].append(sample)
     finally:
         for server in servers:
             server.close()
-    return found
+    return samples_by_name
 
 
 def print_table(rounds: int, clients: int) -> None:
     """Print each layer's CPU per token, as the median of the rounds' differences."""
-    found = measure(list(TABLE), rounds, clients)
-    base = found["all"]
-    whole = statistics.median(sample.us_per_token for sample in base)
+    samples_by_name = measure(list(TABLE), rounds, clients)
+    base = samples_by_name["all"]
+    total = statistics.median(sample.us_per_token for sample in base)
     print(f"{clients} streams of {TOKENS} tokens, {rounds} rounds in turn")
-    print(f"all: {whole:.2f} us of CPU per token\n")
+    print(f"all: {total:.2f} us of CPU per token\n")
     print("| layer | us/token | share | us/request |\n|---|---|---|---|")
     for variant in TABLE[1:]:
         if variant.name == "responses":
             continue
-        added = ADDED.get(variant.name)
-        with_it = found[variant.name] if added else base
-        without = found[added] if added else found[variant.name]
-        pairs = zip(with_it, without, strict=True)
-        cost = statistics.median(on.us_per_token - off.us_per_token for on, off in pairs)
-        print(f"| {variant.name} | {cost:.2f} | {cost / whole:.1%} | {cost * TOKENS:.0f} |")
+        base_name = ADDED.get(variant.name)
+        samples_with = samples_by_name[variant.name] if base_name else base
+        samples_without = samples_by_name[base_name] if base_name else samples_by_name[variant.name]
+        pairs = zip(samples_with, samples_without, strict=True)
+        cost = statistics.median(
+            sample_with.us_per_token - sample_without.us_per_token
+            for sample_with, sample_without in pairs
+        )
+        print(f"| {variant.name} | {cost:.2f} | {cost / total:.1%} | {cost * TOKENS:.0f} |")
 
 
-def print_saturation(rounds: int, offered: float) -> None:
+def print_saturation(rounds: int, offered_rate: float) -> None:
     """Print the capacity of one core at each way of merging writes."""
-    print(f"the engine offers {offered:,.0f} tokens/s; medians of {rounds} rounds in turn\n")
+    print(f"the engine offers {offered_rate:,.0f} tokens/s; medians of {rounds} rounds in turn\n")
     print(
         "| streams | interval | us/token | tokens/s per core | chunks/token | p99 gap | "
         "first byte | memory per stream |\n|---|---|---|---|---|---|---|---|"
     )
     for streams in (16, 256, 1024):
-        step_s = streams * TOKENS_PER_STEP / offered
+        step_s = streams * TOKENS_PER_STEP / offered_rate
         variants = [
             replace(ALL, name=name, interval_ms=interval, step_s=step_s)
             for name, interval in (("0", 0.0), ("auto", None), ("20 ms", 20.0))
@@ -178,9 +181,9 @@ def print_prompt(rounds: int) -> None:
         text = ("The engine proposes and the target decides. " * (size // 44 + 1))[:size]
         variant = replace(ALL, name=str(size), real_template=True)
         samples = measure([variant], rounds, 1, text)[str(size)]
-        first = statistics.median(sample.first_ms for sample in samples)
+        first_ms = statistics.median(sample.first_ms for sample in samples)
         cpu = statistics.median(sample.ms_per_request for sample in samples)
-        print(f"prompt of {size:,} bytes: first byte {first:.1f} ms, CPU {cpu:.1f} ms a request")
+        print(f"prompt of {size:,} bytes: first byte {first_ms:.1f} ms, CPU {cpu:.1f} ms a request")
 
 
 def main() -> None:

@@ -16,7 +16,15 @@ from eaglegate.engine.types import EngineRequest
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import Outcome, at, greedy, run, run_all, running, speculation
+from eaglegate.lab.benchmarks.drive import (
+    Outcome,
+    fix_depth,
+    make_greedy,
+    run,
+    run_all,
+    run_engine,
+    speculation,
+)
 
 MOST = 7
 DEPTHS = (0, 1, 2, 3, 5, 7)
@@ -31,54 +39,59 @@ def make_prompts(count: int) -> list[tuple[int, ...]]:
     """Make questions like those of the demo's training, and as many random token sequences."""
     renderer, dice = VllmRenderer(make_demo_arguments()), random.Random(0)
     pairs = itertools.cycle(itertools.product(STARTS, THINGS))
-    asked = [
-        tuple(renderer.render_chat([{"role": "user", "content": f"{start} {thing}."}], None))
-        for start, thing in itertools.islice(pairs, count // 2)
+    chats = [
+        tuple(renderer.render_chat([{"role": "user", "content": f"{start} {noun}."}], None))
+        for start, noun in itertools.islice(pairs, count // 2)
     ]
     random_tokens = [
         tuple(dice.randrange(10, 2000) for _ in range(dice.randint(1, 200)))
-        for _ in range(count - len(asked))
+        for _ in range(count - len(chats))
     ]
-    return asked + random_tokens
+    return chats + random_tokens
 
 
 async def measure_gap(engine: VllmEngine, request: EngineRequest, position: int) -> float:
     """Return the gap of the target's two best tokens where the texts differ."""
-    again = greedy("gap", request.prompt, position + 1, logprobs=2, ignore_eos=True)
-    first, second = (await run(engine, again)).logprobs[position].top[:2]
-    return first.logprob - second.logprob
+    probe = make_greedy("gap", request.prompt, position + 1, logprobs=2, ignore_eos=True)
+    best_token, next_token = (await run(engine, probe)).logprobs[position].top[:2]
+    return best_token.logprob - next_token.logprob
 
 
-def find_parting(left: Outcome, right: Outcome) -> int | None:
-    pairs = itertools.zip_longest(left.token_ids, right.token_ids)
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), None)
+def find_parting(outcome: Outcome, reference: Outcome) -> int | None:
+    pairs = itertools.zip_longest(outcome.token_ids, reference.token_ids)
+    return next(
+        (index for index, (token, reference_token) in enumerate(pairs) if token != reference_token),
+        None,
+    )
 
 
 async def compare(dtype: str, prompts: list[tuple[int, ...]]) -> None:
     requests = [
-        greedy(f"p{number}", prompt, TOKENS, ignore_eos=bool(number % 3))
+        make_greedy(f"p{number}", prompt, TOKENS, ignore_eos=bool(number % 3))
         for number, prompt in enumerate(prompts)
     ]
     async with (
-        running(dtype=dtype, speculative_config=None) as without,
-        running(dtype=dtype, speculative_config=speculation(MOST)) as with_draft,
+        run_engine(dtype=dtype, speculative_config=None) as plain_engine,
+        run_engine(dtype=dtype, speculative_config=speculation(MOST)) as draft_engine,
     ):
-        reference = await run_all(without, requests)
+        reference = await run_all(plain_engine, requests)
         for batch in (*DEPTHS, None):
             depths = itertools.cycle(DEPTHS if batch is None else (batch,))
-            deep = [at(depth, request) for depth, request in zip(depths, requests, strict=False)]
-            got = await run_all(with_draft, deep)
-            partings = [find_parting(*pair) for pair in zip(got, reference, strict=True)]
+            deep_requests = [
+                fix_depth(depth, request) for depth, request in zip(depths, requests, strict=False)
+            ]
+            outcomes = await run_all(draft_engine, deep_requests)
+            partings = [find_parting(*pair) for pair in zip(outcomes, reference, strict=True)]
             gaps = [
-                await measure_gap(without, request, position)
+                await measure_gap(plain_engine, request, position)
                 for request, position in zip(requests, partings, strict=True)
                 if position is not None
             ]
             faults = sum(distance > NEAR_TIE for distance in gaps)
             name = "mixed" if batch is None else str(batch)
-            widest = f"{max(gaps):.4f}" if gaps else ""
+            max_gap = f"{max(gaps):.4f}" if gaps else ""
             print(
-                f"| {dtype} | {name} | {len(prompts)} | {len(gaps)} | {widest} | {faults} |",
+                f"| {dtype} | {name} | {len(prompts)} | {len(gaps)} | {max_gap} | {faults} |",
                 flush=True,
             )
 

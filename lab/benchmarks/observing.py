@@ -83,12 +83,12 @@ class Renderer:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
-def scripted(num_tokens: int) -> ScriptedEngine:
+def make_scripted_engine(num_tokens: int) -> ScriptedEngine:
     """Make an engine that answers every request alike, in steps of one to four tokens."""
     ids = Renderer().encode(TEXT * num_tokens, False)[:num_tokens]
     dice = random.Random(3)
-    cuts = [1, *(1 + min(3, int(dice.expovariate(0.7))) for _ in ids)]
-    script = steps(ids, cuts)
+    lengths = [1, *(1 + min(3, int(dice.expovariate(0.7))) for _ in ids)]
+    script = steps(ids, lengths)
 
     def play(_request: EngineRequest) -> list[Step]:
         return script
@@ -109,14 +109,14 @@ def open_capture(folder: File) -> RequestCapture:
     return RequestCapture(files, 1.0, SaltedHashes(load_salt(folder)), Redactor())
 
 
-def make_app(engine: Engine, observing: bool, folder: File | None = None) -> ASGIApp:
+def make_app(engine: Engine, has_observers: bool, folder: File | None = None) -> ASGIApp:
     """Build the gateway like the composition root; with a folder it captures there."""
     renderer = Renderer()
     parsers = ParserFactory(Vocabulary.from_tokenizers(renderer.tokenizer), "hermes", "qwen3")
-    served = ServedModel(("demo",), 3, True, {})
+    model = ServedModel(("demo",), 3, True, {})
     gateway = Gateway(models=("demo",), created=1)
-    if not observing:
-        gateway.open(Pipeline(engine, INFO, renderer, parsers, served, SpeculationPolicy()))
+    if not has_observers:
+        gateway.open(Pipeline(engine, INFO, renderer, parsers, model, SpeculationPolicy()))
         return create_app(gateway)
     telemetry = Telemetry(
         GROUPS, TelemetrySettings(models=("demo",), lanes=("speculative", "plain"))
@@ -126,36 +126,38 @@ def make_app(engine: Engine, observing: bool, folder: File | None = None) -> ASG
         capture = open_capture(folder)
         capture.set_decode(renderer.decode)
         CaptureSubscriber(capture, telemetry)
-    observed = InstrumentedEngine(engine, telemetry)
-    gateway.open(Pipeline(observed, INFO, renderer, parsers, served, SpeculationPolicy()))
+    observed_engine = InstrumentedEngine(engine, telemetry)
+    gateway.open(Pipeline(observed_engine, INFO, renderer, parsers, model, SpeculationPolicy()))
     log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     app = create_app(gateway, make_routes(telemetry))
     return TelemetryMiddleware(app, log, keep_bodies=folder is not None)
 
 
-def serve(kind: str, what: str, num_tokens: int, told: Connection) -> None:
+def serve(kind: str, subject: str, num_tokens: int, pipe: Connection) -> None:
     """Run the server process with both gateways, until the other end of the pipe is closed."""
-    asyncio.run(_serve(scripted(num_tokens) if kind == "scripted" else demo(), what, told))
+    asyncio.run(
+        _serve(make_scripted_engine(num_tokens) if kind == "scripted" else demo(), subject, pipe)
+    )
 
 
-async def _serve(engine: Engine, what: str, told: Connection) -> None:
+async def _serve(engine: Engine, subject: str, pipe: Connection) -> None:
     await engine.start()
-    servers, serving, ports = [], [], []
+    servers, tasks, ports = [], [], []
     folder = tempfile.TemporaryDirectory()
-    for on in (False, True):
+    for is_on in (False, True):
         listener = socket.create_server(("127.0.0.1", 0))
         ports.append(listener.getsockname()[1])
-        captures = what == CAPTURE
-        app = make_app(engine, on or captures, File(folder.name) if on and captures else None)
+        captures = subject == CAPTURE
+        app = make_app(engine, is_on or captures, File(folder.name) if is_on and captures else None)
         config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
         servers.append(uvicorn.Server(config))
-        serving.append(asyncio.create_task(servers[-1].serve(sockets=[listener])))
-    told.send(ports)
+        tasks.append(asyncio.create_task(servers[-1].serve(sockets=[listener])))
+    pipe.send(ports)
     with suppress(EOFError):
-        await asyncio.to_thread(told.recv)
+        await asyncio.to_thread(pipe.recv)
     for server in servers:
         server.should_exit = True
-    await asyncio.gather(*serving)
+    await asyncio.gather(*tasks)
     await engine.aclose()
     folder.cleanup()
 
@@ -163,12 +165,12 @@ async def _serve(engine: Engine, what: str, told: Connection) -> None:
 class Server:
     """Process that runs both gateways."""
 
-    def __init__(self, kind: str, what: str, num_tokens: int) -> None:
+    def __init__(self, kind: str, subject: str, num_tokens: int) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._pipe, there = spawn.Pipe()
-        self.process = spawn.Process(target=serve, args=(kind, what, num_tokens, there))
+        self._pipe, remote = spawn.Pipe()
+        self.process = spawn.Process(target=serve, args=(kind, subject, num_tokens, remote))
         self.process.start()
-        there.close()
+        remote.close()
         ports = self._pipe.recv()
         self.urls = {
             name: f"http://127.0.0.1:{port}" for name, port in zip(NAMES, ports, strict=True)
@@ -181,7 +183,7 @@ class Server:
     def cpu_s(self) -> float:
         """Return the CPU time of all threads, to the nanosecond."""
         threads = File(f"/proc/{self.process.pid}/task").glob("*/schedstat")
-        return sum(int(each.read_text(encoding="ascii").split()[0]) for each in threads) / 1e9
+        return sum(int(thread.read_text(encoding="ascii").split()[0]) for thread in threads) / 1e9
 
 
 async def round_of(server: Server, name: str, requests: int, num_tokens: int) -> float:
@@ -196,39 +198,41 @@ async def round_of(server: Server, name: str, requests: int, num_tokens: int) ->
     }
     async with httpx.AsyncClient(base_url=server.urls[name], timeout=120) as client:
 
-        async def one() -> None:
+        async def send() -> None:
             async with gate, client.stream("POST", "/v1/chat/completions", json=body) as answer:
                 async for _ in answer.aiter_raw():
                     pass
 
-        await one()
+        await send()
         await asyncio.sleep(SETTLE_S)
-        before = server.cpu_s()
-        await asyncio.gather(*(one() for _ in range(requests)))
+        start_s = server.cpu_s()
+        await asyncio.gather(*(send() for _ in range(requests)))
         await asyncio.sleep(SETTLE_S)
-        return 1e6 * (server.cpu_s() - before) / (requests * num_tokens)
+        return 1e6 * (server.cpu_s() - start_s) / (requests * num_tokens)
 
 
-async def compare(kind: str, what: str, rounds: int, requests: int, num_tokens: int) -> None:
-    server = Server(kind, what, num_tokens)
+async def compare(kind: str, subject: str, rounds: int, requests: int, num_tokens: int) -> None:
+    server = Server(kind, subject, num_tokens)
     cost: dict[str, list[float]] = {name: [] for name in NAMES}
     try:
-        for at in range(rounds + 1):
-            for name in NAMES if at % 2 else reversed(NAMES):
-                spent = await round_of(server, name, requests, num_tokens)
-                if at:
-                    cost[name].append(spent)
+        for number in range(rounds + 1):
+            for name in NAMES if number % 2 else reversed(NAMES):
+                cost_us = await round_of(server, name, requests, num_tokens)
+                if number:
+                    cost[name].append(cost_us)
     finally:
         server.close()
-    report(kind, what, cost, num_tokens)
+    report(kind, subject, cost, num_tokens)
 
 
-def report(kind: str, what: str, cost: dict[str, list[float]], num_tokens: int) -> None:
-    ratios = sorted(on / off for on, off in zip(cost["on"], cost["off"], strict=True))
+def report(kind: str, subject: str, cost: dict[str, list[float]], num_tokens: int) -> None:
+    ratios = sorted(
+        cost_us / base_cost for cost_us, base_cost in zip(cost["on"], cost["off"], strict=True)
+    )
     quarter = len(ratios) // 4
     print(f"{kind} engine, {num_tokens} tokens per answer, {len(ratios)} rounds each, in turn")
     for name in NAMES:
-        print(f"{what} {name:>3}: {statistics.median(cost[name]):6.2f} us of CPU per token")
+        print(f"{subject} {name:>3}: {statistics.median(cost[name]):6.2f} us of CPU per token")
     print(
         f"median of paired ratios {statistics.median(ratios):.3f} "
         f"(middle half {ratios[quarter]:.3f} .. {ratios[-1 - quarter]:.3f})"
@@ -242,5 +246,9 @@ if __name__ == "__main__":
     options.add_argument("--rounds", type=int, default=60)
     options.add_argument("--requests", type=int, default=8, help="requests in a round")
     options.add_argument("--tokens", type=int, default=200, help="tokens in an answer")
-    chosen = options.parse_args()
-    asyncio.run(compare(chosen.engine, chosen.what, chosen.rounds, chosen.requests, chosen.tokens))
+    arguments = options.parse_args()
+    asyncio.run(
+        compare(
+            arguments.engine, arguments.what, arguments.rounds, arguments.requests, arguments.tokens
+        )
+    )

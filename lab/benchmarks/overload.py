@@ -37,50 +37,50 @@ LOADS = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 @dataclass
-class Seen:
+class LoadRecord:
     """Results at one load."""
 
-    sent: int = 0
-    good: int = 0
+    num_sent: int = 0
+    num_good: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     retry_after_s: list[int] = field(default_factory=list)
     without_retry_after: int = 0
     health_s: list[float] = field(default_factory=list)
 
 
-async def offer(url: str, rate: float, seconds: float, deadline_s: float) -> Seen:
-    seen: Seen = Seen()
+async def offer(url: str, rate: float, seconds: float, deadline_s: float) -> LoadRecord:
+    record: LoadRecord = LoadRecord()
     tasks: set[asyncio.Task[None]] = set()
-    began = time.monotonic()
-    while time.monotonic() < began + seconds:
-        due = int((time.monotonic() - began) * rate) - seen.sent
-        for _ in range(due):
-            seen.sent += 1
-            tasks.add(asyncio.create_task(ask(url, deadline_s, seen)))
-        await health(url, seen)
+    start = time.monotonic()
+    while time.monotonic() < start + seconds:
+        num_due = int((time.monotonic() - start) * rate) - record.num_sent
+        for _ in range(num_due):
+            record.num_sent += 1
+            tasks.add(asyncio.create_task(ask(url, deadline_s, record)))
+        await health(url, record)
         await asyncio.sleep(0.02)
     await asyncio.gather(*tasks)
-    return seen
+    return record
 
 
-async def ask(url: str, deadline_s: float, seen: Seen) -> None:
-    began = time.monotonic()
+async def ask(url: str, deadline_s: float, record: LoadRecord) -> None:
+    start = time.monotonic()
     head = f"x-request-timeout: {deadline_s}\r\n"
     status, headers = await exchange(url, "POST", "/v1/chat/completions", head, BODY)
-    seen.statuses[status] += 1
-    seen.good += status == 200 and time.monotonic() - began <= deadline_s
+    record.statuses[status] += 1
+    record.num_good += status == 200 and time.monotonic() - start <= deadline_s
     if status == 429:
         if b"retry-after" in headers:
-            seen.retry_after_s.append(int(headers[b"retry-after"]))
+            record.retry_after_s.append(int(headers[b"retry-after"]))
         else:
-            seen.without_retry_after += 1
+            record.without_retry_after += 1
 
 
-async def health(url: str, seen: Seen) -> None:
-    began = time.monotonic()
+async def health(url: str, record: LoadRecord) -> None:
+    start = time.monotonic()
     status, _ = await exchange(url, "GET", "/health")
     assert status == 200
-    seen.health_s.append(time.monotonic() - began)
+    record.health_s.append(time.monotonic() - start)
 
 
 async def exchange(
@@ -116,7 +116,7 @@ async def serve(engine_s: float, places: int) -> None:
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
-async def measure(url: str, capacity: float, seconds: float, deadline_s: float) -> list[Seen]:
+async def measure(url: str, capacity: float, seconds: float, deadline_s: float) -> list[LoadRecord]:
     await offer(url, capacity / 2, 2.0, deadline_s)
     out = []
     for load in LOADS:
@@ -142,16 +142,16 @@ def start_server(module: str, engine_ms: float, places: int) -> Iterator[str]:
         process.wait()
 
 
-def report(load: float, seen: Seen, seconds: float) -> dict[str, object]:
-    told = seen.retry_after_s
+def report(load: float, record: LoadRecord, seconds: float) -> dict[str, object]:
+    delays = record.retry_after_s
     return {
         "load": load,
-        "sent_per_s": round(seen.sent / seconds, 1),
-        "good_per_s": round(seen.good / seconds, 1),
-        "statuses": dict(seen.statuses),
-        "retry_after_s": [min(told), median(told), max(told)] if told else None,
-        "without_retry_after": seen.without_retry_after,
-        "slowest_health_ms": round(1000 * max(seen.health_s)),
+        "sent_per_s": round(record.num_sent / seconds, 1),
+        "good_per_s": round(record.num_good / seconds, 1),
+        "statuses": dict(record.statuses),
+        "retry_after_s": [min(delays), median(delays), max(delays)] if delays else None,
+        "without_retry_after": record.without_retry_after,
+        "slowest_health_ms": round(1000 * max(record.health_s)),
     }
 
 
@@ -162,15 +162,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--deadline-s", type=float, default=4.0)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        asyncio.run(serve(given.engine_ms / 1000, given.places))
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.engine_ms / 1000, options.places))
         return 0
-    capacity = 1000 * given.places / given.engine_ms
-    with start_server("eaglegate.lab.benchmarks.overload", given.engine_ms, given.places) as url:
-        seen = asyncio.run(measure(url, capacity, given.seconds, given.deadline_s))
-    kept = seen[-1].good / max(one.good for one in seen)
-    print(f"goodput at {LOADS[-1]:g} times the capacity: {kept:.0%} of its peak")
+    capacity = 1000 * options.places / options.engine_ms
+    with start_server(
+        "eaglegate.lab.benchmarks.overload", options.engine_ms, options.places
+    ) as url:
+        records = asyncio.run(measure(url, capacity, options.seconds, options.deadline_s))
+    share = records[-1].num_good / max(record.num_good for record in records)
+    print(f"goodput at {LOADS[-1]:g} times the capacity: {share:.0%} of its peak")
     return 0
 
 

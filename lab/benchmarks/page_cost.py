@@ -55,8 +55,14 @@ def fill_day(telemetry: Telemetry, clock: list[float]) -> None:
     telemetry.facts.publish(EngineStarted("default", info, 12.0))
     for slot in range(SLOTS):
         clock[0] = slot * SLOT_S
-        for at in range(2 * len(WORKLOADS)):
-            answer(telemetry, clock, f"r{slot}-{at}", WORKLOADS[at % 4], f"t{(slot + at) % 12}")
+        for number in range(2 * len(WORKLOADS)):
+            answer(
+                telemetry,
+                clock,
+                f"r{slot}-{number}",
+                WORKLOADS[number % 4],
+                f"t{(slot + number) % 12}",
+            )
         telemetry.settle()
 
 
@@ -69,29 +75,29 @@ def answer(
     )
     observation = telemetry.begin(facts)
     sequence, _ = telemetry.open_sequence(EngineRequest(name, (1,), Sampling(max_tokens=99)), "m")
-    tell = observation.choice(name)
-    for at in range(31):
+    publish = observation.choice(name)
+    for number in range(31):
         clock[0] += 0.01
-        account = (DecodeStep(3, at % 4, at % 4 + 1),) if at else ()
-        sequence.add_step(Step((1,) * (at % 4 + 1 if at else 1), account))
-        tell(ContentDelta("x"))
-    tell(Finish("stop", Usage(prompt=700, completion=sequence.tokens)))
+        account = (DecodeStep(3, number % 4, number % 4 + 1),) if number else ()
+        sequence.add_step(Step((1,) * (number % 4 + 1 if number else 1), account))
+        publish(ContentDelta("x"))
+    publish(Finish("stop", Usage(prompt=700, completion=sequence.tokens)))
     observation.end(Ending.COMPLETED)
 
 
 async def measure(app: Any) -> dict[str, float]:
     """Return the median CPU milliseconds of a poll by path, minus those of an unknown path."""
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
-        found = {}
+        costs = {}
         for path in ("/unknown", *POLLS):
             times = []
             for _ in range(ROUNDS):
-                began = time.process_time()
+                start = time.process_time()
                 await client.get(path)
-                times.append(1000 * (time.process_time() - began))
-            found[path] = median(times)
-    base = found.pop("/unknown")
-    return {path: max(0.0, ms - base) for path, ms in found.items()}
+                times.append(1000 * (time.process_time() - start))
+            costs[path] = median(times)
+    base = costs.pop("/unknown")
+    return {path: max(0.0, ms - base) for path, ms in costs.items()}
 
 
 def main() -> None:
@@ -106,9 +112,9 @@ def main() -> None:
     gateway.features["explanations"] = SimpleNamespace(ring=ring, telemetry=telemetry)
     fill_day(telemetry, clock)
     app = Starlette(routes=[*make_routes(telemetry), *router(gateway).routes])
-    found = asyncio.run(measure(app))
-    share = sum(found[path] / 1000 / seconds for path, seconds in POLLS.items())
-    for path, ms in found.items():
+    costs = asyncio.run(measure(app))
+    share = sum(costs[path] / 1000 / seconds for path, seconds in POLLS.items())
+    for path, ms in costs.items():
         print(f"{path:20} {ms:6.2f} ms every {POLLS[path]:g} s")
     print(f"{share:.2%} of one core")
 

@@ -72,18 +72,18 @@ class Value:
 def _as_elements(value: Any) -> str:
     """Write a value in MiniMax M3's notation."""
     if isinstance(value, list):
-        return "".join(f"{M3}<item>{_as_elements(one)}{M3}</item>" for one in value)
+        return "".join(f"{M3}<item>{_as_elements(item)}{M3}</item>" for item in value)
     if isinstance(value, dict):
-        return "".join(f"{M3}<{k}>{_as_elements(one)}{M3}</{k}>" for k, one in value.items())
+        return "".join(f"{M3}<{k}>{_as_elements(item)}{M3}</{k}>" for k, item in value.items())
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _as_bare(value: Any, quote: str) -> str:
     """Write a value in Gemma's notation."""
     if isinstance(value, list):
-        return f"[{','.join(_as_bare(one, quote) for one in value)}]"
+        return f"[{','.join(_as_bare(item, quote) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{k}:{_as_bare(one, quote)}' for k, one in value.items())}}}"
+        return f"{{{','.join(f'{k}:{_as_bare(item, quote)}' for k, item in value.items())}}}"
     return f"{quote}{value}{quote}" if isinstance(value, str) else json.dumps(value)
 
 
@@ -199,8 +199,8 @@ def write_file(name: str, size: int) -> str:
 
 def write_markers(name: str, size: int) -> str:
     """Write one call with a file that quotes the format's own markers, one a line."""
-    quoted = [marker for marker in tool_format(name).markers if marker.isprintable()]
-    line = "".join(f"{LINE}# {marker} ends nothing here\n" for marker in quoted)
+    markers = [marker for marker in tool_format(name).markers if marker.isprintable()]
+    line = "".join(f"{LINE}# {marker} ends nothing here\n" for marker in markers)
     return OUTPUTS[name](Value("text", _repeat(line, size)))
 
 
@@ -213,8 +213,8 @@ def write_rows(name: str, size: int) -> str:
 def write_calls(name: str, size: int) -> str:
     """Write small calls in a row."""
     head, separator, tail = IN_A_ROW.get(name, ("", "\n", ""))
-    one = OUTPUTS[name](Value("text", "x")).removeprefix(head).removesuffix(tail)
-    return head + separator.join([one] * (size // len(one) + 1)) + tail
+    call = OUTPUTS[name](Value("text", "x")).removeprefix(head).removesuffix(tail)
+    return head + separator.join([call] * (size // len(call) + 1)) + tail
 
 
 def write_prose(_name: str, size: int) -> str:

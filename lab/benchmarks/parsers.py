@@ -42,13 +42,13 @@ def tokenizer_with(name: str) -> Tokenizer:
     """Return the demo's tokenizer with a format's markers as added tokens."""
     form = tool_format(name)
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    known = set(tokenizer.get_vocab())
-    own = form.texts or (*form.markers, form.fragment)
-    missing = [text for text in own if text and text not in known]
+    vocabulary = set(tokenizer.get_vocab())
+    texts = form.texts or (*form.markers, form.fragment)
+    new_texts = [text for text in texts if text and text not in vocabulary]
     tokenizer.add_special_tokens(
         [
             AddedToken(text, special=True)
-            for text in missing
+            for text in new_texts
             if not form.fragment or form.fragment not in text or text == form.fragment
         ]
     )
@@ -72,21 +72,21 @@ class Cost:
 def measure_ours(name: str, vocabulary: Vocabulary, parts: list[list[int]]) -> Cost:
     """Measure the whole output, and then each step of a second run."""
     parser = make_parser(vocabulary, tool_parser=name, tools=[TOOL])
-    started = time.process_time()
+    start = time.process_time()
     for part in parts:
         parser.feed(part)
     parser.flush(FinishReason.STOP)
-    seconds = time.process_time() - started
+    seconds = time.process_time() - start
     parser = make_parser(vocabulary, tool_parser=name, tools=[TOOL])
-    events, longest = list[ParserEvent](), 0.0
+    events, longest_s = list[ParserEvent](), 0.0
     for part in parts:
-        began = time.perf_counter()
+        step_start = time.perf_counter()
         events += parser.feed(part)
-        longest = max(longest, time.perf_counter() - began)
+        longest_s = max(longest_s, time.perf_counter() - step_start)
     events += parser.flush(FinishReason.STOP)
     outcomes = {event.outcome for event in events if isinstance(event, ToolCallEnd)}
     assert outcomes <= {Outcome.VALID, Outcome.UNCHECKED}, (name, outcomes)
-    return Cost(seconds, longest, arguments_of(events))
+    return Cost(seconds, longest_s, arguments_of(events))
 
 
 def arguments_of(events: list[ParserEvent]) -> str:
@@ -111,7 +111,7 @@ class Vllm:
         parser = self._make(self._tokenizer, self._request.tools)
         parts = list(steps(ids, size))
         texts = [self._tokenizer.decode(part, skip_special_tokens=False) for part in parts]
-        deltas, done, started = [], 0, time.process_time()
+        deltas, num_tokens, start = [], 0, time.process_time()
         for number, (part, text) in enumerate(zip(parts, texts, strict=True)):
             delta = parser.parse_delta(
                 delta_text=text,
@@ -121,10 +121,10 @@ class Vllm:
                 finished=number == len(parts) - 1,
             )
             deltas.append(delta)
-            done += len(part)
-            if time.process_time() - started > budget_s:
+            num_tokens += len(part)
+            if time.process_time() - start > budget_s:
                 break
-        return Measured(time.process_time() - started, done, _arguments(deltas))
+        return Measured(time.process_time() - start, num_tokens, _arguments(deltas))
 
 
 @dataclass(frozen=True)
@@ -141,21 +141,21 @@ def _arguments(deltas: list[Any]) -> str:
     return "".join(call.function.arguments or "" for call in calls if call.function)
 
 
-def are_equal(theirs: str, mine: str) -> bool:
+def are_equal(other_arguments: str, own_arguments: str) -> bool:
     """Return True if the arguments are equal except for blanks and escapes."""
-    return _values(theirs) == _values(mine)
+    return _values(other_arguments) == _values(own_arguments)
 
 
 def _values(arguments: str) -> list[Any] | None:
     """Parse consecutive JSON objects."""
-    found, at, decoder = [], 0, json.JSONDecoder()
+    values, offset, decoder = [], 0, json.JSONDecoder()
     try:
-        while at < len(arguments):
-            value, at = decoder.raw_decode(arguments, at)
-            found.append(value)
+        while offset < len(arguments):
+            value, offset = decoder.raw_decode(arguments, offset)
+            values.append(value)
     except ValueError:
         return None
-    return found
+    return values
 
 
 def row(name: str, shape: str, size: int, step: int, options: argparse.Namespace) -> str:
@@ -163,18 +163,18 @@ def row(name: str, shape: str, size: int, step: int, options: argparse.Namespace
     ids = tokenizer.encode(SHAPES[shape](name, size), add_special_tokens=False).ids
     vocabulary, parts = Vocabulary.from_tokenizers(tokenizer), list(steps(ids, step))
     costs = [measure_ours(name, vocabulary, parts) for _ in range(options.repeat)]
-    best = min(cost.seconds for cost in costs) / len(ids) * 1e6
-    worst = min(cost.longest_s for cost in costs) * 1e3
-    head = f"{name:16} {shape:8} {size // 1000:4} kB {step:2} {best:8.2f} {worst:8.2f}"
+    cost_us = min(cost.seconds for cost in costs) / len(ids) * 1e6
+    worst_ms = min(cost.longest_s for cost in costs) * 1e3
+    head = f"{name:16} {shape:8} {size // 1000:4} kB {step:2} {cost_us:8.2f} {worst_ms:8.2f}"
     if not options.budget:
         return head
     if name == "openai":  # its parser needs the harmony vocabulary, which is not ours to fetch
         return f"{head} {'-':>10} {'-':>9}"
     vllm = Vllm(name, tokenizer).run(ids, step, options.budget)
-    theirs = vllm.seconds / vllm.tokens * 1e6
-    grew = vllm.tokens < len(ids)
-    mark = ">" if grew else " " if are_equal(vllm.arguments, costs[0].arguments) else "!"
-    return f"{head} {mark}{theirs:9.2f} {theirs / best:9.1f}"
+    vllm_us = vllm.seconds / vllm.tokens * 1e6
+    is_cut = vllm.tokens < len(ids)
+    mark = ">" if is_cut else " " if are_equal(vllm.arguments, costs[0].arguments) else "!"
+    return f"{head} {mark}{vllm_us:9.2f} {vllm_us / cost_us:9.1f}"
 
 
 def main() -> None:
@@ -190,8 +190,8 @@ def main() -> None:
     options = arguments.parse_args()
     titles = f"{'format':16} {'shape':8} {'size':>7} {'k':>2} {'ours us':>8} {'worst ms':>8}"
     print(f"{titles} {'vLLM us':>10} {'ratio':>9}")
-    each = product(options.formats, options.shapes, options.sizes, options.steps)
-    for name, shape, size, step in each:
+    combinations = product(options.formats, options.shapes, options.sizes, options.steps)
+    for name, shape, size, step in combinations:
         print(row(name, shape, size, step, options), flush=True)
 
 

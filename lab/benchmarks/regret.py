@@ -31,44 +31,46 @@ def rate(phases: Sequence[PhaseResult]) -> float:
     return sum(p.tokens for p in phases) / sum(p.seconds for p in phases)
 
 
-def worst_window(phase: PhaseResult, other: float) -> float:
-    """Return the rate of the slowest ``WINDOW`` steps of a phase over ``other``."""
+def worst_window(phase: PhaseResult, base: float) -> float:
+    """Return the rate of the slowest ``WINDOW`` steps of a phase over ``base``."""
     steps = phase.steps
-    windows = [steps[at : at + WINDOW] for at in range(0, max(1, len(steps) - WINDOW), 20)]
+    windows = [steps[start : start + WINDOW] for start in range(0, max(1, len(steps) - WINDOW), 20)]
     rates = [sum(t for _, t, _ in window) / sum(s for s, _, _ in window) for window in windows]
-    return min(rates) / other
+    return min(rates) / base
 
 
 def recovery(phase: PhaseResult) -> int:
     """Return the steps until twenty steps reach ``SETTLED`` of the phase's rate."""
-    for at in range(len(phase.steps) - 20):
-        window = phase.steps[at : at + 20]
+    for start in range(len(phase.steps) - 20):
+        window = phase.steps[start : start + 20]
         if sum(t for _, t, _ in window) / sum(s for s, _, _ in window) >= SETTLED * phase.rate:
-            return at
+            return start
     return len(phase.steps)
 
 
 def report(seeds: int, table: GpuTable | None = None) -> None:
     rows: dict[str, dict[str, list[float]]] = {}
-    worst: dict[str, list[float]] = {}
-    recovered: dict[str, list[float]] = {}
+    worst_windows: dict[str, list[float]] = {}
+    recoveries: dict[str, list[float]] = {}
     planning: list[float] = []
     names: list[str] = []
     for seed in range(seeds):
-        made: list[Lane] = lanes(table)
-        names = [lane.name for lane in made]
-        runs = {lane.name: run(lane, PHASES, seed) for lane in made}
+        lane_list: list[Lane] = lanes(table)
+        names = [lane.name for lane in lane_list]
+        runs = {lane.name: run(lane, PHASES, seed) for lane in lane_list}
         for number, phase in enumerate(PHASES):
             base = runs["none"][number].rate
             cells = rows.setdefault(phase.name, {name: [] for name in names})
             for name in names:
                 cells[name].append(runs[name][number].rate / base)
-            worst.setdefault(phase.name, []).append(worst_window(runs["auto"][number], base))
-            recovered.setdefault(phase.name, []).append(recovery(runs["auto"][number]))
-        whole = rows.setdefault("all", {name: [] for name in names})
+            worst_windows.setdefault(phase.name, []).append(
+                worst_window(runs["auto"][number], base)
+            )
+            recoveries.setdefault(phase.name, []).append(recovery(runs["auto"][number]))
+        totals = rows.setdefault("all", {name: [] for name in names})
         for name in names:
-            whole[name].append(rate(runs[name]) / rate(runs["none"]))
-        planner = next(lane.planner for lane in made if lane.name == "auto")
+            totals[name].append(rate(runs[name]) / rate(runs["none"]))
+        planner = next(lane.planner for lane in lane_list if lane.name == "auto")
         assert planner is not None
         planning.append(planner.totals.planning_s / sum(planner.totals.depths) * 1e6)
     title = f"{table.name}, t" if table else "T"
@@ -77,11 +79,11 @@ def report(seeds: int, table: GpuTable | None = None) -> None:
     print("|---" * (len(names) + 4) + "|")
     for phase_name, row in rows.items():
         means = " | ".join(f"{statistics.mean(row[name]):.3f}" for name in names)
-        low = f"{min(worst[phase_name]):.2f}" if phase_name in worst else ""
-        late = f"{max(recovered[phase_name]):.0f}" if phase_name in recovered else ""
-        fixed = max(statistics.mean(row[name]) for name in names if name.startswith("K="))
-        regret = 1 - statistics.mean(row["auto"]) / fixed
-        print(f"| {phase_name} | {means} | {regret:.1%} | {low} | {late} |")
+        lowest = f"{min(worst_windows[phase_name]):.2f}" if phase_name in worst_windows else ""
+        recovery_steps = f"{max(recoveries[phase_name]):.0f}" if phase_name in recoveries else ""
+        best_fixed = max(statistics.mean(row[name]) for name in names if name.startswith("K="))
+        regret = 1 - statistics.mean(row["auto"]) / best_fixed
+        print(f"| {phase_name} | {means} | {regret:.1%} | {lowest} | {recovery_steps} |")
     print(f"\nplanning: {statistics.median(planning):.0f} us a step")
 
 

@@ -34,7 +34,7 @@ from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
-from eaglegate.lab.benchmarks.drive import running
+from eaglegate.lab.benchmarks.drive import run_engine
 from eaglegate.lab.benchmarks.wire import clock_of
 from eaglegate.lab.training.evaluation_set import make_long_cases
 
@@ -145,8 +145,8 @@ def _make_hostile(number: int) -> EngineRequest:
 
 
 def _make_unseeded(number: int) -> EngineRequest:
-    made = _make_hostile(number)
-    return replace(made, id=f"u{number}", sampling=replace(made.sampling, seed=None))
+    request = _make_hostile(number)
+    return replace(request, id=f"u{number}", sampling=replace(request.sampling, seed=None))
 
 
 def describe_target(demo: Path) -> dict[str, Any]:
@@ -157,9 +157,9 @@ def describe_target(demo: Path) -> dict[str, Any]:
 
 def cpu_time_scheduler(*args: Any, **kwargs: Any) -> DepthSchedulerBase:
     """Make a scheduler whose planner learns CPU time. ``scheduler_cls`` names this function."""
-    made = scheduler(*args, **kwargs)
-    made.planning.clock = time.process_time
-    return made
+    depth_scheduler = scheduler(*args, **kwargs)
+    depth_scheduler.planning.clock = time.process_time
+    return depth_scheduler
 
 
 async def serve(
@@ -171,20 +171,20 @@ async def serve(
     """Run a closed loop of clients for ``block_s`` seconds of the engine's CPU time."""
     (process,) = engine._processes
     clock = clock_of(process.pid)
-    begin, begin_s = time.perf_counter(), time.clock_gettime(clock)
-    mine = block.tokens_by_kind
+    start, start_s = time.perf_counter(), time.clock_gettime(clock)
+    counts = block.tokens_by_kind
 
     async def send(requests: Iterator[tuple[str, EngineRequest]]) -> None:
         for kind, request in requests:
             async for step in read_steps(engine.generate, request):
-                block.arrivals.append((time.perf_counter() - begin, len(step.token_ids)))
-                mine[kind] = mine.get(kind, 0) + len(step.token_ids)
+                block.arrivals.append((time.perf_counter() - start, len(step.token_ids)))
+                counts[kind] = counts.get(kind, 0) + len(step.token_ids)
 
     clients = [asyncio.create_task(send(requests)) for requests in supply]
-    while (seconds := time.clock_gettime(clock) - begin_s) < block_s:  # noqa: ASYNC110
+    while (seconds := time.clock_gettime(clock) - start_s) < block_s:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
-    block.seconds, block.wall_s = seconds, time.perf_counter() - begin
-    block.tokens = sum(mine.values())
+    block.seconds, block.wall_s = seconds, time.perf_counter() - start
+    block.tokens = sum(counts.values())
     for client in clients:
         client.cancel()
     await asyncio.gather(*clients, return_exceptions=True)
@@ -194,71 +194,73 @@ async def serve_block(
     engines: dict[str, VllmEngine], traffic: Traffic, lane: str, number: int, block: Block, s: float
 ) -> None:
     engine = engines["none" if lane == "none" else "draft"]
-    phase = next(one for one in PHASES if one.name == block.phase)
+    phase = next(item for item in PHASES if item.name == block.phase)
     if lane == "auto":
         await engine.set_planning("auto")
-        before = await engine.describe_planning(512)
+        start_planning = await engine.describe_planning(512)
     supply = [
         (
-            (kind, direct(request, lane, kind))
+            (kind, route(request, lane, kind))
             for kind, request in traffic.make(phase, number, client)
         )
         for client in range(phase.batch)
     ]
     await serve(engine, supply, s, block)
     if lane == "auto":
-        block.planner = subtract(await engine.describe_planning(512), before)
+        block.planner = subtract(await engine.describe_planning(512), start_planning)
         await engine.set_planning("off")
 
 
-def direct(request: EngineRequest, lane: str, kind: str) -> EngineRequest:
+def route(request: EngineRequest, lane: str, kind: str) -> EngineRequest:
     """Give each kind its own workload and tenant."""
-    fixed = int(lane[2:]) if lane.startswith("K=") else None
-    depth = RIGHT[kind] if lane == "right" else fixed
+    fixed_depth = int(lane[2:]) if lane.startswith("K=") else None
+    depth = RIGHT[kind] if lane == "right" else fixed_depth
     name = f"{request.id}@{lane}"
     return replace(request, id=name, depth=depth, cache_salt=lane, workload=kind, tenant=kind)
 
 
-def subtract(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """Return sums since ``before``, and everything else from ``after``."""
-    found = dict(after)
+def subtract(end: dict[str, Any], start: dict[str, Any]) -> dict[str, Any]:
+    """Return sums since ``start``, and everything else from ``end``."""
+    difference = dict(end)
     for name in ("expected_tokens", "committed_tokens", "expected_s", "taken_s", "planning_s"):
-        found[name] = after[name] - before[name]
-    found["fixed_s"] = [a - b for a, b in zip(after["fixed_s"], before["fixed_s"], strict=True)]
-    depths = zip(after["steps_by_depth"], before["steps_by_depth"], strict=True)
-    found["steps_by_depth"] = [a - b for a, b in depths]
-    reasons = after["steps_by_reason"].items()
-    found["steps_by_reason"] = {name: n - before["steps_by_reason"][name] for name, n in reasons}
-    steps = sum(found["steps_by_depth"])
-    found["recent"] = after["recent"][-steps:]
-    return found
+        difference[name] = end[name] - start[name]
+    difference["fixed_s"] = [a - b for a, b in zip(end["fixed_s"], start["fixed_s"], strict=True)]
+    depths = zip(end["steps_by_depth"], start["steps_by_depth"], strict=True)
+    difference["steps_by_depth"] = [a - b for a, b in depths]
+    reasons = end["steps_by_reason"].items()
+    difference["steps_by_reason"] = {
+        name: n - start["steps_by_reason"][name] for name, n in reasons
+    }
+    steps = sum(difference["steps_by_depth"])
+    difference["recent"] = end["recent"][-steps:]
+    return difference
 
 
 async def measure(options: argparse.Namespace) -> None:
     demo, lanes, out = options.demo, options.lanes, options.out
     target = describe_target(demo)
-    drafted = {"model": str(demo / "eagle3_1"), "num_speculative_tokens": MOST}
+    draft_config = {"model": str(demo / "eagle3_1"), "num_speculative_tokens": MOST}
     traffic = Traffic(VllmRenderer(make_demo_arguments(**target)))
     phases = [phase for phase in PHASES if not options.phases or phase.name in options.phases]
     numbers = itertools.count()
     blocks: list[Block] = []
     async with (
-        running(**target, speculative_config=None) as plain,
-        running(
+        run_engine(**target, speculative_config=None) as plain_engine,
+        run_engine(
             **target,
-            speculative_config=drafted,
+            speculative_config=draft_config,
             planning="auto",
             scheduler_cls="eaglegate.lab.benchmarks.regret_engine.cpu_time_scheduler",
         ) as draft,
     ):
         await draft.set_planning("off")
-        engines = {"none": plain, "draft": draft}
-        began = time.perf_counter()
+        engines = {"none": plain_engine, "draft": draft}
+        start = time.perf_counter()
         for phase in phases:
             for turn in range(options.rounds):
                 number = next(numbers)
                 for lane in lanes[turn % len(lanes) :] + lanes[: turn % len(lanes)]:
-                    block = Block(phase.name, lane, 0.0, 0.0, 0, time.perf_counter() - began)
+                    block = Block(phase.name, lane, 0.0, 0.0, 0, time.perf_counter() - start)
                     await serve_block(engines, traffic, lane, number, block, options.block_s)
                     blocks.append(block)
             print_phase(phase.name, lanes, blocks)
@@ -272,29 +274,30 @@ def write(blocks: list[Block], out: Path | None) -> None:
 
 def print_phase(phase: str, lanes: Sequence[str], blocks: list[Block]) -> None:
     """Print tokens per second over those without a draft: in total, by pairs, and their median."""
-    mine = [block for block in blocks if block.phase == phase]
-    rates = {lane: [b.tokens / b.seconds for b in mine if b.lane == lane] for lane in lanes}
+    phase_blocks = [block for block in blocks if block.phase == phase]
+    rates = {lane: [b.tokens / b.seconds for b in phase_blocks if b.lane == lane] for lane in lanes}
     ratios = {
         lane: [
-            rate / max(none, 1e-9) for rate, none in zip(rates[lane], rates["none"], strict=True)
+            rate / max(base_rate, 1e-9)
+            for rate, base_rate in zip(rates[lane], rates["none"], strict=True)
         ]
         for lane in lanes
     }
     cells = [f"{statistics.median(ratios[lane]):.3f}" for lane in lanes]
-    auto = [b.planner for b in mine if b.lane == "auto"]
+    auto = [b.planner for b in phase_blocks if b.lane == "auto"]
     depths = [sum(column) for column in zip(*(p["steps_by_depth"] for p in auto), strict=True)]
     reasons = {
         name: sum(p["steps_by_reason"][name] for p in auto) for name in auto[0]["steps_by_reason"]
     }
-    expected = sum(p["expected_tokens"] for p in auto)
-    committed = max(1, sum(p["committed_tokens"] for p in auto))
+    expected_tokens = sum(p["expected_tokens"] for p in auto)
+    committed_tokens = max(1, sum(p["committed_tokens"] for p in auto))
     seconds = sum(p["expected_s"] for p in auto) / max(1e-9, sum(p["taken_s"] for p in auto))
     planning = sum(p["planning_s"] for p in auto) / max(1, sum(depths)) * 1e6
-    none = statistics.median(rates["none"])
+    base_rate = statistics.median(rates["none"])
     print(
-        f"| {phase} | {none:.0f} | " + " | ".join(cells) + f" | {min(ratios['auto']):.3f} "
-        f"| {max(map(count_recovery, auto))} | {compare_kinds(mine)} "
-        f"| {expected / max(1, committed):.2f} "
+        f"| {phase} | {base_rate:.0f} | " + " | ".join(cells) + f" | {min(ratios['auto']):.3f} "
+        f"| {max(map(count_recovery, auto))} | {compare_kinds(phase_blocks)} "
+        f"| {expected_tokens / max(1, committed_tokens):.2f} "
         f"| {seconds:.2f} | {planning:.0f} | {depths} | {reasons} |",
         flush=True,
     )
@@ -303,24 +306,28 @@ def print_phase(phase: str, lanes: Sequence[str], blocks: list[Block]) -> None:
 def count_recovery(planner: dict[str, Any]) -> int:
     """Return the steps of a block until twenty reach 0.95 of the rate of its later half."""
     rows = [(seconds, tokens) for seconds, tokens, *_ in planner["recent"]]
-    settled = rows[len(rows) // 2 :]
-    aim = 0.95 * sum(t for _, t in settled) / max(1e-9, sum(s for s, _ in settled))
-    for at in range(len(rows) - 20):
-        window = rows[at : at + 20]
-        if sum(t for _, t in window) >= aim * sum(s for s, _ in window):
-            return at
+    half = rows[len(rows) // 2 :]
+    target = 0.95 * sum(t for _, t in half) / max(1e-9, sum(s for s, _ in half))
+    for start in range(len(rows) - 20):
+        window = rows[start : start + 20]
+        if sum(t for _, t in window) >= target * sum(s for s, _ in window):
+            return start
     return len(rows)
 
 
 def compare_kinds(blocks: list[Block]) -> dict[str, float]:
     """Return each kind's tokens per second with the planner, over the right depths if run."""
-    found: dict[str, list[float]] = {}
-    auto, right = ([b for b in blocks if b.lane == lane] for lane in ("auto", "right"))
-    for one, other in zip(auto, right, strict=bool(right)):
-        for kind in one.tokens_by_kind.keys() & other.tokens_by_kind.keys():
-            rates = [block.tokens_by_kind[kind] / block.seconds for block in (one, other)]
-            found.setdefault(kind, []).append(rates[0] / rates[1])
-    return {kind: round(statistics.median(rates), 3) for kind, rates in found.items()}
+    ratios: dict[str, list[float]] = {}
+    auto_blocks, right_blocks = (
+        [b for b in blocks if b.lane == lane] for lane in ("auto", "right")
+    )
+    for block_auto, block_right in zip(auto_blocks, right_blocks, strict=bool(right_blocks)):
+        for kind in block_auto.tokens_by_kind.keys() & block_right.tokens_by_kind.keys():
+            rates = [
+                block.tokens_by_kind[kind] / block.seconds for block in (block_auto, block_right)
+            ]
+            ratios.setdefault(kind, []).append(rates[0] / rates[1])
+    return {kind: round(statistics.median(rates), 3) for kind, rates in ratios.items()}
 
 
 def main() -> None:

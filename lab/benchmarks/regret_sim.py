@@ -42,7 +42,7 @@ class Kind:
     tokens: int = 120
 
     @property
-    def conditional(self) -> Floats:
+    def acceptance_by_position(self) -> Floats:
         tail = (self.acceptance[-1],) * (DEPTH - len(self.acceptance))
         return np.array(self.acceptance + tail)
 
@@ -74,16 +74,20 @@ PHASES = (
 )
 
 
-def step_ms(batch: int, verified: float, depth: int) -> float:
+def step_ms(batch: int, num_verified: float, depth: int) -> float:
     """Interpolate in the table; verified tokens count as their share of a full width."""
 
-    def at(d: float) -> float:
+    def interpolate(d: float) -> float:
         rows = [np.interp(d, MEASURED_DEPTHS, row) for row in COST_MS]
         return float(np.interp(batch, MEASURED_BATCHES, rows))
 
-    base = at(0)
-    width = verified / batch
-    return base + DRAFT_SHARE * (at(depth) - base) + (1 - DRAFT_SHARE) * (at(width) - base)
+    base = interpolate(0)
+    width = num_verified / batch
+    return (
+        base
+        + DRAFT_SHARE * (interpolate(depth) - base)
+        + (1 - DRAFT_SHARE) * (interpolate(width) - base)
+    )
 
 
 class CpuTable:
@@ -145,14 +149,14 @@ GPUS = (
 
 
 @dataclass
-class Running:
+class RunningRequest:
     name: str
     kind: Kind
-    left: int
+    remaining: int
     width: int = 0
 
 
-Chooser = Callable[[Sequence[Running]], tuple[int, Ints]]
+Chooser = Callable[[Sequence[RunningRequest]], tuple[int, Ints]]
 
 
 @dataclass
@@ -181,53 +185,57 @@ class PhaseResult:
         return self.tokens / self.seconds
 
 
-def fixed(depth: int) -> Chooser:
-    return lambda running: (depth, np.full(len(running), depth))
+def choose_fixed(depth: int) -> Chooser:
+    return lambda requests: (depth, np.full(len(requests), depth))
 
 
-def oracle(running: Sequence[Running]) -> tuple[int, Ints]:
+def oracle(requests: Sequence[RunningRequest]) -> tuple[int, Ints]:
     """Choose by true survivals at every depth; only the step's own horizon is approximate."""
-    survival = np.cumprod([r.kind.conditional for r in running], axis=1)
-    best = (len(running) / step_ms(len(running), 0, 0), 0, np.zeros(len(running), dtype=np.int64))
+    survival = np.cumprod([r.kind.acceptance_by_position for r in requests], axis=1)
+    choice = (
+        len(requests) / step_ms(len(requests), 0, 0),
+        0,
+        np.zeros(len(requests), dtype=np.int64),
+    )
     for depth in range(1, DEPTH + 1):
         order = np.sort(survival[:, :depth].ravel())[::-1]
         gains = np.concatenate([[0.0], np.cumsum(order)])
         counts = np.arange(len(gains))
-        times = np.array([step_ms(len(running), float(n), depth) for n in counts])
-        rates = (len(running) + gains) / times
+        times = np.array([step_ms(len(requests), float(n), depth) for n in counts])
+        rates = (len(requests) + gains) / times
         n = int(rates.argmax())
-        if rates[n] > best[0]:
-            least = order[n - 1] if n else 2.0
-            best = (float(rates[n]), depth, (survival[:, :depth] >= least).sum(axis=1))
-    return best[1], best[2]
+        if rates[n] > choice[0]:
+            threshold = order[n - 1] if n else 2.0
+            choice = (float(rates[n]), depth, (survival[:, :depth] >= threshold).sum(axis=1))
+    return choice[1], choice[2]
 
 
 def make_oracle(table: CpuTable | GpuTable) -> Chooser:
     """Return a chooser of the best depth, with all thresholds of true survival and equal widths."""
 
-    def choose(running: Sequence[Running]) -> tuple[int, Ints]:
-        survival = np.cumprod([r.kind.conditional for r in running], axis=1)
-        best, rate = (0, np.zeros(len(running), dtype=np.int64)), 0.0
+    def choose_depth(requests: Sequence[RunningRequest]) -> tuple[int, Ints]:
+        survival = np.cumprod([r.kind.acceptance_by_position for r in requests], axis=1)
+        choice, rate = (0, np.zeros(len(requests), dtype=np.int64)), 0.0
         for depth in range(DEPTH + 1):
             gains = survival[:, :depth]
-            for least in {0.0, *np.unique(gains.round(3)).tolist()}:
-                widths = (gains >= least).sum(axis=1)
-                got = len(running) + float((gains * (gains >= least)).sum())
-                found = got / table.step_ms(widths.tolist(), depth)
-                if found > rate:
-                    rate, best = found, (depth, widths)
-        return best
+            for threshold in {0.0, *np.unique(gains.round(3)).tolist()}:
+                widths = (gains >= threshold).sum(axis=1)
+                gain = len(requests) + float((gains * (gains >= threshold)).sum())
+                rate_found = gain / table.step_ms(widths.tolist(), depth)
+                if rate_found > rate:
+                    rate, choice = rate_found, (depth, widths)
+        return choice
 
-    return choose
+    return choose_depth
 
 
-def planned(planner: DepthPlanner) -> Chooser:
-    def choose(running: Sequence[Running]) -> tuple[int, Ints]:
-        names = [r.name for r in running]
-        plan = planner.plan(names, [min(DEPTH, max(0, r.left - 1)) for r in running])
+def choose_planned(planner: DepthPlanner) -> Chooser:
+    def choose_depth(requests: Sequence[RunningRequest]) -> tuple[int, Ints]:
+        names = [r.name for r in requests]
+        plan = planner.plan(names, [min(DEPTH, max(0, r.remaining - 1)) for r in requests])
         return plan.depth, np.array(plan.widths)
 
-    return choose
+    return choose_depth
 
 
 def run(
@@ -246,77 +254,81 @@ def run(
     results = []
     for number, phase in enumerate(phases):
         result = PhaseResult(phase.name)
-        waiting = _arrivals(phase, number)
-        running = [r for r, _ in zip(waiting, range(phase.batch), strict=False)]
-        _add(lane, running)
-        while running:
-            _step(lane, running, result, rng, noise, slowness(len(result.steps)))
-            for index in [i for i, r in enumerate(running) if r.left <= 0][::-1]:
-                done = running.pop(index)
+        arrivals = _arrivals(phase, number)
+        requests = [r for r, _ in zip(arrivals, range(phase.batch), strict=False)]
+        _add(lane, requests)
+        while requests:
+            _step(lane, requests, result, rng, noise, slowness(len(result.steps)))
+            for index in [i for i, r in enumerate(requests) if r.remaining <= 0][::-1]:
+                request = requests.pop(index)
                 if lane.planner is not None:
-                    lane.planner.survival.remove(done.name)
-                new = next(waiting, None)
-                if new is not None:
-                    running.append(new)
-                    _add(lane, [new])
+                    lane.planner.survival.remove(request.name)
+                newcomer = next(arrivals, None)
+                if newcomer is not None:
+                    requests.append(newcomer)
+                    _add(lane, [newcomer])
         results.append(result)
     return results
 
 
-def _arrivals(phase: Phase, number: int) -> Iterator[Running]:
+def _arrivals(phase: Phase, number: int) -> Iterator[RunningRequest]:
     for i in range(phase.requests):
         kind = phase.kinds[i % len(phase.kinds)]
-        yield Running(f"{number}-{i}", kind, kind.tokens)
+        yield RunningRequest(f"{number}-{i}", kind, kind.tokens)
 
 
-def _add(lane: Lane, new: Sequence[Running]) -> None:
+def _add(lane: Lane, requests: Sequence[RunningRequest]) -> None:
     if lane.planner is not None:
-        for r in new:
+        for r in requests:
             lane.planner.survival.add(r.name)
 
 
 def _step(
     lane: Lane,
-    running: list[Running],
+    requests: list[RunningRequest],
     result: PhaseResult,
     rng: np.random.Generator,
     noise: float,
     slowness: float,
 ) -> None:
     """Verify the drafts of the previous step, then draft, in an engine's order."""
-    depth, widths = lane.choose(running)
-    verified = np.array([r.width for r in running])
-    draws = rng.random((len(running), DEPTH))
-    conditional = np.array([r.kind.conditional for r in running])
-    hits = np.cumprod(draws < conditional, axis=1)
-    accepted = (hits * (np.arange(1, DEPTH + 1) <= verified[:, None])).sum(axis=1)
-    ms = _take(lane, verified.tolist(), depth) * lane.factor
+    depth, widths = lane.choose(requests)
+    verified_widths = np.array([r.width for r in requests])
+    draws = rng.random((len(requests), DEPTH))
+    acceptance = np.array([r.kind.acceptance_by_position for r in requests])
+    hits = np.cumprod(draws < acceptance, axis=1)
+    accepted = (hits * (np.arange(1, DEPTH + 1) <= verified_widths[:, None])).sum(axis=1)
+    ms = _take(lane, verified_widths.tolist(), depth) * lane.factor
     seconds = ms / 1e3 * float(rng.lognormal(0.0, noise))
     if rng.random() < 0.005:
         seconds *= 4.0
     tokens = 0
-    for r, got, width in zip(running, accepted, widths, strict=True):
-        made = min(int(got) + 1, r.left)
-        tokens += made
-        r.left -= made
+    for r, num_accepted, width in zip(requests, accepted, widths, strict=True):
+        num_made = min(int(num_accepted) + 1, r.remaining)
+        tokens += num_made
+        r.remaining -= num_made
         r.width = int(width)
     result.seconds += seconds
     result.tokens += tokens
     result.steps.append((seconds, tokens, depth))
     if lane.planner is not None:
-        lane.planner.observe([r.name for r in running], verified.tolist(), accepted.tolist())
+        lane.planner.observe(
+            [r.name for r in requests], verified_widths.tolist(), accepted.tolist()
+        )
         graphs = lane.table.graphs
-        mode = graphs.find_mode(verified.tolist()) if graphs else GraphMode.FULL
+        mode = graphs.find_mode(verified_widths.tolist()) if graphs else GraphMode.FULL
         lane.planner.observe_step(
-            ObservedStep(len(running), int(verified.sum()), depth, seconds * slowness, mode=mode)
+            ObservedStep(
+                len(requests), int(verified_widths.sum()), depth, seconds * slowness, mode=mode
+            )
         )
 
 
 def _take(lane: Lane, widths: list[int], depth: int) -> float:
     """Return the milliseconds of a step. A fixed depth has graphs of its own."""
     if isinstance(lane.table, GpuTable) and lane.depth is not None:
-        own = replace(lane.table.graphs, widths=(lane.depth,))
-        return lane.table.run_ms(widths, depth, own.find_mode(widths))
+        graphs = replace(lane.table.graphs, widths=(lane.depth,))
+        return lane.table.run_ms(widths, depth, graphs.find_mode(widths))
     return lane.table.step_ms(widths, depth)
 
 
@@ -340,12 +352,12 @@ def lanes(table: CpuTable | GpuTable | None = None) -> list[Lane]:
     """Return the lanes; ``line`` is the planner that does not know about graphs."""
     table = table or CpuTable()
     planner = profiled(DepthPlanner(DEPTH, graphs=table.graphs), table)
-    line = profiled(DepthPlanner(DEPTH), table)
-    straight = Lane("line", planned(line), line, table=table)
+    line_planner = profiled(DepthPlanner(DEPTH), table)
+    line_lane = Lane("line", choose_planned(line_planner), line_planner, table=table)
     return [
-        Lane("none", fixed(0), factor=NO_DRAFT, table=table, depth=0),
-        *(Lane(f"K={d}", fixed(d), table=table, depth=d) for d in (0, 1, 3, 5, 7)),
-        *([] if table.graphs is None else [straight]),
-        Lane("auto", planned(planner), planner, table=table),
+        Lane("none", choose_fixed(0), factor=NO_DRAFT, table=table, depth=0),
+        *(Lane(f"K={d}", choose_fixed(d), table=table, depth=d) for d in (0, 1, 3, 5, 7)),
+        *([] if table.graphs is None else [line_lane]),
+        Lane("auto", choose_planned(planner), planner, table=table),
         Lane("oracle", oracle if table.graphs is None else make_oracle(table), table=table),
     ]

@@ -36,7 +36,7 @@ from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
-from eaglegate.lab.benchmarks.drive import running
+from eaglegate.lab.benchmarks.drive import run_engine
 from eaglegate.lab.benchmarks.regret_engine import (
     FIXED,
     MOST,
@@ -65,7 +65,7 @@ class SwitchingPlanner(DepthPlanner):
         super().__init__(depth)
         self._draw = random.Random(0)
         self._lanes = os.environ.get(NAMED, "").split(",")
-        self._waiting: list[str] = []
+        self._queue: list[str] = []
         self._lane = "auto"
         self._steps = -math.inf
         """Steps of the lane, which does not end before the first call of ``describe``."""
@@ -83,9 +83,9 @@ class SwitchingPlanner(DepthPlanner):
             depths = map(self._get_depth, requests)
             bounds = [min(pair) for pair in zip(bounds, depths, strict=True)]
             self.frozen = max(bounds, default=0)
-        before = self.totals.planning_s
+        start_s = self.totals.planning_s
         plan = super().plan(requests, bounds, floors)
-        self._planned_s = self.totals.planning_s - before
+        self._planned_s = self.totals.planning_s - start_s
         return plan
 
     def observe(
@@ -93,10 +93,10 @@ class SwitchingPlanner(DepthPlanner):
         requests: Sequence[str],
         drafted: Sequence[int],
         accepted: Sequence[int],
-        found: Sequence[int] | None = None,
+        matches: Sequence[int] | None = None,
     ) -> None:
         if self._is_learning():
-            super().observe(requests, drafted, accepted, found)
+            super().observe(requests, drafted, accepted, matches)
         self._committed = len(requests) + sum(accepted)
 
     def observe_step(self, step: ObservedStep) -> None:
@@ -119,12 +119,12 @@ class SwitchingPlanner(DepthPlanner):
 
     def _switch(self) -> None:
         self._segments.append(self._segment)
-        if not self._waiting:
-            self._waiting = list(self._lanes)
-            self._draw.shuffle(self._waiting)
-        self._lane, self._steps = self._waiting.pop(), 0
+        if not self._queue:
+            self._queue = list(self._lanes)
+            self._draw.shuffle(self._queue)
+        self._lane, self._steps = self._queue.pop(), 0
         self._segment = make_segment(self._lane)
-        self._fresh = True
+        self._is_fresh = True
 
     def _is_learning(self) -> bool:
         return self._lane == "auto" and (self._steps < 0 or self._steps > SKIPPED)
@@ -144,11 +144,11 @@ def switching_scheduler(*args: Any, **kwargs: Any) -> DepthSchedulerBase:
     """Make a scheduler whose planner switches, with CPU times. ``scheduler_cls`` names this
     function.
     """
-    made = scheduler(*args, **kwargs)
-    planning: Any = made.planning
-    planning._make_planner = lambda _mode: SwitchingPlanner(int(made.num_spec_tokens))
+    depth_scheduler = scheduler(*args, **kwargs)
+    planning: Any = depth_scheduler.planning
+    planning._make_planner = lambda _mode: SwitchingPlanner(int(depth_scheduler.num_spec_tokens))
     planning.clock = time.thread_time
-    return made
+    return depth_scheduler
 
 
 async def measure(
@@ -157,15 +157,15 @@ async def measure(
     os.environ[NAMED] = ",".join(lanes)
     target = describe_target(demo)
     traffic = Traffic(VllmRenderer(make_demo_arguments(**target)))
-    async with running(
+    async with run_engine(
         **target,
         speculative_config={"model": str(demo / "eagle3_1"), "num_speculative_tokens": MOST},
         planning="auto",
         scheduler_cls="eaglegate.lab.benchmarks.regret_switch.switching_scheduler",
     ) as engine:
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for number, phase in enumerate(phases):
-            before = await engine.describe_planning(0)
+            start_planning = await engine.describe_planning(0)
             supply = [
                 (
                     (kind, replace(request, workload=kind, tenant=kind))
@@ -174,27 +174,27 @@ async def measure(
                 for client in range(phase.batch)
             ]
             await serve(engine, supply, phase_s, Block(phase.name, "", 0.0, 0.0, 0, 0.0))
-            found[phase.name] = await engine.describe_planning(0)
-            print_phase(phase.name, lanes, found[phase.name], before)
+            results[phase.name] = await engine.describe_planning(0)
+            print_phase(phase.name, lanes, results[phase.name], start_planning)
             if out is not None:
-                await asyncio.to_thread(out.write_text, json.dumps(found))
+                await asyncio.to_thread(out.write_text, json.dumps(results))
 
 
 def print_phase(
-    name: str, lanes: Sequence[str], planner: dict[str, Any], before: dict[str, Any]
+    name: str, lanes: Sequence[str], planner: dict[str, Any], start_planning: dict[str, Any]
 ) -> None:
     cycles = list(group_cycles(planner["segments"], len(lanes)))
     rates = {lane: np.array([cycle[lane] for cycle in cycles]) for lane in lanes}
-    fixed = [lane for lane in lanes if lane.startswith("K=")]
-    best = max(fixed, key=lambda lane: rates[lane].sum())
-    cells = [compare(rates[lane], rates[best]) for lane in lanes]
-    own = [segment for segment in planner["segments"] if segment[0] == "auto"]
-    share = sum(s[4] for s in own) / (sum(s[2] for s in own) or 1.0)
+    fixed_lanes = [lane for lane in lanes if lane.startswith("K=")]
+    best_lane = max(fixed_lanes, key=lambda lane: rates[lane].sum())
+    cells = [compare(rates[lane], rates[best_lane]) for lane in lanes]
+    auto_segments = [segment for segment in planner["segments"] if segment[0] == "auto"]
+    share = sum(s[4] for s in auto_segments) / (sum(s[2] for s in auto_segments) or 1.0)
     reasons = {
-        reason: count - before["steps_by_reason"][reason]
+        reason: count - start_planning["steps_by_reason"][reason]
         for reason, count in planner["steps_by_reason"].items()
     }
-    cells += [best, str(len(cycles)), f"{share:.2%}", str(reasons)]
+    cells += [best_lane, str(len(cycles)), f"{share:.2%}", str(reasons)]
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
@@ -211,11 +211,11 @@ def group_cycles(segments: list[list[Any]], lanes: int) -> Iterator[dict[str, fl
             cycle = {}
 
 
-def compare(rates: Floats, best: Floats) -> str:
+def compare(rates: Floats, base: Floats) -> str:
     """Return the geometric mean of ratios within cycles, and its logarithm's standard error."""
     if len(rates) < 2:
         return "-"
-    ratios = rates - best
+    ratios = rates - base
     error = float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
     return f"{math.exp(ratios.mean()):.3f} ± {error:.3f}"
 

@@ -40,7 +40,15 @@ from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.position_noise import draw_noise
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import QUESTIONS, at, render, run, run_all, running, speculation
+from eaglegate.lab.benchmarks.drive import (
+    QUESTIONS,
+    fix_depth,
+    render,
+    run,
+    run_all,
+    run_engine,
+    speculation,
+)
 from eaglegate.lab.prove.lane import ProofAnswer
 from eaglegate.lab.prove.texts import Difference, Kind, compare
 from tests.engine.draft_copies import make_noise
@@ -74,14 +82,18 @@ class Way:
     differences: list[Difference] = field(default_factory=list)
 
     def count(self, kind: Kind) -> int:
-        return sum(one.kind is kind for one in self.differences)
+        return sum(difference.kind is kind for difference in self.differences)
 
     def describe(self) -> str:
         faults = len(self.differences) - self.count(Kind.TIE)
-        margins = [abs(one.margin) for one in self.differences if one.margin is not None]
-        widest = f"{max(margins):.4f}" if margins else ""
+        margins = [
+            abs(difference.margin)
+            for difference in self.differences
+            if difference.margin is not None
+        ]
+        max_margin = f"{max(margins):.4f}" if margins else ""
         rate = 1e4 * self.count(Kind.TIE) / max(1, self.tokens)
-        return f"{self.answers} | {faults} | {self.count(Kind.TIE)} | {rate:.2f} | {widest}"
+        return f"{self.answers} | {faults} | {self.count(Kind.TIE)} | {rate:.2f} | {max_margin}"
 
 
 def make_prompts(renderer: VllmRenderer, count: int) -> Texts:
@@ -91,7 +103,7 @@ def make_prompts(renderer: VllmRenderer, count: int) -> Texts:
     questions = render(renderer, QUESTIONS)
     draw = random.Random(0)
 
-    def make(number: int) -> tuple[int, ...]:
+    def make_prompt(number: int) -> tuple[int, ...]:
         kind, index = number % 4, number // 4
         if kind == 0:
             return stories[index % len(stories)] + stories[index // len(stories)][:index]
@@ -102,7 +114,7 @@ def make_prompts(renderer: VllmRenderer, count: int) -> Texts:
             return (*itertools.islice(words, 150 + 11 * index), *questions[index % 6])
         return tuple(draw.randrange(20, VOCABULARY - 48) for _ in range(8 + 2 * index))
 
-    return [make(number) for number in range(count)]
+    return [make_prompt(number) for number in range(count)]
 
 
 def make_requests(prompts: Texts, temperature: float, tokens: int) -> list[EngineRequest]:
@@ -134,12 +146,12 @@ async def generate(
 ) -> Texts:
     """Generate in groups of ``batch``. ``depth`` is a planning mode or every request's depth."""
     mode = depth if isinstance(depth, str) else "off"
-    fixed = depth if isinstance(depth, int) else None
+    fixed_depth = depth if isinstance(depth, int) else None
     if await engine.set_planning(mode) != mode:
         raise RuntimeError(f"the engine does not plan: {mode}")
     texts: Texts = []
-    for begin in range(0, len(requests), batch):
-        group = [at(fixed, request) for request in requests[begin : begin + batch]]
+    for start in range(0, len(requests), batch):
+        group = [fix_depth(fixed_depth, request) for request in requests[start : start + batch]]
         texts += [outcome.token_ids for outcome in await run_all(engine, group)]
     await engine.set_planning("off")
     return texts
@@ -149,22 +161,22 @@ async def disturb(
     engine: Generates, requests: Sequence[EngineRequest], act: Callable[[], Awaitable[None]]
 ) -> tuple[Texts, int]:
     """Call ``act`` once each request has a token. Return the texts and the continued streams."""
-    begun = [asyncio.Event() for _ in requests]
+    starts = [asyncio.Event() for _ in requests]
 
-    async def follow(request: EngineRequest, first: asyncio.Event) -> tuple[int, ...]:
+    async def follow(request: EngineRequest, event: asyncio.Event) -> tuple[int, ...]:
         tokens: list[int] = []
         async with aclosing(read_steps(engine.generate, request)) as steps:
             async for step in steps:
                 tokens += step.token_ids
-                first.set()
+                event.set()
         return tuple(tokens)
 
-    pairs = zip(requests, begun, strict=True)
-    streams = [asyncio.create_task(follow(request, first)) for request, first in pairs]
-    await asyncio.gather(*(first.wait() for first in begun))
+    pairs = zip(requests, starts, strict=True)
+    streams = [asyncio.create_task(follow(request, event)) for request, event in pairs]
+    await asyncio.gather(*(event.wait() for event in starts))
     await act()
-    went_on = sum(not stream.done() for stream in streams)
-    return list(await asyncio.gather(*streams)), went_on
+    num_continued = sum(not stream.done() for stream in streams)
+    return list(await asyncio.gather(*streams)), num_continued
 
 
 class Comparison:
@@ -176,7 +188,7 @@ class Comparison:
         self.dtype, self.requests = dtype, requests
         self._engine = engine
         self._texts: dict[float, Texts] = {}
-        self._known: dict[str, ProofAnswer] = {}
+        self._references: dict[str, ProofAnswer] = {}
 
     async def write_reference(self) -> None:
         for temperature, requests in self.requests.items():
@@ -191,35 +203,39 @@ class Comparison:
             way = await self._compare(requests, texts, self._texts[temperature])
             print(f"| {self.dtype} | {temperature} | {name} | {way.describe()} |", flush=True)
 
-    async def _compare(self, requests: list[EngineRequest], texts: Texts, wanted: Texts) -> Way:
+    async def _compare(
+        self, requests: list[EngineRequest], texts: Texts, reference_texts: Texts
+    ) -> Way:
         way = Way()
-        for request, text, want in zip(requests, texts, wanted, strict=True):
+        for request, text, reference_text in zip(requests, texts, reference_texts, strict=True):
             way.answers += 1
-            way.tokens += len(want)
-            if text == want:
+            way.tokens += len(reference_text)
+            if text == reference_text:
                 continue
-            reference = await self._explain(request, want)
+            reference = await self._explain(request, reference_text)
             answer = replace(reference, token_ids=text)
-            found = compare(reference, answer, self.dtype, draw_noise)
-            assert found is not None
-            way.tokens += found.token + 1 - len(want)
-            way.differences.append(found)
+            difference = compare(reference, answer, self.dtype, draw_noise)
+            assert difference is not None
+            way.tokens += difference.token + 1 - len(reference_text)
+            way.differences.append(difference)
         return way
 
-    async def _explain(self, request: EngineRequest, want: tuple[int, ...]) -> ProofAnswer:
+    async def _explain(self, request: EngineRequest, text: tuple[int, ...]) -> ProofAnswer:
         """Return the reference answer with the log probability of every token."""
         name = f"{request.id}/{request.sampling.temperature}"
-        if name not in self._known:
-            asked = structs.replace(
+        if name not in self._references:
+            logprob_request = structs.replace(
                 request, sampling=structs.replace(request.sampling, logprobs=VOCABULARY)
             )
-            got = await run(self._engine, structs.replace(asked, id=f"{name}/logprobs"))
-            if got.token_ids != want:
-                raise RuntimeError(f"{name}: the reference does not repeat")
-            self._known[name] = ProofAnswer(
-                request, got.token_ids, got.logprobs, got.account, 0.0, 0.0
+            outcome = await run(
+                self._engine, structs.replace(logprob_request, id=f"{name}/logprobs")
             )
-        return self._known[name]
+            if outcome.token_ids != text:
+                raise RuntimeError(f"{name}: the reference does not repeat")
+            self._references[name] = ProofAnswer(
+                request, outcome.token_ids, outcome.logprobs, outcome.account, 0.0, 0.0
+            )
+        return self._references[name]
 
 
 async def add_plain(
@@ -254,12 +270,12 @@ async def add_depths(
 async def add_exchange(table: Comparison, engine: VllmEngine, folder: Path) -> None:
     """Exchange the demo's draft for one of noise, and back for the next requests."""
     drafts = itertools.cycle((str(DEMO / "eagle3_1"), str(make_noise(folder / "noise"))))
-    serving = next(drafts)
+    draft = next(drafts)
 
     async def exchange() -> None:
-        nonlocal serving
-        before, serving = serving, next(drafts)
-        await engine.swap_draft(serving, before)
+        nonlocal draft
+        last_draft, draft = draft, next(drafts)
+        await engine.swap_draft(draft, last_draft)
 
     async def answer(requests: list[EngineRequest]) -> Texts:
         return await answer_disturbed(engine, requests, exchange)
@@ -267,14 +283,14 @@ async def add_exchange(table: Comparison, engine: VllmEngine, folder: Path) -> N
     await engine.set_planning("auto")
     await table.add("auto, draft exchanged in mid-stream", answer)
     await engine.set_planning("off")
-    if serving != str(DEMO / "eagle3_1"):
+    if draft != str(DEMO / "eagle3_1"):
         await exchange()
 
 
 async def add_kill(table: Comparison, dtype: str) -> None:
     engines: list[VllmEngine] = []
 
-    def make() -> VllmEngine:
+    def make_engine() -> VllmEngine:
         arguments = make_demo_arguments(
             **configure(dtype, chunked=False), speculative_config=speculation(MOST)
         )
@@ -286,7 +302,7 @@ async def add_kill(table: Comparison, dtype: str) -> None:
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
 
-    supervised = SupervisedEngine(make)
+    supervised = SupervisedEngine(make_engine)
     await supervised.start()
 
     async def answer(requests: list[EngineRequest]) -> Texts:
@@ -304,20 +320,23 @@ async def answer_disturbed(
 ) -> Texts:
     """Generate in crowds, and print how many streams continued after ``act``."""
     texts: Texts = []
-    went_on = 0
-    for begin in range(0, len(requests), CROWD):
-        got, count = await disturb(engine, requests[begin : begin + CROWD], act)
-        texts += got
-        went_on += count
-    print(f"({went_on} of {len(requests)} streams continued)", flush=True)
+    num_continued = 0
+    for start in range(0, len(requests), CROWD):
+        group_texts, count = await disturb(engine, requests[start : start + CROWD], act)
+        texts += group_texts
+        num_continued += count
+    print(f"({num_continued} of {len(requests)} streams continued)", flush=True)
     return texts
 
 
 async def measure(dtype: str, options: argparse.Namespace) -> None:
     prompts = make_prompts(VllmRenderer(make_demo_arguments()), options.prompts)
     requests = {t: make_requests(prompts, t, options.tokens) for t in options.temperatures}
-    whole, chunked = configure(dtype, chunked=False), configure(dtype, chunked=True)
-    async with running(**whole, speculative_config=None) as engine:
+    whole_settings, chunked_settings = (
+        configure(dtype, chunked=False),
+        configure(dtype, chunked=True),
+    )
+    async with run_engine(**whole_settings, speculative_config=None) as engine:
         table = Comparison(dtype, engine, requests)
         await table.write_reference()
         if "whole" in options.ways:
@@ -325,17 +344,21 @@ async def measure(dtype: str, options: argparse.Namespace) -> None:
         if "kill" in options.ways:
             await add_kill(table, dtype)
         if {"whole", "exchange"} & set(options.ways):
-            async with running(**whole, speculative_config=speculation(MOST)) as other:
+            async with run_engine(
+                **whole_settings, speculative_config=speculation(MOST)
+            ) as draft_engine:
                 if "exchange" in options.ways:
                     with tempfile.TemporaryDirectory() as folder:
-                        await add_exchange(table, other, Path(folder))
+                        await add_exchange(table, draft_engine, Path(folder))
                 if "whole" in options.ways:
-                    await add_depths(table, other, "whole", options.batches, options.depths)
+                    await add_depths(table, draft_engine, "whole", options.batches, options.depths)
         if "chunked" in options.ways:
-            async with running(**chunked, speculative_config=None) as other:
-                await add_plain(table, other, "chunked", options.batches)
-            async with running(**chunked, speculative_config=speculation(MOST)) as other:
-                await add_depths(table, other, "chunked", options.batches, options.depths)
+            async with run_engine(**chunked_settings, speculative_config=None) as draft_engine:
+                await add_plain(table, draft_engine, "chunked", options.batches)
+            async with run_engine(
+                **chunked_settings, speculative_config=speculation(MOST)
+            ) as draft_engine:
+                await add_depths(table, draft_engine, "chunked", options.batches, options.depths)
 
 
 def read_depth(text: str) -> int | str:

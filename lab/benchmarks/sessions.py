@@ -24,7 +24,12 @@ from numpy.typing import NDArray
 from eaglegate.engine.speculation.planner import DepthPlanner
 from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.lab.benchmarks.regret_sim import DEPTH, profiled, step_ms
-from eaglegate.lab.benchmarks.sessions_traffic import Sent, SessionPhase, make_laps, make_sessions
+from eaglegate.lab.benchmarks.sessions_traffic import (
+    SessionPhase,
+    SessionRequest,
+    make_laps,
+    make_sessions,
+)
 
 Floats = NDArray[np.floating]
 FIXED = (0, 1, 3, 5, 7)
@@ -54,17 +59,17 @@ _step_ms = cache(step_ms)
 
 
 @dataclass
-class Running:
+class RunningRequest:
     """Request in decoding; ``width`` is the number of drafts that its next step verifies."""
 
-    sent: Sent
-    conditional: Floats
-    left: int
+    request: SessionRequest
+    acceptance: Floats
+    remaining: int
     width: int = 0
 
 
 @dataclass
-class Served:
+class PhaseResult:
     """Figures of one lane in one phase."""
 
     phase: SessionPhase
@@ -86,93 +91,104 @@ class Lane:
         self.factor = NO_DRAFT if name == "none" else 1.0
         self._depth = int(name[2:]) if name.startswith("K=") else 0
 
-    def choose(self, running: Sequence[Running]) -> tuple[int, list[int]]:
+    def choose(self, requests: Sequence[RunningRequest]) -> tuple[int, list[int]]:
         if self.planner is None:
-            return self._depth, [self._depth] * len(running)
-        bounds = [min(DEPTH, max(0, one.left - 1)) for one in running]
-        plan = self.planner.plan([one.sent.name for one in running], bounds)
+            return self._depth, [self._depth] * len(requests)
+        bounds = [min(DEPTH, max(0, request.remaining - 1)) for request in requests]
+        plan = self.planner.plan([request.request.name for request in requests], bounds)
         return plan.depth, plan.widths
 
-    def begin(self, sent: Sent) -> None:
+    def begin(self, request: SessionRequest) -> None:
         if self.planner is not None:
-            application = sent.application
-            self.planner.begin(sent.name, f"{application.workload}/answer/1k", application.name)
+            application = request.application
+            self.planner.begin(request.name, f"{application.workload}/answer/1k", application.name)
 
-    def end(self, sent: Sent) -> None:
+    def end(self, request: SessionRequest) -> None:
         if self.planner is not None:
-            self.planner.end(sent.name)
+            self.planner.end(request.name)
 
     def observe(
-        self, running: list[Running], accepted: list[int], depth: int, seconds: float, prompt: int
+        self,
+        requests: list[RunningRequest],
+        accepted: list[int],
+        depth: int,
+        seconds: float,
+        prompt: int,
     ) -> None:
         if self.planner is None:
             return
-        widths = [one.width for one in running]
-        self.planner.observe([one.sent.name for one in running], widths, accepted)
-        self.planner.observe_step(ObservedStep(len(running), sum(widths), depth, seconds, prompt))
+        widths = [request.width for request in requests]
+        self.planner.observe([request.request.name for request in requests], widths, accepted)
+        self.planner.observe_step(ObservedStep(len(requests), sum(widths), depth, seconds, prompt))
 
 
-def serve(lane: Lane, phases: Sequence[SessionPhase], seed: int) -> list[Served]:
+def serve(lane: Lane, phases: Sequence[SessionPhase], seed: int) -> list[PhaseResult]:
     """Run every phase for its seconds or all of its requests; then its clients leave."""
     rng = np.random.default_rng(seed)
-    found = []
+    results = []
     for phase in phases:
-        served = Served(phase)
-        running: list[tuple[Running, Iterator[Sent]]] = []
-        waiting = [phase.send(client) for client in range(len(phase.clients))]
-        while served.seconds < phase.seconds:
-            new = [pair for supply in waiting for pair in _begin(lane, supply)]
-            waiting = []
-            running += new
-            if not running:
+        result = PhaseResult(phase)
+        pairs: list[tuple[RunningRequest, Iterator[SessionRequest]]] = []
+        supplies = [phase.send(client) for client in range(len(phase.clients))]
+        while result.seconds < phase.seconds:
+            newcomers = [pair for supply in supplies for pair in _begin(lane, supply)]
+            supplies = []
+            pairs += newcomers
+            if not pairs:
                 break
-            _step(lane, [one for one, _ in running], len(new), served, rng)
-            ended = [pair for pair in running if pair[0].left <= 0]
-            for one, supply in ended:
-                lane.end(one.sent)
-                waiting.append(supply)
-            running = [pair for pair in running if pair[0].left > 0]
-        for one, _ in running:
-            lane.end(one.sent)
-        found.append(served)
-    return found
+            _step(lane, [request for request, _ in pairs], len(newcomers), result, rng)
+            finished_pairs = [pair for pair in pairs if pair[0].remaining <= 0]
+            for request, supply in finished_pairs:
+                lane.end(request.request)
+                supplies.append(supply)
+            pairs = [pair for pair in pairs if pair[0].remaining > 0]
+        for request, _ in pairs:
+            lane.end(request.request)
+        results.append(result)
+    return results
 
 
-def _begin(lane: Lane, supply: Iterator[Sent]) -> Iterator[tuple[Running, Iterator[Sent]]]:
+def _begin(
+    lane: Lane, supply: Iterator[SessionRequest]
+) -> Iterator[tuple[RunningRequest, Iterator[SessionRequest]]]:
     """Yield a client's next request, if there is one."""
-    for sent in itertools.islice(supply, 1):
-        lane.begin(sent)
-        yield Running(sent, draw_acceptance(sent), sent.tokens), supply
+    for request in itertools.islice(supply, 1):
+        lane.begin(request)
+        yield RunningRequest(request, draw_acceptance(request), request.tokens), supply
 
 
-def draw_acceptance(sent: Sent) -> Floats:
+def draw_acceptance(request: SessionRequest) -> Floats:
     """Draw a request's conditional acceptance by position: its kind's, shifted in logits."""
-    base = np.array(ACCEPTANCE[sent.kind])
-    shift = np.random.default_rng(list(sent.name.encode())).normal(0.0, SPREAD)
+    base = np.array(ACCEPTANCE[request.kind])
+    shift = np.random.default_rng(list(request.name.encode())).normal(0.0, SPREAD)
     return np.asarray(1 / (1 + (1 / base - 1) * np.exp(-shift)))
 
 
 def _step(
-    lane: Lane, running: list[Running], prompts: int, served: Served, rng: np.random.Generator
+    lane: Lane,
+    requests: list[RunningRequest],
+    prompts: int,
+    result: PhaseResult,
+    rng: np.random.Generator,
 ) -> None:
     """Verify the drafts of the previous step, then draft, in an engine's order."""
-    depth, widths = lane.choose(running)
-    verified = np.array([one.width for one in running])
-    conditional = np.array([one.conditional for one in running])
-    hits = np.cumprod(rng.random(conditional.shape) < conditional, axis=1)
-    accepted = (hits * (_positions <= verified[:, None])).sum(axis=1).tolist()
-    batch = len(running)
-    ms = _step_ms(batch, int(verified.sum()), depth) * lane.factor + PREFILL_MS * prompts
+    depth, widths = lane.choose(requests)
+    verified_widths = np.array([request.width for request in requests])
+    acceptance = np.array([request.acceptance for request in requests])
+    hits = np.cumprod(rng.random(acceptance.shape) < acceptance, axis=1)
+    accepted = (hits * (_positions <= verified_widths[:, None])).sum(axis=1).tolist()
+    batch = len(requests)
+    ms = _step_ms(batch, int(verified_widths.sum()), depth) * lane.factor + PREFILL_MS * prompts
     seconds = ms / 1e3 * float(rng.lognormal(0.0, 0.05))
     seconds *= 4.0 if rng.random() < 0.005 else 1.0
-    lane.observe(running, accepted, depth, seconds, PROMPT_TOKENS * prompts)
-    for one, got, width in zip(running, accepted, widths, strict=True):
-        made = min(got + 1, one.left)
-        served.tokens += made
-        one.left -= made
-        one.width = width
-    served.seconds += seconds
-    served.depths[depth] += 1
+    lane.observe(requests, accepted, depth, seconds, PROMPT_TOKENS * prompts)
+    for request, num_accepted, width in zip(requests, accepted, widths, strict=True):
+        num_made = min(num_accepted + 1, request.remaining)
+        result.tokens += num_made
+        request.remaining -= num_made
+        request.width = width
+    result.seconds += seconds
+    result.depths[depth] += 1
 
 
 @dataclass
@@ -181,37 +197,41 @@ class Score:
 
     total: float
     """Tokens per second over those of the best fixed depth over all phases."""
-    best: str
-    over_best: list[tuple[float, Served, str]]
+    best_lane: str
+    ratios_over_best: list[tuple[float, PhaseResult, str]]
     """Ratios of long phases to their own best fixed depth."""
-    over_none: list[tuple[float, Served]]
+    ratios_over_none: list[tuple[float, PhaseResult]]
     planning_us: float
 
 
-def score(lanes: dict[str, list[Served]], planning_us: float, long_s: float = LONG_S) -> Score:
-    fixed = [name for name in lanes if name.startswith("K=")]
+def score(lanes: dict[str, list[PhaseResult]], planning_us: float, long_s: float = LONG_S) -> Score:
+    fixed_lanes = [name for name in lanes if name.startswith("K=")]
     totals = {name: sum(s.tokens for s in lanes[name]) for name in lanes}
     seconds = {name: sum(s.seconds for s in lanes[name]) for name in lanes}
     rates = {name: totals[name] / seconds[name] for name in lanes}
-    best = max(fixed, key=lambda name: rates[name])
-    over_best, over_none = [], []
+    best_lane = max(fixed_lanes, key=lambda name: rates[name])
+    ratios_over_best, ratios_over_none = [], []
     for number, auto in enumerate(lanes["auto"]):
-        own = max(fixed, key=lambda name: lanes[name][number].rate)
-        over_none.append((auto.rate / lanes["none"][number].rate, auto))
+        phase_best = max(fixed_lanes, key=lambda name: lanes[name][number].rate)
+        ratios_over_none.append((auto.rate / lanes["none"][number].rate, auto))
         if auto.phase.seconds >= long_s:
-            over_best.append((auto.rate / lanes[own][number].rate, auto, own))
-    return Score(rates["auto"] / rates[best], best, over_best, over_none, planning_us)
+            ratios_over_best.append((auto.rate / lanes[phase_best][number].rate, auto, phase_best))
+    return Score(
+        rates["auto"] / rates[best_lane], best_lane, ratios_over_best, ratios_over_none, planning_us
+    )
 
 
-def run(phases: Sequence[SessionPhase], seed: int) -> tuple[dict[str, list[Served]], DepthPlanner]:
+def run(
+    phases: Sequence[SessionPhase], seed: int
+) -> tuple[dict[str, list[PhaseResult]], DepthPlanner]:
     lanes = [Lane(name) for name in ("none", *(f"K={depth}" for depth in FIXED), "auto")]
-    found = {lane.name: serve(lane, phases, seed) for lane in lanes}
+    results = {lane.name: serve(lane, phases, seed) for lane in lanes}
     planner = lanes[-1].planner
     assert planner is not None
-    return found, planner
+    return results, planner
 
 
-def report(minutes: float, seeds: Sequence[int], every: bool) -> None:
+def report(minutes: float, seeds: Sequence[int], is_verbose: bool) -> None:
     print(
         "| seed | phases | auto over the best fixed depth | phases of 20 s: at 0.95 of their best "
         "| lowest | median | all phases: at 0.95 of no draft | lowest | planning us |"
@@ -220,20 +240,23 @@ def report(minutes: float, seeds: Sequence[int], every: bool) -> None:
     for seed in seeds:
         lanes, planner = run(make_sessions(seed, minutes * 60), seed)
         steps = max(1, sum(planner.totals.depths))
-        found = score(lanes, planner.totals.planning_s / steps * 1e6)
-        best = [ratio for ratio, *_ in found.over_best]
-        none = [ratio for ratio, _ in found.over_none]
+        phase_score = score(lanes, planner.totals.planning_s / steps * 1e6)
+        best_ratios = [ratio for ratio, *_ in phase_score.ratios_over_best]
+        plain_ratios = [ratio for ratio, _ in phase_score.ratios_over_none]
         print(
-            f"| {seed} | {len(none)} | {found.total:.3f} ({found.best}) "
-            f"| {sum(r >= 0.95 for r in best)} of {len(best)} | {min(best):.3f} "
-            f"| {statistics.median(best):.3f} | {sum(r >= 0.95 for r in none)} of {len(none)} "
-            f"| {min(none):.3f} | {found.planning_us:.0f} |",
+            f"| {seed} | {len(plain_ratios)} | {phase_score.total:.3f} ({phase_score.best_lane}) "
+            f"| {sum(r >= 0.95 for r in best_ratios)} of {len(best_ratios)} | "
+            f"{min(best_ratios):.3f} | {statistics.median(best_ratios):.3f} | "
+            f"{sum(r >= 0.95 for r in plain_ratios)} of {len(plain_ratios)} | "
+            f"{min(plain_ratios):.3f} | {phase_score.planning_us:.0f} |",
             flush=True,
         )
-        if every:
-            for ratio, auto, own in sorted(found.over_best, key=lambda row: row[0])[:12]:
-                print(f"  {ratio:.3f} of {own}: {auto.phase.name}, {auto.depths}")
-            for ratio, auto in sorted(found.over_none, key=lambda row: row[0])[:12]:
+        if is_verbose:
+            for ratio, auto, phase_best in sorted(
+                phase_score.ratios_over_best, key=lambda row: row[0]
+            )[:12]:
+                print(f"  {ratio:.3f} of {phase_best}: {auto.phase.name}, {auto.depths}")
+            for ratio, auto in sorted(phase_score.ratios_over_none, key=lambda row: row[0])[:12]:
                 print(f"  {ratio:.3f} of none: {auto.phase.name}, {auto.depths}")
 
 
@@ -242,18 +265,20 @@ def report_laps(seeds: Sequence[int]) -> None:
     print("| streams | requests | kind | K=0 | K=7 | best fixed | auto |")
     print("|---" * 7 + "|")
     for streams, requests in LAPS:
-        found = [run(make_laps(streams, requests), seed)[0] for seed in seeds]
+        runs = [run(make_laps(streams, requests), seed)[0] for seed in seeds]
         for kind in ("friendly", "hostile"):
             rates = {
-                name: sum(s.tokens for s in mine) / sum(s.seconds for s in mine)
-                for name in found[0]
-                for mine in [[s for one in found for s in one[name] if s.phase.name == kind]]
+                name: sum(s.tokens for s in phases) / sum(s.seconds for s in phases)
+                for name in runs[0]
+                for phases in [
+                    [s for results in runs for s in results[name] if s.phase.name == kind]
+                ]
             }
-            over = {name: rate / rates["none"] for name, rate in rates.items()}
-            best = max(over[f"K={depth}"] for depth in FIXED)
+            ratios = {name: rate / rates["none"] for name, rate in rates.items()}
+            best_ratio = max(ratios[f"K={depth}"] for depth in FIXED)
             print(
-                f"| {streams} | {requests} | {kind} | {over['K=0']:.2f} | {over['K=7']:.2f} "
-                f"| {best:.2f} | {over['auto']:.2f} |",
+                f"| {streams} | {requests} | {kind} | {ratios['K=0']:.2f} | {ratios['K=7']:.2f} "
+                f"| {best_ratio:.2f} | {ratios['auto']:.2f} |",
                 flush=True,
             )
 

@@ -33,10 +33,15 @@ from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import WEATHER_TOOL, running
+from eaglegate.lab.benchmarks.drive import WEATHER_TOOL, run_engine
 from eaglegate.lab.benchmarks.regret_engine import MOST, Traffic, describe_target, subtract
-from eaglegate.lab.benchmarks.sessions import LAPS, LONG_S, Served, score
-from eaglegate.lab.benchmarks.sessions_traffic import Sent, SessionPhase, make_laps, make_sessions
+from eaglegate.lab.benchmarks.sessions import LAPS, LONG_S, PhaseResult, score
+from eaglegate.lab.benchmarks.sessions_traffic import (
+    SessionPhase,
+    SessionRequest,
+    make_laps,
+    make_sessions,
+)
 from eaglegate.lab.benchmarks.wire import clock_of
 
 LANES = ("none", "K=3", "K=7", "auto")
@@ -53,7 +58,7 @@ SCHEMA = {
     "required": ["name", "city", "tags"],
     "additionalProperties": False,
 }
-Send = Callable[[Sent], EngineRequest]
+Send = Callable[[SessionRequest], EngineRequest]
 
 
 class SessionTraffic:
@@ -63,10 +68,10 @@ class SessionTraffic:
         self._renderer = renderer
         self._stories = Traffic(renderer)
 
-    def make(self, sent: Sent) -> EngineRequest:
-        draw = random.Random(sent.name)
+    def make(self, item: SessionRequest) -> EngineRequest:
+        draw = random.Random(item.name)
         number = draw.randrange(10_000)
-        match sent.kind:
+        match item.kind:
             case "hostile":
                 prompt = self._stories.make_kind("hostile", number).prompt
             case "long":
@@ -77,18 +82,18 @@ class SessionTraffic:
             case _:
                 prompt = self._stories.make_kind("friendly", number).prompt
         request = EngineRequest(
-            sent.name,
+            item.name,
             prompt,
             Sampling(
-                sent.tokens,
-                temperature=TEMPERATURES.get(sent.kind, 0.0),
-                seed=sent.seed,
-                ignore_eos=sent.kind == "hostile",
+                item.tokens,
+                temperature=TEMPERATURES.get(item.kind, 0.0),
+                seed=item.seed,
+                ignore_eos=item.kind == "hostile",
             ),
-            workload=sent.application.workload,
-            tenant=sent.application.name,
+            workload=item.application.workload,
+            tenant=item.application.name,
         )
-        if sent.kind != "structured":
+        if item.kind != "structured":
             return request
         return structs.replace(request, constraint=Constraint("json_schema", json.dumps(SCHEMA)))
 
@@ -106,134 +111,146 @@ class Lane:
     planning_s: float = 0.0
     steps: int = 0
 
-    async def serve(self, phase: SessionPhase, traffic: SessionTraffic) -> Served:
+    async def serve(self, phase: SessionPhase, traffic: SessionTraffic) -> PhaseResult:
         if self.name != "auto":
             return await serve(self.engine, phase, self._direct(traffic))
         await self.engine.set_planning("auto")
-        before = await self.engine.describe_planning(0)
-        served = await serve(self.engine, phase, self._direct(traffic))
-        found = subtract(await self.engine.describe_planning(0), before)
+        start_planning = await self.engine.describe_planning(0)
+        result = await serve(self.engine, phase, self._direct(traffic))
+        planning = subtract(await self.engine.describe_planning(0), start_planning)
         await self.engine.set_planning("off")
-        served.depths = found["steps_by_depth"]
-        self.steps += sum(served.depths)
-        self.planning_s += found["planning_s"]
-        return served
+        result.depths = planning["steps_by_depth"]
+        self.steps += sum(result.depths)
+        self.planning_s += planning["planning_s"]
+        return result
 
     def _direct(self, traffic: SessionTraffic) -> Send:
         depth = int(self.name[2:]) if self.name.startswith("K=") else None
 
-        def make(sent: Sent) -> EngineRequest:
-            request = traffic.make(sent)
+        def make_request(item: SessionRequest) -> EngineRequest:
+            request = traffic.make(item)
             name = f"{request.id}@{self.name}"
             return structs.replace(request, id=name, depth=depth, cache_salt=self.name)
 
-        return make
+        return make_request
 
 
-async def serve(engine: VllmEngine, phase: SessionPhase, make: Send) -> Served:
+async def serve(engine: VllmEngine, phase: SessionPhase, make_request: Send) -> PhaseResult:
     """Run every client of the phase, for its seconds of engine CPU or all of its requests."""
     (process,) = engine._processes
     clock = clock_of(process.pid or 0)
-    served, begin_s = Served(phase), time.clock_gettime(clock)
+    result, begin_s = PhaseResult(phase), time.clock_gettime(clock)
 
-    async def send(supply: Iterator[Sent]) -> None:
-        for sent in supply:
-            async for step in read_steps(engine.generate, make(sent)):
-                served.tokens += len(step.token_ids)
+    async def send(supply: Iterator[SessionRequest]) -> None:
+        for item in supply:
+            async for step in read_steps(engine.generate, make_request(item)):
+                result.tokens += len(step.token_ids)
 
-    clients = [asyncio.create_task(send(phase.send(at))) for at in range(len(phase.clients))]
+    clients = [
+        asyncio.create_task(send(phase.send(number))) for number in range(len(phase.clients))
+    ]
     while time.clock_gettime(clock) - begin_s < phase.seconds:
-        _, waiting = await asyncio.wait(clients, timeout=0.02)
-        if not waiting:
+        _, pending_clients = await asyncio.wait(clients, timeout=0.02)
+        if not pending_clients:
             break
-    served.seconds = time.clock_gettime(clock) - begin_s
+    result.seconds = time.clock_gettime(clock) - begin_s
     for client in clients:
         client.cancel()
-    for ended in await asyncio.gather(*clients, return_exceptions=True):
-        if isinstance(ended, Exception):
-            raise ended
-    return served
+    for outcome in await asyncio.gather(*clients, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome
+    return result
 
 
 async def measure(options: argparse.Namespace) -> None:
     demo, out = options.demo, options.out
     target = describe_target(demo)
-    drafted = {"model": str(demo / "eagle3_1"), "num_speculative_tokens": MOST}
+    draft_config = {"model": str(demo / "eagle3_1"), "num_speculative_tokens": MOST}
     traffic = SessionTraffic(VllmRenderer(make_demo_arguments(**target)))
     async with (
-        running(**target, speculative_config=None) as plain,
-        running(
+        run_engine(**target, speculative_config=None) as plain_engine,
+        run_engine(
             **target,
-            speculative_config=drafted,
+            speculative_config=draft_config,
             planning="auto",
             scheduler_cls="eaglegate.lab.benchmarks.regret_engine.cpu_time_scheduler",
         ) as draft,
     ):
         await draft.set_planning("off")
-        lanes = [Lane(name, plain if name == "none" else draft) for name in options.lanes]
+        lanes = [Lane(name, plain_engine if name == "none" else draft) for name in options.lanes]
         if options.laps:
             for streams, requests in LAPS:
                 if options.streams and streams not in options.streams:
                     continue
                 phases = make_laps(streams, requests, options.laps)
-                found = await serve_all(lanes, phases, traffic, out)
-                print_laps(streams, requests, found)
+                results = await serve_all(lanes, phases, traffic, out)
+                print_laps(streams, requests, results)
             return
         phases = [
             replace(phase, seconds=phase.seconds * options.scale)
             for phase in make_sessions(options.seed, options.seconds / options.scale)
         ]
-        found = await serve_all(lanes, phases, traffic, out)
-        print_sessions(found, lanes, LONG_S * options.scale)
+        results = await serve_all(lanes, phases, traffic, out)
+        print_sessions(results, lanes, LONG_S * options.scale)
 
 
 async def serve_all(
     lanes: Sequence[Lane], phases: Sequence[SessionPhase], traffic: SessionTraffic, out: Path | None
-) -> dict[str, list[Served]]:
-    found: dict[str, list[Served]] = {lane.name: [] for lane in lanes}
+) -> dict[str, list[PhaseResult]]:
+    results: dict[str, list[PhaseResult]] = {lane.name: [] for lane in lanes}
     for turn, phase in enumerate(phases):
-        first = turn % len(lanes)
-        for lane in (*lanes[first:], *lanes[:first]):
-            found[lane.name].append(await lane.serve(phase, traffic))
-        rates = {name: served[-1].rate for name, served in found.items()}
+        offset = turn % len(lanes)
+        for lane in (*lanes[offset:], *lanes[:offset]):
+            results[lane.name].append(await lane.serve(phase, traffic))
+        rates = {name: lane_results[-1].rate for name, lane_results in results.items()}
         cells = " | ".join(f"{rate / rates['none']:.3f}" for rate in rates.values())
-        mine = found["auto"][-1] if "auto" in found else found["none"][-1]
-        print(f"| {phase.name} | {mine.seconds:.1f} | {cells} | {mine.depths} |", flush=True)
+        result = results["auto"][-1] if "auto" in results else results["none"][-1]
+        print(f"| {phase.name} | {result.seconds:.1f} | {cells} | {result.depths} |", flush=True)
         if out is not None:
-            table = {name: [asdict(one) for one in served] for name, served in found.items()}
+            table = {
+                name: [asdict(phase_result) for phase_result in lane_results]
+                for name, lane_results in results.items()
+            }
             await asyncio.to_thread(out.write_text, json.dumps(table))
-    return found
+    return results
 
 
-def print_sessions(found: dict[str, list[Served]], lanes: Sequence[Lane], long_s: float) -> None:
+def print_sessions(
+    results: dict[str, list[PhaseResult]], lanes: Sequence[Lane], long_s: float
+) -> None:
     (auto,) = (lane for lane in lanes if lane.name == "auto")
-    result = score(found, auto.planning_s / max(1, auto.steps) * 1e6, long_s)
-    best = [ratio for ratio, *_ in result.over_best]
-    none = [ratio for ratio, _ in result.over_none]
-    print(f"\nauto over the best fixed depth ({result.best}): {result.total:.3f}")
+    result = score(results, auto.planning_s / max(1, auto.steps) * 1e6, long_s)
+    best_ratios = [ratio for ratio, *_ in result.ratios_over_best]
+    plain_ratios = [ratio for ratio, _ in result.ratios_over_none]
+    print(f"\nauto over the best fixed depth ({result.best_lane}): {result.total:.3f}")
     print(f"planning: {result.planning_us:.0f} us a step")
-    for name, ratios in (("their own best fixed depth", best), ("no draft", none)):
+    for name, ratios in (("their own best fixed depth", best_ratios), ("no draft", plain_ratios)):
         if ratios:
-            good = sum(ratio >= 0.95 for ratio in ratios)
+            num_good = sum(ratio >= 0.95 for ratio in ratios)
             print(
-                f"phases at 0.95 of {name}: {good} of {len(ratios)}, lowest {min(ratios):.3f}, "
+                f"phases at 0.95 of {name}: {num_good} of {len(ratios)}, lowest {min(ratios):.3f}, "
                 f"median {statistics.median(ratios):.3f}"
             )
 
 
-def print_laps(streams: int, requests: int, found: dict[str, list[Served]]) -> None:
+def print_laps(streams: int, requests: int, results: dict[str, list[PhaseResult]]) -> None:
     """Print the tokens per second over no draft: all laps of a kind, and the range over laps."""
     for kind in ("friendly", "hostile"):
         cells = []
-        for served in found.values():
-            mine = [one for one in served if one.phase.name == kind]
-            none = [one for one in found["none"] if one.phase.name == kind]
-            over = [a.rate / b.rate for a, b in zip(mine, none, strict=True)]
+        for lane_results in results.values():
+            kind_results = [
+                phase_result for phase_result in lane_results if phase_result.phase.name == kind
+            ]
+            plain_results = [
+                phase_result for phase_result in results["none"] if phase_result.phase.name == kind
+            ]
+            ratios = [a.rate / b.rate for a, b in zip(kind_results, plain_results, strict=True)]
             rate, base = (
-                sum(one.tokens for one in some) / sum(one.seconds for one in some)
-                for some in (mine, none)
+                sum(phase_result.tokens for phase_result in group)
+                / sum(phase_result.seconds for phase_result in group)
+                for group in (kind_results, plain_results)
             )
-            cells.append(f"{rate / base:.2f} ({min(over):.2f} to {max(over):.2f})")
+            cells.append(f"{rate / base:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
         print(f"| {streams} | {requests} | {kind} | {' | '.join(cells)} |", flush=True)
 
 

@@ -21,7 +21,7 @@ class Application:
     name: str
     workload: str
     kinds: dict[str, float]
-    seeded: float = 0.0
+    seeded_share: float = 0.0
     """Share of requests with a seed."""
 
 
@@ -42,7 +42,7 @@ BURST = 16
 
 
 @dataclass(frozen=True)
-class Sent:
+class SessionRequest:
     """One request of a client."""
 
     name: str
@@ -65,25 +65,25 @@ class SessionPhase:
     clients: tuple[Application, ...]
     requests: int | None = None
 
-    def send(self, client: int) -> Iterator[Sent]:
+    def send(self, client: int) -> Iterator[SessionRequest]:
         """Yield one client's requests, which are equal in every lane."""
         draw = random.Random(f"{self.number}/{client}")
         application = self.clients[client]
         kinds, shares = list(application.kinds), list(application.kinds.values())
         for number in itertools.count() if self.requests is None else range(self.requests):
             (kind,) = draw.choices(kinds, shares)
-            seed = draw.randrange(1 << 30) if draw.random() < application.seeded else None
+            seed = draw.randrange(1 << 30) if draw.random() < application.seeded_share else None
             name = f"{self.number}-{client}-{number}"
-            yield Sent(name, application, kind, draw.randint(*TOKENS), seed)
+            yield SessionRequest(name, application, kind, draw.randint(*TOKENS), seed)
 
 
 def make_sessions(seed: int, seconds: float) -> list[SessionPhase]:
     """Make steady phases of one application, mixtures, and bursts, ``seconds`` in total."""
     draw = random.Random(seed)
     phases: list[SessionPhase] = []
-    while (left := seconds - sum(phase.seconds for phase in phases)) > 0:
+    while (remaining_s := seconds - sum(phase.seconds for phase in phases)) > 0:
         phase = _draw_phase(draw, len(phases))
-        phases.append(replace(phase, seconds=min(phase.seconds, left)))
+        phases.append(replace(phase, seconds=min(phase.seconds, remaining_s)))
     return phases
 
 
@@ -105,16 +105,16 @@ def make_laps(streams: int, requests: int, laps: int = 8) -> list[SessionPhase]:
 def _draw_phase(draw: random.Random, number: int) -> SessionPhase:
     shape = draw.choices(("steady", "mixed", "burst"), (0.45, 0.35, 0.2))[0]
     if shape == "steady":
-        chosen = [draw.choice(APPLICATIONS)]
-        clients = chosen * draw.choice(STREAMS)
+        applications = [draw.choice(APPLICATIONS)]
+        clients = applications * draw.choice(STREAMS)
         seconds = draw.uniform(5, 60)
     elif shape == "mixed":
-        chosen = draw.sample(APPLICATIONS, draw.randint(2, 4))
-        clients = [one for one in chosen for _ in range(draw.randint(1, 3))]
+        applications = draw.sample(APPLICATIONS, draw.randint(2, 4))
+        clients = [application for application in applications for _ in range(draw.randint(1, 3))]
         seconds = draw.uniform(10, 60)
     else:
-        chosen = draw.sample(APPLICATIONS, draw.randint(1, 2))
-        clients = [chosen[i % len(chosen)] for i in range(BURST)]
+        applications = draw.sample(APPLICATIONS, draw.randint(1, 2))
+        clients = [applications[i % len(applications)] for i in range(BURST)]
         seconds = draw.uniform(5, 20)
-    name = f"{shape} {'+'.join(one.name for one in chosen)} {len(clients)}"
+    name = f"{shape} {'+'.join(application.name for application in applications)} {len(clients)}"
     return SessionPhase(name, number, seconds, tuple(clients))

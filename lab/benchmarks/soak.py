@@ -29,7 +29,7 @@ from pathlib import Path
 
 import httpx
 
-from eaglegate.lab.benchmarks.wire import clock_of, free_port, started
+from eaglegate.lab.benchmarks.wire import clock_of, free_port, start_server_process
 from tests.conftest import ADMIN, SAMPLE, RunningGateway, serving
 from tests.faults import engine_process, soak, vanish
 from tests.workers import ARGUMENTS, MODEL, OURS
@@ -67,27 +67,29 @@ def fit_slope(points: Sequence[Point]) -> Slope:
     """
     slopes = soak.list_slopes(points)
     n, value = len(points), statistics.median(slopes)
-    rest = [y - value * x for x, y in points]
-    spread = math.sqrt(n * (n - 1) * (2 * n + 5) / 18 * _widen(rest))
-    first = max(0, math.floor((len(slopes) - Z * spread) / 2))
-    last = min(len(slopes) - 1, math.ceil((len(slopes) + Z * spread) / 2))
-    return Slope(*(round(3600 * one, 3) for one in (value, slopes[first], slopes[last])))
+    residuals = [y - value * x for x, y in points]
+    spread = math.sqrt(n * (n - 1) * (2 * n + 5) / 18 * _widen(residuals))
+    low_index = max(0, math.floor((len(slopes) - Z * spread) / 2))
+    high_index = min(len(slopes) - 1, math.ceil((len(slopes) + Z * spread) / 2))
+    return Slope(
+        *(round(3600 * slope, 3) for slope in (value, slopes[low_index], slopes[high_index]))
+    )
 
 
-def _widen(rest: Sequence[float]) -> float:
-    mean = statistics.fmean(rest)
-    errors = [one - mean for one in rest]
-    power = sum(one * one for one in errors)
+def _widen(residuals: Sequence[float]) -> float:
+    mean = statistics.fmean(residuals)
+    errors = [residual - mean for residual in residuals]
+    power = sum(residual * residual for residual in errors)
     if not power:
         return 1.0
-    alike = min(MOST_ALIKE, max(0.0, sum(a * b for a, b in pairwise(errors)) / power))
-    return (1 + alike) / (1 - alike)
+    correlation = min(MOST_ALIKE, max(0.0, sum(a * b for a, b in pairwise(errors)) / power))
+    return (1 + correlation) / (1 - correlation)
 
 
 def average_blocks(points: Sequence[Point], blocks: int = BLOCKS) -> list[Point]:
     """Return means of equally many points each, or the points themselves if there are too few."""
     size = max(1, len(points) // blocks)
-    parts = [points[at : at + size] for at in range(0, len(points) - size + 1, size)]
+    parts = [points[start : start + size] for start in range(0, len(points) - size + 1, size)]
     return [(statistics.fmean(x for x, _ in p), statistics.fmean(y for _, y in p)) for p in parts]
 
 
@@ -105,28 +107,28 @@ class Watch:
     _last: tuple[int, float, float] = (0, 0.0, 0.0)
     """Process, time and CPU seconds of the last sample."""
 
-    def look(self, pid: int, now: float) -> None:
-        spent = time.clock_gettime(clock_of(pid))
-        before, self._last = self._last, (pid, now, spent)
+    def look(self, pid: int, clock: float) -> None:
+        cpu_s = time.clock_gettime(clock_of(pid))
+        last_sample, self._last = self._last, (pid, clock, cpu_s)
         if pid not in self.pids:
             self.pids.append(pid)
-        if before[0] != pid:
+        if last_sample[0] != pid:
             return
-        self.at.append(now)
+        self.at.append(clock)
         self.memory_mib.append(engine_process.memory_mib(pid))
-        self.cpu.append(100 * (spent - before[2]) / (now - before[1]))
+        self.cpu.append(100 * (cpu_s - last_sample[2]) / (clock - last_sample[1]))
         self.files.append(float(engine_process.open_files(pid)))
         self.threads.append(float(len(list(Path(f"/proc/{pid}/task").iterdir()))))
 
     def describe(self, measure: str) -> dict[str, object]:
         values: list[float] = getattr(self, measure)
-        warm = average_blocks(list(zip(self.at, values, strict=True))[len(values) // 2 :])
+        points = average_blocks(list(zip(self.at, values, strict=True))[len(values) // 2 :])
         return {
             "first": round(values[0], 1),
             "last": round(values[-1], 1),
             "most": round(max(values), 1),
             "mean": round(statistics.fmean(values), 1),
-            "per_hour": asdict(fit_slope(warm)) if len(warm) > 2 else None,
+            "per_hour": asdict(fit_slope(points)) if len(points) > 2 else None,
         }
 
 
@@ -144,7 +146,7 @@ class System:
     watches: dict[str, Watch] = field(default_factory=lambda: defaultdict(Watch))
     answers: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    heard: int = 0
+    tokens_received: int = 0
     """Output tokens of complete answers, counted by their clients."""
 
     def look(self) -> None:
@@ -158,13 +160,13 @@ class System:
 
     async def ask(self, http: httpx.AsyncClient, chance: random.Random) -> None:
         """Make one request of any kind. An error is counted, and the soak continues."""
-        way, body = soak.draw(chance)
+        kind, body = soak.draw(chance)
         try:
-            tokens = await way(http, body)
-            self.heard += tokens
-            self.answers[way.__name__] += 1
+            tokens = await kind(http, body)
+            self.tokens_received += tokens
+            self.answers[kind.__name__] += 1
         except Exception as error:
-            self.errors[f"{way.__name__}: {type(error).__name__}: {error}"[:160]] += 1
+            self.errors[f"{kind.__name__}: {type(error).__name__}: {error}"[:160]] += 1
 
 
 class CounterPage:
@@ -174,53 +176,58 @@ class CounterPage:
         text = httpx.get(f"{gateway.operator}/metrics", timeout=60).text
         self._samples = [(n, labels, float(v)) for n, labels, v in SAMPLE.findall(text)]
 
-    def sum(self, name: str, without: str = "\0") -> float:
-        """Return the sum over all labels except those that contain ``without``."""
-        found = (value for n, labels, value in self._samples if n == name and without not in labels)
-        return sum(found)
+    def sum(self, name: str, exclusion: str = "\0") -> float:
+        """Return the sum over all labels except those that contain ``exclusion``."""
+        values = (
+            value for n, labels, value in self._samples if n == name and exclusion not in labels
+        )
+        return sum(values)
 
     def list(self, name: str) -> dict[str, float]:
         return {labels: value for n, labels, value in self._samples if n == name}
 
 
-def account(system: System, before: CounterPage, after: CounterPage) -> dict[str, float]:
+def account(system: System, start_page: CounterPage, end_page: CounterPage) -> dict[str, float]:
     """Return unexplained tokens, which must be 0, and the engine's extra counts.
 
     Unexplained are tokens missing from the balance or the clients' own count. Extra counts are the
     doctor's trials, so they must not be negative.
     """
 
-    def grown(name: str, without: str = "\0") -> float:
-        full = name if name.startswith("vllm:") else f"eaglegate_{name}_total"
-        return after.sum(full, without) - before.sum(full, without)
+    def measure_growth(name: str, exclusion: str = "\0") -> float:
+        full_name = name if name.startswith("vllm:") else f"eaglegate_{name}_total"
+        return end_page.sum(full_name, exclusion) - start_page.sum(full_name, exclusion)
 
     names = ("first_tokens", "accepted_tokens", "decode_steps", "unaccounted_tokens")
-    explained = sum(map(grown, names)) - grown("lost_bonus_tokens")
-    left = f'workload="{soak.LEFT}"'
-    found = {
-        "balance": grown("completion_tokens") - explained,
-        "clients": grown("completion_tokens", left) - system.heard,
+    num_explained = sum(map(measure_growth, names)) - measure_growth("lost_bonus_tokens")
+    exclusion_label = f'workload="{soak.LEFT}"'
+    differences = {
+        "balance": measure_growth("completion_tokens") - num_explained,
+        "clients": measure_growth("completion_tokens", exclusion_label) - system.tokens_received,
     }
     if system.counts_drafts:
-        reached = grown("accepted_tokens") + grown("cut_tokens")
+        num_verified = measure_growth("accepted_tokens") + measure_growth("cut_tokens")
         pairs = {
-            "drafts": grown("verify_steps") + grown("unclaimed_verify_steps"),
-            "draft_tokens": grown("drafted_tokens") + grown("unclaimed_drafted_tokens"),
-            "accepted_tokens": reached + grown("unclaimed_accepted_tokens"),
+            "drafts": measure_growth("verify_steps") + measure_growth("unclaimed_verify_steps"),
+            "draft_tokens": measure_growth("drafted_tokens")
+            + measure_growth("unclaimed_drafted_tokens"),
+            "accepted_tokens": num_verified + measure_growth("unclaimed_accepted_tokens"),
         }
-        for name, ours in pairs.items():
-            found[BEYOND + name] = grown(f"vllm:spec_decode_num_{name}_total") - ours
-    return found
+        for name, num_own in pairs.items():
+            differences[BEYOND + name] = (
+                measure_growth(f"vllm:spec_decode_num_{name}_total") - num_own
+            )
+    return differences
 
 
-async def load(system: System, given: argparse.Namespace, end: float) -> None:
+async def load(system: System, options: argparse.Namespace, end: float) -> None:
     async def client(http: httpx.AsyncClient, chance: random.Random) -> None:
         while time.monotonic() < end:
             await system.ask(http, chance)
-            await asyncio.sleep(given.pause_s)
+            await asyncio.sleep(options.pause_s)
 
     async with httpx.AsyncClient(base_url=system.gateway.url, timeout=300) as http:
-        seeds = range(given.seed, given.seed + given.clients)
+        seeds = range(options.seed, options.seed + options.clients)
         clients = [asyncio.create_task(client(http, random.Random(seed))) for seed in seeds]
         while time.monotonic() < end:
             system.look()
@@ -230,48 +237,56 @@ async def load(system: System, given: argparse.Namespace, end: float) -> None:
 
 @contextmanager
 def run_systems(folder: Path) -> Iterator[list[System]]:
-    with ExitStack() as alive:
+    with ExitStack() as stack:
         store = f"--responses-store=sqlite:///{folder}/one.sqlite"
-        one = alive.enter_context(serving(folder / "one.log", (*FLAGS, *WATCHED, store)))
+        gateway = stack.enter_context(serving(folder / "one.log", (*FLAGS, *WATCHED, store)))
         port = free_port()
         command = [sys.executable, "-m", SERVER, *ARGUMENTS, *OURS, f"--port={port}"]
-        worker = alive.enter_context(started("worker", port, command, SEPARATE))
+        worker = stack.enter_context(start_server_process("worker", port, command, SEPARATE))
         flags = (MODEL, *BEHIND, f"--upstream={worker.url}", *FLAGS)
         store = f"--responses-store=sqlite:///{folder}/two.sqlite"
-        two = alive.enter_context(serving(folder / "two.log", (*flags, store)))
-        inside = {"gateway and front end": one.process.pid}
-        apart = {"gateway": two.process.pid, "front end": worker.pid}
+        front = stack.enter_context(serving(folder / "two.log", (*flags, store)))
+        local_processes = {"gateway and front end": gateway.process.pid}
+        remote_processes = {"gateway": front.process.pid, "front end": worker.pid}
         yield [
-            System("engine of its own", one, inside, one.process.pid, counts_drafts=True),
-            System("in front of a server", two, apart, worker.pid, counts_drafts=False),
+            System(
+                "engine of its own",
+                gateway,
+                local_processes,
+                gateway.process.pid,
+                counts_drafts=True,
+            ),
+            System(
+                "in front of a server", front, remote_processes, worker.pid, counts_drafts=False
+            ),
         ]
 
 
-async def measure(systems: Sequence[System], given: argparse.Namespace) -> dict[str, object]:
-    before = [CounterPage(system.gateway) for system in systems]
-    end = time.monotonic() + 60 * given.minutes
-    await asyncio.gather(*(load(system, given, end) for system in systems))
-    inside = [await vanish.settled(system.gateway) for system in systems]
+async def measure(systems: Sequence[System], options: argparse.Namespace) -> dict[str, object]:
+    start_pages = [CounterPage(system.gateway) for system in systems]
+    end = time.monotonic() + 60 * options.minutes
+    await asyncio.gather(*(load(system, options, end) for system in systems))
+    remnants = [await vanish.settled(system.gateway) for system in systems]
     return {
-        system.name: report(system, start, CounterPage(system.gateway), left)
-        for system, start, left in zip(systems, before, inside, strict=True)
+        system.name: report(system, start, CounterPage(system.gateway), remnant)
+        for system, start, remnant in zip(systems, start_pages, remnants, strict=True)
     }
 
 
 def report(
-    system: System, before: CounterPage, after: CounterPage, inside: int
+    system: System, start_page: CounterPage, end_page: CounterPage, remnant: int
 ) -> dict[str, object]:
     return {
         "answers": dict(system.answers),
         "errors": dict(system.errors),
-        "requests_left_inside": inside,
+        "requests_left_inside": remnant,
         "engine_restarts": max(0, len(system.watches["engine"].pids) - 1),
-        "outcomes": after.list("eaglegate_requests_total"),
-        "audits": after.list("eaglegate_audits_total"),
-        "audits_dropped": after.list("eaglegate_audits_dropped_total"),
-        "diagnoses": after.list("eaglegate_diagnoses_total"),
-        "tokens": after.sum("eaglegate_completion_tokens_total"),
-        "unexplained": account(system, before, after),
+        "outcomes": end_page.list("eaglegate_requests_total"),
+        "audits": end_page.list("eaglegate_audits_total"),
+        "audits_dropped": end_page.list("eaglegate_audits_dropped_total"),
+        "diagnoses": end_page.list("eaglegate_diagnoses_total"),
+        "tokens": end_page.sum("eaglegate_completion_tokens_total"),
+        "unexplained": account(system, start_page, end_page),
         "processes": {
             name: {measure: watch.describe(measure) for measure in MEASURES}
             for name, watch in system.watches.items()
@@ -279,17 +294,20 @@ def report(
     }
 
 
-def find_faults(found: dict[str, dict]) -> list[str]:
+def find_faults(reports: dict[str, dict]) -> list[str]:
     """Return the reasons for a failing exit status."""
     faults = []
-    for name, one in found.items():
-        if one["errors"]:
+    for name, system_report in reports.items():
+        if system_report["errors"]:
             faults.append(f"{name}: errors")
-        if one["requests_left_inside"] or one["engine_restarts"]:
+        if system_report["requests_left_inside"] or system_report["engine_restarts"]:
             faults.append(f"{name}: requests left inside, or engines restarted")
-        if any("violated" in labels for labels in one["audits"]):
+        if any("violated" in labels for labels in system_report["audits"]):
             faults.append(f"{name}: violated answers")
-        if any(count < 0 if BEYOND in of else count for of, count in one["unexplained"].items()):
+        if any(
+            count < 0 if BEYOND in name_of_count else count
+            for name_of_count, count in system_report["unexplained"].items()
+        ):
             faults.append(f"{name}: tokens do not add up")
     return faults
 
@@ -301,14 +319,14 @@ def main() -> int:
     parser.add_argument("--pause-s", type=float, default=0.5, help="between requests of a client")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="file for every sample, as JSON")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, run_systems(Path(folder)) as systems:
-        found = asyncio.run(measure(systems, given))
-    if given.out:
+        reports = asyncio.run(measure(systems, options))
+    if options.out:
         samples = {s.name: {n: asdict(w) for n, w in s.watches.items()} for s in systems}
-        given.out.write_text(json.dumps(samples))
-    print(json.dumps(found, indent=1))
-    faults = find_faults(found)  # type: ignore[arg-type]
+        options.out.write_text(json.dumps(samples))
+    print(json.dumps(reports, indent=1))
+    faults = find_faults(reports)  # type: ignore[arg-type]
     for fault in faults:
         print(fault, file=sys.stderr)
     return bool(faults)

@@ -61,17 +61,17 @@ class Start:
 def start_several(program: Program, at_once: int) -> Start:
     """Start several at the same time, and return the last to be ready."""
     with ThreadPoolExecutor(at_once) as pool:
-        return max(pool.map(start, [program] * at_once), key=lambda one: one.ready_s)
+        return max(pool.map(start, [program] * at_once), key=lambda item: item.ready_s)
 
 
 @contextmanager
 def keep_busy(prefix: Sequence[str], loops: int) -> Iterator[None]:
     """Run endless loops until the block ends."""
-    running = [subprocess.Popen([*prefix, *LOOP]) for _ in range(loops)]
+    processes = [subprocess.Popen([*prefix, *LOOP]) for _ in range(loops)]
     try:
         yield
     finally:
-        for loop in running:
+        for loop in processes:
             loop.kill()
             loop.wait()
 
@@ -81,30 +81,30 @@ def start(program: Program) -> Start:
     command = [*program.command, "--host=127.0.0.1", f"--port={port}"]
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONDONTWRITEBYTECODE": ""}
     with tempfile.TemporaryFile("w+") as log:
-        began = time.monotonic()
+        start_time = time.monotonic()
         process = subprocess.Popen(
             command, cwd=program.folder, env=environment, stdout=log, stderr=log
         )
         try:
             while not is_ready(port, program.path):
-                if process.poll() is not None or time.monotonic() - began > LIMIT_S:
+                if process.poll() is not None or time.monotonic() - start_time > LIMIT_S:
                     log.seek(0)
                     raise SystemExit(f"{program.name} did not start:\n{log.read()[-3000:]}")
                 time.sleep(0.02)
-            ready, spent = time.monotonic() - began, count_cpu_s(process.pid)
+            ready_s, cpu_s = time.monotonic() - start_time, count_cpu_s(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
         log.seek(0)
-        return Start(ready, spent, log.read())
+        return Start(ready_s, cpu_s, log.read())
 
 
 def count_cpu_s(pid: int) -> float:
     """Return the CPU seconds of a process, its living descendants, and those it has waited for."""
     ticks = 0
-    for one in (pid, *descendants(pid)):
+    for process in (pid, *descendants(pid)):
         with suppress(OSError):
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -120,12 +120,12 @@ def is_ready(port: int, path: str) -> bool:
         connection.close()
 
 
-def list_programs(other: Path | None, model: str | None, vllm: bool) -> list[Program]:
-    served = (model,) if model else ()
-    serve = (sys.executable, "-m", "eaglegate.server", "serve", *served)
+def list_programs(checkout: Path | None, model: str | None, vllm: bool) -> list[Program]:
+    model_arguments = (model,) if model else ()
+    serve = (sys.executable, "-m", "eaglegate.server", "serve", *model_arguments)
     programs = [Program("eaglegate", serve)]
-    if other is not None:
-        programs.append(Program(f"eaglegate in {other}", serve, folder=other))
+    if checkout is not None:
+        programs.append(Program(f"eaglegate in {checkout}", serve, folder=checkout))
     if vllm:
         server = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
         target = f"--model={model or DEMO / 'target'}"
@@ -145,15 +145,15 @@ def list_depths(depths: Sequence[str], model: str | None, draft: str | None) -> 
 def measure(
     programs: Sequence[Program], rounds: int, verbose: bool, at_once: int = 1
 ) -> dict[str, list[Start]]:
-    found: dict[str, list[Start]] = {program.name: [] for program in programs}
+    starts: dict[str, list[Start]] = {program.name: [] for program in programs}
     for number in range(rounds + 1):
         for program in programs if number % 2 else reversed(programs):
-            one = start_several(program, at_once)
+            item = start_several(program, at_once)
             if number:
-                found[program.name].append(one)
+                starts[program.name].append(item)
             if verbose:
-                print(f"{program.name}: {one.ready_s:.2f} s, CPU {one.cpu_s:.1f} s\n{one.log}")
-    return found
+                print(f"{program.name}: {item.ready_s:.2f} s, CPU {item.cpu_s:.1f} s\n{item.log}")
+    return starts
 
 
 def main() -> None:
@@ -176,20 +176,24 @@ def main() -> None:
         programs = list_depths(options.depths, options.model, options.draft)
     else:
         programs = list_programs(options.other, options.model, options.vllm)
-    programs = [replace(one, command=(*prefix, *one.command)) for one in programs]
+    programs = [replace(item, command=(*prefix, *item.command)) for item in programs]
     with keep_busy(prefix, options.busy):
-        found = measure(programs, options.rounds, options.verbose, options.at_once)
-    first = found[programs[0].name]
-    for name, starts in found.items():
-        pairs = list(zip(starts, first, strict=True))
-        ratio = statistics.median(mine.ready_s / ours.ready_s for mine, ours in pairs)
-        later = statistics.median(mine.ready_s - ours.ready_s for mine, ours in pairs)
-        ready = statistics.median(one.ready_s for one in starts)
-        cpu = statistics.median(one.cpu_s for one in starts)
-        each = " ".join(f"{one.ready_s:.1f}" for one in starts)
+        results = measure(programs, options.rounds, options.verbose, options.at_once)
+    base_starts = results[programs[0].name]
+    for name, starts in results.items():
+        pairs = list(zip(starts, base_starts, strict=True))
+        ratio = statistics.median(
+            item_start.ready_s / base_start.ready_s for item_start, base_start in pairs
+        )
+        delay_s = statistics.median(
+            item_start.ready_s - base_start.ready_s for item_start, base_start in pairs
+        )
+        ready_s = statistics.median(item.ready_s for item in starts)
+        cpu = statistics.median(item.cpu_s for item in starts)
+        rounds_text = " ".join(f"{item.ready_s:.1f}" for item in starts)
         print(
-            f"{name}: ready after {ready:.1f} s, x{ratio:.2f}, {later:+.1f} s, CPU {cpu:.1f} s "
-            f"(rounds: {each})",
+            f"{name}: ready after {ready_s:.1f} s, x{ratio:.2f}, {delay_s:+.1f} s, CPU {cpu:.1f} s "
+            f"(rounds: {rounds_text})",
             flush=True,
         )
 

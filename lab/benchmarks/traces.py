@@ -30,7 +30,7 @@ class Trace:
     """Bytes of each write."""
     times: list[float] = field(default_factory=list)
     """Seconds from the request to each write."""
-    bare: list[int] = field(default_factory=list)
+    bare_sizes: list[int] = field(default_factory=list)
     """Bytes of each write without comments, which wrong filling would reveal."""
     content_s: float = 0.0
     """Seconds to the frame with the finish reason."""
@@ -44,45 +44,45 @@ class TraceClient(asyncio.Protocol):
     """Connection that records every chunk of one answer."""
 
     def __init__(self) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.finish: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.trace = Trace()
         self._buffer, self._in_body = b"", False
-        self._sent = 0.0
+        self._send_time = 0.0
 
     def send(self, request: bytes) -> None:
-        self._sent = time.perf_counter()
+        self._send_time = time.perf_counter()
         self._transport.write(request)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
 
     def data_received(self, data: bytes) -> None:
-        now = time.perf_counter() - self._sent
+        now = time.perf_counter() - self._send_time
         self._buffer += data
         if not self._in_body:
-            head, found, rest = self._buffer.partition(b"\r\n\r\n")
-            if not found:
+            head, separator, remainder = self._buffer.partition(b"\r\n\r\n")
+            if not separator:
                 return
             if not head.startswith(b"HTTP/1.1 200"):
                 self._fail(f"the server answered {head[:200]!r}")
                 return
-            self._buffer, self._in_body = rest, True
+            self._buffer, self._in_body = remainder, True
         while self._read_chunk(now):
             pass
 
     def _read_chunk(self, now: float) -> bool:
-        length, found, rest = self._buffer.partition(b"\r\n")
-        if not found or len(rest) < (size := int(length, 16)) + 2:
+        length, separator, remainder = self._buffer.partition(b"\r\n")
+        if not separator or len(remainder) < (size := int(length, 16)) + 2:
             return False
-        chunk, self._buffer = rest[:size], rest[size + 2 :]
+        chunk, self._buffer = remainder[:size], remainder[size + 2 :]
         if not size:
-            if not self.ended.done():
-                self.ended.set_result(None)
+            if not self.finish.done():
+                self.finish.set_result(None)
             return False
         trace = self.trace
         trace.sizes.append(size)
         trace.times.append(now)
-        trace.bare.append(sum(len(line) for line in chunk.split(b"\n") if line[:1] != b":"))
+        trace.bare_sizes.append(sum(len(line) for line in chunk.split(b"\n") if line[:1] != b":"))
         if b'"finish_reason":"' in chunk:
             trace.content_s = now
         return True
@@ -91,8 +91,8 @@ class TraceClient(asyncio.Protocol):
         self._fail("the server closed the connection")
 
     def _fail(self, text: str) -> None:
-        if not self.ended.done():
-            self.ended.set_exception(RuntimeError(text))
+        if not self.finish.done():
+            self.finish.set_exception(RuntimeError(text))
 
 
 async def record(port: int, request: bytes) -> Trace:
@@ -104,7 +104,7 @@ async def record(port: int, request: bytes) -> Trace:
     transport, client = await loop.create_connection(TraceClient, "127.0.0.1", port)
     client.send(request)
     try:
-        await client.ended
+        await client.finish
     finally:
         transport.close()
     return client.trace
@@ -122,8 +122,8 @@ VIEWS: dict[str, Callable[[Trace], list[float]]] = {
     "bytes by time": lambda trace: _bytes_by_time(trace.sizes, trace.times),
 }
 BARE_VIEWS: dict[str, Callable[[Trace], list[float]]] = {
-    "bare sizes": lambda trace: pad(trace.bare),
-    "bare sums": lambda trace: [len(trace.bare), sum(trace.bare)],
+    "bare sizes": lambda trace: pad(trace.bare_sizes),
+    "bare sums": lambda trace: [len(trace.bare_sizes), sum(trace.bare_sizes)],
 }
 """Views of a stream without its filling."""
 
@@ -131,8 +131,8 @@ BARE_VIEWS: dict[str, Callable[[Trace], list[float]]] = {
 def _bytes_by_time(sizes: Sequence[int], times: Sequence[float]) -> list[float]:
     """Return the bytes in each of 64 slots of 10 ms after the first write."""
     slots = [0.0] * 64
-    for size, at in zip(sizes, times, strict=True):
-        slots[min(63, int((at - times[0]) * 100))] += size
+    for size, time_s in zip(sizes, times, strict=True):
+        slots[min(63, int((time_s - times[0]) * 100))] += size
     return slots
 
 
@@ -141,58 +141,62 @@ class Guess:
     """Result of an attack: the share of test traces named correctly."""
 
     accuracy: float
-    tested: int
+    num_tests: int
     view: str
     neighbours: int
 
 
 def attack(
-    training: Sequence[tuple[int, Trace]],
-    testing: Sequence[tuple[int, Trace]],
+    examples: Sequence[tuple[int, Trace]],
+    tests: Sequence[tuple[int, Trace]],
     views: dict[str, Callable[[Trace], list[float]]] = VIEWS,
 ) -> Guess:
-    """Learn the label of traces from ``training``, and name those of ``testing``."""
-    labels = np.array([label for label, _ in training])
-    found: list[tuple[float, str, int]] = []
+    """Learn the label of traces from ``examples``, and name those of ``tests``."""
+    labels = np.array([label for label, _ in examples])
+    guesses: list[tuple[float, str, int]] = []
     for name, view in views.items():
-        rows = np.array([view(trace) for _, trace in training], dtype=np.float64)
-        near = _distances(rows, rows)
-        np.fill_diagonal(near, np.inf)
-        found += [(float(np.mean(_vote(near, labels, k) == labels)), name, k) for k in NEIGHBOURS]
-    _, name, k = max(found, key=lambda one: one[0])
-    known, asked = (
+        rows = np.array([view(trace) for _, trace in examples], dtype=np.float64)
+        distances = _distances(rows, rows)
+        np.fill_diagonal(distances, np.inf)
+        guesses += [
+            (float(np.mean(_vote(distances, labels, k) == labels)), name, k) for k in NEIGHBOURS
+        ]
+    _, name, k = max(guesses, key=lambda guess: guess[0])
+    training_rows, test_rows = (
         np.array([views[name](trace) for _, trace in rows], dtype=np.float64)
-        for rows in (training, testing)
+        for rows in (examples, tests)
     )
-    truth = np.array([label for label, _ in testing])
-    said = _vote(_distances(asked, known), labels, k)
-    return Guess(float(np.mean(said == truth)), len(truth), name, k)
+    truth = np.array([label for label, _ in tests])
+    answers = _vote(_distances(test_rows, training_rows), labels, k)
+    return Guess(float(np.mean(answers == truth)), len(truth), name, k)
 
 
-def _distances(rows: Floats, known: Floats) -> Floats:
-    """Return distances in units of each column's standard deviation in ``known``."""
-    spread = known.std(axis=0)
-    scaled = [
-        (these - known.mean(axis=0)) / np.where(spread > 0, spread, 1) for these in (rows, known)
+def _distances(rows: Floats, base: Floats) -> Floats:
+    """Return distances in units of each column's standard deviation in ``base``."""
+    spread = base.std(axis=0)
+    scaled_groups = [
+        (group - base.mean(axis=0)) / np.where(spread > 0, spread, 1) for group in (rows, base)
     ]
-    squares = [np.sum(these**2, axis=1) for these in scaled]
-    between = squares[0][:, None] + squares[1][None, :] - 2 * scaled[0] @ scaled[1].T
-    return np.asarray(np.maximum(between, 0), dtype=np.float64)
+    squares = [np.sum(group**2, axis=1) for group in scaled_groups]
+    distances = (
+        squares[0][:, None] + squares[1][None, :] - 2 * scaled_groups[0] @ scaled_groups[1].T
+    )
+    return np.asarray(np.maximum(distances, 0), dtype=np.float64)
 
 
 def _vote(distances: Floats, labels: NDArray[np.int_], k: int) -> NDArray[np.int_]:
     """Return the most frequent label of the k nearest; in a tie, the nearest's."""
     order = np.argsort(distances, axis=1, kind="stable")[:, :k]
-    said = []
+    labels_of_rows = []
     for row in labels[order]:
         counts = np.bincount(row)
-        said.append(next(label for label in row if counts[label] == counts.max()))
-    return np.array(said)
+        labels_of_rows.append(next(label for label in row if counts[label] == counts.max()))
+    return np.array(labels_of_rows)
 
 
-def area_under_curve(positive: Sequence[float], negative: Sequence[float]) -> float:
+def area_under_curve(positives: Sequence[float], others: Sequence[float]) -> float:
     """Return the probability that a positive is below a negative, ties half (Mann and Whitney,
     1947).
     """
-    low, high = np.array(positive)[:, None], np.array(negative)[None, :]
+    low, high = np.array(positives)[:, None], np.array(others)[None, :]
     return float(np.mean((low < high) + 0.5 * (low == high)))

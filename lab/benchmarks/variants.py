@@ -29,7 +29,7 @@ from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.types import EngineInfo, EngineRequest, Step, StepSink
 from eaglegate.engine.vllm_backend.step_queue import SinkFlusher, StepQueue
 from eaglegate.features.capture.feature import CaptureSubscriber
-from eaglegate.lab.benchmarks.observing import INFO, Renderer, open_capture, scripted
+from eaglegate.lab.benchmarks.observing import INFO, Renderer, make_scripted_engine, open_capture
 from eaglegate.lab.benchmarks.wire import clock_of
 from eaglegate.observability.engine import InstrumentedEngine
 from eaglegate.observability.labels import TelemetrySettings
@@ -107,37 +107,39 @@ class PacedEngine(ScriptedEngine):
         super().__init__(script, info)
         self._step_s = step_s
         self._flusher = SinkFlusher(None if interval_ms is None else interval_ms / 1000)
-        self._live: dict[str, tuple[StepQueue, Iterator[Step]]] = {}
-        self._ticking: asyncio.Task[None] | None = None
+        self._requests: dict[str, tuple[StepQueue, Iterator[Step]]] = {}
+        self._ticker: asyncio.Task[None] | None = None
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         queue = StepQueue(request.id, 1, self._flusher)
         script: Any = self.script(request) if callable(self.script) else self.script
-        self._live[request.id] = (queue, iter(script))
-        if self._ticking is None:
-            self._ticking = asyncio.create_task(self._tick())
+        self._requests[request.id] = (queue, iter(script))
+        if self._ticker is None:
+            self._ticker = asyncio.create_task(self._tick())
         try:
             await queue.deliver(sink)
         finally:
-            self._live.pop(request.id, None)
+            self._requests.pop(request.id, None)
 
     async def _tick(self) -> None:
-        now = asyncio.get_running_loop().time
-        began, done = now(), 0
-        while self._live:
-            due = int((now() - began) / self._step_s) + 1 if self._step_s else done + 1
-            for _ in range(due - done):
+        read_clock = asyncio.get_running_loop().time
+        start, num_done = read_clock(), 0
+        while self._requests:
+            num_due = (
+                int((read_clock() - start) / self._step_s) + 1 if self._step_s else num_done + 1
+            )
+            for _ in range(num_due - num_done):
                 self._push_steps()
-            done = due
-            await asyncio.sleep(_round_up(began + done * self._step_s - now()))
-        self._ticking = None
+            num_done = num_due
+            await asyncio.sleep(_round_up(start + num_done * self._step_s - read_clock()))
+        self._ticker = None
 
     def _push_steps(self) -> None:
-        for name, (queue, steps) in list(self._live.items()):
+        for name, (queue, steps) in list(self._requests.items()):
             step = next(steps)
             queue.push(step)
             if step.finish is not None:
-                del self._live[name]
+                del self._requests[name]
 
 
 def _round_up(seconds: float) -> float:
@@ -189,7 +191,9 @@ def make_app(variant: Variant, folder: Path) -> ASGIApp:
     gateway.keys = KeyRing(make_keys(variant)) if variant.keys else KeyRing()
     if variant.store:
         gateway.store = SqlResponseStore(f"sqlite:///{folder}/responses.db")
-    engine: Any = PacedEngine(scripted(TOKENS).script, WIDE, variant.step_s, variant.interval_ms)
+    engine: Any = PacedEngine(
+        make_scripted_engine(TOKENS).script, WIDE, variant.step_s, variant.interval_ms
+    )
     limits = AdmissionLimits(running=4096, queued=4096, queued_tokens=PLENTY)
     pipeline = Pipeline(
         engine,
@@ -200,10 +204,10 @@ def make_app(variant: Variant, folder: Path) -> ASGIApp:
         SpeculationPolicy(),
         Admission(limits) if variant.admission else FreeEntry(),  # type: ignore[arg-type]
     )
-    stateful = [responses.router(gateway, BackgroundRuns())]
+    stateful_routers = [responses.router(gateway, BackgroundRuns())]
     if not variant.observers:
         gateway.open(pipeline)
-        return create_app(gateway, stateful=stateful)
+        return create_app(gateway, stateful=stateful_routers)
     telemetry = Telemetry(
         GROUPS, TelemetrySettings(models=("demo",), lanes=("speculative", "plain"))
     )
@@ -214,7 +218,7 @@ def make_app(variant: Variant, folder: Path) -> ASGIApp:
         CaptureSubscriber(capture, telemetry)
     gateway.open(replace(pipeline, engine=InstrumentedEngine(engine, telemetry)))
     log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    app = create_app(gateway, make_routes(telemetry), stateful)
+    app = create_app(gateway, make_routes(telemetry), stateful_routers)
     return TelemetryMiddleware(app, log, keep_bodies=variant.capture)
 
 
@@ -245,14 +249,14 @@ async def _serve(app: ASGIApp, pipe: Connection) -> None:
         FastWriteMiddleware(app), log_level="error", access_log=False, lifespan="off"
     )
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
     gc.collect()
     gc.freeze()
     pipe.send(listener.getsockname()[1])
     with contextlib.suppress(EOFError):
         await asyncio.to_thread(pipe.recv)
     server.should_exit = True
-    await serving
+    await task
 
 
 class ServingProcess:
@@ -261,10 +265,10 @@ class ServingProcess:
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
         fork = multiprocessing.get_context("fork")
-        self._pipe, there = fork.Pipe()
-        self._process = fork.Process(target=serve, args=(variant, there), daemon=True)
+        self._pipe, remote = fork.Pipe()
+        self._process = fork.Process(target=serve, args=(variant, remote), daemon=True)
         self._process.start()
-        there.close()
+        remote.close()
 
     def wait_ready(self) -> None:
         self.port = self._pipe.recv()

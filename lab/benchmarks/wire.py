@@ -102,31 +102,52 @@ class Comparison:
     """Other servers to measure: vLLM's Rust front end, and another checkout."""
 
     rust: Path
-    other: Path
+    checkout: Path
     engine: tuple[str, ...] = ()
     """Arguments of every server's engine in addition to ``ENGINE``."""
 
 
-def commands(port: int, other: Path, engine: Sequence[str] = ()) -> dict[str, list[str]]:
+def commands(port: int, checkout: Path, engine: Sequence[str] = ()) -> dict[str, list[str]]:
     target = str(DEMO / "target")
-    common = ["--served-model-name=demo", *ENGINE, *engine, "--host=127.0.0.1", f"--port={port}"]
-    ours = [sys.executable, "-m", "eaglegate.server", "serve", target, *common, "--depth=3"]
-    theirs = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={target}"]
-    rust = [sys.executable, "-m", "eaglegate.lab.benchmarks.rust_front_end", "serve", target]
-    there = ["sh", "-c", 'cd "$0" && exec "$@"', str(other), ".venv/bin/python", *ours[1:]]
-    joined = [*ours, "--stream-interval-ms=20"]
-    floor = [sys.executable, "-m", "eaglegate.lab.benchmarks.floor", target, *common]
-    made = (ours, ours, joined, floor, [*theirs, *common], [*rust, *common], there)
-    return dict(zip(NAMES, made, strict=True))
+    options = ["--served-model-name=demo", *ENGINE, *engine, "--host=127.0.0.1", f"--port={port}"]
+    own_command = [sys.executable, "-m", "eaglegate.server", "serve", target, *options, "--depth=3"]
+    vllm_command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={target}"]
+    rust_command = [
+        sys.executable,
+        "-m",
+        "eaglegate.lab.benchmarks.rust_front_end",
+        "serve",
+        target,
+    ]
+    checkout_command = [
+        "sh",
+        "-c",
+        'cd "$0" && exec "$@"',
+        str(checkout),
+        ".venv/bin/python",
+        *own_command[1:],
+    ]
+    merged_command = [*own_command, "--stream-interval-ms=20"]
+    floor_command = [sys.executable, "-m", "eaglegate.lab.benchmarks.floor", target, *options]
+    command_list = (
+        own_command,
+        own_command,
+        merged_command,
+        floor_command,
+        [*vllm_command, *options],
+        [*rust_command, *options],
+        checkout_command,
+    )
+    return dict(zip(NAMES, command_list, strict=True))
 
 
 @contextmanager
-def running(name: str, comparison: Comparison) -> Iterator[Server]:
+def run_server(name: str, comparison: Comparison) -> Iterator[Server]:
     port, is_rust = free_port(), name == "vllm-rust"
     rust = comparison.rust
-    more = {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(rust)}
-    command = commands(port, comparison.other, comparison.engine)[name]
-    with started(name, port, command, more if is_rust else {}) as server:
+    environment = {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(rust)}
+    command = commands(port, comparison.checkout, comparison.engine)[name]
+    with start_server_process(name, port, command, environment if is_rust else {}) as server:
         yield replace(server, pid=find_child(server.pid, rust)) if is_rust else server
 
 
@@ -140,8 +161,8 @@ def find_child(pid: int, program: Path) -> int:
 
 
 @contextmanager
-def started(
-    name: str, port: int, command: list[str], more: dict[str, str] | None = None
+def start_server_process(
+    name: str, port: int, command: list[str], variables: dict[str, str] | None = None
 ) -> Iterator[Server]:
     """Start the server of ``command`` on ``port`` with extra environment, and wait until it
     answers.
@@ -152,7 +173,7 @@ def started(
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        **(more or {}),
+        **(variables or {}),
     }
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
@@ -208,22 +229,22 @@ class Load:
     tokens: int
 
 
-async def load(server: Server, asked: Load) -> tuple[float, float]:
+async def load(server: Server, client_load: Load) -> tuple[float, float]:
     """Return CPU microseconds per token, and chunks per token, of one round."""
-    sent = write_post("/v1/chat/completions", orjson.dumps(request(asked.tokens)))
+    content = write_post("/v1/chat/completions", orjson.dumps(request(client_load.tokens)))
 
     async def send(client: StreamClient) -> list[Answer]:
-        return [await client.send(sent) for _ in range(asked.requests)]
+        return [await client.send(content) for _ in range(client_load.requests)]
 
-    clients = [await StreamClient.connect(server.port) for _ in range(asked.clients)]
-    before = server.cpu_s()
-    found = await asyncio.gather(*map(send, clients))
-    spent = server.cpu_s() - before
+    clients = [await StreamClient.connect(server.port) for _ in range(client_load.clients)]
+    start_s = server.cpu_s()
+    groups = await asyncio.gather(*map(send, clients))
+    spent_s = server.cpu_s() - start_s
     for client in clients:
         client.close()
-    answers = [one for answered in found for one in answered]
-    made = sum(one.count_tokens() for one in answers)
-    return spent / made * 1e6, sum(one.num_chunks for one in answers) / made
+    answers = [answer for group in groups for answer in group]
+    num_tokens = sum(answer.count_tokens() for answer in answers)
+    return spent_s / num_tokens * 1e6, sum(answer.num_chunks for answer in answers) / num_tokens
 
 
 def main() -> None:
@@ -243,23 +264,23 @@ def main() -> None:
     )
     parser.add_argument("--instant", action="store_true", help="use a model that takes no time")
     options = parser.parse_args()
-    comparison = Comparison(options.rust, options.other, INSTANT if options.instant else ())
-    asked = Load(options.clients, options.requests, options.tokens)
+    comparison = Comparison(options.rust, options.checkout, INSTANT if options.instant else ())
+    client_load = Load(options.clients, options.requests, options.tokens)
     costs: dict[str, list[float]] = {name: [] for name in options.servers}
-    for name, path in (("vllm-rust", options.rust), ("other", options.other)):
+    for name, path in (("vllm-rust", options.rust), ("other", options.checkout)):
         if name in costs and not path.exists():
             print(f"{name} is left out: there is no {path}")
             del costs[name]
     if not costs:
         return
     chunks: dict[str, list[float]] = {name: [] for name in costs}
-    with ExitStack() as alive:
-        servers = [alive.enter_context(running(name, comparison)) for name in costs]
+    with ExitStack() as stack:
+        servers = [stack.enter_context(run_server(name, comparison)) for name in costs]
         for server in servers:
-            uvloop.run(load(server, asked))
+            uvloop.run(load(server, client_load))
         for number in range(options.rounds):
             for server in take_turns(servers, number):
-                cost, per_token = uvloop.run(load(server, asked))
+                cost, per_token = uvloop.run(load(server, client_load))
                 costs[server.name].append(cost)
                 chunks[server.name].append(per_token)
     report(costs, chunks)
@@ -267,21 +288,21 @@ def main() -> None:
 
 def take_turns(servers: Sequence[Server], number: int) -> Iterator[Server]:
     """Yield the servers of a round in an order that rotates and is reversed in turn."""
-    first = number % len(servers)
-    order = [*servers[first:], *servers[:first]]
+    offset = number % len(servers)
+    order = [*servers[offset:], *servers[:offset]]
     return reversed(order) if number // len(servers) % 2 else iter(order)
 
 
 def report(costs: dict[str, list[float]], chunks: dict[str, list[float]]) -> None:
     """Print medians, and the median of the rounds' ratios to the first server."""
-    first = next(iter(costs.values()))
+    base_costs = next(iter(costs.values()))
     ratios = {}
     for name, values in costs.items():
-        shown = " ".join(f"{value:.1f}" for value in values)
-        ratios[name] = statistics.median(a / b for a, b in zip(values, first, strict=True))
+        rounds_text = " ".join(f"{value:.1f}" for value in values)
+        ratios[name] = statistics.median(a / b for a, b in zip(values, base_costs, strict=True))
         print(
             f"{name:14} {statistics.median(values):6.1f} us CPU/token, x{ratios[name]:.2f} "
-            f"(rounds: {shown}), {statistics.median(chunks[name]):.2f} chunks/token"
+            f"(rounds: {rounds_text}), {statistics.median(chunks[name]):.2f} chunks/token"
         )
     print(orjson.dumps({"ratios": ratios, **costs}).decode())
 

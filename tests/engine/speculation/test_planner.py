@@ -16,9 +16,9 @@ from eaglegate.lab.benchmarks.regret_sim import (
     LONG,
     Lane,
     Phase,
-    fixed,
+    choose_fixed,
+    choose_planned,
     oracle,
-    planned,
     profiled,
     run,
     step_ms,
@@ -302,14 +302,14 @@ def test_probes_stay_within_their_share() -> None:
     lane = auto()
     hostile = (Phase("hostile", (HOSTILE,), 4, 60),)
     auto_run = run(lane, hostile, seed=5)[0]
-    none = run(Lane("K=0", fixed(0)), hostile, seed=5)[0]
+    none = run(Lane("K=0", choose_fixed(0)), hostile, seed=5)[0]
     assert auto_run.rate > 0.95 * none.rate
     assert PROBE_SHARE <= 0.01
 
 
 def auto() -> Lane:
     planner = profiled(DepthPlanner(DEPTH))
-    return Lane("auto", planned(planner), planner)
+    return Lane("auto", choose_planned(planner), planner)
 
 
 PHASES = (
@@ -324,7 +324,7 @@ PHASES = (
 @pytest.mark.parametrize("seed", range(3))
 def test_the_planner_loses_to_no_fixed_depth(seed: int) -> None:
     """Short phases: the time to learn weighs more here than in ``lab.benchmarks.regret``."""
-    lanes = [auto(), *(Lane(f"K={depth}", fixed(depth)) for depth in (0, 1, 3, 5, 7))]
+    lanes = [auto(), *(Lane(f"K={depth}", choose_fixed(depth)) for depth in (0, 1, 3, 5, 7))]
     runs = {lane.name: run(lane, PHASES, seed) for lane in lanes}
     rates = {
         name: sum(phase.tokens for phase in phases) / sum(phase.seconds for phase in phases)
@@ -352,7 +352,7 @@ def test_the_oracle_is_the_most_there_is() -> None:
     phases = PHASES[:2]
     best = run(Lane("oracle", oracle), phases, seed=2)
     for depth in (0, 3, 7):
-        other = run(Lane("fixed", fixed(depth)), phases, seed=2)
+        other = run(Lane("fixed", choose_fixed(depth)), phases, seed=2)
         for mine, theirs in zip(best, other, strict=True):
             assert mine.rate > 0.97 * theirs.rate
 

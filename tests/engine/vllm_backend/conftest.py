@@ -13,7 +13,7 @@ from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.child_process import replace_environment
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import render, running, speculation
+from eaglegate.lab.benchmarks.drive import render, run_engine, speculation
 from tests.forks import fork_engines
 
 FIRST_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0", "TRITON_INTERPRET": "0"}
@@ -51,7 +51,7 @@ async def prompts(renderer: VllmRenderer) -> list[tuple[int, ...]]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def engine() -> AsyncGenerator[VllmEngine, None]:
     """EAGLE 3.1, K = 7."""
-    async with running(**SMALL, speculative_config=speculation(MOST)) as started:
+    async with run_engine(**SMALL, speculative_config=speculation(MOST)) as started:
         yield started
 
 
@@ -63,7 +63,7 @@ async def plain_engine() -> AsyncGenerator[VllmEngine, None]:
     async with AsyncExitStack() as stack:
         envs.disable_envs_cache()
         with replace_environment(FIRST_RUNNER):
-            engine = running(**SMALL, speculative_config=None)
+            engine = run_engine(**SMALL, speculative_config=None)
             started = await stack.enter_async_context(engine)
         envs.disable_envs_cache()
         yield started

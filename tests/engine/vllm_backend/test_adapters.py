@@ -16,8 +16,8 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.features.audit.evidence import AuditOutcome, judge_margins
-from eaglegate.lab.benchmarks.drive import at, greedy, run, run_all, speculation
-from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, running
+from eaglegate.lab.benchmarks.drive import fix_depth, make_greedy, run, run_all, speculation
+from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, run_engine
 from tests.engine.vllm_backend.lora import make_adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
@@ -37,7 +37,7 @@ async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Vl
         name: str(make_adapter(folder / name, len(name), head=name == "three"))
         for name in ("one", "three")
     }
-    async with running(
+    async with run_engine(
         adapters=adapters,
         **SMALL,
         enable_lora=True,
@@ -52,7 +52,7 @@ async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Vl
 
 def requests(prompts: Prompts) -> list[EngineRequest]:
     return [
-        replace(greedy(f"{name}-{number}", prompt, TOKENS), adapter=name)
+        replace(make_greedy(f"{name}-{number}", prompt, TOKENS), adapter=name)
         for name in (None, "one", "three")
         for number, prompt in enumerate(prompts[:FEW])
     ]
@@ -64,14 +64,14 @@ async def test_each_adapter_has_its_text_at_every_depth_and_in_every_batch(
 ) -> None:
     asked = requests(prompts)
     prompts = prompts[:FEW]
-    alone = [await run(adapted, at(0, request)) for request in asked]
+    alone = [await run(adapted, fix_depth(0, request)) for request in asked]
     base = [await run(plain_engine, request) for request in asked[: len(prompts)]]
     assert [one.token_ids for one in alone[: len(prompts)]] == [one.token_ids for one in base]
     texts = [one.token_ids for one in alone]
     by_adapter = [tuple(texts[begin : begin + len(prompts)]) for begin in range(0, len(texts), FEW)]
     assert len(set(by_adapter)) == 3, "adapters change what is said"
     for depth in DEPTHS:
-        together = await run_all(adapted, [at(depth, request) for request in asked])
+        together = await run_all(adapted, [fix_depth(depth, request) for request in asked])
         assert [one.token_ids for one in together] == texts, depth
         assert all(one.totals.imbalance == 0 for one in together)
         drafted = [one.totals.accepted for one in together[: len(prompts)]]
@@ -82,7 +82,7 @@ async def test_each_adapter_has_its_text_at_every_depth_and_in_every_batch(
 async def test_no_adapter_reads_anothers_prefix(adapted: VllmEngine, prompts: Prompts) -> None:
     prompt = (prompts[1] * 40)[:400]
     for name in (None, "one", "three"):
-        request = replace(greedy("p", prompt, 2), adapter=name)
+        request = replace(make_greedy("p", prompt, 2), adapter=name)
         first, again = await run(adapted, request), await run(adapted, request)
         assert (first.cached_tokens, again.cached_tokens >= 256) == (0, True), name
 
@@ -120,7 +120,7 @@ async def test_without_its_patch_the_second_runner_takes_no_adapter_beside_draft
     adapted: VllmEngine, prompts: Prompts
 ) -> None:
     """The last test: on a CPU the engine dies, once a batch has several requests."""
-    asked = [at(DEPTH, request) for request in requests(prompts)]
+    asked = [fix_depth(DEPTH, request) for request in requests(prompts)]
     await run_all(adapted, asked)
     assert adapted._llm is not None
     await adapted._llm.collective_rpc("remove_patch", args=ROWS)

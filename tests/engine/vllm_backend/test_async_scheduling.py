@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import at, greedy, run_all
+from eaglegate.lab.benchmarks.drive import fix_depth, make_greedy, run_all
 from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER, SMALL, TOKENS
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
@@ -22,19 +22,19 @@ ROOT = Path(__file__).parent.parent.parent.parent
 DEPTHS = (0, 2, None) if SECOND_RUNNER else (0, 1, 3, MOST, None)
 SCRIPT = """
 import asyncio, json, sys
-from eaglegate.lab.benchmarks.drive import at, greedy, run_all, running, speculation
+from eaglegate.lab.benchmarks.drive import fix_depth, make_greedy, run_all, run_engine, speculation
 async def main():
     prompts, depths, tokens, small, most = json.load(sys.stdin)
-    async with running(**small, speculative_config=speculation(most)) as engine:
+    async with run_engine(**small, speculative_config=speculation(most)) as engine:
         assert engine._llm.vllm_config.scheduler_config.async_scheduling
         requests = [
-            at(depth, greedy(f"a-{number}", prompt, tokens))
+            fix_depth(depth, make_greedy(f"a-{number}", prompt, tokens))
             for number, prompt in enumerate(prompts) for depth in depths
         ]
         outcomes = await run_all(engine, requests)
         for mode in ("random", "auto"):
             assert await engine.set_planning(mode) == mode
-            free = [greedy(f"{mode}-{n}", prompt, tokens) for n, prompt in enumerate(prompts)]
+            free = [make_greedy(f"{mode}-{n}", prompt, tokens) for n, prompt in enumerate(prompts)]
             outcomes += await run_all(engine, free)
     print("RESULT", json.dumps([
         [outcome.token_ids, outcome.totals.imbalance, len(outcome.totals.proposed_at),
@@ -51,7 +51,7 @@ async def test_asynchronous_scheduling_gives_the_same(
 ) -> None:
     prompts = prompts[:FEW]
     requests = [
-        at(depth, greedy(f"a-{number}", prompt, TOKENS))
+        fix_depth(depth, make_greedy(f"a-{number}", prompt, TOKENS))
         for number, prompt in enumerate(prompts)
         for depth in DEPTHS
     ]

@@ -28,7 +28,7 @@ from eaglegate.lab.benchmarks.drive import run as run_request
 from eaglegate.lab.benchmarks.drive import speculation
 from eaglegate.text.events import FinishReason
 from tests.engine.vllm_backend import faulty
-from tests.engine.vllm_backend.conftest import MOST, SMALL, running
+from tests.engine.vllm_backend.conftest import MOST, SMALL, run_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
@@ -46,7 +46,7 @@ async def engine() -> AsyncGenerator[VllmEngine, None]:
         "speculative_config": speculation(MOST),
         "worker_extension_cls": WORKER,
     }
-    async with running(**config) as started:
+    async with run_engine(**config) as started:
         assert started._llm is not None
         started._llm.input_processor.speculative_config = None  # as ``allow_fields`` does
         yield started

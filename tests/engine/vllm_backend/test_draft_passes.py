@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import at, greedy, run, run_all, speculation
-from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL, running
+from eaglegate.lab.benchmarks.drive import fix_depth, make_greedy, run, run_all, speculation
+from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL, run_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
@@ -33,7 +33,7 @@ Prompts = list[tuple[int, ...]]
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def counting() -> AsyncGenerator[VllmEngine, None]:
     config = {**SMALL, "worker_extension_cls": WORKER, "speculative_config": speculation(DEPTH)}
-    async with running(**config) as engine:
+    async with run_engine(**config) as engine:
         await count_passes(engine)
         yield engine
 
@@ -57,11 +57,11 @@ async def without(engine: VllmEngine, patch: tuple[str, str, str]) -> AsyncGener
 async def test_only_decode_steps_at_depth_0_run_no_draft_model(
     counting: VllmEngine, prompts: Prompts
 ) -> None:
-    request = greedy("passes", prompts[1], TOKENS, ignore_eos=True)
+    request = make_greedy("passes", prompts[1], TOKENS, ignore_eos=True)
     await count_passes(counting)
-    without_drafts = await run(counting, at(0, request))
+    without_drafts = await run(counting, fix_depth(0, request))
     assert await count_passes(counting) == 1, "the prompt's"
-    shallow = await run(counting, at(1, request))
+    shallow = await run(counting, fix_depth(1, request))
     assert await count_passes(counting) >= shallow.totals.verify_steps
     assert shallow.token_ids == without_drafts.token_ids
 
@@ -71,7 +71,7 @@ async def test_only_decode_steps_at_depth_0_run_no_draft_model(
 async def test_without_its_patch_the_second_runner_drafts_at_depth_0(
     counting: VllmEngine, prompts: Prompts
 ) -> None:
-    request = at(0, greedy("unpatched", prompts[1], TOKENS, ignore_eos=True))
+    request = fix_depth(0, make_greedy("unpatched", prompts[1], TOKENS, ignore_eos=True))
     async with without(counting, DRAFT_PASS):
         await count_passes(counting)
         await run(counting, request)
@@ -91,7 +91,7 @@ async def test_without_its_patch_the_text_of_a_seed_depends_on_the_depth(
     ]
 
     async def write(depth: int) -> list[tuple[int, ...]]:
-        outcomes = await run_all(counting, [at(depth, request) for request in requests])
+        outcomes = await run_all(counting, [fix_depth(depth, request) for request in requests])
         return [outcome.token_ids for outcome in outcomes]
 
     plain = await write(0)

@@ -17,9 +17,9 @@ from eaglegate.engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.features.canary.arms import ArmsNow, ArmSums, Collapsed, CollapseLimits
 from eaglegate.features.canary.drafts import DraftChange
-from eaglegate.lab.benchmarks.drive import Outcome, greedy, run_all, speculation
+from eaglegate.lab.benchmarks.drive import Outcome, make_greedy, run_all, speculation
 from tests.engine.draft_copies import EAGLE3, EAGLE31, change_weights, make_noise, perturb
-from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, running
+from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, run_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
@@ -50,7 +50,8 @@ async def run_prompts(
     engine: VllmEngine, prompts: Sequence[tuple[int, ...]], name: str, tokens: int = LENGTH
 ) -> list[Outcome]:
     return await run_all(
-        engine, [greedy(f"{name}-{at}", prompt, tokens) for at, prompt in enumerate(prompts[:FEW])]
+        engine,
+        [make_greedy(f"{name}-{at}", prompt, tokens) for at, prompt in enumerate(prompts[:FEW])],
     )
 
 
@@ -161,7 +162,7 @@ async def test_two_workers_exchange_their_shards(
     prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     config = {**SMALL, "tensor_parallel_size": 2, "speculative_config": speculation(3)}
-    async with running(**config) as two:
+    async with run_engine(**config) as two:
         await check_swaps(two, prompts, tmp_path)
 
 

@@ -21,7 +21,7 @@ from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import Outcome, at, greedy, run, run_all
+from eaglegate.lab.benchmarks.drive import Outcome, fix_depth, make_greedy, run, run_all
 from eaglegate.text.events import FinishReason
 from tests.engine.vllm_backend.conftest import DEPTHS as SOME_DEPTHS
 from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER
@@ -82,20 +82,22 @@ Prompts = list[tuple[int, ...]]
 def plain(prompts: Prompts) -> list[EngineRequest]:
     """The second prompt's answer has an end; more of them where that is quick."""
     tokens = 40 if SECOND_RUNNER else 100
-    return [greedy(f"plain-{at}", prompt, tokens) for at, prompt in enumerate(prompts[:FEW])]
+    return [
+        make_greedy(f"plain-{index}", prompt, tokens) for index, prompt in enumerate(prompts[:FEW])
+    ]
 
 
 def long(prompts: Prompts) -> list[EngineRequest]:
     """Prompts longer than a prefill chunk, and more KV than there is: chunks and preemption."""
     filler = repeated(prompts[1] + prompts[4], LONG_TOKENS)
     return [
-        greedy(
-            f"long-{at}",
-            (prompts[at % len(prompts)] + filler[at:])[: LONGEST - at],
+        make_greedy(
+            f"long-{index}",
+            (prompts[index % len(prompts)] + filler[index:])[: LONGEST - index],
             LONG_ANSWER,
             ignore_eos=True,
         )
-        for at in range(6 if SECOND_RUNNER else 12)
+        for index in range(6 if SECOND_RUNNER else 12)
     ]
 
 
@@ -105,14 +107,16 @@ def repeated(tokens: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 def with_logprobs(prompts: Prompts) -> list[EngineRequest]:
     few = prompts[:FEW]
-    return [greedy(f"logprobs-{at}", prompt, 24, logprobs=3) for at, prompt in enumerate(few)]
+    return [
+        make_greedy(f"logprobs-{index}", prompt, 24, logprobs=3) for index, prompt in enumerate(few)
+    ]
 
 
 def constrained(prompts: Prompts) -> list[EngineRequest]:
     return [
-        replace(greedy(f"{name}-{at}", prompt, 60), constraint=constraint)
+        replace(make_greedy(f"{name}-{index}", prompt, 60), constraint=constraint)
         for name, constraint in CONSTRAINTS.items()
-        for at, prompt in enumerate(prompts[: min(3, FEW)])
+        for index, prompt in enumerate(prompts[: min(3, FEW)])
     ]
 
 
@@ -177,7 +181,7 @@ async def test_plain_text_at_each_depth(
     engine: VllmEngine, prompts: Prompts, reference: Reference, depth: int
 ) -> None:
     requests = plain(prompts)
-    got = [await run(engine, at(depth, request)) for request in requests]
+    got = [await run(engine, fix_depth(depth, request)) for request in requests]
     assert_same(got, requests, reference)
     for outcome in got:
         assert len(outcome.totals.proposed_at) == depth
@@ -190,7 +194,7 @@ async def test_mixed_depths_in_one_batch(
 ) -> None:
     requests = [request for request in plain(prompts) for _ in DEPTHS]
     depths = [depth for _ in plain(prompts) for depth in DEPTHS]
-    mixed = [at(depth, request) for depth, request in zip(depths, requests, strict=True)]
+    mixed = [fix_depth(depth, request) for depth, request in zip(depths, requests, strict=True)]
     got = await run_all(engine, mixed)
     assert_same(got, requests, reference)
     for depth, outcome in zip(depths, got, strict=True):
@@ -202,9 +206,9 @@ async def test_mixed_depths_in_one_batch(
 async def test_the_token_limit_inside_a_draft(
     engine: VllmEngine, prompts: Prompts, reference: Reference, depth: int
 ) -> None:
-    requests = [greedy("plain-1", prompts[1], limit) for limit in range(1, 20)]
+    requests = [make_greedy("plain-1", prompts[1], limit) for limit in range(1, 20)]
     for limit, got in enumerate(
-        await run_all(engine, [at(depth, request) for request in requests]), start=1
+        await run_all(engine, [fix_depth(depth, request) for request in requests]), start=1
     ):
         assert got.token_ids == reference["plain-1"].token_ids[:limit]
         assert got.finish is FinishReason.LENGTH
@@ -220,7 +224,9 @@ async def test_a_stop_token_inside_a_draft(
     cut = 0
     for stop in dict.fromkeys(written[1:LAST_STOP]):
         end = written.index(stop) + 1
-        got = await run(engine, at(MOST, greedy("s", prompts[1], 100, stop_token_ids=(stop,))))
+        got = await run(
+            engine, fix_depth(MOST, make_greedy("s", prompts[1], 100, stop_token_ids=(stop,)))
+        )
         assert got.token_ids == written[:end]
         assert got.finish is FinishReason.STOP
         assert got.totals.imbalance == 0
@@ -234,7 +240,9 @@ async def test_leaving_inside_a_draft(
     """A stop string the gateway finds: it leaves, and trims what the client did not get."""
     written = reference["plain-1"].token_ids
     for tokens in range(1, 40, 3):
-        got = await run(engine, at(MOST, greedy("l", prompts[1], 100)), leave_after=tokens)
+        got = await run(
+            engine, fix_depth(MOST, make_greedy("l", prompts[1], 100)), leave_after=tokens
+        )
         assert got.token_ids == written[: len(got.token_ids)]
         got.account.trim(tokens)
         assert got.totals.tokens == tokens
@@ -247,7 +255,7 @@ async def test_logprobs(
     engine: VllmEngine, prompts: Prompts, reference: Reference, depth: int
 ) -> None:
     requests = with_logprobs(prompts)
-    got = await run_all(engine, [at(depth, request) for request in requests])
+    got = await run_all(engine, [fix_depth(depth, request) for request in requests])
     assert_same(got, requests, reference)
     for outcome, request in zip(got, requests, strict=True):
         want = reference[request.id].logprobs
@@ -268,7 +276,7 @@ async def test_constraints(
     depth: int,
 ) -> None:
     requests = constrained(prompts)
-    got = await run_all(engine, [at(depth, request) for request in requests])
+    got = await run_all(engine, [fix_depth(depth, request) for request in requests])
     assert_same(got, requests, reference)
     answer = renderer.decode(got[-1].token_ids)
     assert "</think>" in answer
@@ -284,7 +292,7 @@ async def test_preemption_and_chunked_prefill(
 ) -> None:
     requests = long(prompts)
     before = preemptions(engine)
-    got = await run_all(engine, [at(depth, request) for request in requests])
+    got = await run_all(engine, [fix_depth(depth, request) for request in requests])
     assert_same(got, requests, reference)
     assert preemptions(engine) > before
 
@@ -295,8 +303,8 @@ async def test_prefix_cache_hits(
 ) -> None:
     """One hit leaves a single token, where vLLM would count K drafts that nobody made."""
     request = long(prompts)[0]
-    first = await run(engine, at(MOST, request))
-    again = [await run(engine, at(depth, request)) for depth in REPEATED]
+    first = await run(engine, fix_depth(MOST, request))
+    again = [await run(engine, fix_depth(depth, request)) for depth in REPEATED]
     assert_same([first, *again], [request] * (len(again) + 1), reference)
     assert again[-1].cached_tokens >= 256
     assert again[-1].totals.proposed == first.totals.proposed
@@ -313,7 +321,7 @@ async def test_planned_depths(
     assert await engine.set_planning(mode) == mode
     try:
         alone = [await run(engine, request) for request in ([] if SECOND_RUNNER else few)]
-        own = [at(3, replace(request, id=f"own-{request.id}")) for request in plain(prompts)]
+        own = [fix_depth(3, replace(request, id=f"own-{request.id}")) for request in plain(prompts)]
         together = await run_all(engine, [*few, *long(prompts), *own])
         hits = [await run(engine, long(prompts)[0]) for _ in range(2 if SECOND_RUNNER else 3)]
     finally:
@@ -349,9 +357,9 @@ async def test_sampling_draws_from_the_same_distribution(
     """Chi-square of homogeneity over the first tokens written, without seeds on the one side."""
     requests = sampled(opening, way)
     free = [replace(one, sampling=replace(one.sampling, seed=None)) for one in requests]
-    got = await run_all(engine, [at(depth, request) for request in free])
+    got = await run_all(engine, [fix_depth(depth, request) for request in free])
     some = requests[:SEEDS]
-    seeded = await run_all(engine, [at(depth, request) for request in some])
+    seeded = await run_all(engine, [fix_depth(depth, request) for request in some])
     for outcome, request in zip(seeded, some, strict=True):
         assert outcome.token_ids == reference[request.id].token_ids
     accepted, with_seeds = (count_accepted(outcomes) / len(outcomes) for outcomes in (got, seeded))
@@ -388,7 +396,7 @@ async def test_a_seed_survives_a_prefill_in_chunks(engine: VllmEngine, prompts: 
     prompt = prompts[1] + repeated(prompts[4], 720)
     short = EngineRequest("seed", prompt, Sampling(max_tokens=24, seed=11), depth=0)
     alone = await run(engine, short)
-    others = [replace(short, id=f"seed-{at}", prompt=prompt[at:]) for at in range(1, 6)]
+    others = [replace(short, id=f"seed-{index}", prompt=prompt[index:]) for index in range(1, 6)]
     together, *_ = await run_all(engine, [short, *others])
     assert together.token_ids == alone.token_ids
 

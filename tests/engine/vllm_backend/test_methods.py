@@ -20,9 +20,9 @@ from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import Outcome, at, greedy, run, run_all
+from eaglegate.lab.benchmarks.drive import Outcome, fix_depth, make_greedy, run, run_all
 from tests.engine.draft_copies import perturb
-from tests.engine.vllm_backend.conftest import SMALL, running
+from tests.engine.vllm_backend.conftest import SMALL, run_engine
 from tests.engine.vllm_backend.drafters import EAGLE3, EAGLE31, PACKAGES, ROWS, TARGET, MethodRow
 from tests.engine.vllm_backend.methods_page import record
 
@@ -41,8 +41,8 @@ def texts(outcomes: Sequence[Outcome]) -> Texts:
 
 async def write(engine: VllmEngine, prompts: Prompts, name: str, depth: int | None) -> Texts:
     """Greedy answers in one batch, all of them at ``depth``; their accounts balance."""
-    requests = [greedy(f"{name}-{n}", prompt, TOKENS) for n, prompt in enumerate(prompts)]
-    written = await run_all(engine, [at(depth, request) for request in requests])
+    requests = [make_greedy(f"{name}-{n}", prompt, TOKENS) for n, prompt in enumerate(prompts)]
+    written = await run_all(engine, [fix_depth(depth, request) for request in requests])
     for outcome in written:
         assert outcome.totals.imbalance == 0
         assert depth is None or len(outcome.totals.proposed_at) <= depth
@@ -75,7 +75,7 @@ async def check_accounts(engine: VllmEngine, prompts: Prompts, depths: Sequence[
     """Compare the drafts in the answers' accounts with vLLM's own counters."""
     before = count_drafts(engine)
     requests = [
-        at(depths[n % len(depths)], greedy(f"counted-{n}", prompt, 60 + n))
+        fix_depth(depths[n % len(depths)], make_greedy(f"counted-{n}", prompt, 60 + n))
         for n, prompt in enumerate(prompts)
     ]
     totals = sum((outcome.totals for outcome in await run_all(engine, requests)), Totals())
@@ -91,11 +91,17 @@ async def check_early_ends(
     """Requests that are cancelled, and one that ends with a stop token: the others go on."""
     stay = asyncio.create_task(write(engine, prompts[:3], "stay", depth))
     leave = [
-        run(engine, at(n % (depth + 1), greedy(f"leave-{n}", prompt, TOKENS)), leave_after=3 + n)
+        run(
+            engine,
+            fix_depth(n % (depth + 1), make_greedy(f"leave-{n}", prompt, TOKENS)),
+            leave_after=3 + n,
+        )
         for n, prompt in enumerate(prompts)
     ]
     stop = reference[0][TOKENS // 2]
-    ends = run(engine, at(depth, greedy("ends", prompts[0], TOKENS, stop_token_ids=(stop,))))
+    ends = run(
+        engine, fix_depth(depth, make_greedy("ends", prompts[0], TOKENS, stop_token_ids=(stop,)))
+    )
     left, ended = await asyncio.gather(asyncio.gather(*leave), ends)
     assert await stay == reference[:3]
     for outcome, text in zip(left, reference, strict=True):
@@ -152,7 +158,7 @@ async def test_a_method(
     reference = await write(plain_engine, prompts, "plain", None)
     arguments = row.make(tmp_path / "draft")
     most = int(arguments["speculative_config"]["num_speculative_tokens"])
-    async with running(**ROOMY | arguments) as engine:
+    async with run_engine(**ROOMY | arguments) as engine:
         fixed = await engine.set_planning("random") != "random"
         await engine.set_planning("off")
         warned = [record for record in caplog.records if "depth:" in record.getMessage()]
@@ -161,7 +167,7 @@ async def test_a_method(
         for depth in depths:
             assert await write(engine, prompts, f"at-{depth}", depth) == reference, depth
         if not fixed:
-            mixed = [at(n % (most + 1), greedy(f"mixed-{n}", prompt, TOKENS))
+            mixed = [fix_depth(n % (most + 1), make_greedy(f"mixed-{n}", prompt, TOKENS))
                      for n, prompt in enumerate(prompts)]  # fmt: skip
             assert texts(await run_all(engine, mixed)) == reference
             for mode in ("random", "auto"):

@@ -24,7 +24,7 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.prefix_drops import PrefixDrops
-from tests.engine.vllm_backend.conftest import running
+from tests.engine.vllm_backend.conftest import run_engine
 
 BLOCK = 4
 HEADS = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
@@ -120,7 +120,7 @@ def draw_prompts() -> list[tuple[int, ...]]:
 
 async def measure(**config: object) -> tuple[int, int]:
     computed = recomputed = 0
-    async with running(**config) as engine:
+    async with run_engine(**config) as engine:
         for number, prompt in enumerate(draw_prompts()):
             found = await ask(engine, number, prompt)
             computed, recomputed = computed + found[0], recomputed + found[1]

@@ -32,7 +32,7 @@ from eaglegate.lab.prove.trial import (
     record_reference,
 )
 from tests.engine.draft_copies import make_noise
-from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL, running
+from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL, run_engine
 from tests.engine.vllm_backend.faulty import (
     ACCEPTS_TOO_MANY,
     DRAFTS_TOO_MANY,
@@ -88,7 +88,7 @@ async def trial(
         "speculative_config": speculation(DEPTH),
         "worker_extension_cls": WORKER,
     }
-    async with running(**config) as engine:
+    async with run_engine(**config) as engine:
         assert engine._llm is not None
         lane = OneEngine(engine, describe_engine(engine._llm.vllm_config))
         await engine.set_depth(0)

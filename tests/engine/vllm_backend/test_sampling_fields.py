@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from eaglegate.engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import Outcome, at, greedy, run, run_all
+from eaglegate.lab.benchmarks.drive import Outcome, fix_depth, make_greedy, run, run_all
 from tests.engine.vllm_backend.conftest import DEPTHS, FEW, MOST, SECOND_RUNNER, TOKENS
 from tests.engine.vllm_backend.test_lossless import preemptions
 
@@ -55,7 +55,9 @@ class Steered:
 
     def request(self, field: str) -> EngineRequest:
         more = 18 if SECOND_RUNNER else 30
-        return greedy(field, self.prompt, len(self.free.token_ids) + more, **self.fields[field])
+        return make_greedy(
+            field, self.prompt, len(self.free.token_ids) + more, **self.fields[field]
+        )
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +70,7 @@ def index() -> int:
 async def steered(
     plain_engine: VllmEngine, prompts: Prompts, renderer: VllmRenderer, index: int
 ) -> Steered:
-    free = await run(plain_engine, greedy("free", prompts[index], 100))
+    free = await run(plain_engine, make_greedy("free", prompts[index], 100))
     return Steered(free, prompts[index], renderer)
 
 
@@ -80,7 +82,7 @@ async def test_greedy_text_is_that_of_an_engine_without_a_draft(
     want = await run(plain_engine, request)
     assert want.token_ids != steered.free.token_ids, "the field has an effect"
     for depth in DEPTHS:
-        got = await run(engine, at(depth, request))
+        got = await run(engine, fix_depth(depth, request))
         assert got.token_ids == want.token_ids, depth
         assert got.finish == want.finish
         assert got.totals.imbalance == 0
@@ -93,11 +95,11 @@ async def test_fields_of_one_request_leave_the_others_of_its_batch_alone(
     depths = (0, MOST) if SECOND_RUNNER else DEPTHS
     requests = [
         *(steered.request(field) for field in FIELDS),
-        *(greedy(f"other-{at_}", prompt, TOKENS) for at_, prompt in enumerate(prompts[:FEW])),
+        *(make_greedy(f"other-{at_}", prompt, TOKENS) for at_, prompt in enumerate(prompts[:FEW])),
     ]
     want = [await run(plain_engine, request) for request in requests]
     others = [await run(engine, request) for request in requests[len(FIELDS) :]]
-    mixed = [at(depth, request) for request in requests for depth in depths]
+    mixed = [fix_depth(depth, request) for request in requests for depth in depths]
     got = await run_all(engine, mixed)
     for number, (request, outcome) in enumerate(zip(mixed, got, strict=True)):
         assert outcome.token_ids == want[number // len(depths)].token_ids, request.id
@@ -112,7 +114,7 @@ async def test_a_bias_and_a_grammar(
 ) -> None:
     """The grammar leaves two cities; a bias against the one chosen makes it the other."""
     request = replace(
-        greedy("schema", steered.prompt, 60),
+        make_greedy("schema", steered.prompt, 60),
         constraint=Constraint("json_schema", json.dumps(SCHEMA)),
     )
     free = (await run(plain_engine, request)).token_ids
@@ -123,7 +125,7 @@ async def test_a_bias_and_a_grammar(
     biased = replace(request, sampling=sampling)
     want = await run(plain_engine, biased)
     assert {chosen, json.loads(renderer.decode(want.token_ids[:-1]))["city"]} == {"Paris", "Rome"}
-    for outcome in await run_all(engine, [at(depth, biased) for depth in DEPTHS]):
+    for outcome in await run_all(engine, [fix_depth(depth, biased) for depth in DEPTHS]):
         assert outcome.token_ids == want.token_ids
 
 
@@ -157,10 +159,10 @@ async def test_seeded_text_is_that_of_an_engine_without_a_draft(
         requests = [replace(r, sampling=replace(r.sampling, logprobs=2)) for r in requests]
     want = [await run(plain_engine, request) for request in requests]
     company = [
-        *(greedy(f"greedy-{at_}", prompt, 60) for at_, prompt in enumerate(prompts)),
+        *(make_greedy(f"greedy-{at_}", prompt, 60) for at_, prompt in enumerate(prompts)),
         EngineRequest("free", prompts[0], Sampling(60, temperature=1.5, **fields)),
     ]
-    mixed = [at(depth, request) for request in requests for depth in DEPTHS]
+    mixed = [fix_depth(depth, request) for request in requests for depth in DEPTHS]
     got = (await run_all(engine, [*mixed, *company]))[: len(mixed)]
     together = await run_all(engine, requests)
     assert await engine.set_planning("random") == "random"
@@ -203,7 +205,7 @@ async def test_every_field_in_one_seeded_batch(
     ]
     assert len(same) < len(fields) / 2, "too few fields have an effect on this seed's text"
     depths = (0, MOST) if SECOND_RUNNER else DEPTHS
-    mixed = [at(depth, request) for request in requests for depth in depths]
+    mixed = [fix_depth(depth, request) for request in requests for depth in depths]
     for number, outcome in enumerate(await run_all(engine, mixed)):
         expected = want[number // len(depths)]
         assert outcome.token_ids == expected.token_ids, mixed[number].id
@@ -217,7 +219,7 @@ async def test_a_budget_of_reasoning_tokens(
 ) -> None:
     (end,) = renderer.encode("</think>", False)
     requests = [
-        greedy(f"budget-{budget}-{number}", prompt, TOKENS + 10, thinking_token_budget=budget)
+        make_greedy(f"budget-{budget}-{number}", prompt, TOKENS + 10, thinking_token_budget=budget)
         for budget in ((1, 4, 9) if SECOND_RUNNER else (0, 1, 2, 3, 5, 8, 9, 10, 14, 30))
         for number, prompt in enumerate(prompts[:FEW])
     ]
@@ -228,7 +230,7 @@ async def test_a_budget_of_reasoning_tokens(
         assert end in outcome.token_ids[: budget + 2], request.id
     accepted = 0
     for depth in [MOST] if SECOND_RUNNER else [0, 3, MOST]:
-        got = await run_all(engine, [at(depth, request) for request in requests])
+        got = await run_all(engine, [fix_depth(depth, request) for request in requests])
         for request, outcome, expected in zip(requests, got, want, strict=True):
             assert outcome.token_ids == expected.token_ids, (depth, request.id)
             assert outcome.totals.imbalance == 0
@@ -246,8 +248,8 @@ async def test_a_repetition_ends_the_answer(
         "allowed_token_ids": (300,),
         "repetition": RepetitionStop(3, 1, 4),
     }
-    request = greedy(f"repeated-{depth}", prompts[0], 60, **fields)
-    outcome = await run(engine, at(depth, request))
+    request = make_greedy(f"repeated-{depth}", prompts[0], 60, **fields)
+    outcome = await run(engine, fix_depth(depth, request))
     assert tuple(outcome.token_ids) == (300,) * 4
 
 
@@ -265,7 +267,7 @@ async def test_preemption_chunks_and_prefix_hits(
     requests = []
     for number, more in enumerate(fields * 2):
         prompt = prompts[number % 6] + filler[number:]
-        request = greedy(f"long-{number}", prompt, 120, ignore_eos=True, **more)
+        request = make_greedy(f"long-{number}", prompt, 120, ignore_eos=True, **more)
         if "min_p" in more:
             sampling = replace(request.sampling, temperature=1.5, logit_bias={20: 2.0})
             request = replace(request, sampling=sampling)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import Outcome, at, run, run_all
+from eaglegate.lab.benchmarks.drive import Outcome, fix_depth, run, run_all
 from tests.engine.draft_copies import make_noise
 from tests.engine.vllm_backend.conftest import MOST
 from tests.engine.vllm_backend.test_draft_swap import manage
@@ -84,11 +84,11 @@ async def test_every_depth(
     engine: VllmEngine, requests: list[EngineRequest], texts: list[tuple[int, ...]], depth: int
 ) -> None:
     """A seeded request accepts drafts as often as an unseeded one."""
-    got = await run_all(engine, [at(depth, request) for request in requests])
+    got = await run_all(engine, [fix_depth(depth, request) for request in requests])
     totals = assert_texts(got, requests, texts)
     free = [replace(one, sampling=replace(one.sampling, seed=None)) for one in requests]
     unseeded = sum(
-        (o.totals for o in await run_all(engine, [at(depth, r) for r in free])), Totals()
+        (o.totals for o in await run_all(engine, [fix_depth(depth, r) for r in free])), Totals()
     )
     assert bool(totals.accepted) == bool(depth)
     if depth:
@@ -99,7 +99,7 @@ async def test_every_depth(
 async def test_alone(
     engine: VllmEngine, requests: list[EngineRequest], texts: list[tuple[int, ...]], depth: int
 ) -> None:
-    got = [await run(engine, at(depth, request)) for request in requests[:ALONE]]
+    got = [await run(engine, fix_depth(depth, request)) for request in requests[:ALONE]]
     assert_texts(got, requests, texts)
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import Outcome, greedy, run, run_all
+from eaglegate.lab.benchmarks.drive import Outcome, make_greedy, run, run_all
 from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
@@ -37,7 +37,7 @@ def others(prompts: Prompts) -> list[EngineRequest]:
     made = []
     for at, prompt in enumerate(prompts[:FEW]):
         chosen = CLASSES[at % 2]
-        made.append(replace(greedy(f"g{at}", prompt, TOKENS, ignore_eos=True), **chosen))
+        made.append(replace(make_greedy(f"g{at}", prompt, TOKENS, ignore_eos=True), **chosen))
         made.append(replace(EngineRequest(f"s{at}", prompt, hot), **chosen))
     return made
 
@@ -46,7 +46,7 @@ def others(prompts: Prompts) -> list[EngineRequest]:
 def firsts(prompts: Prompts) -> list[EngineRequest]:
     """Two requests of a latency class, one greedy and one seeded."""
     hot = Sampling(max_tokens=LONG, temperature=1.2, top_p=0.95, seed=3, ignore_eos=True)
-    made = [greedy("fast-g", prompts[1], LONG, ignore_eos=True)]
+    made = [make_greedy("fast-g", prompts[1], LONG, ignore_eos=True)]
     if not SECOND_RUNNER:
         made.append(EngineRequest("fast-s", prompts[2], hot))
     return [replace(one, tenant="chat", latency_ms=0.0) for one in made]

@@ -21,8 +21,8 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import Outcome, greedy, run, speculation
-from tests.engine.vllm_backend.conftest import SMALL, running
+from eaglegate.lab.benchmarks.drive import Outcome, make_greedy, run, speculation
+from tests.engine.vllm_backend.conftest import SMALL, run_engine
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ async def test_the_parts_of_a_start_sum_to_the_whole() -> None:
 
 
 async def test_a_killed_engine_ends_its_requests_with_exact_accounts() -> None:
-    async with running(**SMALL) as engine:
+    async with run_engine(**SMALL) as engine:
         begun = asyncio.Barrier(7)
         streams = [
             asyncio.create_task(until_death(engine, endless(number), begun)) for number in range(6)
@@ -91,11 +91,11 @@ async def test_a_killed_engine_ends_its_requests_with_exact_accounts() -> None:
         assert all(outcome.totals.tokens > 1 for outcome in outcomes)
         assert not (await engine.health()).live
         with pytest.raises(EngineDead):
-            await run(engine, greedy("late", (1, 2), 3))
+            await run(engine, make_greedy("late", (1, 2), 3))
 
 
 def endless(number: int) -> EngineRequest:
-    return greedy(f"endless-{number}", (9, 8, 7 + number), 900, ignore_eos=True)
+    return make_greedy(f"endless-{number}", (9, 8, 7 + number), 900, ignore_eos=True)
 
 
 async def until_death(
@@ -121,9 +121,9 @@ def children(pid: int) -> list[int]:
 
 FRONT = """
 import asyncio, sys
-from eaglegate.lab.benchmarks.drive import running
+from eaglegate.lab.benchmarks.drive import run_engine
 async def main():
-    async with running(speculative_config=None):
+    async with run_engine(speculative_config=None):
         print("ready", flush=True)
         await asyncio.sleep(600)
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import at, greedy, run_all, speculation
-from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, TOKENS, running
+from eaglegate.lab.benchmarks.drive import fix_depth, make_greedy, run_all, speculation
+from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, TOKENS, run_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
@@ -27,16 +27,18 @@ async def test_two_workers_write_and_accept_what_one_does(
 ) -> None:
     prompts = prompts[:FEW]
     requests = [
-        at(depth, greedy(f"tp-{number}", prompt, TOKENS))
+        fix_depth(depth, make_greedy(f"tp-{number}", prompt, TOKENS))
         for number, prompt in enumerate(prompts)
         for depth in DEPTHS
     ]
     one = await run_all(whole, requests)
     config = {**SMALL, "tensor_parallel_size": 2, "speculative_config": speculation(3)}
-    async with running(**config) as two:
+    async with run_engine(**config) as two:
         both = await run_all(two, requests)
         assert await two.set_planning("random") == "random"
-        free = [greedy(f"free-{number}", prompt, TOKENS) for number, prompt in enumerate(prompts)]
+        free = [
+            make_greedy(f"free-{number}", prompt, TOKENS) for number, prompt in enumerate(prompts)
+        ]
         planned = await run_all(two, free)
     for ours, theirs, request in zip(both, one, requests, strict=True):
         assert ours.token_ids == theirs.token_ids, request.id

@@ -49,7 +49,7 @@ async def record_rounds(cadence_ms: float, rounds: int, **options: bool) -> list
 async def test_the_attack_reads_plain_streams_by_their_sizes() -> None:
     traces = await record_rounds(0, 8)
     guess = attack(traces[:16], traces[16:])
-    assert (guess.accuracy, guess.tested) == (1.0, 16)
+    assert (guess.accuracy, guess.num_tests) == (1.0, 16)
 
 
 async def test_obfuscation_leaves_the_number_of_frames() -> None:
@@ -62,7 +62,7 @@ async def test_obfuscation_leaves_the_number_of_frames() -> None:
 async def test_paced_streams_all_look_alike() -> None:
     traces = await record_rounds(20, 4)
     assert {tuple(trace.sizes) for _, trace in traces} == {(BLOCK,) * 8}
-    assert all(len(set(trace.bare)) > 2 for _, trace in traces), "the filling hides sizes"
+    assert all(len(set(trace.bare_sizes)) > 2 for _, trace in traces), "the filling hides sizes"
 
 
 @pytest.mark.parametrize(

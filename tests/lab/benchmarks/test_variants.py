@@ -11,7 +11,7 @@ import pytest
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.lab.benchmarks.layers import write_request
-from eaglegate.lab.benchmarks.observing import INFO, scripted
+from eaglegate.lab.benchmarks.observing import INFO, make_scripted_engine
 from eaglegate.lab.benchmarks.variants import TABLE, TIMER_S, PacedEngine, Variant, make_app
 from eaglegate.server.generation import generate
 
@@ -37,7 +37,7 @@ async def test_a_paced_engine_sleeps_until_its_next_steps(
 ) -> None:
     """An engine that does not sleep would take a core of its own, which would count as the
     gateway's cost."""
-    engine = PacedEngine(scripted(400).script, INFO, 0.0004, None)
+    engine = PacedEngine(make_scripted_engine(400).script, INFO, 0.0004, None)
     sleeps: list[float] = []
     real = asyncio.sleep
 

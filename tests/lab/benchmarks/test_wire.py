@@ -25,7 +25,7 @@ def test_every_server_is_the_first_of_as_many_rounds() -> None:
 
 @pytest.mark.slow
 def test_the_floor_streams_and_answers() -> None:
-    with wire.running("floor", COMPARISON) as server:
+    with wire.run_server("floor", COMPARISON) as server:
         assert wire.answers(server.url)
         cost, chunks = asyncio.run(wire.load(server, wire.Load(2, 2, 24)))
     assert cost > 0
@@ -35,7 +35,7 @@ def test_the_floor_streams_and_answers() -> None:
 @pytest.mark.slow
 def test_a_model_that_takes_no_time_answers_with_its_text() -> None:
     asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 64, "ignore_eos": True}
-    with wire.running("eaglegate", replace(COMPARISON, engine=wire.INSTANT)) as server:
+    with wire.run_server("eaglegate", replace(COMPARISON, engine=wire.INSTANT)) as server:
         url = f"{server.url}/v1/chat/completions"
         found = httpx.post(url, json={"model": "demo", "depth": 3, **asked}, timeout=60).json()
         plain = httpx.post(url, json={"model": "demo", "depth": 0, **asked}, timeout=60).json()
