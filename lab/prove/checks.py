@@ -269,7 +269,7 @@ async def check_sampled_text(trial: Trial) -> Evidence:
 def judge_samples(by_depth: dict[int, list[ProofAnswer]]) -> Evidence:
     scores = {depth: score_samples(answers, HOT, TOP_K) for depth, answers in by_depth.items()}
     deviation = max(score.max_deviation for score in scores.values())
-    power = min(abs(score.power) for score in scores.values())
+    power = min((score.power for score in scores.values()), key=abs)
     outsiders = sum(score.outside_top_k for score in scores.values())
     parts = [
         f"at depth {depth} {score.counts[0]} of {score.tokens} tokens are the likeliest, "
@@ -278,13 +278,13 @@ def judge_samples(by_depth: dict[int, list[ProofAnswer]]) -> Evidence:
     ]
     evidence = (
         f"Temperature {HOT:g}, top-k {TOP_K}: {'; '.join(parts)}. Ignoring the temperature would "
-        f"give z {power:.0f}."
+        f"give z {power:+.0f}."
     )
     evidence += f" {outsiders} tokens are outside top-k." if outsiders else ""
     numbers = {f"depth {depth}": score.to_json() for depth, score in scores.items()}
     if deviation > Z_FAILED or outsiders:
         return Evidence(ProofOutcome.FAILED, evidence, numbers)
-    is_sure = power >= Z_POWER and deviation <= Z_UNSURE
+    is_sure = abs(power) >= Z_POWER and deviation <= Z_UNSURE
     return Evidence(ProofOutcome.PASSED if is_sure else ProofOutcome.UNSURE, evidence, numbers)
 
 

@@ -104,6 +104,8 @@ def test_samples_are_judged_by_the_temperature_they_were_drawn_at(
     texts = [tuple(dice.choices(range(4), shares, k=8)) for _ in range(64)]
     judged = checks.judge_samples({0: [make_answer(text) for text in texts]})
     assert judged.outcome is outcome, judged.evidence
+    power = judged.numbers["depth 0"]["z_without_temperature"]
+    assert f"would give z {power:+.0f}." in judged.evidence
 
 
 def test_texts_that_are_certain_cannot_tell_the_temperature() -> None:
