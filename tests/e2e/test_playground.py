@@ -21,6 +21,7 @@ from tests.server.apis.operations.test_playground import (
     open_playground,
     wait_for,
 )
+from tests.streams import read_frames
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 DEPTHS = (1, 3, 7, None)
@@ -70,8 +71,7 @@ def read_answer(url: str, body: dict[str, Any], text: str) -> tuple[list, dict, 
         steps = said["steps"] if url == "/v1/messages" else said["choices"][0]["steps"]
         frames = [said]
     else:
-        lines = [line for line in text.splitlines() if line.startswith("data: {")]
-        frames = [orjson.loads(line[6:]) for line in lines]
+        frames = read_frames(text)
         choices = [choice for frame in frames for choice in frame.get("choices", [frame])]
         steps = [step for choice in choices for step in choice.get("steps", ())]
     metrics = next(frame["metrics"] for frame in reversed(frames) if "metrics" in frame)

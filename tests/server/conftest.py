@@ -37,6 +37,7 @@ from eaglegate.server.store.sql import SqlResponseStore
 from eaglegate.text.events import FinishReason
 from eaglegate.text.parsing.vocabulary import Vocabulary
 from eaglegate.text.rendering.encoding import NO_LIMITS, RenderLimits, TextEncoder
+from tests.streams import read_frames
 
 DEMO = FilePath(__file__).parents[2] / "engine" / "demo" / "target"
 EOS = "<|im_end|>"
@@ -198,8 +199,7 @@ class Answer:
     @property
     def chunks(self) -> list[Any]:
         """The JSON data of every frame but the closing [DONE]."""
-        frames = [f for f in self.body.decode().split("\n\n") if f.startswith("data: ")]
-        return [orjson.loads(f[6:]) for f in frames if f != "data: [DONE]"]
+        return read_frames(self.body)
 
     @property
     def done(self) -> bool:

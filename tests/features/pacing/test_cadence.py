@@ -32,6 +32,7 @@ from eaglegate.server.errors import ConfigError
 from eaglegate.server.http.response import ReplayedResponse, StreamTiming
 from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallEnd
 from tests.server.conftest import Lab, call, on_a_port
+from tests.streams import read_frames
 
 TEXT = "Seven times six is forty-two, and the rest of the sentence fills a few more steps."
 HI = [{"role": "user", "content": "Hi"}]
@@ -52,11 +53,6 @@ def paced() -> Lab:
 def says_slowly(lab: Lab, cuts: tuple[int, ...] = (), every_s: float = 0.004) -> None:
     lab.says(TEXT, cuts)
     lab.engine.script = [item for step in lab.engine.script for item in (Pause(every_s), step)]
-
-
-def read(body: bytes) -> list[dict[str, Any]]:
-    lines = [line[6:] for line in body.decode().splitlines() if line.startswith("data: {")]
-    return [json.loads(line) for line in lines]
 
 
 def read_text(rows: list[dict[str, Any]]) -> str:
@@ -83,7 +79,7 @@ async def test_every_tick_sends_a_block_of_the_same_size(paced, api, cuts):
     assert round_ticks(len(blocks) + 1) == len(blocks) + 1
     sizes = [len(block) for block in blocks]
     assert sum(size != BLOCK for size in sizes) <= 2, "only the last frames may take more"
-    assert read_text(read(answer.body)) == TEXT
+    assert read_text(read_frames(answer.body)) == TEXT
 
 
 @pytest.mark.parametrize("api", ASKS)
@@ -93,7 +89,7 @@ async def test_an_answer_has_what_it_has_without_a_pace(lab, paced, api):
     for gateway in (lab, paced):
         gateway.says(TEXT)
         answer = await gateway.post(api, body)
-        rows = read(answer.body)
+        rows = read_frames(answer.body)
         ends.append((read_text(rows), rows[-1].keys(), len(answer.body.split(b"[DONE]"))))
     assert ends[0] == ends[1]
 
@@ -147,7 +143,7 @@ async def test_an_error_in_the_stream_is_its_last_frame(paced):
     says_slowly(paced)
     paced.engine.script = [*paced.engine.script[:9], EngineDead("gone")]
     answer = await paced.chat(stream=True)
-    assert read(answer.body)[-1]["error"]["code"] == "engine_dead"
+    assert read_frames(answer.body)[-1]["error"]["code"] == "engine_dead"
     assert {len(block) % BLOCK for block in answer.sends} == {0}
 
 
@@ -391,12 +387,12 @@ async def test_a_background_stream_is_paced_when_it_is_followed(paced):
     body = {"model": "demo", "input": "Hi", "background": True, "stream": True}
     answer = await paced.post("/v1/responses", body)
     assert {len(block) % BLOCK for block in answer.sends} == {0}
-    assert read_text(read(answer.body)) == TEXT
-    assert read(answer.body)[-1]["type"] == "response.completed"
-    (made,) = {row["response"]["id"] for row in read(answer.body) if "response" in row}
+    assert read_text(read_frames(answer.body)) == TEXT
+    assert read_frames(answer.body)[-1]["type"] == "response.completed"
+    (made,) = {row["response"]["id"] for row in read_frames(answer.body) if "response" in row}
     again = await paced.get(f"/v1/responses/{made}?stream=true&starting_after=3")
     assert {len(block) % BLOCK for block in again.sends} == {0}
-    assert read(again.body) == read(answer.body)[4:]
+    assert read_frames(again.body) == read_frames(answer.body)[4:]
 
 
 async def test_background_streams_are_obfuscated_where_they_are_asked_to_be(lab):
@@ -405,14 +401,14 @@ async def test_background_streams_are_obfuscated_where_they_are_asked_to_be(lab)
     answer = await lab.post(
         "/v1/responses", {"model": "demo", "input": "Hi", "background": True, **asked}
     )
-    assert all("obfuscation" in row for row in read(answer.body))
+    assert all("obfuscation" in row for row in read_frames(answer.body))
     path = await finish_background(lab)
     plain = await lab.get(path)
     padded = await lab.get(path + "&include_obfuscation=true")
     assert b"obfuscation" not in plain.body
-    rows = read(padded.body)
+    rows = read_frames(padded.body)
     assert all(row.pop("obfuscation") for row in rows)
-    assert rows == read(plain.body)
+    assert rows == read_frames(plain.body)
 
 
 async def test_a_replay_that_is_not_read_is_cut_off():

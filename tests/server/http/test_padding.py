@@ -10,17 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eaglegate.server.http.padding import BLOCK, pad_frames
+from tests.streams import read_frames
 
 ASKS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"prompt": "Hi"},
     "/v1/responses": {"input": "Hi"},
 }
-
-
-def read(text: str) -> list[dict[str, Any]]:
-    lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
-    return [json.loads(line) for line in lines]
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text(max_size=900), min_size=1), max_size=5))
@@ -43,7 +39,7 @@ async def test_the_sizes_of_frames_do_not_follow_the_steps(lab, api: str) -> Non
         lab.says("Seven times six is forty-two.", cuts)
         answer = (await lab.call("POST", api, body | ASKS[api])).body.decode()
         frames = [frame for frame in answer.split("\n\n") if "data: {" in frame]
-        assert all("obfuscation" in row for row in read(answer))
+        assert all("obfuscation" in row for row in read_frames(answer))
         deltas = [frame for frame in frames if "response." not in frame or ".delta" in frame]
         sizes |= {len(frame.encode()) + 2 for frame in deltas}
     assert sizes == {BLOCK}

@@ -6,6 +6,7 @@ import pytest
 
 from eaglegate.engine.types import DecodeStep, Step
 from eaglegate.text.events import FinishReason
+from tests.streams import fold_chat, read_chat
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
@@ -22,25 +23,6 @@ WEATHER = {
         },
     },
 }
-
-
-def fold(chunks: list[dict]) -> dict:
-    """The message that an SDK makes of the chunks of one choice."""
-    message: dict = {"content": "", "reasoning": "", "tool_calls": []}
-    finish = None
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            delta = choice["delta"]
-            message["content"] += delta.get("content") or ""
-            message["reasoning"] += delta.get("reasoning") or ""
-            for made in delta.get("tool_calls", ()):
-                if "id" in made:
-                    message["tool_calls"].append(
-                        {"id": made["id"], "name": made["function"]["name"], "arguments": ""}
-                    )
-                message["tool_calls"][made["index"]]["arguments"] += made["function"]["arguments"]
-            finish = choice["finish_reason"] or finish
-    return message | {"finish_reason": finish}
 
 
 async def test_an_answer_has_text_usage_and_a_finish_reason(lab):
@@ -60,16 +42,13 @@ async def test_an_answer_has_text_usage_and_a_finish_reason(lab):
 @pytest.mark.parametrize("cuts", [(), (2,), (1, 4, 4, 4), (100,)])
 async def test_the_stream_folds_to_the_answer(lab, cuts):
     lab.says(f"<think>\nhm\n</think>\n\nfirst {CALL}", cuts)
-    whole = (await lab.chat(tools=[WEATHER])).json["choices"][0]
+    answer = await lab.chat(tools=[WEATHER])
     streamed = await lab.chat(tools=[WEATHER], stream=True)
     assert streamed.done
-    folded = fold(streamed.chunks)
-    assert folded["content"] == (whole["message"]["content"] or "")
-    assert folded["reasoning"] == whole["message"]["reasoning"]
-    assert folded["finish_reason"] == whole["finish_reason"] == "tool_calls"
-    function = whole["message"]["tool_calls"][0]["function"]
-    assert folded["tool_calls"][0]["name"] == function["name"] == "get_weather"
-    assert folded["tool_calls"][0]["arguments"] == function["arguments"] == '{"city": "Oslo"}'
+    folded = fold_chat(streamed.chunks)
+    assert folded == read_chat(answer.json) | {"usage": None}
+    assert folded["finish_reason"] == "tool_calls"
+    assert folded["calls"] == [["get_weather", '{"city": "Oslo"}']]
 
 
 async def test_every_chunk_is_one_of_the_same_answer(lab):

@@ -15,8 +15,9 @@ from eaglegate.engine.types import Step
 from eaglegate.server.access.admission import AdmissionLimits
 from eaglegate.server.http.response import StreamTiming
 from eaglegate.text.events import FinishReason
-from tests.server.apis.chat.test_chat import WEATHER, fold
+from tests.server.apis.chat.test_chat import WEATHER
 from tests.server.conftest import call
+from tests.streams import fold_chat
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ async def test_a_slow_first_token_does_not_hold_the_status_line(lab):
     answer = await lab.chat(stream=True)
     assert answer.status == 200
     assert b": keep-alive\n\n" in answer.sends
-    assert fold(answer.chunks)["content"] == "late"
+    assert fold_chat(answer.chunks)["content"] == "late"
 
 
 async def test_a_client_that_leaves_while_a_late_stream_opens_leaves_no_timer(lab, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import orjson
 import pytest
 
 from eaglegate.engine.speculation.accounting import sum_steps
@@ -61,17 +60,13 @@ def read_stream(chunks: list[dict]) -> list[dict]:
     return steps
 
 
-def frames(answer) -> list[dict]:
-    lines = [line for line in answer.body.decode().splitlines() if line.startswith("data: {")]
-    return [orjson.loads(line[6:]) for line in lines]
-
-
 @pytest.mark.parametrize("url", BODIES)
 async def test_every_token_has_its_origin(lab, url):
     lab.tool_parser = lab.reasoning_parser = None
     ids = script(lab)
     whole = read_whole((await lab.post(url, BODIES[url] | {"return_steps": True})).json)
-    streamed = frames(await lab.post(url, BODIES[url] | {"return_steps": True, "stream": True}))
+    body = BODIES[url] | {"return_steps": True, "stream": True}
+    streamed = (await lab.post(url, body)).chunks
     for steps in (whole, read_stream(streamed)):
         tokens = [token for step in steps for token in step["tokens"]]
         assert [token["id"] for token in tokens] == ids

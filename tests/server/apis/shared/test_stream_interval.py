@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from typing import Any
 
 import httpx
@@ -17,6 +16,7 @@ from eaglegate.engine.types import Step
 from eaglegate.engine.vllm_backend.step_queue import SinkFlusher, StepQueue
 from eaglegate.lab.benchmarks.variants import PacedEngine
 from tests.server.conftest import Lab, on_a_port
+from tests.streams import fold_chat, read_chat, read_frames
 
 pytestmark = pytest.mark.thorough
 
@@ -33,24 +33,7 @@ def ask(url: str, stream: bool) -> list[dict[str, Any]]:
     if not stream:
         return [httpx.post(f"{url}/v1/chat/completions", json=body).json()]
     body["stream_options"] = {"include_usage": True}
-    frames = httpx.post(f"{url}/v1/chat/completions", json=body).text.split("\n\n")
-    return [orjson.loads(frame[6:]) for frame in frames if frame.startswith("data: {")]
-
-
-def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The answer that a client makes of the chunks of a stream."""
-    folded: dict[str, Any] = defaultdict(str)
-    for chunk in chunks:
-        folded["usage"] = chunk.get("usage") or folded["usage"]
-        for choice in chunk["choices"]:
-            folded["finish"] = choice["finish_reason"] or folded["finish"]
-            for name in ("reasoning", "content"):
-                folded[name] += choice["delta"].get(name) or ""
-            for call in choice["delta"].get("tool_calls", ()):
-                function = call["function"]
-                folded["name"] += function.get("name") or ""
-                folded["arguments"] += function.get("arguments") or ""
-    return dict(folded)
+    return read_frames(httpx.post(f"{url}/v1/chat/completions", json=body).text)
 
 
 def serve(interval_ms: float | None, stream: bool) -> list[dict[str, Any]]:
@@ -65,17 +48,15 @@ def serve(interval_ms: float | None, stream: bool) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("interval_ms", INTERVALS)
 def test_a_stream_and_its_fold_are_the_same_at_every_interval(interval_ms: float | None) -> None:
-    found = fold(serve(interval_ms, stream=True))
-    (whole,) = serve(interval_ms, stream=False)
-    message = whole["choices"][0]["message"]
-    assert found["reasoning"] == message["reasoning"] == "Which city? Oslo, I think."
-    assert found["content"] == message["content"] == "Let me look that up for you."
-    assert found["name"] == message["tool_calls"][0]["function"]["name"] == "get_weather"
-    assert found["arguments"] == message["tool_calls"][0]["function"]["arguments"]
-    assert orjson.loads(found["arguments"]) == {"city": "Oslo"}
-    assert found["finish"] == whole["choices"][0]["finish_reason"] == "tool_calls"
-    assert found["usage"] == whole["usage"]
-    assert found["usage"] == fold(serve(0.0, stream=True))["usage"]
+    folded = fold_chat(serve(interval_ms, stream=True))
+    (answer,) = serve(interval_ms, stream=False)
+    assert folded == read_chat(answer)
+    assert folded["reasoning"] == "Which city? Oslo, I think."
+    assert folded["content"] == "Let me look that up for you."
+    ((name, arguments),) = folded["calls"]
+    assert (name, orjson.loads(arguments)) == ("get_weather", {"city": "Oslo"})
+    assert folded["finish_reason"] == "tool_calls"
+    assert folded["usage"] == fold_chat(serve(0.0, stream=True))["usage"]
 
 
 def test_an_interval_sends_fewer_chunks() -> None:
