@@ -51,8 +51,8 @@ from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.app import create_app
 from eaglegate.server.generation.grammar import ParserFactory
-from eaglegate.server.generation.job import ServedModel
 from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.text.parsing.vocabulary import Vocabulary
 
 DEMO = File(__file__).parents[2] / "engine" / "demo" / "target"

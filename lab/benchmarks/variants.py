@@ -47,8 +47,8 @@ from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.app import create_app
 from eaglegate.server.generation import generate
 from eaglegate.server.generation.grammar import ParserFactory
-from eaglegate.server.generation.job import ServedModel
 from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.server.http.middleware import FastWriteMiddleware
 from eaglegate.server.settings import Settings
 from eaglegate.server.store.sql import SqlResponseStore

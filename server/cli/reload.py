@@ -14,7 +14,7 @@ from eaglegate.server.apis.shared.encryption import ReasoningCipher, read_config
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.cli.command_line import read_again
 from eaglegate.server.flags import make_part
-from eaglegate.server.generation.job import ServedModel
+from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.server.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -80,9 +80,9 @@ from eaglegate.server.cli.reload import (
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import make_part
 from eaglegate.server.generation.grammar import ParserFactory
-from eaglegate.server.generation.job import ServedModel
 from eaglegate.server.generation.model_defaults import check_default_sampling
 from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.server.generation.trials import ConstraintTrials
 from eaglegate.server.http.connection import TlsSettings
 from eaglegate.server.http.connection_limits import (

@@ -47,7 +47,8 @@ from eaglegate.engine.types import EngineRequest, Step
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.prompt_turns import PromptTurn
 from eaglegate.server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
-from eaglegate.server.generation.job import Conversation, Deadline, Job, Prompt, PromptSource
+from eaglegate.server.generation.deadline import Deadline
+from eaglegate.server.generation.job import Conversation, Job, Prompt, PromptSource
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.generation.prompt import (
     encode,

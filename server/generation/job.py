@@ -1,29 +1,17 @@
-"""Job: a validated request with its prompts, tools and deadline.
-
-A Job is frozen, and every field has a value and a meaning.
-"""
+"""Job: a validated request. It is frozen, and every field has a value and a meaning."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import time
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
 from eaglegate.engine.types import (
-    CHAT,
     CLASS_PRIORITIES,
-    REASONING,
-    STRUCTURED,
-    TOOLS,
-    WORKLOADS,
     Arm,
     Constraint,
     EngineRequest,
@@ -31,7 +19,7 @@ from eaglegate.engine.types import (
 )
 from eaglegate.server.access.caller import Caller
 from eaglegate.server.access.fair_order import Priority
-from eaglegate.server.errors import DeadlineExceeded, context_overflow
+from eaglegate.server.errors import context_overflow
 from eaglegate.text.events import Phase
 
 if TYPE_CHECKING:
@@ -79,76 +67,11 @@ def fit(api: str, num_prompt: int, max_tokens: int, at_least: int, max_model_len
     return min(max_tokens, room) if max_tokens else room
 
 
-def classify_workload(
-    requested_workload: str | None,
-    workloads: Collection[str],
-    *,
-    tools: bool,
-    structured: bool,
-    reasoning: bool,
-) -> str:
-    """Return the workload named by the client if it is configured, else one derived from the
-    request.
-
-    Unknown names are ignored, because they would become label values.
-    """
-    if requested_workload is not None and requested_workload in workloads:
-        return requested_workload
-    if structured:
-        return STRUCTURED
-    if tools:
-        return TOOLS
-    return REASONING if reasoning else CHAT
-
-
-def fingerprint(system: Iterable[str], tools: object = None) -> str:
-    """Return eight hex digits that identify system prompts and tool schemas; empty without
-    either.
-    """
-    texts = [text for text in system if text]
-    if not texts and not tools:
-        return ""
-    content = orjson.dumps([texts, tools], option=orjson.OPT_SORT_KEYS)
-    return hashlib.sha256(content).hexdigest()[:8]
-
-
 PromptSource = Conversation | str | tuple[int, ...]
 """Source of a prompt: the input of a chat template, text, or token ids."""
 
 Namespaced = tuple[str, str]
 """A namespace, and a tool's own name in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    models: tuple[str, ...]
-    """Names that clients may use; the first is the default."""
-    depth: int
-    """The engine's K: the maximum number of draft tokens per step."""
-    depth_per_request: bool = field(default=True, kw_only=True)
-    """True if requests may set their own depth; otherwise every request gets K."""
-    tools: bool
-    """True if a tool-call parser is configured."""
-    template_kwargs: Mapping[str, Any]
-    trusts_templates: bool = field(default=False, kw_only=True)
-    """True if requests may bring a chat template."""
-    workloads: tuple[str, ...] = WORKLOADS
-    """Workloads that a client may name in ``x-eaglegate-workload``."""
-    sampling: Mapping[str, float] = field(default_factory=dict)
-    """The model's own sampling defaults."""
-    spec_metrics: str = "none"
-    """Default speculation metrics of a response: none, summary or detailed."""
-    reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
-    """Names under which chat completions deliver reasoning."""
-    adapters: frozenset[str] = frozenset()
-    """Names in ``models`` that are LoRA adapters."""
-    vocab_size: int | None = None
-    thinking_budget: bool | None = None
-    """True if the engine can end reasoning after a number of tokens; None if that is unknown."""
-    replaces_media: bool = True
-    """True if a placeholder replaces images and files of earlier messages; False if they are
-    refused.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,38 +237,3 @@ def derive_seed(seed: int, choice: int) -> int:
         return seed
     digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) >> 1
-
-
-class Deadline:
-    """Deadline of a request. ``at`` is in the event loop's time; None for no deadline."""
-
-    def __init__(self, timeout_s: float | None, arrival: float) -> None:
-        """Create the deadline in the running loop; ``arrival`` is from ``time.perf_counter()``."""
-        self._timeout_s = timeout_s
-        self.at: float | None = None
-        if timeout_s is not None:
-            elapsed = time.perf_counter() - arrival
-            self.at = asyncio.get_running_loop().time() + timeout_s - elapsed
-
-    def limit(self) -> AbstractAsyncContextManager[None]:
-        """Return a context that raises DeadlineExceeded when the deadline passes."""
-        return nullcontext() if self.at is None else self._limit()
-
-    @asynccontextmanager
-    async def _limit(self) -> AsyncIterator[None]:
-        timeout = asyncio.timeout_at(self.at)
-        try:
-            async with timeout:
-                yield
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise DeadlineExceeded(
-                f"The request did not finish within {self._timeout_s:g} s (x-request-timeout or "
-                "--request-timeout-s)."
-            ) from None
-
-
-def flat_name(namespace: str, name: str) -> str:
-    """Return the flat name of a tool in a namespace, in vLLM's format."""
-    return f"{namespace}__{name}"

@@ -11,7 +11,7 @@ from eaglegate.server.access.admission import Admission
 from eaglegate.server.access.isolation import CacheIsolation
 from eaglegate.server.access.prompt_turns import PromptTurns
 from eaglegate.server.generation.grammar import ParserFactory
-from eaglegate.server.generation.job import ServedModel
+from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.server.generation.trials import ConstraintTrials
 from eaglegate.text.rendering.base import Renderer
 

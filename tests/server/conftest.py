@@ -27,8 +27,8 @@ from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.app import create_app
 from eaglegate.server.cli.feature_table import list_routers
 from eaglegate.server.generation.grammar import ParserFactory
-from eaglegate.server.generation.job import ServedModel
 from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.server.http.connection import KEEP_ALIVE_S
 from eaglegate.server.http.middleware import FastWriteMiddleware
 from eaglegate.server.http.response import StreamTiming

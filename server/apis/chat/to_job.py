@@ -46,7 +46,8 @@ from eaglegate.server.apis.shared.to_job import (
 )
 from eaglegate.server.apis.shared.tools import read_text_grammar
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.server.generation.job import Conversation, Job, ServedModel, ToolPolicy
+from eaglegate.server.generation.job import Conversation, Job, ToolPolicy
+from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.text.rendering.template import INSTRUCTIONS
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from eaglegate.server.apis.shared.to_job import (
     resolve_model,
 )
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.server.generation.job import Job, PromptSource, ServedModel
+from eaglegate.server.generation.job import Job, PromptSource
+from eaglegate.server.generation.served_model import ServedModel
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default. Without a limit, a completion would run to the end of the context."""

@@ -42,7 +42,8 @@ from eaglegate.server.apis.shared.to_job import (
     resolve_model,
 )
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.server.generation.job import Conversation, Job, ServedModel, ToolPolicy
+from eaglegate.server.generation.job import Conversation, Job, ToolPolicy
+from eaglegate.server.generation.served_model import ServedModel
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 FORMAT = "output_config.format"

@@ -27,7 +27,6 @@ from eaglegate.server.apis.shared.template import (
     placeholder,
 )
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.server.generation.job import flat_name
 
 ItemDict = Mapping[str, Any]
 Decrypt = Callable[[str], str]
@@ -221,3 +220,8 @@ def _part_text(part: Mapping[str, Any]) -> str:
     if part["type"] in TEXT_PARTS or part["type"] == "refusal":
         return part.get("text") or part.get("refusal") or ""
     return placeholder(part["type"])
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """Return the flat name of a tool in a namespace, in vLLM's format."""
+    return f"{namespace}__{name}"

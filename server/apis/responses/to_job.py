@@ -13,7 +13,7 @@ from eaglegate.engine.types import Constraint, Sampling
 from eaglegate.server.access.caller import Caller
 from eaglegate.server.access.notices import Notices
 from eaglegate.server.apis.responses import client_tools
-from eaglegate.server.apis.responses.items import ItemDict, messages
+from eaglegate.server.apis.responses.items import ItemDict, flat_name, messages
 from eaglegate.server.apis.responses.request import (
     ENCRYPTED,
     HOSTED_TOOL_INCLUDES,
@@ -38,14 +38,8 @@ from eaglegate.server.apis.shared.template import effort_kwargs, own_template, t
 from eaglegate.server.apis.shared.to_job import make_job, make_sampling, resolve_model
 from eaglegate.server.apis.shared.tools import read_text_grammar
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.server.generation.job import (
-    Conversation,
-    Job,
-    Namespaced,
-    ServedModel,
-    ToolPolicy,
-    flat_name,
-)
+from eaglegate.server.generation.job import Conversation, Job, Namespaced, ToolPolicy
+from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.text.rendering.template import strip_billing
 
 if TYPE_CHECKING:

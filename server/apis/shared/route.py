@@ -17,9 +17,11 @@ from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.request import Model, read_body, read_json, validate
 from eaglegate.server.apis.shared.response import EncodingContext
 from eaglegate.server.errors import context_overflow
+from eaglegate.server.generation.deadline import Deadline
 from eaglegate.server.generation.generate import generate
-from eaglegate.server.generation.job import Deadline, Job, ServedModel
+from eaglegate.server.generation.job import Job
 from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.server.http.padding import PaddedStream
 from eaglegate.server.http.response import (
     ErrorBody,

@@ -17,7 +17,7 @@ import orjson
 
 from eaglegate.server.access.notices import Notices
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.server.generation.job import ServedModel
+from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.text.parsing.tools import ARGUMENT
 from eaglegate.text.rendering.template import GLOBALS, INSTRUCTIONS, RESERVED, strip_billing
 

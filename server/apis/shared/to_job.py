@@ -12,15 +12,9 @@ from eaglegate.server.access.notices import Notices
 from eaglegate.server.apis.shared.constraints import NamedConstraint
 from eaglegate.server.apis.shared.fields import EngineFields, RepetitionDetection, SamplingFields
 from eaglegate.server.errors import Forbidden, InvalidRequest, NotFound
-from eaglegate.server.generation.job import (
-    Conversation,
-    Job,
-    PromptSource,
-    ServedModel,
-    ToolPolicy,
-    classify_workload,
-    fingerprint,
-)
+from eaglegate.server.generation.job import Conversation, Job, PromptSource, ToolPolicy
+from eaglegate.server.generation.served_model import ServedModel
+from eaglegate.server.generation.slices import classify_workload, fingerprint
 
 NO_TOOLS = ToolPolicy()
 NOTHING: Mapping[str, Any] = {}

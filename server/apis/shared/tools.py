@@ -15,7 +15,8 @@ from eaglegate.server.apis.shared.fields import CustomFormat
 from eaglegate.server.apis.shared.strict_schema import check_strict
 from eaglegate.server.apis.shared.text_grammars import compile_grammar
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.server.generation.job import Namespaced, ServedModel, ToolPolicy
+from eaglegate.server.generation.job import Namespaced, ToolPolicy
+from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.text.parsing.tools import PARAMETERS
 
 if TYPE_CHECKING:

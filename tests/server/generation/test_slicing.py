@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from eaglegate.server.generation.job import classify_workload, fingerprint
+from eaglegate.server.generation.slices import classify_workload, fingerprint
 
 
 @pytest.mark.parametrize(
