@@ -26,7 +26,7 @@ from eaglegate.engine.totals import WORTHLESS, Totals
 from eaglegate.engine.types import Constraint, DecodeStep, EngineInfo, EngineRequest, Sampling, Step
 from eaglegate.server.errors import GatewayError
 from eaglegate.server.generation.grammar import ParserFactory
-from eaglegate.server.generation.job import Job, Prompt, ToolPolicy
+from eaglegate.server.generation.job import Prompt, Question, ToolPolicy
 from eaglegate.text.events import FinishReason, Outcome, Phase
 from eaglegate.text.parsing.fold import AnswerFold
 from eaglegate.text.rendering.base import Renderer
@@ -213,10 +213,10 @@ class Visit:
     async def judge_grammar(self) -> str | None:
         """Check that a structured answer matches its schema."""
         schema = Constraint("json_schema", orjson.dumps(SCHEMA).decode())
-        job = _make_job(constraint=schema)
+        question = _ask(constraint=schema)
         prompt = self._read("Is water wet? Answer with a JSON object.")
         try:
-            fold, finish = await self._answer(job, prompt)
+            fold, finish = await self._answer(question, prompt)
         except EngineError as error:
             return f"it fails on structured answers ({error}): its log has the reason"
         if finish is not FinishReason.STOP:
@@ -235,10 +235,10 @@ class Visit:
         parser = self.probe.parsers.tool_parser
         if parser is None:
             return None
-        job = _make_job(tools=ToolPolicy((TOOL,), "required", parallel=False))
+        question = _ask(tools=ToolPolicy((TOOL,), "required", parallel=False))
         prompt = self._read("What is the weather in Paris?", [TOOL])
         try:
-            fold, finish = await self._answer(job, prompt)
+            fold, finish = await self._answer(question, prompt)
         except EngineError as error:
             return f"it fails on forced tool calls ({error}): its log has the reason"
         outcomes = [call.outcome for call in fold.calls]
@@ -298,11 +298,11 @@ class Visit:
     def _opens_json(self, answer: ProbeAnswer) -> bool:
         return self.probe.renderer.decode(answer.token_ids).lstrip().startswith("{")
 
-    async def _answer(self, job: Job, prompt: Prompt) -> tuple[AnswerFold, FinishReason]:
+    async def _answer(self, question: Question, prompt: Prompt) -> tuple[AnswerFold, FinishReason]:
         """Generate and parse an answer. Raises EngineError and GatewayError."""
         parsers = self.probe.parsers
-        answer = await self._ask(prompt, ANSWER_TOKENS, parsers.constrain(job, prompt))
-        parser, fold = parsers.make(job, prompt.starts_in, prompt.token_ids), AnswerFold()
+        answer = await self._ask(prompt, ANSWER_TOKENS, parsers.constrain(question, prompt))
+        parser, fold = parsers.make(question, prompt.starts_in, prompt.token_ids), AnswerFold()
         finish = answer.finish or FinishReason.LENGTH
         for event in [*parser.feed(answer.token_ids), *parser.flush(finish)]:
             fold.add(event)
@@ -341,12 +341,9 @@ def describe(totals: Totals) -> str:
     return f"{totals.acceptance_length:.2f} tokens per verify step over {totals.verify_steps} steps"
 
 
-def _make_job(constraint: Constraint | None = None, tools: ToolPolicy = NO_TOOLS) -> Job:
-    return Job(
-        id="eaglegate-probe",
-        api="chat",
-        model="",
-        created=0,
+def _ask(constraint: Constraint | None = None, tools: ToolPolicy = NO_TOOLS) -> Question:
+    return Question(
+        prompts=(),
         sampling=Sampling(max_tokens=ANSWER_TOKENS, temperature=0.0),
         constraint=constraint,
         tool_policy=tools,

@@ -44,20 +44,28 @@ from eaglegate.engine.events import (
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Step
+from eaglegate.server.access.budget import RequestCharge
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.prompt_turns import PromptTurn
 from eaglegate.server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
 from eaglegate.server.generation.deadline import Deadline
-from eaglegate.server.generation.job import Conversation, Job, Prompt, PromptSource
+from eaglegate.server.generation.job import (
+    Conversation,
+    Display,
+    Job,
+    Prompt,
+    PromptSource,
+    Question,
+)
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.generation.prompt import (
     encode,
+    prompt_limits,
     render,
     render_newest,
     room_for_messages,
     shorten,
 )
-from eaglegate.server.generation.prompt import prompt_limits as limits_of
 from eaglegate.server.generation.refusals import explain
 from eaglegate.server.generation.steps import StepTracer
 from eaglegate.text.events import FinishReason, ParserEvent
@@ -98,17 +106,17 @@ async def generate(
                 charge.begin_tokenizing()
                 prompts, requests = await _prepare(job, pipeline, requester, times)
                 num_prompt = sum([len(prompt.token_ids) for prompt in prompts])
-                if job.wants_prompt:
+                if job.display.wants_prompt:
                     echoed = sum([len(request.prompt) for request in requests])
-                    logprobs = job.sampling.prompt_logprobs
+                    logprobs = job.question.sampling.prompt_logprobs
                     charge.hold_echo(echoed, 0 if logprobs is None else logprobs + 1)
-                charge.reserve(num_prompt, job.sampling.max_tokens * len(requests) or None)
+                charge.reserve(num_prompt, job.question.sampling.max_tokens * len(requests) or None)
                 if accept is not None:
                     await accept()
                 await place.admit(len(requests), num_prompt)
         observation = observer.begin(_describe_request(job, prompts, requests, arrival, times))
         readers = [
-            _make_reader(job, pipeline, prompts[position // job.n])
+            _make_reader(job, pipeline, prompts[position // job.question.n])
             for position in range(len(requests))
         ]
         sink = _TimedSink(output, times)
@@ -148,7 +156,7 @@ async def _prepare(
     if pipeline.trials is not None:
         constraints = [request.constraint for request in requests]
         start = perf_counter()
-        await pipeline.trials.check(constraints, requester, job.grammar_param)
+        await pipeline.trials.check(constraints, requester, job.question.grammar_param)
         times.compiling = perf_counter() - start
     return prompts, requests
 
@@ -165,7 +173,7 @@ class _RefusalReport:
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if isinstance(error, GatewayError):
             job = self._job
-            self._observer.record_refusal(job.api, error.code or error.type, job.key)
+            self._observer.record_refusal(job.api, error.code or error.type, job.caller.name)
 
 
 def _find_ending(kind: type[BaseException]) -> Ending:
@@ -180,16 +188,19 @@ def _apply_policy(job: Job, pipeline: Pipeline) -> Job:
     """Return the job with its adapter, the depth and lane of the current policy, and a cache salt
     that separates its prompts from those of other keys.
     """
-    decision = pipeline.policy.decide(job.id, job.workload, job.key, job.depth, job.session)
-    adapter = job.model if job.model in pipeline.served.adapters else None
-    return replace(
-        job,
+    wishes = job.placement
+    decision = pipeline.policy.decide(
+        job.id, job.workload, job.caller.name, wishes.depth, job.session
+    )
+    placement = replace(
+        wishes,
         depth=decision.depth,
         lane=decision.lane,
         arm=decision.arm,
-        adapter=adapter,
-        cache_salt=pipeline.isolation.salt(job.caller.key, job.cache_salt),
+        adapter=job.model if job.model in pipeline.served.adapters else None,
+        cache_salt=pipeline.isolation.salt(job.caller.key, wishes.cache_salt),
     )
+    return replace(job, placement=placement)
 
 
 def _describe_request(
@@ -199,22 +210,23 @@ def _describe_request(
     arrived: float,
     times: RequestTimes,
 ) -> RequestFacts:
-    chat = next((source for source in job.prompts if isinstance(source, Conversation)), None)
+    sources = job.question.prompts
+    chat = next((source for source in sources if isinstance(source, Conversation)), None)
     return RequestFacts(
         id=job.id,
         api=job.api,
         model=job.model,
-        lane=job.lane,
+        lane=job.placement.lane,
         workload=job.workload,
         template=job.template,
-        stream=job.stream,
+        stream=job.display.stream,
         prompt_tokens=max(len(prompt.token_ids) for prompt in prompts),
         sequences=tuple(request.id for request in requests),
         arrived=arrived,
         admitted=perf_counter(),
-        key=job.key,
+        key=job.caller.name,
         session=job.session,
-        arm=job.arm,
+        arm=job.placement.arm,
         chose_timeout=job.caller.chose_timeout,
         messages=chat.messages if chat else (),
         tools=chat.tools if chat else (),
@@ -224,49 +236,54 @@ def _describe_request(
 
 async def make_prompts(job: Job, pipeline: Pipeline) -> list[Prompt]:
     """Render the prompts. Raises InvalidRequest if one does not fit the context."""
+    question, charge = job.question, job.caller.charge
     try:
-        return [await _make_prompt(source, job, pipeline) for source in job.prompts]
+        return [
+            await _make_prompt(source, question, pipeline, charge) for source in question.prompts
+        ]
     except PromptTooLong as error:
         raise context_overflow(
             job.api, error.num_tokens, 0, pipeline.info.max_model_len, error.exact
         ) from None
 
 
-async def _make_prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Prompt:
-    max_model_len, charge = pipeline.info.max_model_len, job.caller.charge
-    limits = limits_of(job.truncate_prompt, job.truncation_side, max_model_len)
+async def _make_prompt(
+    source: PromptSource, question: Question, pipeline: Pipeline, charge: RequestCharge
+) -> Prompt:
+    max_model_len, renderer = pipeline.info.max_model_len, pipeline.renderer
+    cut = (question.truncate_prompt, question.truncation_side, max_model_len)
+    limits = prompt_limits(*cut)
     match source:
-        case Conversation() if job.drops_oldest:
-            room = room_for_messages(job.sampling.max_tokens, max_model_len)
-            token_ids = await render_newest(source, pipeline.renderer, charge, room, max_model_len)
+        case Conversation() if question.drops_oldest:
+            room = room_for_messages(question.sampling.max_tokens, max_model_len)
+            token_ids = await render_newest(source, renderer, charge, room, max_model_len)
         case Conversation():
-            token_ids = await render(source, pipeline.renderer, charge, limits)
+            token_ids = await render(source, renderer, charge, limits)
         case str():
-            special = job.add_special_tokens
-            token_ids = await encode(source, pipeline.renderer, special, charge, limits)
+            token_ids = await encode(source, renderer, question.add_special_tokens, charge, limits)
         case _:
             token_ids = list(source)
-    token_ids = shorten(token_ids, job.truncate_prompt, job.truncation_side, max_model_len)
-    return pipeline.parsers.read(token_ids) if job.parses else Prompt(tuple(token_ids))
+    token_ids = shorten(token_ids, *cut)
+    return pipeline.parsers.read(token_ids) if question.parses else Prompt(tuple(token_ids))
 
 
 def _make_requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:
     """Return one engine request per choice. Raises InvalidRequest."""
-    max_model_len = pipeline.info.max_model_len
+    max_model_len, n = pipeline.info.max_model_len, job.question.n
     requests = []
     for index, prompt in enumerate(prompts):
-        constraint = pipeline.parsers.constrain(job, prompt)
+        constraint = pipeline.parsers.constrain(job.question, prompt)
         requests += [
-            job.engine_request(prompt, index * job.n + choice, max_model_len, constraint)
-            for choice in range(job.n)
+            job.engine_request(prompt, index * n + choice, max_model_len, constraint)
+            for choice in range(n)
         ]
     return requests
 
 
 def _make_reader(job: Job, pipeline: Pipeline, prompt: Prompt) -> _ChoiceReader:
-    parser = pipeline.parsers.make(job, prompt.starts_in, prompt.token_ids)
-    tracer = StepTracer(pipeline.info.accounts_at_end) if job.return_steps else None
-    return _ChoiceReader(job, parser, Account(), prompt.token_ids, tracer)
+    parser = pipeline.parsers.make(job.question, prompt.starts_in, prompt.token_ids)
+    tracer = StepTracer(pipeline.info.accounts_at_end) if job.display.return_steps else None
+    return _ChoiceReader(job.question, job.display, parser, Account(), prompt.token_ids, tracer)
 
 
 class _AnswerEnded(Exception):
@@ -329,7 +346,7 @@ class _Choice:
         except _AnswerEnded:
             await self.drain()
         except (RequestRejected, EngineFailed) as error:
-            raise explain(error, request, self._reader.job) from error
+            raise explain(error, request, self._reader.question.grammar_param) from error
         if not self._reader.ended:
             raise GatewayError(
                 "The engine ended the request without a reason.", code="engine_silent"
@@ -354,7 +371,8 @@ class _Choice:
 class _ChoiceReader:
     """State of one choice: turns its steps into events."""
 
-    job: Job
+    question: Question
+    display: Display
     parser: Parser
     account: Account
     prompt: tuple[int, ...]
@@ -370,10 +388,10 @@ class _ChoiceReader:
     """True if a step in the middle produces only parser events and cannot end the answer."""
 
     def __post_init__(self) -> None:
-        job = self.job
-        ids = job.return_token_ids or job.return_steps
-        extra = ids or job.continuous_usage or job.sampling.logprobs is not None
-        self.is_plain = not (job.stop or job.echo_only or extra)
+        display, question = self.display, self.question
+        ids = display.return_token_ids or display.return_steps
+        extra = ids or display.continuous_usage or question.sampling.logprobs is not None
+        self.is_plain = not (question.stop or display.echo_only or extra)
 
     def read(self, step: Step) -> list[Event]:
         """Return the events of one step; the last step includes Finish."""
@@ -383,7 +401,7 @@ class _ChoiceReader:
         if self.begun and self.is_plain and step.finish is None:
             return [*self.parser.feed(step.token_ids)]
         batch = self._read_more(step)
-        if batch and self.job.continuous_usage:
+        if batch and self.display.continuous_usage:
             batch.insert(0, UsageDelta(self._usage(self.account.totals)))
         return batch
 
@@ -392,9 +410,9 @@ class _ChoiceReader:
         text.
         """
         batch: list[Event] = [] if self.begun else self._echo_prompt(step)
-        if self.job.echo_only:
+        if self.display.echo_only:
             return [*batch, self._end_echo(step)]
-        if self.job.stop:
+        if self.question.stop:
             parsed, num_kept = self._parse_to_stop(step.token_ids)
         else:
             parsed, num_kept = self.parser.feed(step.token_ids), len(step.token_ids)
@@ -403,7 +421,7 @@ class _ChoiceReader:
             delta := self.tracer.trace(step, num_kept, ended=self.ended)
         ):
             batch.append(delta)
-        if self.job.return_token_ids and num_kept:
+        if self.display.return_token_ids and num_kept:
             batch.append(TokensDelta(step.token_ids[:num_kept]))
         if step.logprobs and num_kept:
             batch.append(LogprobsDelta(step.logprobs[:num_kept]))
@@ -421,7 +439,7 @@ class _ChoiceReader:
     def _echo_prompt(self, step: Step) -> list[Event]:
         self.begun = True
         self.first = perf_counter()
-        if not self.job.wants_prompt:
+        if not self.display.wants_prompt:
             return []
         return [PromptEcho(self.prompt, step.prompt_logprobs, self.cached)]
 
@@ -434,7 +452,7 @@ class _ChoiceReader:
         events: list[ParserEvent] = []
         num_before = self.account.tokens - len(token_ids)
         for position, token_id in enumerate(token_ids, 1):
-            self.parser.switch_stops(num_before + position > self.job.sampling.min_tokens)
+            self.parser.switch_stops(num_before + position > self.question.sampling.min_tokens)
             events.extend(self.parser.feed((token_id,)))
             if self.parser.stopped is not None:
                 self.account.trim(self.account.tokens - (len(token_ids) - position))

@@ -15,7 +15,7 @@ import orjson
 
 from eaglegate.engine.types import Constraint
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.server.generation.job import Job, Prompt, ToolPolicy
+from eaglegate.server.generation.job import Prompt, Question, ToolPolicy
 from eaglegate.text.events import Phase
 from eaglegate.text.parsing.answer import fit_reasoning, make_fallback_parser, make_parser
 from eaglegate.text.parsing.message import CallFrame, ReasoningFormat, TagNode, matching
@@ -26,7 +26,7 @@ from eaglegate.text.parsing.vocabulary import Vocabulary
 
 
 def answer_constraint(
-    job: Job,
+    question: Question,
     starts_in: Phase,
     reasoning: ReasoningFormat,
     tool_parser: str | None,
@@ -38,16 +38,17 @@ def answer_constraint(
     If the prompt has closed the reasoning (``reasoned``), the grammar does not allow further
     reasoning, so a client that turned thinking off gets none.
     """
-    if job.constraint is None and not needs_grammar(job.tool_policy):
+    constraint = question.constraint
+    if constraint is None and not needs_grammar(question.tool_policy):
         return None
-    if job.constraint is not None and job.constraint.kind == "structural_tag":
-        return job.constraint
-    if reasoning.channels is not None and job.parses:
-        return _on_channels(job)
-    has_reasoning = bool(reasoning.ends) and job.parses and not reasoned
-    if not has_reasoning and job.constraint is not None and job.tool_policy.choice == "none":
-        return _bound_white_space(job.constraint)
-    answer = _answer(job, tool_parser)
+    if constraint is not None and constraint.kind == "structural_tag":
+        return constraint
+    if reasoning.channels is not None and question.parses:
+        return _on_channels(question)
+    has_reasoning = bool(reasoning.ends) and question.parses and not reasoned
+    if not has_reasoning and constraint is not None and question.tool_policy.choice == "none":
+        return _bound_white_space(constraint)
+    answer = _answer(question, tool_parser)
     elements = [*_thinking(starts_in, reasoning), answer] if has_reasoning else [answer]
     return _tag({"type": "sequence", "elements": elements} if has_reasoning else answer)
 
@@ -59,14 +60,14 @@ def _bound_white_space(constraint: Constraint) -> Constraint:
     return constraint
 
 
-def _on_channels(job: Job) -> Constraint:
+def _on_channels(question: Question) -> Constraint:
     """Return the constraint for gpt-oss, whose messages have headers: only the engine knows where
     content begins.
     """
-    if job.constraint is None or job.tool_policy.choice == "required":
+    if question.constraint is None or question.tool_policy.choice == "required":
         _frame("gpt_oss")
-    assert job.constraint is not None
-    return replace(job.constraint, after_reasoning=True)
+    assert question.constraint is not None
+    return replace(question.constraint, after_reasoning=True)
 
 
 def needs_grammar(policy: ToolPolicy) -> bool:
@@ -80,31 +81,31 @@ def needs_grammar(policy: ToolPolicy) -> bool:
     return bool(policy.custom) and any(is_held(tool, policy) for tool in policy.tools)
 
 
-def holds_calls(job: Job) -> bool:
+def holds_calls(question: Question) -> bool:
     """Return True if the grammar of ``answer_constraint`` guarantees that a call's JSON is
     complete.
     """
-    if job.constraint is not None:
-        return job.constraint.kind != "structural_tag"
-    return needs_grammar(job.tool_policy)
+    if question.constraint is not None:
+        return question.constraint.kind != "structural_tag"
+    return needs_grammar(question.tool_policy)
 
 
-def spells_calls(job: Job) -> bool:
+def spells_calls(question: Question) -> bool:
     """Return True if a call in a grammar may be marked with ordinary tokens.
 
     A grammar only sees text, and a model that would rather not call spells the marker with ordinary
     tokens. Return False if the content may be JSON that quotes a marker.
     """
-    return job.constraint is None or job.tool_policy.choice == "required"
+    return question.constraint is None or question.tool_policy.choice == "required"
 
 
-def _answer(job: Job, tool_parser: str | None) -> TagNode:
-    policy = job.tool_policy
+def _answer(question: Question, tool_parser: str | None) -> TagNode:
+    policy = question.tool_policy
     if policy.choice == "required":
         return _list_calls(_frame(tool_parser), policy)
-    if job.constraint is None:
+    if question.constraint is None:
         return _text_with_calls(_frame(tool_parser), policy)
-    content = content_format(job.constraint)
+    content = content_format(question.constraint)
     if policy.choice == "none" or find_frame(tool_parser) is None:
         return content
     calls = _list_calls(_frame(tool_parser), policy)
@@ -320,13 +321,13 @@ class ParserFactory:
         """The bytes of every token."""
         return self.vocabulary.pieces
 
-    def constrain(self, job: Job, prompt: Prompt) -> Constraint | None:
+    def constrain(self, question: Question, prompt: Prompt) -> Constraint | None:
         """Return the ``answer_constraint`` of an answer to ``prompt``. Raises InvalidRequest."""
         constraint = answer_constraint(
-            job, prompt.starts_in, self.reasoning, self.tool_parser, reasoned=prompt.reasoned
+            question, prompt.starts_in, self.reasoning, self.tool_parser, reasoned=prompt.reasoned
         )
         if constraint is not None:
-            _check_cycles(constraint, job.grammar_param)
+            _check_cycles(constraint, question.grammar_param)
         return constraint
 
     def read(self, token_ids: Sequence[int]) -> Prompt:
@@ -340,37 +341,39 @@ class ParserFactory:
         phase = Phase.REASONING if is_open else Phase.CONTENT
         return Prompt(tuple(token_ids), phase, end.endswith(self.reasoning.ends))
 
-    def make(self, job: Job, phase: Phase, prompt: Sequence[int] = ()) -> Parser:
+    def make(self, question: Question, phase: Phase, prompt: Sequence[int] = ()) -> Parser:
         """Create the parser of one choice. Calls are only parsed if tools may be called."""
-        policy = job.tool_policy
-        if self.fallback is not None and job.parses:
-            return self._make_fallback(self.fallback, job, prompt)
-        sound = holds_calls(job)
+        policy = question.tool_policy
+        if self.fallback is not None and question.parses:
+            return self._make_fallback(self.fallback, question, prompt)
+        sound = holds_calls(question)
         return make_parser(
             self.vocabulary,
             tool_parser=self.tool_parser if policy.choice != "none" else None,
-            reasoning_parser=self.reasoning_parser if job.parses else None,
+            reasoning_parser=self.reasoning_parser if question.parses else None,
             tools=policy.tools,
             starts_in=phase,
-            stop=job.stop,
-            include_stop=job.include_stop,
+            stop=question.stop,
+            include_stop=question.include_stop,
             parallel=policy.parallel,
-            skip_special_tokens=job.skip_special_tokens,
+            skip_special_tokens=question.skip_special_tokens,
             custom=frozenset(policy.custom),
             sound=sound,
-            spelled=sound and spells_calls(job),
+            spelled=sound and spells_calls(question),
             repairs=self.repairs,
         )
 
-    def _make_fallback(self, fallback: ParserFallback, job: Job, prompt: Sequence[int]) -> Parser:
-        policy = job.tool_policy
+    def _make_fallback(
+        self, fallback: ParserFallback, question: Question, prompt: Sequence[int]
+    ) -> Parser:
+        policy = question.tool_policy
         tools = policy.tools if self.tool_parser and policy.choice != "none" else ()
         return make_fallback_parser(
             self.vocabulary,
             fallback.make(tools or (), prompt),
             tools=tools,
-            stop=job.stop,
-            include_stop=job.include_stop,
+            stop=question.stop,
+            include_stop=question.include_stop,
             parallel=policy.parallel,
             custom=frozenset(policy.custom),
         )

@@ -102,53 +102,23 @@ class ToolPolicy:
         return tuple(t for t in self.tools if t["function"]["name"] in self.only)
 
 
-class Job(Struct, frozen=True):
-    """One request to any of the APIs.
+class Question(Struct, frozen=True):
+    """What is asked: the prompts, the tools, and the rules of the answers.
 
     Choice ``i`` of the answer is the ``i % n``-th answer to prompt ``i // n``.
     """
 
-    id: str
-    api: str
-    """API of the request: chat, completions, responses or messages."""
-    model: str
-    created: int
-    """Unix time in seconds."""
+    prompts: tuple[PromptSource, ...]
     sampling: Sampling
     """Sampling parameters. ``max_tokens`` of 0 means as many as fit."""
-    prompts: tuple[PromptSource, ...] = ()
     n: int = 1
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    """Every chunk of a stream carries its choice's usage so far."""
-    include_reasoning: bool = True
     parses: bool = True
     """True if reasoning and tool calls are parsed. Completions deliver the plain text."""
-    wants_prompt: bool = False
-    """True if the events begin with the prompt."""
-    wants_prompt_logprobs: bool = False
-    """The answer includes the prompt's log probabilities as vLLM's ``prompt_logprobs``."""
-    echo: bool = False
-    """The answer begins with the prompt (completions only)."""
-    echo_only: bool = False
-    """The answer is only the prompt; generated tokens are dropped."""
     add_special_tokens: bool = True
     """The tokenizer adds its special tokens to text prompts."""
-    spec_metrics: str = "none"
-    """Speculation metrics in the answer: none, summary or detailed."""
-    obfuscates: bool = False
-    """Streamed frames are padded, so that their sizes do not reveal the number of tokens."""
-    return_token_ids: bool = False
-    return_steps: bool = False
-    """The answer includes its engine steps, token by token."""
-    returns_prompt_text: bool = False
-    """The answer includes the prompt as the chat template wrote it."""
-    token_names: str = "text"
-    """Names of tokens in log probabilities: text or ids."""
     drops_oldest: bool = False
     """Leave out the oldest messages of a conversation that does not fit."""
     truncate_prompt: int | None = None
@@ -160,28 +130,78 @@ class Job(Struct, frozen=True):
     """Constraint on the content. Reasoning and tool calls are exempt."""
     grammar_param: str = "tools"
     """The request field that the engine's grammar comes from."""
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.n
+
+
+class Display(Struct, frozen=True):
+    """How the answer is shown."""
+
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    """Every chunk of a stream carries its choice's usage so far."""
+    include_reasoning: bool = True
+    wants_prompt: bool = False
+    """True if the events begin with the prompt."""
+    wants_prompt_logprobs: bool = False
+    """The answer includes the prompt's log probabilities as vLLM's ``prompt_logprobs``."""
+    echo: bool = False
+    """The answer begins with the prompt (completions only)."""
+    echo_only: bool = False
+    """The answer is only the prompt; generated tokens are dropped."""
+    spec_metrics: str = "none"
+    """Speculation metrics in the answer: none, summary or detailed."""
+    obfuscates: bool = False
+    """Streamed frames are padded, so that their sizes do not reveal the number of tokens."""
+    return_token_ids: bool = False
+    return_steps: bool = False
+    """The answer includes its engine steps, token by token."""
+    returns_prompt_text: bool = False
+    """The answer includes the prompt as the chat template wrote it."""
+    token_names: str = "text"
+    """Names of tokens in log probabilities: text or ids."""
     repeated: Mapping[str, Any] = {}
     """Members of the answer that come from the request, such as its service tier."""
-    adapter: str | None = None
-    """The LoRA adapter named by ``model``."""
+
+
+class Placement(Struct, frozen=True):
+    """Where and how the answer is generated: the client's wishes, then the policy's decision."""
+
     depth: int | None = None
     priority: int = 0
     cache_salt: str | None = None
     affinity: str | None = None
     """The session according to the body. A session in a header takes precedence."""
-    key: str | None = None
-    """The public name of the API key, never the key itself."""
-    caller: Caller = Caller()
+    adapter: str | None = None
+    """The LoRA adapter named by the job's model."""
     lane: str = "default"
     arm: Arm | None = None
     """Arm of the running canary that serves the request."""
-    workload: str = "chat"
-    template: str = ""
+
+
+class Job(Struct, frozen=True):
+    """One request to any of the APIs."""
+
+    id: str
+    api: str
+    """API of the request: chat, completions, responses or messages."""
+    model: str
+    created: int
+    """Unix time in seconds."""
+    question: Question
+    display: Display
+    caller: Caller
+    placement: Placement
+    workload: str
+    template: str
     """Fingerprint of system prompt and tool schemas, used as a metrics slice."""
 
     @property
     def session(self) -> str | None:
-        return self.caller.session or self.affinity
+        return self.caller.session or self.placement.affinity
 
     @property
     def _engine_priority(self) -> int:
@@ -190,41 +210,38 @@ class Job(Struct, frozen=True):
         key, limit = self.caller.key, CLASS_PRIORITIES // 2 - 1
         level = Priority.NORMAL if key is None else key.priority
         minimum = -limit if key is None else 0
-        in_class = max(minimum, min(self.priority, limit))
+        in_class = max(minimum, min(self.placement.priority, limit))
         return (level - Priority.NORMAL) * CLASS_PRIORITIES + in_class
-
-    @property
-    def num_choices(self) -> int:
-        return len(self.prompts) * self.n
 
     def engine_request(
         self, prompt: Prompt, choice: int, max_model_len: int, constraint: Constraint | None
     ) -> EngineRequest:
         """Return the engine request of one choice. Raises InvalidRequest if it does not fit."""
-        sampling, num_prompt = self.sampling, len(prompt.token_ids)
-        requested_tokens, at_least = sampling.max_tokens, sampling.min_tokens
+        sampling, placement, key = self.question.sampling, self.placement, self.caller.key
+        num_prompt, requested_tokens = len(prompt.token_ids), sampling.max_tokens
+        at_least = sampling.min_tokens
         max_tokens = fit(self.api, num_prompt, requested_tokens, at_least, max_model_len)
-        seed = None if sampling.seed is None else derive_seed(sampling.seed, choice % self.n)
+        answer = choice % self.question.n
+        seed = None if sampling.seed is None else derive_seed(sampling.seed, answer)
         if max_tokens != requested_tokens or seed != sampling.seed:
             sampling = replace(sampling, max_tokens=max_tokens, seed=seed)
-        key = self.caller.key
         return EngineRequest(
             id=f"{self.id}-{choice}",
             prompt=prompt.token_ids,
             sampling=sampling,
             constraint=constraint,
-            adapter=self.adapter,
-            depth=self.depth,
+            adapter=placement.adapter,
+            depth=placement.depth,
             priority=self._engine_priority,
-            lane=self.lane,
+            lane=placement.lane,
             workload=self.workload,
-            tenant=self.key or "",
+            tenant=self.caller.name or "",
             latency_ms=None if key is None else key.latency_ms,
             weight=1.0 if key is None else key.step_weight,
-            cache_salt=self.cache_salt,
+            cache_salt=placement.cache_salt,
             affinity=self.session,
-            arm=self.arm,
-            traced=self.return_steps,
+            arm=placement.arm,
+            traced=self.display.return_steps,
         )
 
 

@@ -6,13 +6,17 @@ from collections.abc import Iterator
 
 from eaglegate.engine.errors import EngineError, EngineFailed, RequestQuarantined, RequestRejected
 from eaglegate.engine.types import EngineRequest, Sampling
-from eaglegate.server.generation.job import Job
 
 
-def explain(error: RequestRejected | EngineFailed, request: EngineRequest, job: Job) -> EngineError:
-    """Return an error that names the fields at fault, if they are known."""
+def explain(
+    error: RequestRejected | EngineFailed, request: EngineRequest, param: str
+) -> EngineError:
+    """Return an error that names the fields at fault, if they are known.
+
+    ``param`` is the field that the grammar comes from.
+    """
     if isinstance(error, RequestRejected):
-        return _name_format(error, request, job)
+        return _name_format(error, request, param)
     if isinstance(error, RequestQuarantined) or request.constraint is None:
         return error
     bans = list(_list_bans(request.sampling))
@@ -20,18 +24,18 @@ def explain(error: RequestRejected | EngineFailed, request: EngineRequest, job: 
         return error
     names = ", ".join(f"'{name}'" for name in bans)
     return RequestRejected(
-        f"The answer must match '{job.grammar_param}', but {names} excluded every token that does. "
-        "Give fewer of these fields, or values that are compatible.",
+        f"The answer must match '{param}', but {names} excluded every token that does. Give fewer "
+        "of these fields, or values that are compatible.",
         param=bans[0],
     )
 
 
-def _name_format(error: RequestRejected, request: EngineRequest, job: Job) -> RequestRejected:
+def _name_format(error: RequestRejected, request: EngineRequest, param: str) -> RequestRejected:
     """Add the field's name to the engine's error about a grammar that does not compile."""
     if request.constraint is None or error.param is not None:
         return error
     message = f"The requested output format cannot be compiled into a grammar: {error}"
-    return RequestRejected(message, param=job.grammar_param)
+    return RequestRejected(message, param=param)
 
 
 def _list_bans(sampling: Sampling) -> Iterator[str]:

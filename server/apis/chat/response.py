@@ -50,7 +50,8 @@ def finish_fields(finish: Finish, job: Job, context: EncodingContext) -> dict[st
     """Return the fields that end a choice. ``stop_reason`` is vLLM's: the client's stop that was
     found.
     """
-    is_requested = isinstance(finish.stop, str) or finish.stop in job.sampling.stop_token_ids
+    stop_token_ids = job.question.sampling.stop_token_ids
+    is_requested = isinstance(finish.stop, str) or finish.stop in stop_token_ids
     fields: dict[str, Any] = {
         "finish_reason": finish.reason,
         "stop_reason": finish.stop if is_requested else None,
@@ -64,11 +65,11 @@ def prompt_fields(echo: PromptEcho, job: Job, context: EncodingContext) -> dict[
     """Return vLLM's ``prompt_token_ids``, ``prompt_text`` and ``prompt_logprobs``, as requested."""
     token_ids = echo.token_ids
     fields: dict[str, Any] = {}
-    if job.return_token_ids:
+    if job.display.return_token_ids:
         fields["prompt_token_ids"] = token_ids
-    if job.returns_prompt_text:
+    if job.display.returns_prompt_text:
         fields["prompt_text"] = context.text(token_ids)
-    if job.wants_prompt_logprobs:
+    if job.display.wants_prompt_logprobs:
         fields["prompt_logprobs"] = list_prompt_logprobs(echo.logprobs, context)
     return fields
 
@@ -78,11 +79,11 @@ def end_stream(
 ) -> bytes:
     """Return the last chunk, with usage and metrics if requested, and the end of the stream."""
     metrics = answer_metrics(list(ends.values()), job, context)
-    if not (job.include_usage or metrics):
+    if not (job.display.include_usage or metrics):
         return SSE_DONE
     last: dict[str, Any] = {"choices": [], **metrics}
-    if job.include_usage:
-        last["usage"] = usage_object({i: end.usage for i, end in ends.items()}, job.n)
+    if job.display.include_usage:
+        last["usage"] = usage_object({i: end.usage for i, end in ends.items()}, job.question.n)
         last |= timings_object(ends)
     return head + b"," + orjson.dumps(last)[1:] + b"\n\n" + SSE_DONE
 
@@ -107,18 +108,18 @@ class ChatStream:
             "object": "chat.completion.chunk",
             "created": job.created,
             "model": job.model,
-            **job.repeated,
+            **job.display.repeated,
         }
         self._head = b"data: " + orjson.dumps(head)[:-1]
-        self._tail = b',"usage":null}\n\n' if job.include_usage else b"}\n\n"
+        self._tail = b',"usage":null}\n\n' if job.display.include_usage else b"}\n\n"
         self._plain = PLAIN + self._tail
         self._heads = [
             self._head + b',"choices":[{"index":%d,"delta":{' % index
-            for index in range(job.num_choices)
+            for index in range(job.question.num_choices)
         ]
-        names = context.reasoning_fields if job.include_reasoning else ()
+        names = context.reasoning_fields if job.display.include_reasoning else ()
         self._reasoning = [orjson.dumps(name) + b":" for name in names]
-        self._steps = [StepWriter(context) for _ in range(job.num_choices)]
+        self._steps = [StepWriter(context) for _ in range(job.question.num_choices)]
         self._ends: dict[int, Finish] = {}
         self._opened: set[int] = set()
         self._custom: set[tuple[int, int]] = set()
@@ -256,7 +257,7 @@ class ChatFold:
     def __init__(self, job: Job, context: EncodingContext) -> None:
         self._job = job
         self._context = context
-        self._choices = [_ChoiceFold(context) for _ in range(job.num_choices)]
+        self._choices = [_ChoiceFold(context) for _ in range(job.question.num_choices)]
 
     def add(self, choice: int, events: list[Event]) -> None:
         for event in events:
@@ -271,9 +272,9 @@ class ChatFold:
             "object": "chat.completion",
             "created": job.created,
             "model": job.model,
-            **job.repeated,
-            "choices": [self._choice(index, ends[index]) for index in range(job.num_choices)],
-            "usage": usage_object({i: end.usage for i, end in ends.items()}, job.n),
+            **job.display.repeated,
+            "choices": [self._choice(index, ends[index]) for index in range(len(self._choices))],
+            "usage": usage_object({i: end.usage for i, end in ends.items()}, job.question.n),
             **timings_object(ends),
             **answer_metrics(list(ends.values()), job, self._context),
         }
@@ -281,18 +282,18 @@ class ChatFold:
 
     def _choice(self, index: int, end: Finish) -> dict[str, Any]:
         choice, context = self._choices[index], self._context
-        fields = context.reasoning_fields if self._job.include_reasoning else ()
+        fields = context.reasoning_fields if self._job.display.include_reasoning else ()
         out: dict[str, Any] = {
             "index": index,
             "message": choice.message(fields),
             "logprobs": None,
             **finish_fields(end, self._job, context),
         }
-        if self._job.sampling.logprobs is not None:
+        if self._job.question.sampling.logprobs is not None:
             content = list_logprobs(choice.logprobs, context)
             out["logprobs"] = {"content": content, "refusal": None}
-        if self._job.return_token_ids:
+        if self._job.display.return_token_ids:
             out["token_ids"] = choice.token_ids
-        if self._job.return_steps:
+        if self._job.display.return_steps:
             out["steps"] = choice.steps
         return out

@@ -37,16 +37,17 @@ from eaglegate.server.apis.shared.template import (
     thinking_kwargs,
 )
 from eaglegate.server.apis.shared.to_job import (
+    make_display,
     make_job,
     make_sampling,
     read_prompt_logprobs,
+    read_stops,
     resolve_model,
     service_tier,
-    wants_prompt,
 )
 from eaglegate.server.apis.shared.tools import read_text_grammar
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.server.generation.job import Conversation, Job, ToolPolicy
+from eaglegate.server.generation.job import Conversation, Job, Question, ToolPolicy
 from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.text.rendering.template import INSTRUCTIONS
 
@@ -64,7 +65,6 @@ def make_chat_job(request: ChatRequest, served: ServedModel, caller: Caller) -> 
     policy = _make_policy(request, served, caller.notices)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    conversation = _make_conversation(request, policy, served, caller.notices)
     return make_job(
         request,
         served,
@@ -72,18 +72,37 @@ def make_chat_job(request: ChatRequest, served: ServedModel, caller: Caller) -> 
         id=f"chatcmpl-{os.urandom(16).hex()}",
         api="chat",
         model=model,
-        sampling=_sampling(request, served),
-        prompts=(conversation,),
-        policy=policy,
-        constraint=content_constraint(request, request.response_format),
+        question=_make_question(request, policy, served, caller.notices),
+        display=make_display(
+            request,
+            served,
+            include_reasoning=includes_reasoning(request),
+            prompt_text=bool(request.return_prompt_text),
+            repeated=service_tier(request.service_tier),
+        ),
+        affinity=request.session_id or request.prompt_cache_key or request.user,
         reasons=chat_effort(request) not in (None, "none"),
-        more={
-            "include_reasoning": includes_reasoning(request),
-            "returns_prompt_text": bool(request.return_prompt_text),
-            "wants_prompt": wants_prompt(request) or bool(request.return_prompt_text),
-            "repeated": service_tier(request.service_tier),
-            "affinity": request.session_id or request.prompt_cache_key or request.user,
-        },
+    )
+
+
+def _make_question(
+    request: ChatRequest, policy: ToolPolicy, served: ServedModel, notices: Notices
+) -> Question:
+    conversation = _make_conversation(request, policy, served, notices)
+    sampling = _sampling(request, served)
+    param, constraint = content_constraint(request, request.response_format)
+    return Question(
+        prompts=(conversation,),
+        sampling=sampling,
+        n=request.n or 1,
+        stop=read_stops(request.stop),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        truncate_prompt=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side or "left",
+        tool_policy=policy,
+        constraint=constraint,
+        grammar_param=param,
     )
 
 

@@ -29,7 +29,7 @@ from eaglegate.server.apis.shared.response import (
 )
 from eaglegate.server.apis.shared.steps import StepWriter
 from eaglegate.server.errors import GatewayError, openai_body
-from eaglegate.server.generation.job import Job
+from eaglegate.server.generation.job import Display, Job
 from eaglegate.server.http.response import SSE_DONE, frame
 from eaglegate.text.events import ContentDelta
 
@@ -85,7 +85,7 @@ class CompletionDelta:
 class CompletionWriter:
     """Turns the events of one choice into deltas and tracks the text offset."""
 
-    job: Job
+    display: Display
     context: EncodingContext
     prompt: str | None
     """Text of the prompt, if it was given as text."""
@@ -118,11 +118,11 @@ class CompletionWriter:
         self, token_ids: tuple[int, ...], logprobs: Sequence[PositionLogprobs | None] | None
     ) -> CompletionDelta:
         piece = CompletionDelta()
-        if self.job.return_token_ids:
+        if self.display.return_token_ids:
             piece.prompt_token_ids = token_ids
-        if self.job.wants_prompt_logprobs:
+        if self.display.wants_prompt_logprobs:
             piece.prompt_logprobs = list_prompt_logprobs(logprobs, self.context)
-        if self.job.echo:
+        if self.display.echo:
             pieces = self.context.pieces
             text = b"".join(pieces[i] for i in token_ids).decode("utf-8", "replace")
             piece.texts.append(text if self.prompt is None else self.prompt)
@@ -158,10 +158,14 @@ class CompletionWriter:
 
 
 def _writers(job: Job, context: EncodingContext) -> list[CompletionWriter]:
-    texts = [source if isinstance(source, str) else None for source in job.prompts]
-    if job.truncate_prompt is not None:
+    question = job.question
+    texts = [source if isinstance(source, str) else None for source in question.prompts]
+    if question.truncate_prompt is not None:
         texts = [None] * len(texts)
-    return [CompletionWriter(job, context, texts[i // job.n]) for i in range(job.num_choices)]
+    return [
+        CompletionWriter(job.display, context, texts[i // question.n])
+        for i in range(question.num_choices)
+    ]
 
 
 def _choice(
@@ -203,11 +207,11 @@ class CompletionStream:
         self._context = context
         self._writers = _writers(job, context)
         self._head = b"data: " + orjson.dumps(_head(job))[:-1]
-        self._tail = b',"usage":null}\n\n' if job.include_usage else b"}\n\n"
+        self._tail = b',"usage":null}\n\n' if job.display.include_usage else b"}\n\n"
         self._plain = PLAIN + self._tail
         self._heads = [
             self._head + b',"choices":[{"index":%d,"text":' % index
-            for index in range(job.num_choices)
+            for index in range(job.question.num_choices)
         ]
         self._ends: dict[int, Finish] = {}
 
@@ -258,7 +262,7 @@ class CompletionFold:
         ends = dict(sorted(self._ends.items()))
         return _head(job) | {
             "choices": [self._choices[index] for index in ends],
-            "usage": usage_object({i: end.usage for i, end in ends.items()}, job.n),
+            "usage": usage_object({i: end.usage for i, end in ends.items()}, job.question.n),
             **timings_object(ends),
             **answer_metrics(list(ends.values()), job, context),
         }

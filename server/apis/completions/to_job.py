@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
-from msgspec.structs import replace
 from pydantic import Field
 
 from eaglegate.server.access.caller import Caller
@@ -19,13 +18,15 @@ from eaglegate.server.apis.shared.fields import (
     TokenId,
 )
 from eaglegate.server.apis.shared.to_job import (
+    make_display,
     make_job,
     make_sampling,
     read_prompt_logprobs,
+    read_stops,
     resolve_model,
 )
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.server.generation.job import Job, PromptSource
+from eaglegate.server.generation.job import Job, PromptSource, Question
 from eaglegate.server.generation.served_model import ServedModel
 
 DEFAULT_MAX_TOKENS = 16
@@ -66,6 +67,22 @@ class CompletionRequest(SamplingFields):
 def make_completion_job(request: CompletionRequest, served: ServedModel, caller: Caller) -> Job:
     """Make the Job. Raises InvalidRequest and NotFound."""
     model = resolve_model(request.model, served, caller)
+    return make_job(
+        request,
+        served,
+        caller,
+        id=f"cmpl-{uuid.uuid4().hex}",
+        api="completions",
+        model=model,
+        question=_make_question(request, served),
+        display=make_display(
+            request, served, echo=bool(request.echo), echo_only=request.max_tokens == 0
+        ),
+        affinity=request.session_id or request.user,
+    )
+
+
+def _make_question(request: CompletionRequest, served: ServedModel) -> Question:
     prompts = _read_prompts(request, served.vocab_size)
     _check_num_choices(request, len(prompts))
     echoed = request.logprobs if request.echo else None
@@ -76,25 +93,20 @@ def make_completion_job(request: CompletionRequest, served: ServedModel, caller:
         logprobs=request.logprobs,
         prompt_logprobs=read_prompt_logprobs(request, echoed),
     )
-    job = make_job(
-        request,
-        served,
-        caller,
-        id=f"cmpl-{uuid.uuid4().hex}",
-        api="completions",
-        model=model,
-        sampling=sampling,
+    param, constraint = content_constraint(request, request.response_format)
+    return Question(
         prompts=prompts,
-        constraint=content_constraint(request, request.response_format),
-    )
-    return replace(
-        job,
+        sampling=sampling,
+        n=request.n or 1,
+        stop=read_stops(request.stop),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
         parses=False,
-        echo=bool(request.echo),
-        echo_only=request.max_tokens == 0,
-        wants_prompt=job.wants_prompt or bool(request.echo),
         add_special_tokens=request.add_special_tokens is not False,
-        affinity=request.session_id or request.user,
+        truncate_prompt=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side or "left",
+        constraint=constraint,
+        grammar_param=param,
     )
 
 
@@ -110,7 +122,7 @@ def _check_num_choices(request: CompletionRequest, num_prompts: int) -> None:
 
 def _max_tokens(request: CompletionRequest) -> int:
     """Return the token limit, at least 1: an engine always generates a token, which
-    ``Job.echo_only`` drops.
+    ``Display.echo_only`` drops.
     """
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest(

@@ -140,7 +140,7 @@ class MessageStream:
         delta = {"type": "message_delta", "delta": _end(finish), "usage": _final_usage(finish)}
         if (metrics := self._context.metrics(self._job, finish)) is not None:
             delta["metrics"] = metrics
-        if self._job.return_steps:
+        if self._job.display.return_steps:
             delta |= timings_object({0: finish})
         return named_frame("message_delta", delta)
 
@@ -188,7 +188,7 @@ class MessageFold:
         message = _message(self._job, _final_usage(finish)) | {"content": content}
         if (metrics := self._context.metrics(self._job, finish)) is not None:
             message["metrics"] = metrics
-        if self._job.return_steps:
+        if self._job.display.return_steps:
             message |= {"steps": self._steps, **timings_object({0: finish})}
         return message | _end(finish)
 

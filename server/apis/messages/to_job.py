@@ -36,13 +36,14 @@ from eaglegate.server.apis.shared.template import (
     thinking_kwargs,
 )
 from eaglegate.server.apis.shared.to_job import (
+    choose_metrics,
     default_sampling,
     make_job,
     read_stops,
     resolve_model,
 )
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.server.generation.job import Conversation, Job, ToolPolicy
+from eaglegate.server.generation.job import Conversation, Display, Job, Question, ToolPolicy
 from eaglegate.server.generation.served_model import ServedModel
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
@@ -53,33 +54,45 @@ FUNCTION_TYPES = (None, "custom", "function")
 def make_messages_job(request: MessagesRequest, served: ServedModel, caller: Caller) -> Job:
     """Make the Job. Raises InvalidRequest and NotFound."""
     model = resolve_model(request.model, served, caller)
-    conversation, policy = _make_conversation(request, served, caller.notices)
-    param, constraint = _read_format(request)
-    _check_container(request, caller.notices)
-    _check_edits(request, caller.notices)
-    job = make_job(
+    return make_job(
         request,
         served,
         caller,
         id=f"msg_{uuid.uuid4().hex[:24]}",
         api="messages",
         model=model,
-        sampling=_sampling(request, served),
-        prompts=(conversation,),
-        policy=policy,
-        constraint=(param, constraint) if constraint else NO_CONSTRAINT,
+        question=_make_question(request, served, caller.notices),
+        display=Display(
+            stream=bool(request.stream),
+            wants_prompt=True,
+            spec_metrics=choose_metrics(request, served),
+            return_steps=bool(request.return_steps),
+        ),
+        affinity=_affinity(request),
         reasons=request.thinking is not None and request.thinking.type != "disabled",
     )
-    return replace(
-        job,
+
+
+def _make_question(request: MessagesRequest, served: ServedModel, notices: Notices) -> Question:
+    conversation, policy = _make_conversation(request, served, notices)
+    param, constraint = _read_format(request)
+    _check_container(request, notices)
+    _check_edits(request, notices)
+    return Question(
+        prompts=(conversation,),
+        sampling=_sampling(request, served),
         stop=read_stops(request.stop_sequences, "stop_sequences"),
-        wants_prompt=True,
-        affinity=_affinity(request),
+        tool_policy=policy,
+        constraint=constraint,
+        grammar_param=param,
     )
 
 
 def _read_format(request: MessagesRequest) -> tuple[str, Constraint | None]:
-    """Return the field that sets the answer's format, and its constraint. Raises InvalidRequest."""
+    """Return the field that a grammar comes from, and the constraint of the answer's format.
+
+    Raises InvalidRequest.
+    """
     configured = request.output_config.format if request.output_config else None
     if configured is not None and request.output_format is not None:
         raise InvalidRequest(
@@ -87,9 +100,10 @@ def _read_format(request: MessagesRequest) -> tuple[str, Constraint | None]:
             param="output_format",
         )
     shape = configured or request.output_format
+    if shape is None:
+        return NO_CONSTRAINT
     param = FORMAT if configured else "output_format"
-    constraint = schema_constraint(shape.schema_, f"{param}.schema", strict=True) if shape else None
-    return param, constraint
+    return param, schema_constraint(shape.schema_, f"{param}.schema", strict=True)
 
 
 def _check_container(request: MessagesRequest, notices: Notices) -> None:

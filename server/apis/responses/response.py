@@ -54,7 +54,7 @@ class ResponseBuilder:
         self._completed_at: int | None = None
         self.stored = True
         """False if the response cannot be retrieved later; its ``store`` is then false, too."""
-        self.status = "queued" if job.repeated.get("background") else "in_progress"
+        self.status = "queued" if job.display.repeated.get("background") else "in_progress"
 
     def begin(self) -> Iterator[ResponseEvent]:
         yield {"type": "response.created", "response": self.response()}
@@ -69,7 +69,7 @@ class ResponseBuilder:
                 yield from self._content(text)
             case ReasoningDelta(text):
                 self._pending.clear()
-                if self._job.include_reasoning:
+                if self._job.display.include_reasoning:
                     yield from self._reasoning(text)
             case ToolCallStart(_, call_id, name, custom):
                 self._pending.clear()
@@ -117,12 +117,12 @@ class ResponseBuilder:
             "status": self.status,
             "error": self._error_object(),
             "incomplete_details": self._incomplete(),
-            **self._job.repeated,
-            "store": self.stored and self._job.repeated["store"],
+            **self._job.display.repeated,
+            "store": self.stored and self._job.display.repeated["store"],
             "output": [*self._done, *open_item],
             "usage": None if self._finish is None else _usage(self._finish),
         }
-        if self._job.return_steps and self._finish is not None:
+        if self._job.display.return_steps and self._finish is not None:
             body |= {"steps": self._steps, **timings_object({0: self._finish})}
         metrics = self._finish and self._context.metrics(self._job, self._finish)
         return body | {"metrics": metrics} if metrics else body
@@ -133,14 +133,14 @@ class ResponseBuilder:
         return len(self._done) + (self._item is not None)
 
     def _call_writer(self, call_id: str, name: str, custom: bool) -> ItemWriter:
-        if name in self._job.tool_policy.defined:
+        if name in self._job.question.tool_policy.defined:
             return ClientToolWriter(name, self._next, call_id)
         kind = "custom_tool_call" if custom else "function_call"
         return CallWriter(kind, self._next, call_id, self._tool_name(name))
 
     def _tool_name(self, name: str) -> dict[str, str]:
         """Return the name of a called tool as the client wrote it."""
-        namespaced = self._job.tool_policy.namespaces.get(name)
+        namespaced = self._job.question.tool_policy.namespaces.get(name)
         return (
             {"name": name}
             if namespaced is None

@@ -132,7 +132,7 @@ class ResponseRecord:
 
     def _make_stored(self, response: dict[str, Any]) -> StoredResponse:
         job = self.job
-        previous = job.repeated["previous_response_id"]
+        previous = job.display.repeated["previous_response_id"]
         return StoredResponse(job.id, self.owner, job.created, response, self._items, previous)
 
 
@@ -160,7 +160,7 @@ class ResponsesService:
     async def count_tokens(self, request: Request, arrival: float) -> dict[str, Any]:
         """Count the tokens of the prompt that ``create`` would make from the same body."""
         _, _, job, path = await self._read_job(request)
-        (source,) = job.prompts
+        (source,) = job.question.prompts
         assert isinstance(source, Conversation)
         tokens = await count_prompt_tokens(
             path,
@@ -196,9 +196,9 @@ class ResponsesService:
 
     def _respond_now(self, record: ResponseRecord, pipeline: Pipeline, run: Run) -> Response:
         job, timing = record.job, self._gateway.timing
-        if job.stream:
+        if job.display.stream:
             stream = ResponseStream(job, make_encoding_context(pipeline), record.thinking)
-            encoder = PaddedStream(stream) if job.obfuscates else stream
+            encoder = PaddedStream(stream) if job.display.obfuscates else stream
             run = record.store_after(run, stream.builder)
             return StreamedResponse(run, encoder, openai_body, timing)
         fold = ResponseFold(job, make_encoding_context(pipeline), record.thinking)
@@ -218,9 +218,9 @@ class ResponsesService:
         charge.extend()
         assert run.task is not None
         run.task.add_done_callback(lambda _: charge.close())
-        if not job.stream:
+        if not job.display.stream:
             return json_response(response)
-        return self._follow(run, job.caller, job.obfuscates)
+        return self._follow(run, job.caller, job.display.obfuscates)
 
     async def get(self, id: str, caller: Caller) -> dict[str, Any]:
         run = self._runs.get(id, caller.owner)

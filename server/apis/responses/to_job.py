@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from eaglegate.engine.types import Constraint, Sampling
 from eaglegate.server.access.caller import Caller
 from eaglegate.server.access.notices import Notices
@@ -35,10 +33,23 @@ from eaglegate.server.apis.shared.constraints import (
 from eaglegate.server.apis.shared.fields import JsonObjectFormat
 from eaglegate.server.apis.shared.request import MAX_TOOLS
 from eaglegate.server.apis.shared.template import effort_kwargs, own_template, template_kwargs
-from eaglegate.server.apis.shared.to_job import make_job, make_sampling, resolve_model
+from eaglegate.server.apis.shared.to_job import (
+    choose_metrics,
+    make_job,
+    make_sampling,
+    read_stops,
+    resolve_model,
+)
 from eaglegate.server.apis.shared.tools import read_text_grammar
 from eaglegate.server.errors import InvalidRequest
-from eaglegate.server.generation.job import Conversation, Job, Namespaced, ToolPolicy
+from eaglegate.server.generation.job import (
+    Conversation,
+    Display,
+    Job,
+    Namespaced,
+    Question,
+    ToolPolicy,
+)
 from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.text.rendering.template import strip_billing
 
@@ -58,30 +69,46 @@ def make_responses_job(
     """
     model = resolve_model(request.model, served, caller)
     _check_includes(request, caller.notices)
-    policy = make_response_policy(request, served, caller.notices)
-    conversation = _conversation(request, items, policy, served)
-    constraint = require_single([*_text_format(request), *read_structured_outputs(request)])
-    sampling = _sampling(request, served)
+    question = _make_question(request, items, served, caller.notices)
+    options = request.stream_options
     effort = request.reasoning.effort if request.reasoning else None
-    job = make_job(
+    return make_job(
         request,
         served,
         caller,
         id=f"resp_{uuid.uuid4().hex}",
         api="responses",
         model=model,
-        sampling=sampling,
-        prompts=(conversation,),
-        policy=policy,
-        constraint=constraint,
+        question=question,
+        display=Display(
+            stream=bool(request.stream),
+            include_reasoning=request.include_reasoning is not False,
+            spec_metrics=choose_metrics(request, served),
+            obfuscates=bool(options and options.include_obfuscation),
+            return_steps=bool(request.return_steps),
+            repeated=_echo_request(request, question.sampling) | {"model": model},
+        ),
+        affinity=request.session_id or request.prompt_cache_key or request.user,
         reasons=effort not in (None, "none"),
     )
-    return replace(
-        job,
-        include_reasoning=request.include_reasoning is not False,
+
+
+def _make_question(
+    request: ResponsesRequest, items: Sequence[ItemDict], served: ServedModel, notices: Notices
+) -> Question:
+    policy = make_response_policy(request, served, notices)
+    conversation = _conversation(request, items, policy, served)
+    param, constraint = require_single([*_text_format(request), *read_structured_outputs(request)])
+    return Question(
+        prompts=(conversation,),
+        sampling=_sampling(request, served),
+        stop=read_stops(request.stop),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
         drops_oldest=request.truncation == "auto",
-        repeated=_echo_request(request, sampling) | {"model": model},
-        affinity=request.session_id or request.prompt_cache_key or request.user,
+        tool_policy=policy,
+        constraint=constraint,
+        grammar_param=param,
     )
 
 

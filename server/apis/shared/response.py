@@ -39,9 +39,9 @@ class EncodingContext:
         """Return vLLM's ``metrics`` object of one choice; None if not requested or without a
         draft.
         """
-        if job.spec_metrics == "none" or not self.depth or not finish.decode:
+        if job.display.spec_metrics == "none" or not self.depth or not finish.decode:
             return None
-        detailed = job.spec_metrics == "detailed"
+        detailed = job.display.spec_metrics == "detailed"
         return {"speculative_decoding": speculative_decoding(finish.decode, self.depth, detailed)}
 
 

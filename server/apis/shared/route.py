@@ -81,10 +81,10 @@ def answer(
 ) -> Response:
     """Return a response that runs ``job`` when it is sent."""
     run = partial(generate, job, pipeline, gateway.observer, arrival)
-    context = make_encoding_context(pipeline, job.token_names)
-    if job.stream:
+    context = make_encoding_context(pipeline, job.display.token_names)
+    if job.display.stream:
         stream = api.stream(job, context)
-        encoder = PaddedStream(stream) if job.obfuscates else stream
+        encoder = PaddedStream(stream) if job.display.obfuscates else stream
         return StreamedResponse(run, encoder, api.error_body, gateway.timing)
     return FoldedResponse(run, api.fold(job, context), api.error_body)
 

@@ -9,35 +9,31 @@ from typing import Any, Protocol
 from eaglegate.engine.types import RepetitionStop, Sampling
 from eaglegate.server.access.caller import Caller
 from eaglegate.server.access.notices import Notices
-from eaglegate.server.apis.shared.constraints import NamedConstraint
-from eaglegate.server.apis.shared.fields import EngineFields, RepetitionDetection, SamplingFields
+from eaglegate.server.apis.shared.fields import (
+    EngineFields,
+    RepetitionDetection,
+    SamplingFields,
+    StreamOptions,
+)
 from eaglegate.server.errors import Forbidden, InvalidRequest, NotFound
-from eaglegate.server.generation.job import Conversation, Job, PromptSource, ToolPolicy
+from eaglegate.server.generation.job import (
+    Conversation,
+    Display,
+    Job,
+    Placement,
+    PromptSource,
+    Question,
+)
 from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.server.generation.slices import classify_workload, fingerprint
 
-NO_TOOLS = ToolPolicy()
 NOTHING: Mapping[str, Any] = {}
+NO_FIELDS, NO_OPTIONS = EngineFields(), StreamOptions()
 MAX_DEPTH_PARAM = "num_speculative_tokens"
 MAX_BAD_WORDS_BYTES = 512
 """vLLM allows 1024 tokens. A word may take one token per byte, with and without a leading space."""
 MAX_STOP_CHARS = 1024
 """Maximum length of a stop sequence. Text that may begin one is held back from the client."""
-
-
-ASKED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Request fields for which a model's generation config may have defaults."""
-NEUTRAL: dict[str, float] = {
-    "max_tokens": 0,
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-}
-"""Values used if neither the request nor the model sets one. The request's token limit has other
-names than ``max_tokens``.
-"""
 
 
 class JobFields(Protocol):
@@ -67,93 +63,87 @@ def make_job(
     id: str,
     api: str,
     model: str,
-    sampling: Sampling,
-    prompts: tuple[PromptSource, ...],
-    constraint: NamedConstraint | tuple[str, None],
+    question: Question,
+    display: Display,
+    affinity: str | None,
     reasons: bool = False,
-    policy: ToolPolicy = NO_TOOLS,
-    more: Mapping[str, Any] = NOTHING,
 ) -> Job:
-    """Make a Job from the fields that all APIs share. Raises InvalidRequest.
+    """Make a Job. Raises InvalidRequest.
 
-    ``reasons`` is True if the request asks for reasoning, and ``more`` has fields of one API.
+    ``affinity`` is the session according to the body, and ``reasons`` is True if the request asks
+    for reasoning.
     """
-    param, requirement = constraint
     return Job(
         id=id,
         api=api,
         model=model,
         created=int(time.time()),
-        sampling=sampling,
-        prompts=prompts,
-        tool_policy=policy,
-        constraint=requirement,
-        grammar_param=param,
+        question=question,
+        display=display,
+        caller=caller,
+        placement=_make_placement(request, served, caller, affinity),
         workload=classify_workload(
             caller.workload,
             served.workloads,
-            tools=policy.choice != "none",
-            structured=requirement is not None,
+            tools=question.tool_policy.choice != "none",
+            structured=question.constraint is not None,
             reasoning=reasons,
         ),
-        template=_fingerprint_prompt(prompts[0]),
-        caller=caller,
-        key=caller.name,
-        **{**_read_request_fields(request, served, caller.notices), **more},
+        template=_fingerprint_prompt(question.prompts[0]),
     )
 
 
-def _read_request_fields(
-    request: JobFields, served: ServedModel, notices: Notices
-) -> dict[str, Any]:
-    extra = request.vllm_xargs if isinstance(request, EngineFields) else None
-    depth = request.num_speculative_tokens
-    options = getattr(request, "stream_options", None)
-    fields = {
-        "stream": bool(request.stream),
-        "spec_metrics": request.per_request_spec_decode_metrics or served.spec_metrics,
-        "depth": requested_depth(depth, extra, served, notices),
-        "cache_salt": request.cache_salt,
-        "return_steps": bool(request.return_steps),
-        "obfuscates": bool(getattr(options, "include_obfuscation", None)),
-    }
-    if isinstance(request, EngineFields):
-        fields |= _read_engine_fields(request)
-    return (
-        fields | _read_sampling_fields(request) if isinstance(request, SamplingFields) else fields
+def _make_placement(
+    request: JobFields, served: ServedModel, caller: Caller, affinity: str | None
+) -> Placement:
+    fields = request if isinstance(request, EngineFields) else NO_FIELDS
+    return Placement(
+        depth=requested_depth(
+            request.num_speculative_tokens, fields.vllm_xargs, served, caller.notices
+        ),
+        priority=fields.priority or 0,
+        cache_salt=request.cache_salt,
+        affinity=affinity,
     )
 
 
-def _read_engine_fields(request: EngineFields) -> dict[str, Any]:
-    return {
-        "stop": () if request.stop is None else read_stops(request.stop),
-        "include_stop": bool(request.include_stop_str_in_output),
-        "skip_special_tokens": request.skip_special_tokens is not False,
-        "priority": request.priority or 0,
-    }
+def choose_metrics(request: JobFields, served: ServedModel) -> str:
+    """Return the speculation metrics that the answer includes."""
+    return request.per_request_spec_decode_metrics or served.spec_metrics
 
 
-def _read_sampling_fields(request: SamplingFields) -> dict[str, Any]:
-    options = request.stream_options
-    if options is not None and not request.stream:
+def make_display(
+    request: SamplingFields,
+    served: ServedModel,
+    *,
+    include_reasoning: bool = True,
+    prompt_text: bool = False,
+    echo: bool = False,
+    echo_only: bool = False,
+    repeated: Mapping[str, Any] = NOTHING,
+) -> Display:
+    """Make the Display of a chat completion or completion. Raises InvalidRequest."""
+    options = request.stream_options or NO_OPTIONS
+    if request.stream_options is not None and not request.stream:
         raise InvalidRequest("'stream_options' needs 'stream': true.", param="stream_options")
-    include_usage = options is not None and bool(options.include_usage)
-    return {
-        "n": request.n or 1,
-        "include_usage": include_usage,
-        "continuous_usage": include_usage and bool(options and options.continuous_usage_stats),
-        "return_token_ids": bool(request.return_token_ids),
-        "token_names": "ids" if request.return_tokens_as_token_ids else "text",
-        "wants_prompt": wants_prompt(request),
-        "wants_prompt_logprobs": request.prompt_logprobs is not None,
-        "truncate_prompt": request.truncate_prompt_tokens,
-        "truncation_side": request.truncation_side or "left",
-    }
-
-
-def wants_prompt(request: SamplingFields) -> bool:
-    """Return True if the answer shows the prompt's tokens."""
-    return bool(request.return_token_ids) or request.prompt_logprobs is not None
+    token_ids, prompt_logprobs = bool(request.return_token_ids), request.prompt_logprobs is not None
+    return Display(
+        stream=bool(request.stream),
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+        include_reasoning=include_reasoning,
+        wants_prompt=token_ids or prompt_logprobs or prompt_text or echo,
+        wants_prompt_logprobs=prompt_logprobs,
+        echo=echo,
+        echo_only=echo_only,
+        spec_metrics=choose_metrics(request, served),
+        obfuscates=bool(options.include_obfuscation),
+        return_token_ids=token_ids,
+        return_steps=bool(request.return_steps),
+        returns_prompt_text=prompt_text,
+        token_names="ids" if request.return_tokens_as_token_ids else "text",
+        repeated=repeated,
+    )
 
 
 def _fingerprint_prompt(prompt: PromptSource) -> str:
@@ -165,19 +155,23 @@ def _fingerprint_prompt(prompt: PromptSource) -> str:
 
 
 def default_sampling(request: object, served: ServedModel) -> Sampling:
-    """Return each field from the request, else from the model's generation config, else neutral."""
-    return Sampling(**_choose_sampling(request, served))
+    """Return each field from the request, else from the model's generation config, else neutral.
 
+    ``max_tokens`` is the config's, since the request's limit has other names.
+    """
 
-def _choose_sampling(request: object, served: ServedModel) -> dict[str, Any]:
-    values: dict[str, Any] = {**NEUTRAL, **served.sampling}
-    for name in ASKED:
-        value = getattr(request, name, None)
-        if value is not None:
-            values[name] = value
-    values["max_tokens"] = int(values["max_tokens"])
-    values["top_k"] = max(0, int(values["top_k"]))
-    return {name: values[name] for name in NEUTRAL}
+    def choose(name: str, neutral: float) -> float:
+        value: float | None = getattr(request, name, None)
+        return served.sampling.get(name, neutral) if value is None else value
+
+    return Sampling(
+        max_tokens=int(served.sampling.get("max_tokens", 0)),
+        temperature=choose("temperature", 1.0),
+        top_p=choose("top_p", 1.0),
+        top_k=max(0, int(choose("top_k", 0))),
+        min_p=choose("min_p", 0.0),
+        repetition_penalty=choose("repetition_penalty", 1.0),
+    )
 
 
 def make_sampling(
@@ -188,8 +182,8 @@ def make_sampling(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> Sampling:
-    fields = _choose_sampling(request, served)
-    limit = max_tokens or fields["max_tokens"]
+    default = default_sampling(request, served)
+    limit = max_tokens or default.max_tokens
     if limit and (request.min_tokens or 0) > limit:
         raise InvalidRequest(
             f"'min_tokens' must not exceed the answer's limit of {limit} tokens; given "
@@ -199,7 +193,12 @@ def make_sampling(
     bias, allowed_ids, banned = request.logit_bias, request.allowed_token_ids, request.bad_words
     budget, repetition = request.thinking_token_budget, request.repetition_detection
     return Sampling(
-        **fields | {"max_tokens": limit},
+        max_tokens=limit,
+        temperature=default.temperature,
+        top_p=default.top_p,
+        top_k=default.top_k,
+        min_p=default.min_p,
+        repetition_penalty=default.repetition_penalty,
         min_tokens=request.min_tokens or 0,
         seed=request.seed,
         presence_penalty=request.presence_penalty or 0.0,

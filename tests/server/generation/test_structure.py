@@ -12,7 +12,7 @@ from eaglegate.engine.scripted import steps
 from eaglegate.engine.types import Constraint, Sampling
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.server.generation.grammar import answer_constraint
-from eaglegate.server.generation.job import Job, ToolPolicy
+from eaglegate.server.generation.job import Question, ToolPolicy
 from eaglegate.text.events import FinishReason, Phase
 from eaglegate.text.parsing.answer import make_parser
 from eaglegate.text.parsing.fold import fold
@@ -49,8 +49,8 @@ XML = {
 }
 
 
-def job(**fields) -> Job:
-    return Job("id", "chat", "demo", 1, Sampling(1), **fields)
+def job(**fields) -> Question:
+    return Question((), Sampling(1), **fields)
 
 
 @cache
