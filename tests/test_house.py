@@ -72,6 +72,12 @@ def test_no_import_cycles() -> None:
         assert cycle_from(module) is None
 
 
+def test_context_variables_are_in_observability_only() -> None:
+    """Elsewhere a request's data are arguments."""
+    users = {module for module, path in MODULES.items() if "ContextVar" in path.read_text("utf-8")}
+    assert users == {"eaglegate.observability.middleware"}
+
+
 def test_no_public_class_name_twice() -> None:
     homes = defaultdict(list)
     for folder in ALL_PACKAGES:
